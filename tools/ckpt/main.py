@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "validate": "Find everything that is wrong with a checkpoint.",
     "explain-restore": "Show who would restore what at another parallelism.",
     "export": "Write a state to a Parquet, CSV or JSON lines file.",
+    "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
     "rescale": "Publish a checkpoint at another parallelism; metadata only.",
     "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",
     "copy": "Copy a checkpoint into a store of its own: a savepoint.",
@@ -39,9 +41,11 @@ COMMANDS: Final[Mapping[str, str]] = {
     "gc": "Show, or with --delete remove, what retention would free.",
     "stop": "Ask a running job to stop with a savepoint, and wait.",
 }
-"""Every command with its line in ``ckpt --help``. Its module and function have its name."""
+"""Every command with its line in ``ckpt --help``. Its module and function have its name, or, where
+that is a word of Python's own, its name and ``_``.
+"""
 
-CHANGING: Final = frozenset({"rescale", "rewrite", "copy", "rollback", "gc", "stop", "repair"})
+CHANGING: Final = frozenset({"import", "rescale", "rewrite", "copy", "rollback", "gc", "stop", "repair"})
 """Commands that write. None is suggested for a misspelled command: the user might run it unread."""
 
 
@@ -54,7 +58,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
+        name = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
         command: click.Command = getattr(importlib.import_module(f"stateformat.tools.ckpt.commands.{name}"), name)
         return command
 

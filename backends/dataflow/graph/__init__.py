@@ -10,10 +10,19 @@ from .compile import Job, Vertex, compile_job
 from .job_graph import graph_of
 from .loops import loops_of
 from .partitioning import Router
-from .runtime_states import COMMITTABLES, PROGRESS, SPLITS, SPLITS_SCHEMA, in_flight_name, states_to_plan
+from .runtime_states import (
+    COMMITTABLES,
+    ENUMERATOR,
+    PROGRESS,
+    SPLITS,
+    SPLITS_SCHEMA,
+    in_flight_name,
+    states_to_plan,
+)
 
 __all__ = [
     "COMMITTABLES",
+    "ENUMERATOR",
     "PROGRESS",
     "SPLITS",
     "SPLITS_SCHEMA",

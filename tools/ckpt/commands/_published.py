@@ -49,8 +49,6 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
         render.size(totals["bytes"]),
         render.plural(totals["segments"], "segment"),
     )
-    operators = [_change(change, look) for change in changes[:CHANGES_SHOWN]]
-    operators.append(render.more(len(changes) - CHANGES_SHOWN, look))
     yield from render.page_head(
         f"Published checkpoint {document['checkpoint_id']}",
         [
@@ -59,13 +57,20 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
             ("content of", f"checkpoint {source['checkpoint_id']}{elsewhere}"),
             ("parent", str(document["parent"]["checkpoint_id"]) if document["parent"] else "none"),
             ("size", look.dotted(*sizes)),
-            *(("operators" if i == 0 else "", text) for i, text in enumerate(operators)),
+            *draw_changes(changes, look),
         ],
         look,
     )
     for note in document["notes"]:
         yield ""
         yield from render.paragraph(render.sentence(note), look)
+
+
+def draw_changes(changes: list[Document], look: Look) -> list[tuple[str, str]]:
+    """A line for each operator that changed, for the head of a page."""
+    operators = [_change(change, look) for change in changes[:CHANGES_SHOWN]]
+    operators.append(render.more(len(changes) - CHANGES_SHOWN, look))
+    return [("operators" if i == 0 else "", text) for i, text in enumerate(operators)]
 
 
 def _change(change: Document, look: Look) -> str:

@@ -1,0 +1,352 @@
+"""A foreign checkpoint as the first checkpoint of a store of ours: ``import_checkpoint``.
+
+An import is a rewrite into an empty store: ``backends.rewrite`` plans it, and its engines write it.
+What is special stands here: the key hash, names that users give as text, what a reader must know,
+kept as properties, and the positions of sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.formats import refuse_foreign
+from stateformat.history import record_ids
+from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
+from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
+from stateformat.segments import WriteOptions
+from stateformat.storage import without_secrets
+
+from ..dataflow.graph import ENUMERATOR, SPLITS
+from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, plan_rewrite
+from .checkpoint import ForeignCheckpoint
+from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, source_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stateformat.publication import PendingCheckpoint
+    from stateformat.reading import Checkpoint
+    from stateformat.store import CheckpointStore
+
+    from .source import Note
+
+KeyHash = Literal["rehash", "keep"]
+UNKNOWN_HASH: Final = "flink-user-hashcode"
+"""Key groups came from a hash code that only the user's program knows."""
+SPARK_MAX_PARALLELISM: Final = 128
+"""What a Spark query gets: the number of its partitions is no number of key groups."""
+PROPERTY: Final = "import."
+"""Properties of an imported checkpoint that say what it was begin so."""
+PROPERTY_CHARS: Final = 1000
+"""What one property of ours may have. The page and ``Imported.notes`` have all."""
+
+
+@dataclass(frozen=True)
+class ImportSpec:
+    """What a user may ask of an import. What is left out stays as it is."""
+
+    key_hash: KeyHash = "rehash"
+    """``rehash``: keys by our own hash. ``keep``: key groups as they are."""
+    max_parallelism: int | None = None
+    """By default that of each operator, of Spark queries :data:`SPARK_MAX_PARALLELISM`."""
+    job_id: str | None = None
+    job_name: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """New names: ``UID`` → ``NEW_UID``, ``UID/STATE`` → ``UID/NEW_STATE``, ``UID/STATE.COLUMN`` →
+    ``NEW_COLUMN``, and ``UID/STATE.COLUMN.FIELD`` → a column of its own. Old uids everywhere."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """By uid of a source in the dataflow that goes on, where it does: see ``positions``."""
+    options: WriteOptions = field(default_factory=WriteOptions)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The published checkpoint, and what users must know of it."""
+
+    rewritten: Rewritten
+    notes: tuple[Note, ...]
+    positions: tuple[tuple[str, str], ...]
+    """By uid of a source, behind what it goes on."""
+    left: tuple[tuple[int, str], ...]
+    """Offsets of the sources of the query that nobody goes on with, by number."""
+
+    @property
+    def record(self) -> Record:
+        """The record of the new checkpoint."""
+        return self.rewritten.record
+
+
+def import_checkpoint(
+    checkpoint: Checkpoint,
+    target: CheckpointStore,
+    spec: ImportSpec | None = None,
+    *,
+    engine: Engine | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Imported:
+    """Publish a foreign checkpoint as checkpoint 1 of an empty store.
+
+    Raises ``InvalidInput`` for what cannot be as asked, by name; ``DamagedCheckpoint`` (also for
+    the first key that lies in another key group than its hash says, where the hash is known);
+    ``RestoreRefused`` where our rules refuse what is in it; and what publishing raises. A failure
+    leaves the store empty, but for segments that nothing names.
+    """
+    spec = spec or ImportSpec()
+    found = check_places(checkpoint, target)
+    starts = [parse_start(uid, text) for uid, text in spec.sources.items()]
+    plan = plan_import(found, spec)
+    sources = _sources(found, starts, plan)
+    pending = target.begin(
+        job_id=spec.job_id or found.record.job_id,
+        job_name=found.record.job_name if spec.job_name is None else spec.job_name,
+        graph=replace(plan.graph, operators=(*plan.graph.operators, *(one.operator for one in sources))),
+        states=[*plan.states, *(state for one in sources for state in one.states)],
+        parent=None,
+        kind=CheckpointKind.CHECKPOINT,
+        rescaled_from=plan.rescaled_from,
+        properties=_properties(found, spec, starts),
+        options=spec.options,
+    )
+    for one in sources:
+        _write_source(pending, one)
+    return Imported(
+        carry_out(pending, plan, engine, progress),
+        found.notes,
+        tuple((one.operator.uid, one.said) for one in sources),
+        tuple(_left(found.record, starts).items()),
+    )
+
+
+def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
+    """The tasks of an import. Counts rows, so it may read data files; writes nothing."""
+    record = checkpoint.record
+    ceiling = _max_parallelism(record, spec)
+    if spec.key_hash == "rehash":
+        _check_keys_known(record)
+    renames, states, columns = resolve_names(record, spec.names)
+    rewrite = RewriteSpec(
+        per_operator={
+            operator.uid: ceiling
+            for operator in record.graph.operators
+            if ceiling is not None and operator.parallelism > ceiling
+        },
+        max_parallelism=ceiling,
+        key_hash=DEFAULT_KEY_HASH if spec.key_hash == "rehash" else None,
+        renames=renames,
+        states=states,
+        columns=columns,
+        verify_keys=True,
+        options=spec.options,
+    )
+    if spec.key_hash == "keep":
+        _check_keys_stay(record, rewrite)
+    return plan_rewrite(checkpoint, rewrite)
+
+
+def check_places(checkpoint: Checkpoint, target: CheckpointStore) -> ForeignCheckpoint:
+    """Return the checkpoint, if it is foreign and the target an empty store outside of its folder.
+
+    Raises ``InvalidInput``.
+    """
+    if not isinstance(checkpoint, ForeignCheckpoint):
+        raise InvalidInput(
+            f"{checkpoint!r} is a checkpoint of ours already; `ckpt copy` copies it and `ckpt rewrite` changes it"
+        )
+    folder = checkpoint.storage.url.rstrip("/")
+    if f"{target.url.rstrip('/')}/".startswith(f"{folder}/"):
+        raise InvalidInput(
+            f"{target.url} lies in {folder}, which is another system's and stays as it is; give a store elsewhere",
+            kind=ErrorKind.INVALID_URL,
+        )
+    ids = record_ids(target.storage)
+    if ids:
+        raise InvalidInput(
+            f"{target.url} holds checkpoint {ids[-1]}; an import goes to an empty store",
+            kind=ErrorKind.STORE_NOT_EMPTY,
+            url=target.url,
+        )
+    refuse_foreign(target.storage, target.format)
+    return checkpoint
+
+
+def _is_spark(record: Record) -> bool:
+    return any(name.startswith("spark.") for name in record.properties)
+
+
+def _max_parallelism(record: Record, spec: ImportSpec) -> int | None:
+    """The max parallelism of every operator; None: each keeps its own."""
+    wanted = spec.max_parallelism
+    if wanted is not None and not 1 <= wanted <= MAX_PARALLELISM_LIMIT:
+        raise InvalidInput(
+            f"max parallelism {wanted} is not within 1 to {MAX_PARALLELISM_LIMIT}; choose another",
+            kind=ErrorKind.INVALID_PARALLELISM,
+        )
+    if spec.key_hash == "rehash":
+        return SPARK_MAX_PARALLELISM if wanted is None and _is_spark(record) else wanted
+    for operator in record.graph.operators:
+        if wanted not in (None, operator.max_parallelism):
+            raise InvalidInput(
+                f"key groups are kept, and operator {operator.uid!r} has {operator.max_parallelism} of them, not "
+                f"{wanted}; leave the max parallelism out, or let the keys be hashed anew (--key-hash rehash)",
+                kind=ErrorKind.INVALID_PARALLELISM,
+            )
+    return None
+
+
+def _check_keys_known(record: Record) -> None:
+    """Raise ``InvalidInput`` for keys that are opaque: our hash of their bytes means nothing."""
+    opaque = [
+        f"{state.name!r} of {state.operator!r}"
+        for state in record.states
+        if state.mode is Mode.KEYED
+        and record.graph.operator(state.operator).key_hash == UNKNOWN_HASH
+        and all(item.type == "binary" for item in state.current.fields if item.name in state.key_columns)
+    ]
+    if opaque:
+        raise InvalidInput(
+            f"the keys of state {', '.join(opaque[:20])}{' and more' if len(opaque) > 20 else ''} are bytes of a "
+            "serializer that only the program knows, so no record's key can be hashed as they are. Keep their key "
+            "groups with --key-hash keep",
+            kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
+        )
+
+
+def _check_keys_stay(record: Record, rewrite: RewriteSpec) -> None:
+    """Raise ``InvalidInput`` where a key would be split in columns: its hash would be another."""
+    for (uid, name), columns in rewrite.columns.items():
+        keys = record.state(uid, name).key_columns
+        split = [given for given in columns if given not in keys and given.startswith(tuple(f"{key}." for key in keys))]
+        if split:
+            raise InvalidInput(
+                f"{split[0]!r} is part of a key of state {name!r} of operator {uid!r}, and key groups are kept: "
+                "columns hash otherwise than the key as a whole. Keep the struct, or let the keys be hashed anew "
+                "(--key-hash rehash)"
+            )
+
+
+Names = tuple[dict[str, str], dict[tuple[str, str], str], dict[tuple[str, str], dict[str, str]]]
+
+
+def resolve_names(record: Record, names: Mapping[str, str]) -> Names:
+    """The new names of operators, of states and of columns, from what a user typed.
+
+    ``InvalidInput`` for a name that is not there, with those that are.
+    """
+    uids: dict[str, str] = {}
+    states: dict[tuple[str, str], str] = {}
+    columns: dict[tuple[str, str], dict[str, str]] = {}
+    by_text = {f"{state.operator}/{state.name}": state for state in record.states}
+    for old, new in names.items():
+        uid = _uid_of(record, old)
+        if uid is not None:
+            uids[uid] = new
+    for old, new in names.items():
+        if _uid_of(record, old) is not None:
+            continue
+        state = by_text.get(old)
+        if state is not None:
+            states[state.operator, state.name] = _new_state_name(state, new, uids)
+            continue
+        longest = max((text for text in by_text if old.startswith(f"{text}.")), key=len, default=None)
+        if longest is None:
+            raise _unknown(record, by_text, old)
+        state = by_text[longest]
+        columns.setdefault((state.operator, state.name), {})[old[len(longest) + 1 :]] = new
+    return uids, states, columns
+
+
+def _uid_of(record: Record, given: str) -> str | None:
+    """The uid for a uid, or for the name of exactly one operator."""
+    if given in record.graph.by_uid:
+        return given
+    named = [operator.uid for operator in record.graph.operators if operator.name == given]
+    return named[0] if len(named) == 1 else None
+
+
+def _new_state_name(state: State, new: str, uids: Mapping[str, str]) -> str:
+    for uid in (state.operator, uids.get(state.operator, state.operator)):
+        if new.startswith(f"{uid}/"):
+            return new[len(uid) + 1 :]
+    if "/" in new:
+        raise InvalidInput(
+            f"state {state.name!r} of operator {state.operator!r} cannot become {new!r}: a state stays with its "
+            f"operator. Write {state.operator}/{state.name}={state.operator}/NEW"
+        )
+    return new
+
+
+def _unknown(record: Record, states: Iterable[str], given: str) -> InvalidInput:
+    uid, _, rest = given.partition("/")
+    inside = [text for text in states if text.startswith(f"{uid}/")] if rest else []
+    names = inside or [operator.uid for operator in record.graph.operators]
+    what = "state" if inside else "operator"
+    return InvalidInput(
+        f"checkpoint {record.checkpoint_id} has no {what} {given!r} to rename; {known_names(names, given)}",
+        kind=ErrorKind.UNKNOWN_STATE if inside else ErrorKind.UNKNOWN_OPERATOR,
+    )
+
+
+def _sources(checkpoint: ForeignCheckpoint, starts: Sequence[Start], plan: RewritePlan) -> list[SourceState]:
+    for start in starts:
+        if start.uid in plan.graph.by_uid:
+            raise InvalidInput(
+                f"source {start.uid!r} has the uid of an operator of the checkpoint; give each a uid of its own",
+                kind=ErrorKind.INVALID_GRAPH,
+            )
+    return [source_state(start, checkpoint.record.properties, checkpoint.storage) for start in starts]
+
+
+def _write_source(pending: PendingCheckpoint, source: SourceState) -> None:
+    rows: dict[int | None, tuple[str, pa.Table]] = {0: (SPLITS, source.splits), None: (ENUMERATOR, source.enumerator)}
+    uid = source.operator.uid
+    for subtask, (name, table) in rows.items():
+        with pending.context.coordinator(uid) if subtask is None else pending.context.subtask(uid, subtask) as writer:
+            writer.write(name, table)
+        pending.add(writer)
+
+
+def _left(record: Record, starts: Sequence[Start]) -> dict[int, str]:
+    taken = {start.number for start in starts if start.position is None or start.kind == "rate"}
+    return {number: text for number, text in known_offsets(record.properties).items() if number not in taken}
+
+
+def _properties(checkpoint: ForeignCheckpoint, spec: ImportSpec, starts: Sequence[Start]) -> dict[str, str]:
+    """What the source says of itself, and what has become of it."""
+    record = checkpoint.record
+    kept = {name: text for name, text in record.properties.items() if not name.startswith(RESERVED_PROPERTIES)}
+    found: dict[str, Any] = {
+        "from": without_secrets(checkpoint.storage.url),
+        "system": checkpoint.system,
+        "checkpoint_id": str(record.checkpoint_id),
+        "job_id": record.job_id,
+        "key_hash": spec.key_hash,
+    }
+    for kind in ("renamed", "opaque", "refused", "lost", "elsewhere"):
+        said = [f"{note.subject}: {note.message}" if note.subject else note.message for note in checkpoint.notes
+                if note.kind == kind]  # fmt: skip
+        if said:
+            found[kind] = bounded(said)
+    done = [f"{one.uid}: subtasks {one.done} of {one.parallelism}" for one in record.graph.operators if one.done]
+    if done:
+        found["finished"] = bounded(done)
+    if spec.names:
+        found["names"] = bounded([f"{old}={new}" for old, new in spec.names.items()])
+    for start in starts:
+        found[f"source.{start.uid}"] = f"{OFFSETS}{start.number} as {start.kind}"
+    return {**kept, **{f"{PROPERTY}{name}": str(text) for name, text in found.items()}}
+
+
+def bounded(said: Sequence[str]) -> str:
+    """Sentences as one text of at most :data:`PROPERTY_CHARS`, and how many are left out."""
+    kept: list[str] = []
+    for text in said:
+        more = f"{len(said) - len(kept)} more"
+        if len("; ".join([*kept, text, more])) > PROPERTY_CHARS:
+            return "; ".join([*kept, more])
+        kept.append(text)
+    return "; ".join(kept)

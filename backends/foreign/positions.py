@@ -1,0 +1,196 @@
+"""Where the sources of a foreign query are, as positions of sources of ours that read the same.
+
+A user says which: ``UID=KIND[:NUMBER][@POSITION]``, the uid of the source in the dataflow that goes
+on, how it reads, and the number of the source in the foreign query (0 by default). Kinds:
+
+- ``files``: ``ParquetSource`` or ``CsvSource`` over a directory that ``grows``. It has seen the
+  files that the query has read. They stand in the log of Spark's file source.
+- ``rate``: ``RateSource`` with one shard. ``rate-micro-batch`` tells the row; of ``rate`` only the
+  user knows how many rows a second are, and gives the position.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.graph import Operator
+from stateformat.model import State
+from stateformat.states import coordinator_state, even_split_state
+from stateformat.storage import Storage
+
+from ..connectors.sources import DirectoryEnumerator, ListEnumerator
+from ..dataflow.graph import ENUMERATOR, SPLITS, SPLITS_SCHEMA
+
+OFFSETS: Final = "spark.offsets."
+"""Properties of a Spark checkpoint: its line of the offset log, for each source by its number."""
+KINDS: Final = ("files", "rate")
+_FORM: Final = re.compile(r"(?P<kind>[a-z]+)(?::(?P<number>[0-9]{1,4}))?(?:@(?P<position>[0-9]{1,18}))?")
+LOG_BYTES_MAX: Final = 256 << 20
+"""What one file of a source's log may have: some million names."""
+
+
+class Start(NamedTuple):
+    """Where a source of the dataflow goes on."""
+
+    uid: str
+    kind: str
+    number: int
+    """Of the source in the foreign query."""
+    position: int | None
+    """Given by the user; None: as the foreign query says."""
+
+
+class SourceState(NamedTuple):
+    """The state of a source in the new checkpoint: one reader, and the enumerator."""
+
+    operator: Operator
+    states: tuple[State, State]
+    splits: pa.Table
+    enumerator: pa.Table
+    said: str
+    """What it goes on behind, as the end of a sentence."""
+
+
+def parse_start(uid: str, text: str) -> Start:
+    """``KIND[:NUMBER][@POSITION]`` of a source; ``InvalidInput`` for anything else."""
+    match = _FORM.fullmatch(text)
+    if match is None or match["kind"] not in KINDS:
+        raise InvalidInput(
+            f"source {uid!r} is to go on as {text!r}; give {' or '.join(KINDS)}, with :NUMBER for another source of "
+            "the query than 0, and @POSITION where it is known to you"
+        )
+    position = None if match["position"] is None else int(match["position"])
+    if match["kind"] == "files" and position is not None:
+        raise InvalidInput(f"source {uid!r} reads files, which have no number as position; leave @{position} out")
+    return Start(uid, match["kind"], int(match["number"] or 0), position)
+
+
+def source_state(start: Start, properties: Mapping[str, str], folder: Storage) -> SourceState:
+    """The state with which a source goes on.
+
+    Raises ``InvalidInput`` where the foreign query has no such source or it reads otherwise, and
+    ``DamagedCheckpoint`` for a log that is not whole.
+    """
+    made = _files(start, properties, folder) if start.kind == "files" else _rate(start, properties)
+    splits, enumerator, said = made
+    states = (
+        even_split_state(start.uid, SPLITS, columns=SPLITS_SCHEMA),
+        coordinator_state(start.uid, ENUMERATOR, columns=enumerator.schema),
+    )
+    return SourceState(Operator(start.uid, 1, 128, coordinator=True), states, splits, enumerator, said)
+
+
+def known_offsets(properties: Mapping[str, str]) -> dict[int, str]:
+    """The offsets of the foreign query, as text, by the number of its source."""
+    found = {name.removeprefix(OFFSETS): text for name, text in properties.items() if name.startswith(OFFSETS)}
+    return {int(number): text for number, text in sorted(found.items()) if number.isdigit()}
+
+
+def _offset(start: Start, properties: Mapping[str, str]) -> Any:
+    offsets = known_offsets(properties)
+    if start.number not in offsets:
+        raise InvalidInput(
+            f"source {start.uid!r} is to go on as source {start.number} of the query, which has "
+            f"{', '.join(map(str, offsets)) or 'none that says where it is'}"
+        )
+    try:
+        return json.loads(offsets[start.number])
+    except ValueError:
+        return None
+
+
+def _unfit(start: Start, properties: Mapping[str, str], wanted: str, advice: str) -> InvalidInput:
+    text = known_offsets(properties)[start.number]
+    return InvalidInput(
+        f"source {start.number} of the query is at {text[:200]!r}, and {start.uid!r} is to read {start.kind}, whose "
+        f"position there is {wanted}. {advice}"
+    )
+
+
+def _rate(start: Start, properties: Mapping[str, str]) -> tuple[pa.Table, pa.Table, str]:
+    row = start.position
+    if row is None:
+        offset = _offset(start, properties)
+        row = offset.get("offset") if isinstance(offset, dict) else None
+        if type(row) is not int or row < 0:
+            advice = f"Rows a second × seconds is the row: {start.uid}=rate@ROW"
+            raise _unfit(start, properties, 'that of rate-micro-batch, {"offset":ROW,…}', advice)
+    payload = json.dumps({"shard": 0, "rows": None}).encode()
+    splits = pa.table(
+        {"split_id": ["shard-00000"], "payload": [payload], "position": [row], "watermark": [None]},
+        schema=SPLITS_SCHEMA,
+    )
+    return splits, ListEnumerator.columns.empty_table(), f"behind row {row - 1}" if row else "at its first row"
+
+
+def _files(start: Start, properties: Mapping[str, str], folder: Storage) -> tuple[pa.Table, pa.Table, str]:
+    offset = _offset(start, properties)
+    newest = offset.get("logOffset") if isinstance(offset, dict) else None
+    if type(newest) is not int:
+        advice = f"Begin {start.uid!r} where the query is, with a position of its own"
+        raise _unfit(start, properties, '{"logOffset":N}', advice)
+    paths = [_local(path, start) for path in files_read(folder, start.number, newest)]
+    columns = {
+        "file": pa.array(list(dict.fromkeys(paths)), pa.string()),
+        "id": pa.nulls(len({*paths}), pa.string()),
+        "payload": pa.nulls(len({*paths}), pa.binary()),
+    }
+    seen = pa.table(columns, schema=DirectoryEnumerator.columns)
+    return SPLITS_SCHEMA.empty_table(), seen, f"behind {len(seen)} files"
+
+
+def _local(path: str, start: Start) -> str:
+    parts = urlsplit(path)
+    if parts.scheme not in ("", "file") or parts.netloc:
+        raise InvalidInput(
+            f"source {start.number} of the query has read {path!r}, which is not on a local disk; sources over files "
+            f"read local disks. Begin {start.uid!r} where the query is, with a position of its own"
+        )
+    return unquote(parts.path)
+
+
+def files_read(folder: Storage, number: int, newest: int) -> list[str]:
+    """The paths that Spark's file source had read up to batch ``newest`` of its own log, in order.
+
+    The log has a file for each batch; ``N.compact`` has all up to N. ``DamagedCheckpoint`` where
+    one is missing or is not as Spark writes it.
+    """
+    place = f"sources/{number}/"
+    names = {item.path.removeprefix(place) for item in folder.list(place)}
+    compact = [int(name.removesuffix(".compact")) for name in names if re.fullmatch(r"[0-9]{1,18}\.compact", name)]
+    base = max((batch for batch in compact if batch <= newest), default=-1)
+    wanted = [f"{base}.compact"] if base >= 0 else []
+    found: list[str] = []
+    for name in chain(wanted, map(str, range(base + 1, newest + 1))):
+        if name not in names:
+            raise _damaged(
+                f"{place}{name}", f"is missing, and the query had come to {newest}", ErrorKind.OBJECT_MISSING
+            )
+        found += _paths_of(folder, f"{place}{name}")
+    return found
+
+
+def _paths_of(folder: Storage, path: str) -> list[str]:
+    size = folder.size(path)
+    if size > LOG_BYTES_MAX:
+        raise _damaged(path, f"has {size} bytes, more than {LOG_BYTES_MAX} for names of files")
+    try:
+        version, *lines = folder.read(path).to_pybytes().decode().splitlines()
+        entries = [json.loads(line) for line in lines if line]
+        if version != "v1" or not all(isinstance(entry["path"], str) for entry in entries):
+            raise ValueError(version)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, "is no log of files: v1, then a JSON object with a path in each line") from error
+    return [entry["path"] for entry in entries]
+
+
+def _damaged(path: str, what: str, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{path}, of the log of files that the query has read, {what}", kind=kind, path=path)

@@ -1,0 +1,333 @@
+"""Importing a foreign checkpoint: what is published, under which names, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.foreign.checkpoint import ForeignCheckpoint
+from stateformat.backends.foreign.importing import PROPERTY_CHARS, Imported, ImportSpec, bounded, import_checkpoint
+from stateformat.backends.foreign.positions import files_read
+from stateformat.backends.foreign.source import Note
+from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
+from stateformat.graph import Operator, Status, SubtaskSet
+from stateformat.keys import DEFAULT_KEY_HASH
+from stateformat.model import CheckpointKind
+from stateformat.schema import segment_schema
+from stateformat.states import declare
+from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from tests.foreign.foreign_fakes import WORDS, FakeSource, fake_record, flink_like, spark_like
+from tests.rewrite.rewrite_jobs import new_store
+
+UNKNOWN = "flink-user-hashcode"
+
+
+def folder(path: Path) -> Storage:
+    path.mkdir(parents=True, exist_ok=True)
+    found = folder_of(open_storage(str(path)))
+    assert found is not None
+    return found
+
+
+def foreign(source: FakeSource, path: Path) -> ForeignCheckpoint:
+    return ForeignCheckpoint(folder(path / "foreign"), source, "a fake")
+
+
+def imported(source: FakeSource, path: Path, **spec: Any) -> tuple[CheckpointStore, Imported]:
+    store = new_store(path / "store")
+    return store, import_checkpoint(foreign(source, path), store, ImportSpec(**spec))
+
+
+def rows(store: CheckpointStore, operator: str, state: str) -> list[dict[str, Any]]:
+    found = store.open().read(operator, state).table()
+    return sorted(
+        found.drop_columns([name for name in ("_key_group",) if name in found.column_names]).to_pylist(), key=repr
+    )
+
+
+def given(source: FakeSource, operator: str, state: str) -> list[dict[str, Any]]:
+    schema = segment_schema(source.record.state(operator, state))
+    kept = pa.schema([item for item in schema if item.name != "_key_group"])
+    columns = [pa.array([row[item.name] for row in source.rows[operator, state]], item.type) for item in kept]
+    return sorted(pa.table(columns, schema=kept).to_pylist(), key=repr)
+
+
+def assert_valid(store: CheckpointStore) -> None:
+    assert [problem.message for problem in validate(store, level="full").problems] == []
+
+
+def assert_same_rows(store: CheckpointStore, source: FakeSource) -> None:
+    for operator, state in source.rows:
+        assert rows(store, operator, state) == given(source, operator, state), (operator, state)
+
+
+@pytest.mark.parametrize("key_hash", ["rehash", "keep"])
+@pytest.mark.parametrize("make", [spark_like, flink_like])
+def test_an_import_is_checkpoint_1_of_an_empty_store_with_every_row_of_every_state(
+    tmp_path: Path, make: Callable[[], FakeSource], key_hash: Any
+) -> None:
+    source = make()
+    store, done = imported(source, tmp_path, key_hash=key_hash)
+    record = store.open().record
+    assert (record.checkpoint_id, record.kind, record.parent) == (1, CheckpointKind.CHECKPOINT, None)
+    assert (record.job_id, record.job_name) == (source.record.job_id, source.record.job_name)
+    assert done.record == record
+    assert_same_rows(store, source)
+    assert_valid(store)
+    assert {operator.key_hash for operator in record.graph.operators} == {DEFAULT_KEY_HASH}
+
+
+def test_spark_gets_128_key_groups_and_keeps_its_parallelism_up_to_that(tmp_path: Path) -> None:
+    store, _ = imported(spark_like(5), tmp_path / "a")
+    assert {(one.parallelism, one.max_parallelism) for one in store.open().graph.operators} == {(5, 128)}
+    store, _ = imported(spark_like(200), tmp_path / "b")
+    assert {(one.parallelism, one.max_parallelism) for one in store.open().graph.operators} == {(128, 128)}
+    assert_same_rows(store, spark_like(200))
+    assert_valid(store)
+    store, _ = imported(spark_like(200), tmp_path / "c", max_parallelism=1024)
+    assert {(one.parallelism, one.max_parallelism) for one in store.open().graph.operators} == {(200, 1024)}
+    store, _ = imported(spark_like(7), tmp_path / "d", key_hash="keep")
+    assert {(one.parallelism, one.max_parallelism) for one in store.open().graph.operators} == {(7, 7)}
+
+
+def test_keys_whose_hash_is_unknown_keep_their_groups_and_can_be_hashed_anew(tmp_path: Path) -> None:
+    source = flink_like(UNKNOWN, hashed=False)
+    store, _ = imported(source, tmp_path / "kept", key_hash="keep")
+    found = store.open().read("counts", "accState").table()
+    assert sorted(zip(found["_key_group"].to_pylist(), found["key"].to_pylist(), strict=True)) == sorted(
+        (i % 128, word) for i, word in enumerate(WORDS)
+    )
+    assert store.open().graph.operator("counts").key_hash == UNKNOWN
+    store, _ = imported(source, tmp_path / "hashed")
+    assert store.open().graph.operator("counts").key_hash == DEFAULT_KEY_HASH
+    assert_same_rows(store, source)
+    assert_valid(store)
+
+
+@pytest.mark.parametrize("key_hash", ["rehash", "keep"])
+def test_a_key_that_lies_in_another_group_than_its_hash_says_is_named_and_nothing_is_published(
+    tmp_path: Path, key_hash: Any
+) -> None:
+    with pytest.raises(DamagedCheckpoint, match=r"key \{'word': 'word \d+'\} of state 'default' of operator"):
+        imported(spark_like(moved=1, rows={("operator-1", "default"): spark_like().rows["operator-1", "default"]}),
+                 tmp_path, key_hash=key_hash)  # fmt: skip
+    assert list((tmp_path / "store").glob("checkpoints/*")) == []
+
+
+def opaque() -> FakeSource:
+    state = declare.value_state("op", "users", keys={"key": pa.binary()}, values={"value": pa.binary()})
+    record = fake_record([Operator("op", 1, 128, key_hash=UNKNOWN)], [state])
+    return FakeSource(record, {("op", "users"): [{"key": b"k", "value": b"v"}]}, hashed=False)
+
+
+def test_opaque_keys_are_refused_by_name_unless_their_groups_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"keys of state 'users' of 'op' are bytes .* --key-hash keep"):
+        imported(opaque(), tmp_path)
+    store, _ = imported(opaque(), tmp_path, key_hash="keep")
+    assert rows(store, "op", "users") == [{"key": b"k", "value": b"v"}]
+
+
+def finished(source: FakeSource, uid: str, subtasks: SubtaskSet) -> FakeSource:
+    graph = source.record.graph
+    changed = graph.with_operators({uid: replace(graph.operator(uid), finished=subtasks)})
+    return replace(source, record=replace(source.record, graph=changed), _tables={})
+
+
+def test_who_had_finished_wholly_stays_so_and_who_had_in_part_runs_and_is_remembered(tmp_path: Path) -> None:
+    source = flink_like()
+    keys = ("source", "SourceReaderState"), ("sink", "writer")
+    full = finished(finished(source, "sink", SubtaskSet.all(2)), "source", SubtaskSet.of([1]))
+    full = replace(full, rows={place: given for place, given in source.rows.items() if place not in keys})
+    full = replace(
+        full, record=replace(full.record, states=tuple(s for s in full.record.states if s.operator != "sink"))
+    )
+    store, _ = imported(full, tmp_path)
+    record = store.open().record
+    assert record.graph.operator("sink").status is Status.FULLY_FINISHED
+    assert record.graph.operator("source").status is Status.RUNNING
+    assert record.properties["import.finished"] == "source: subtasks 1 of 2; sink: subtasks 0-1 of 2"
+    assert record.rescaled_from is not None
+    assert [(former.uid, str(former.finished)) for former in record.rescaled_from.operators] == [("source", "1")]
+    assert_valid(store)
+
+
+def test_union_state_of_a_partly_finished_operator_is_refused(tmp_path: Path) -> None:
+    state = declare.union_state("op", "u", columns={"value": pa.int64()})
+    operator = Operator("op", 2, 128, key_hash=DEFAULT_KEY_HASH, finished=SubtaskSet.of([1]))
+    source = FakeSource(fake_record([operator], [state]), {("op", "u"): [{"value": 1, "subtask": 0}]})
+    with pytest.raises(RestoreRefused, match="union"):
+        imported(source, tmp_path)
+
+
+def test_names_follow_the_map_and_the_job_is_the_users(tmp_path: Path) -> None:
+    names = {
+        "Counts": "totals",
+        "counts/accState": "totals/sums",
+        "counts/accState.key": "word",
+        "counts/accState.value.count": "rows",
+        "counts/accState.value.total": "sum",
+        "counts/last": "recent",
+        "sink": "files",
+    }
+    store, _ = imported(flink_like(), tmp_path, names=names, job_id="words", job_name="Words")
+    record = store.open().record
+    assert (record.job_id, record.job_name) == ("words", "Words")
+    assert list(record.graph.by_uid) == ["source", "totals", "files"]
+    state = record.state("totals", "sums")
+    assert (state.key_columns, [item.name for item in state.current.fields]) == (("word",), ["word", "rows", "sum"])
+    assert rows(store, "totals", "sums")[0] == {"word": "word 0", "rows": 0, "sum": 0.0}
+    assert record.state("totals", "recent").kind is not None
+    assert "counts/accState.key=word" in record.properties["import.names"]
+    assert_valid(store)
+
+
+WRONG_NAMES = [
+    ({"count": "x"}, "no operator 'count' to rename; did you mean 'counts'"),
+    ({"counts/acc": "x"}, "no state 'counts/acc' to rename; did you mean 'counts/accState'"),
+    ({"counts/accState.keys": "x"}, "has no column 'keys'; did you mean 'key'"),
+    ({"counts/accState.value.counts": "x"}, "has no column 'value.counts'; did you mean 'value.count'"),
+    ({"counts/accState": "sink/accState"}, "a state stays with its operator"),
+    ({"counts/accState": "last"}, "two states 'last'"),
+    ({"counts": "sink"}, "two operators would be called 'sink'"),
+    ({"counts/accState.key": "value"}, "two columns 'value'"),
+]
+
+
+@pytest.mark.parametrize(("names", "said"), WRONG_NAMES, ids=[said for _, said in WRONG_NAMES])
+def test_names_that_are_not_there_or_cannot_be_are_refused(tmp_path: Path, names: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        imported(flink_like(), tmp_path, names=names)
+    assert said in str(refused.value)
+
+
+def test_a_key_is_not_split_where_key_groups_are_kept(tmp_path: Path) -> None:
+    names = {"operator-0/default.window.start": "window_start"}
+    with pytest.raises(InvalidInput, match="key groups are kept"):
+        imported(spark_like(), tmp_path, names=names, key_hash="keep")
+    imported(spark_like(), tmp_path, names=names)
+
+
+def test_what_must_be_known_stands_in_properties_and_they_are_bounded(tmp_path: Path) -> None:
+    store, done = imported(flink_like(), tmp_path)
+    properties = store.open().record.properties
+    assert properties["flink.version"] == "6"
+    assert properties["import.system"] == "a fake"
+    assert properties["import.checkpoint_id"] == "12"
+    assert properties["import.key_hash"] == "rehash"
+    assert properties["import.opaque"].startswith("source/SourceReaderState: the state of the source")
+    assert [note.kind for note in done.notes] == ["opaque", "renamed"]
+    many = [f"state {i} is kept as it is" for i in range(1000)]
+    assert len(bounded(many)) <= PROPERTY_CHARS
+    assert bounded(many).endswith("more")
+    assert bounded(many).startswith("state 0 is kept as it is; state 1 ")
+    assert bounded(["x" * 2000]) == "1 more"
+
+
+def test_targets_that_hold_something_or_lie_in_the_foreign_folder_are_refused(tmp_path: Path) -> None:
+    source = flink_like()
+    store, _ = imported(source, tmp_path)
+    with pytest.raises(InvalidInput, match="holds checkpoint 1; an import goes to an empty store"):
+        import_checkpoint(foreign(source, tmp_path), store)
+    inside = new_store(tmp_path / "foreign" / "store")
+    with pytest.raises(InvalidInput, match="another system's and stays as it is"):
+        import_checkpoint(foreign(source, tmp_path), inside)
+    assert list((tmp_path / "foreign").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"max_parallelism": 0}, "not within 1 to 32768"),
+        ({"max_parallelism": 64, "key_hash": "keep"}, "key groups are kept"),
+        ({"sources": {"in": "kafka"}}, "give files or rate"),
+        ({"sources": {"in": "files@3"}}, "have no number as position"),
+        ({"sources": {"in": "files:4"}}, "source 4 of the query, which has 0"),
+        ({"sources": {"in": "rate"}}, "rate-micro-batch"),
+        ({"sources": {"operator-0": "rate@3"}}, "uid of an operator"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        imported(spark_like(), tmp_path, **spec)
+    assert said in str(refused.value)
+    assert list((tmp_path / "store").rglob("*")) == []
+
+
+def file_log(path: Path, entries: dict[str, list[str]], *, first: str = "v1") -> None:
+    """A log of Spark's file source: paths by the names of its files."""
+    place = path / "foreign" / "sources" / "0"
+    place.mkdir(parents=True)
+    for name, paths in entries.items():
+        lines = [json.dumps({"path": one, "timestamp": 1, "batchId": 0}) for one in paths]
+        (place / name).write_text("\n".join([first, *lines]))
+
+
+LOG = {"0": ["file:///in/a"], "1": ["file:///in/b", "/in/c%20d"], "2": ["file:///in/e"], "3": ["file:///in/f"]}
+
+
+def test_a_source_of_files_has_seen_those_that_the_query_has_read(tmp_path: Path) -> None:
+    file_log(tmp_path, LOG)
+    store, done = imported(spark_like(), tmp_path, sources={"lines": "files"})
+    assert done.positions == (("lines", "behind 4 files"),)
+    assert done.left == ()
+    found = store.open().read("lines", "enumerator").table()
+    assert found["file"].to_pylist() == ["/in/a", "/in/b", "/in/c d", "/in/e"]
+    assert found["id"].null_count == 4
+    assert store.open().read("lines", "splits").table().num_rows == 0
+    assert store.open().record.properties["import.source.lines"] == "spark.offsets.0 as files"
+    assert_valid(store)
+
+
+def test_a_compacted_log_of_files_is_whole(tmp_path: Path) -> None:
+    file_log(tmp_path, {"1.compact": ["a", "b"], "2": ["c"], "3": ["d"], "0": ["old"]})
+    assert files_read(folder(tmp_path / "foreign"), 0, 2) == ["a", "b", "c"]
+    assert files_read(folder(tmp_path / "foreign"), 0, 0) == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "first", "said"),
+    [
+        ({"0": ["a"], "2": ["b"]}, "v1", "sources/0/1, .* is missing"),
+        ({}, "v1", "sources/0/0, .* is missing, and the query had come to 2"),
+        ({"0": ["a"], "1": ["b"], "2": ["c"]}, "v2", "is no log of files"),
+    ],
+)
+def test_a_log_of_files_that_is_not_whole_is_damage(
+    tmp_path: Path, entries: dict[str, list[str]], first: str, said: str
+) -> None:
+    file_log(tmp_path, entries, first=first)
+    with pytest.raises(DamagedCheckpoint, match=said):
+        files_read(folder(tmp_path / "foreign"), 0, 2)
+
+
+def test_a_source_that_makes_rows_goes_on_behind_the_last(tmp_path: Path) -> None:
+    source = spark_like()
+    properties = {**source.record.properties, "spark.offsets.0": '{"offset":120,"timestamp":7}', "spark.offsets.1": "9"}
+    source = replace(source, record=replace(source.record, properties=properties))
+    store, done = imported(source, tmp_path, sources={"ticks": "rate", "seconds": "rate:1@90"})
+    assert done.positions == (("ticks", "behind row 119"), ("seconds", "behind row 89"))
+    assert store.open().read("ticks", "splits").table()["position"].to_pylist() == [120]
+    assert store.open().read("seconds", "splits").table()["position"].to_pylist() == [90]
+
+
+def test_offsets_that_nobody_goes_on_with_are_told(tmp_path: Path) -> None:
+    _, done = imported(spark_like(), tmp_path)
+    assert done.left == ((0, '{"logOffset":2}'),)
+
+
+def test_notes_are_kept_whatever_their_kind(tmp_path: Path) -> None:
+    notes = tuple(Note(kind, "a/b", f"it is {kind}") for kind in ("renamed", "opaque", "refused", "lost", "elsewhere"))
+    store, done = imported(flink_like(notes=notes), tmp_path)
+    properties = store.open().record.properties
+    assert done.notes == notes
+    assert {kind: properties[f"import.{kind}"] for kind in ("lost", "refused", "elsewhere")} == {
+        kind: f"a/b: it is {kind}" for kind in ("lost", "refused", "elsewhere")
+    }

@@ -1,0 +1,196 @@
+"""``ckpt import``: a checkpoint of another system as the first of a store of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..options import Address, AddressType, PairType, Session, command
+from ..output import Document
+from ..text import Look, label, render
+from ._published import CHANGES_SHOWN, draw_changes, published
+
+if TYPE_CHECKING:
+    from stateformat.backends.foreign.importing import Imported
+
+NOTES_SHOWN: Final = 20
+"""Notes on a page; JSON lists all."""
+
+
+@command("import", pandas=True, foreign=True)
+@click.option(
+    "--to", "target", type=AddressType("never"), metavar="STORE", required=True, help="The empty store to publish in."
+)
+@click.option(
+    "--key-hash",
+    type=click.Choice(["rehash", "keep"]),
+    default="rehash",
+    show_default=True,
+    help="Hash keys as our runtimes do, or keep their key groups, so that the state can go back.",
+)
+@click.option(
+    "--max-parallelism",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of key groups.  [default: as it is; 128 for Spark]",
+)
+@click.option("--job-id", metavar="ID", help="The job's id: that of the dataflow that goes on.")
+@click.option("--job-name", metavar="NAME", help="The job's name.")
+@click.option(
+    "--map",
+    "names",
+    multiple=True,
+    type=PairType("OLD=NEW"),
+    metavar="OLD=NEW",
+    help="Rename UID, UID/STATE, UID/STATE.COLUMN, or a field UID/STATE.COLUMN.FIELD; repeatable.",
+)
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    type=PairType("UID=KIND[:NUMBER]"),
+    metavar="UID=KIND",
+    help="Go on with source UID where the query is: files, rate; :1 for its second source, @ROW for a row.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "spark"]),
+    default="local",
+    show_default=True,
+    help="Threads of this process, or a Spark job.",
+)
+def import_(
+    session: Session,
+    address: Address,
+    *,
+    target: Address,
+    key_hash: Any,
+    max_parallelism: int | None,
+    job_id: str | None,
+    job_name: str | None,
+    names: tuple[tuple[str, str], ...],
+    sources: tuple[tuple[str, str], ...],
+    engine: str,
+) -> None:
+    """Make a checkpoint of a Flink savepoint or a Spark query.
+
+    STORE is the folder of a Flink savepoint or checkpoint, or the checkpoint location of a
+    Structured Streaming query, which stay as they are. Its state becomes checkpoint 1 of the store
+    --to, which must be empty. Everything renamed, opaque or lost is said.
+    """
+    from stateformat.backends.foreign.importing import ImportSpec, check_places, import_checkpoint
+    from stateformat.backends.rewrite import Engine, ThreadEngine
+
+    store, checkpoint = session.checkpoint(address, target.url)
+    there = session.store(target.url, address.url)
+    check_places(checkpoint, there)
+    spec = ImportSpec(
+        key_hash=key_hash,
+        max_parallelism=max_parallelism,
+        job_id=job_id,
+        job_name=job_name,
+        names=_once("--map", names),
+        sources=_once("--source", sources),
+    )
+    runner: Engine = ThreadEngine()
+    if engine == "spark":
+        from stateformat.backends.spark.rewrite import SparkEngine
+
+        runner = SparkEngine()
+    session.publishes(there.url)
+    with session.output.progress(f"Importing checkpoint {checkpoint.id}", unit="rows") as step:
+        done = import_checkpoint(checkpoint, there, spec, engine=runner, progress=step)
+    document = {
+        **published(there, done.rewritten.permit, store, checkpoint.record),
+        "system": checkpoint.system,
+        "job_id": done.record.job_id,
+        "job_name": done.record.job_name,
+        "written": {"segments": done.rewritten.segments, "rows": done.rewritten.rows, "bytes": done.rewritten.bytes},
+        "key_hashes": sorted({operator.key_hash or "" for operator in done.record.graph.operators}),
+        "finished": [
+            {"uid": one.uid, "subtasks": [list(pair) for pair in one.done.ranges], "parallelism": one.parallelism}
+            for one in checkpoint.graph.operators
+            if one.done
+        ],
+        "watermark_ms": _number(done.record.properties.get("spark.watermark_ms")),
+        **_told(done),
+    }
+    session.output.show(document, draw)
+
+
+def _once(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise click.UsageError(f"{option} gives {name!r} twice: {found[name]!r} and {value!r}")
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
+def _told(done: Imported) -> Document:
+    return {
+        "remarks": [{"kind": one.kind, "subject": one.subject, "message": one.message} for one in done.notes],
+        "positions": [{"uid": uid, "behind": said} for uid, said in done.positions],
+        "offsets": [{"source": number, "offset": text} for number, text in done.left],
+    }
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: what was imported from where, what changed, and what must be known."""
+    totals, source = document["totals"], document["source"]
+    sizes = (
+        render.plural(totals["rows"], "row"),
+        render.size(totals["bytes"]),
+        render.plural(totals["segments"], "segment"),
+    )
+    watermark = document["watermark_ms"]
+    job = render.named(document["job_id"], document["job_name"])
+    yield from render.page_head(
+        f"Imported checkpoint {source['checkpoint_id']} as checkpoint {document['checkpoint_id']}",
+        [
+            ("from", label(source["store"])),
+            ("which is", label(document["system"])),
+            ("store", label(document["store"])),
+            ("job", job),
+            ("key hash", label(", ".join(document["key_hashes"]))),
+            ("size", look.dotted(*sizes)),
+            *draw_changes(document["changes"], look),
+            *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),
+            *((("watermark", render.precise_moment(watermark * 1000)),) if watermark is not None else ()),
+            *((label(one["uid"]), f"goes on {label(one['behind'])}") for one in document["positions"]),
+        ],
+        look,
+    )
+    for one in document["offsets"]:
+        yield ""
+        text = (
+            f"Source {one['source']} of the query stays at {label(one['offset'])[:300]}, kept as property "
+            f"spark.offsets.{one['source']}. Begin the source that goes on there."
+        )
+        yield from render.paragraph(text, look)
+    for note in document["remarks"][:NOTES_SHOWN]:
+        yield ""
+        subject = f" ({label(note['subject'])})" if note["subject"] else ""
+        yield from render.paragraph(f"{note['kind'].capitalize()}{subject}: {render.sentence(note['message'])}", look)
+    left = render.more(len(document["remarks"]) - NOTES_SHOWN, look, "remark")
+    if left:
+        yield ""
+        yield left
+    for text in document["notes"]:
+        yield ""
+        yield from render.paragraph(render.sentence(text), look)
+
+
+def _finished(document: Document, look: Look) -> list[str]:
+    """A line for each operator of which subtasks had finished."""
+    found = [
+        f"{label(one['uid'])}: {render.ranges(one['subtasks'])} of {one['parallelism']}" for one in document["finished"]
+    ]
+    left = render.more(len(found) - CHANGES_SHOWN, look)
+    return [*found[:CHANGES_SHOWN], *([left] if left else [])]
