@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java python demo demo-all test test-truth simulate lint site format docs bench golden corpus clean
+.PHONY: help setup java python demo demo-all test test-truth simulate lint site format docs bench golden corpus fixtures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -89,6 +89,9 @@ corpus: $(READY) ## write the corpus for other implementers of the format anew
 
 golden: $(READY) ## write the golden checkpoints of the current version anew
 	@$(BIN)/python tests/golden/make_golden.py
+
+fixtures: java $(READY) ## make the savepoints and checkpoints of Flink and Spark in tests/foreign/fixtures anew
+	@for program in tests/foreign/making/make_*.py; do $(BIN)/python $$program || exit; done
 
 clean: ## remove the virtual environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,258 @@
+"""Checkpoints of Structured Streaming, as this environment's Spark writes them: ``WORK [NAME …]``.
+
+Runs in an environment with a Spark of the version that is wanted; ``make_spark.py`` starts it.
+Each fixture is the checkpoint of five batches and what follows of them, in
+``WORK/spark-<version>/<name>/``, with snapshots and deltas of every kind in play. With ``--say`` it
+writes what Spark's own readers say of such checkpoints instead: ``expected-….jsonl`` beside each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+os.environ["TZ"] = "UTC"
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tests.foreign.spark_queries import (
+    CHANGELOG,
+    CONF,
+    IDS,
+    QUERIES,
+    ROCKSDB,
+    jsonable,
+    running,
+    state,
+    stores,
+    wait_for,
+    write_batch,
+)
+
+BATCHES = 5
+SNAPSHOT_AFTER = 3
+VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
+FEW = {**ROCKSDB, CONF + "minBatchesToRetain": "2"}
+"""A zip for every version takes room: older ones may go."""
+ROW_CHECKSUM = {CONF + "stateStore.rowChecksum.enabled": "true"}
+JOIN = CONF + "join.stateFormatVersion"
+
+
+@dataclass(frozen=True)
+class Fixture:
+    query: str
+    conf: dict[str, str] = field(default_factory=dict)
+    partitions: int = 3
+    fails: bool = False
+    """Whether the last batch fails: its offsets stand without a commit."""
+
+
+PLAIN = [
+    "aggregate",
+    "key-types",
+    "whole",
+    "unnamed",
+    "window",
+    "session",
+    "join-inner",
+    "join-outer",
+    "dedupe",
+    "dedupe-watermark",
+    "pandas-state",
+    "two",
+    "limit",
+]
+OLD = ["aggregate", "whole", "unnamed", "window", "session", "join-outer", "dedupe", "dedupe-watermark", "pandas-state"]
+FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
+    (4, 3): {
+        **{name: Fixture(name) for name in PLAIN},
+        "totals-5-partitions": Fixture("totals", partitions=5),
+        "totals-uncommitted": Fixture("totals", fails=True),
+        "totals-with-crc": Fixture("totals"),
+        "totals-zstd": Fixture("totals", {CONF + "stateStore.compression.codec": "zstd"}),
+        "totals-row-checksum": Fixture("totals", ROW_CHECKSUM),
+        **{f"{name}-rocksdb": Fixture(name, FEW) for name in (*PLAIN, "transform")},
+        **{
+            f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG)
+            for name in (
+                "aggregate",
+                "session",
+                "join-outer",
+                "dedupe-watermark",
+                "pandas-state",
+                "transform",
+                "transform-ttl",
+            )
+        },
+        **{f"{name}-rocksdb-ids": Fixture(name, IDS) for name in ("aggregate", "join-inner", "session", "transform")},
+        "totals-rocksdb-row-checksum": Fixture("totals", {**CHANGELOG, **ROW_CHECKSUM}),
+        "transform-rocksdb-avro": Fixture("transform", {**CHANGELOG, CONF + "stateStore.encodingFormat": "avro"}),
+        "join-outer-rocksdb-v3": Fixture("join-outer", {**CHANGELOG, JOIN: "3"}),
+        "join-outer-rocksdb-v4": Fixture("join-outer", {**FEW, JOIN: "4"}),
+    },
+    (4, 0): {
+        **{name: Fixture(name) for name in ("aggregate", "join-outer", "session")},
+        **{f"{name}-rocksdb": Fixture(name, FEW) for name in ("aggregate", "transform")},
+        **{f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG) for name in ("aggregate", "transform")},
+    },
+    (3, 5): {
+        **{name: Fixture(name) for name in OLD},
+        **{f"{name}-rocksdb": Fixture(name, FEW) for name in ("aggregate", "session", "join-inner")},
+        **{f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG) for name in ("aggregate", "join-outer")},
+    },
+}
+
+
+def session() -> SparkSession:
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.ansi.enabled", "false")
+        .config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC -Djava.net.preferIPv4Stack=true")
+        .config(CONF + "stateStore.minDeltasForSnapshot", "2")
+        .config(CONF + "stateStore.maintenanceInterval", "300ms")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def make(spark: SparkSession, name: str, fixture: Fixture, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    checkpoint = folder / "checkpoint"
+    conf = {**fixture.conf, "spark.sql.shuffle.partitions": str(fixture.partitions)}
+    conf[CONF + "stateStore.minDeltasForSnapshot"] = "2"
+    if name.startswith("join"):
+        conf[CONF + "minBatchesToRetain"] = "2"
+    if fixture.query == "transform-ttl":
+        make_slowly(spark, fixture, folder, conf)
+        return
+    fail_at = BATCHES if fixture.fails else None
+    with running(spark, fixture.query, folder / "input", checkpoint, conf, fail_at=fail_at) as run:
+        for number in range(BATCHES):
+            run.feed(number)
+            if number + 1 == SNAPSHOT_AFTER and not wait_for(lambda: _snapshots(checkpoint), 15):
+                print(f"{name}: no snapshot of every partition", flush=True)
+        if CONF + "minBatchesToRetain" in conf:
+            time.sleep(2)  # until the maintenance has removed what is old
+        if fixture.fails:
+            try:
+                run.feed(BATCHES)
+            except PySparkException:
+                print(f"{name}: the last batch fails, as it shall", flush=True)
+            else:
+                raise SystemExit(f"{name}: the last batch should have failed")
+
+
+def make_slowly(spark: SparkSession, fixture: Fixture, folder: Path, conf: dict[str, str]) -> None:
+    """A run for every batch: with times of processing, Spark has always one more batch to do."""
+    for number in range(BATCHES):
+        write_batch(folder / "input", QUERIES[fixture.query], number)
+        with running(spark, fixture.query, folder / "input", folder / "checkpoint", conf, processingTime="1 hour"):
+            if not wait_for(lambda at=number: (folder / "checkpoint" / "commits" / str(at)).exists(), 60):
+                raise SystemExit(f"{fixture.query}: batch {number} did not end")
+            wait_for(lambda: _snapshots(folder / "checkpoint"), 3)
+
+
+def _snapshots(checkpoint: Path) -> bool:
+    """Whether every store that has files has a snapshot."""
+    folders = {path.parent for kind in ("delta", "changelog", "zip") for path in checkpoint.glob(f"state/**/*.{kind}")}
+    with_one = {path.parent for kind in ("snapshot", "zip") for path in checkpoint.glob(f"state/**/*.{kind}")}
+    return folders <= with_one
+
+
+VARIABLES = {"transform": ("seen", "notes", "by"), "transform-ttl": ("seen", "notes", "by")}
+
+
+def say(spark: SparkSession, query: str, folder: Path) -> None:
+    """Write the contents of every store, as Spark's reader has them."""
+    checkpoint = folder / "checkpoint"
+    newest = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+    reader = spark.newSession()
+    if query == "session" and not (checkpoint / "state" / "0" / "_metadata").exists():
+        checkpoint = with_metadata(checkpoint, folder / "told")
+    offsets = (checkpoint / "offsets" / str(newest)).read_text().splitlines()
+    if "stateUniqueIds" in (checkpoint / "commits" / str(newest)).read_text():
+        reader.conf.set(CONF + "stateStore.checkpointFormatVersion", "2")
+    for operator, store in stores(checkpoint):
+        parts: list[tuple[str, dict[str, Any]]] = [("", {})]
+        if query in VARIABLES:
+            parts = [(f"-{variable}", {"stateVarName": variable}) for variable in VARIABLES[query]]
+            if query == "transform":
+                parts.append(("-timers", {"readRegisteredTimers": "true"}))
+        elif query.startswith("join") and store == "default":
+            parts = [
+                (f"-{side}-{kind}", {"storeName": f"{side}-{kind}"}) for side in ("left", "right") for kind in KINDS
+            ]
+        for suffix, options in parts:
+            rows = state(reader, checkpoint, operator, store, batchId=newest, **options)
+            _write(folder / f"expected-{operator}-{store}{suffix}.jsonl", rows)
+    checkpoint = folder / "checkpoint"
+    frame = spark.read.format("state-metadata").load(str(checkpoint))
+    found = [jsonable(row, frame.schema) for row in frame.collect()]
+    _write(folder / "expected-metadata.jsonl", found)
+    head = json.loads(offsets[1])
+    made = {"query": query, "newest_commit": newest, "watermark_ms": head["batchWatermarkMs"]}
+    (folder / "made.json").write_text(json.dumps(made) + "\n")
+
+
+def with_metadata(checkpoint: Path, copy: Path) -> Path:
+    """A copy that says of its keys, as Spark 4 does and 3.5 does not, how many columns lead."""
+    shutil.copytree(checkpoint, copy / "checkpoint", dirs_exist_ok=True)
+    info = {"storeName": "default", "numColsPrefixKey": 1, "numPartitions": 3}
+    operator = {"operatorId": 0, "operatorName": "sessionWindowStateStoreSaveExec"}
+    target = copy / "checkpoint" / "state" / "0" / "_metadata"
+    target.mkdir()
+    (target / "metadata").write_text("v1\n" + json.dumps({"operatorInfo": operator, "stateStoreInfo": [info]}))
+    return copy / "checkpoint"
+
+
+KINDS = ("keyToNumValues", "keyWithIndexToValue")
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False, sort_keys=False) + "\n" for row in rows))
+
+
+def main() -> None:
+    arguments = [one for one in sys.argv[1:] if not one.startswith("--")]
+    work, names = Path(arguments[0]), arguments[1:]
+    spark = session()
+    if "--say" in sys.argv:
+        for folder in sorted(work.glob("spark-*/*")):
+            if names and folder.name not in names:
+                continue
+            version = tuple(map(int, folder.parent.name.removeprefix("spark-").split(".")[:2]))
+            for old in folder.glob("expected-*"):
+                old.unlink()
+            try:
+                say(spark, FIXTURES[version][folder.name].query, folder)
+            except Exception as error:
+                print(f"{folder}: {str(error)[:600]}", flush=True)
+    else:
+        for name, fixture in FIXTURES[VERSION].items():
+            if not names or name in names:
+                try:
+                    make(spark, name, fixture, work / f"spark-{pyspark.__version__}" / name)
+                    print(name, flush=True)
+                except Exception as error:
+                    print(f"{name}: {str(error)[-3000:]}", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
