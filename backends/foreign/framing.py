@@ -9,7 +9,7 @@ entries.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -80,6 +80,21 @@ def spark_encode(codec: str, data: Any) -> bytes:
     """Compress bytes into one file as Spark would, so that Spark reads it."""
     view = memoryview(data).cast("B")
     return {"lz4": _lz4_encode, "snappy": _xerial_encode, "zstd": _zstd_encode}[spark_codec(codec)](view)
+
+
+def spark_joined(codec: str, files: Iterable[Any]) -> Iterator[Any]:
+    """Yield the bytes of one file with the content of several that :func:`spark_encode` gave."""
+    known = spark_codec(codec)
+    end = b""
+    for number, data in enumerate(files):
+        view = memoryview(data).cast("B")
+        if known == "lz4":
+            end = bytes(view[-_LZ4_HEAD.size :])
+            view = view[: -_LZ4_HEAD.size]
+        elif known == "snappy" and number:
+            view = view[len(_XERIAL_HEAD) :]
+        yield view
+    yield end
 
 
 class _Frames:

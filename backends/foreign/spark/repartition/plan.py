@@ -1,0 +1,329 @@
+"""What a repartition reads and writes, known before anything is written: from logs and listings.
+
+Facts of Spark that it rests on: state of batch *n* has version *n* + 1; the number of state
+partitions stands in the offset log, for all operators of the query, and wins over the session's; a
+partition that has no file of a version fails to load, so empty ones get a file too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.storage import ObjectInfo, Storage
+
+from ...framing import damaged
+from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
+from ..source import READERS, SparkSource
+from ..stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Store, StoreReader
+from .logs import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, edit_operator, location_like, moved_schema
+
+PROVIDERS: Final[Mapping[str, str]] = {"hdfs": HDFS_PROVIDER, "rocksdb": ROCKSDB_PROVIDER}
+"""Classes by our names."""
+_PARTITION: Final = re.compile(r"state/(\d+)/(\d+)/(?:([^/]+)/)?(.+)")
+_STATE_FILE: Final = re.compile(r"(\d+)(_[^/]*)?\.(delta|snapshot|changelog|zip)")
+
+
+class Source(NamedTuple):
+    """One partition of one store, to be read."""
+
+    unit: Unit
+    partition: int
+    files: tuple[ObjectInfo, ...]
+
+    @property
+    def path(self) -> str:
+        """The partition's folder, for errors."""
+        return self.unit.stores[0].folder(self.partition)
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes."""
+        return sum(item.size_bytes for item in self.files)
+
+
+class Target(NamedTuple):
+    """One partition of one store, to be written."""
+
+    unit: int
+    """The unit's number in the plan."""
+    partition: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A store: what lies in one folder per partition; one state, or its column families."""
+
+    number: int
+    operator: OperatorInfo
+    stores: tuple[Store, ...]
+    hashed: tuple[int, ...]
+    """For each of ``stores``, how many key columns a partition follows from; 0: it has no keys."""
+    before: int
+    after: int
+    provider_before: str
+    provider_after: str
+    ids: tuple[str, ...] = ()
+    """Checkpoint format 2: the id of the new files, by partition."""
+
+    @property
+    def reader(self) -> StoreReader:
+        """What reads its files."""
+        return READERS[PROVIDERS[self.provider_before]]
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+        return self.stores[0].store_name or self.stores[0].name
+
+    @property
+    def version(self) -> int:
+        """The state version, batch + 1."""
+        return self.stores[0].version
+
+    @property
+    def keyed(self) -> bool:
+        """Whether its rows are dealt; otherwise partition 0 has them all."""
+        return any(self.hashed)
+
+    @property
+    def targets(self) -> int:
+        """How many partitions are written."""
+        return self.after if self.keyed else 1
+
+    def database(self, keys: int) -> dict[str, Any]:
+        """Return what Spark's metadata of a RocksDB database says beside its files."""
+        return {
+            "numKeys": keys,
+            "numInternalKeys": 0,
+            "columnFamilyMapping": {},
+            "columnFamilyTypeMap": {},
+            "maxColumnFamilyId": 0,
+        }
+
+
+@dataclass(frozen=True)
+class RepartitionPlan:
+    """Everything that :mod:`run` needs."""
+
+    query_id: str
+    batch: int
+    units: tuple[Unit, ...]
+    sources: tuple[Source, ...]
+    before: int
+    after: int
+    provider_before: str
+    """``hdfs`` or ``rocksdb``, as ``provider_after``."""
+    provider_after: str
+    copies: tuple[ObjectInfo, ...]
+    """Files that stay as they are, in the order in which they are written."""
+    edits: tuple[tuple[str, bytes], ...]
+    """Files that change, whole."""
+    left_out: tuple[int, ...]
+    """Batches whose state is not in the copy: the state reader cannot go back to them."""
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Stored bytes of what is read."""
+        return sum(source.size_bytes for source in self.sources)
+
+    def targets(self) -> Iterator[Target]:
+        """Yield every partition of every store, in order."""
+        for unit in self.units:
+            for partition in range(unit.targets):
+                yield Target(unit.number, partition)
+
+
+def plan_repartition(
+    folder: Storage, target_url: str, parallelism: int, provider: str | None = None
+) -> RepartitionPlan:
+    """Plan the copy of a query's newest committed batch at another number of partitions.
+
+    Reads logs and schemas and lists files; no data file is opened.
+
+    Args:
+        folder: the checkpoint.
+        target_url: where the copy will lie: some queries name their own files by absolute paths.
+        parallelism: the new number of partitions of all stateful operators.
+        provider: ``hdfs`` or ``rocksdb``; None keeps the query's.
+
+    Raises ``InvalidInput``, ``UnsupportedFormat`` and ``DamagedCheckpoint``.
+    """
+    if not 1 <= parallelism <= MAX_PARTITIONS:
+        raise InvalidInput(
+            f"{parallelism} is no number of partitions; give 1 to {MAX_PARTITIONS}", kind=ErrorKind.INVALID_PARALLELISM
+        )
+    source = SparkSource(folder)
+    before = source.offsets.partitions
+    provider_before = {name: short for short, name in PROVIDERS.items()}.get(source.provider, "")
+    provider_after = provider or provider_before
+    _check_provider(source, provider_before, provider_after)
+    units = tuple(_units(source, parallelism, provider_before, provider_after, target_url))
+    if not units:
+        raise InvalidInput(
+            f"{folder.url} has no stateful operator: its number of partitions is not fixed. Change "
+            f"{PARTITIONS_CONF} of the session and restart the query",
+            kind=ErrorKind.INVALID_ARGUMENT,
+        )
+    for unit in units:
+        _check_numbers(unit, source)
+    sources = tuple(_sources(units, source))
+    listed = folder.list("")
+    edits = tuple(_edits(source, units, listed, parallelism, provider_after, target_url))
+    changed = dict(edits)
+    kept = sorted((item for item in listed if _is_copied(item.path, changed)), key=lambda item: turn(item.path))
+    return RepartitionPlan(
+        query_id=source.query_id,
+        batch=source.batch,
+        units=units,
+        sources=sources,
+        before=before,
+        after=parallelism,
+        provider_before=provider_before,
+        provider_after=provider_after,
+        copies=tuple(kept),
+        edits=edits,
+        left_out=tuple(source.batches[:-1]),
+        notes=tuple(note.message for note in source.notes if note.kind == "elsewhere"),
+    )
+
+
+def _check_provider(source: SparkSource, before: str, after: str) -> None:
+    source.reader  # noqa: B018 - an unknown provider is refused with its name
+    if after not in PROVIDERS:
+        raise InvalidInput(f"{after!r} is no provider; give one of {', '.join(PROVIDERS)}")
+    if before == "rocksdb" and after == "hdfs":
+        raise InvalidInput(
+            "state is moved from the default store to RocksDB, not back; leave --provider out to keep RocksDB"
+        )
+    refused = [note for note in source.notes if note.kind == "refused"]
+    if refused:
+        raise UnsupportedFormat(
+            f"{refused[0].subject} cannot be read, and without it the copy would not be whole: {refused[0].message}",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+        )
+    if before != after and any(store.has_row_checksums for store in source.stores.values()):
+        raise UnsupportedFormat(
+            "its rows carry checksums (spark.sql.streaming.stateStore.rowChecksum.enabled), which are different in "
+            "RocksDB; leave --provider out",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+        )
+
+
+def _units(source: SparkSource, after: int, provider_before: str, provider_after: str, url: str) -> Iterator[Unit]:
+    grouped: dict[tuple[int, str], list[tuple[Store, int]]] = {}
+    for key, store in source.stores.items():
+        hashed = source.shapes[key].hashed
+        grouped.setdefault((store.operator, store.store_name or store.name), []).append((store, hashed))
+    operators = {info.id: info for info in source.operators}
+    for number, ((operator, name), found) in enumerate(grouped.items()):
+        stores, counts = tuple(store for store, _ in found), tuple(count for _, count in found)
+        keyed = any(counts)
+        ids: tuple[str, ...] = ()
+        if stores[0].unique_ids:
+            # The same for the same copy: a task that runs twice writes the same names.
+            made = uuid5(NAMESPACE_URL, f"{url} {source.query_id} {source.batch} {operator} {name}")
+            ids = tuple(str(unique_id(made, partition)) for partition in range(after if keyed else 1))
+        about = (source.offsets.partitions, after, provider_before, provider_after, ids)
+        yield Unit(number, operators[operator], stores, counts, *about)
+
+
+def unique_id(made: UUID, number: int) -> UUID:
+    """Return one of many ids that follow from one."""
+    return UUID(int=made.int ^ number)
+
+
+def _check_numbers(unit: Unit, source: SparkSource) -> None:
+    """Compare numbers of partitions: in the offset log, the operator's metadata, the folders."""
+    path = unit.operator.path or f"state/{unit.operator.id}"
+    for info in unit.operator.stores:
+        if info.name == unit.name and unit.keyed and info.partitions != unit.before:
+            raise damaged(
+                path,
+                f"store {info.name!r} has {info.partitions} partitions here and {unit.before} in {source.offsets.path}",
+                kind=ErrorKind.DAMAGED_MANIFEST,
+            )
+    most = unit.before if unit.keyed else 1
+    for folder, files in source.listing.folders.items():
+        found = _PARTITION.fullmatch(f"{folder}/x")
+        if not found or int(found[1]) != unit.operator.id or (found[3] or "default") != unit.name:
+            continue
+        newest = max((int(name[1]) for one in files if (name := _STATE_FILE.fullmatch(one))), default=0)
+        if int(found[2]) >= most and newest >= unit.version:
+            raise damaged(
+                folder,
+                f"it holds state of version {newest}, and the store has {most} partitions, 0 to {most - 1}",
+                kind=ErrorKind.DAMAGED_MANIFEST,
+            )
+
+
+def _sources(units: Sequence[Unit], source: SparkSource) -> Iterator[Source]:
+    for unit in units:
+        for partition in range(unit.before if unit.keyed else 1):
+            files = unit.reader.files(unit.stores[0], partition, source.listing)
+            yield Source(unit, partition, tuple(files))
+
+
+def _edits(
+    source: SparkSource,
+    units: Sequence[Unit],
+    listed: Sequence[ObjectInfo],
+    after: int,
+    provider: str,
+    url: str,
+) -> Iterator[tuple[str, bytes]]:
+    """Yield what changes: operators' metadata first, offsets and commits last."""
+    numbers = (source.offsets.partitions, after)
+    keyed = {unit.operator.id for unit in units if unit.keyed}
+    for item in listed:
+        found = re.fullmatch(r"state/(\d+)/_metadata/(metadata|v2/\d+)", item.path)
+        if found:
+            data = read_small(source.folder, item.path)
+            named = re.search(rb'"([^"]*/state/\d+/_stateSchema/[^"]*)"', data)
+            move = moved_schema(location_like(named[1].decode().replace("\\/", "/") if named else "", url))
+            pair = numbers if int(found[1]) in keyed else (0, 0)
+            yield item.path, edit_operator(data, pair, move, item.path)
+    ids: dict[str, list[list[str]]] = {}
+    for unit in units:
+        if unit.ids:
+            for partition, one in enumerate(unit.ids):
+                found_ids = ids.setdefault(str(unit.operator.id), [])
+                found_ids.extend([] for _ in range(partition + 1 - len(found_ids)))
+                found_ids[partition].append(one)
+    if ids:
+        path = f"commits/{source.batch}"
+        yield path, edit_commit(read_small(source.folder, path), ids, path)
+    conf = {PARTITIONS_CONF: str(after)}
+    if PROVIDERS[provider] != source.provider:
+        conf[PROVIDER_CONF] = PROVIDERS[provider]
+    for batch in batches(source.folder, "offsets"):
+        if batch >= source.batch:
+            path = f"offsets/{batch}"
+            yield path, edit_offsets(read_small(source.folder, path), conf, path)
+
+
+def _is_copied(path: str, edits: Mapping[str, bytes]) -> bool:
+    folder, _, name = path.rpartition("/")
+    if path in edits:
+        return False
+    # Hadoop's checksum of a file that is not copied, or not as it was.
+    if name.startswith(".") and name.endswith(".crc"):
+        of = f"{folder}/{name[1:-4]}" if folder else name[1:-4]
+        return _is_copied(of, edits)
+    if name.startswith(".") and name.endswith(".tmp"):
+        return False
+    found = _PARTITION.fullmatch(path)
+    return found is None or f"/{found[4]}".startswith("/_metadata/") or found[3] == "_metadata"
+
+
+def turn(path: str) -> tuple[int, str]:
+    """Return when a file is written: ``metadata`` is the last, for it makes a checkpoint."""
+    order = ("", "state", "sources", "commits", "offsets", ".metadata.crc", "metadata")
+    first = path if path in order else path.partition("/")[0] if "/" in path else ""
+    return (order.index(first) if first in order else 0), path

@@ -1,0 +1,164 @@
+"""What one task of a repartition does: two functions that every engine runs.
+
+:func:`deal` reads one partition of one store, proves that its keys lie where their hash says, and
+yields pieces for other partitions; :func:`write_partition` makes the files of one partition of
+pieces. Rows move as bytes. All that a task needs is in its arguments, which can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+from uuid import NAMESPACE_URL, uuid5
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.keys import check_key_types, hash_keys
+from stateformat.storage import Storage
+
+from ...byte_strings import ByteStrings, from_arrow
+from ...framing import damaged
+from ..schemas import SparkField, SparkType, has_values
+from ..stores import Entries, Store
+from ..unsafe_row import decode_rows
+from .plan import Source, Target, Unit
+from .row_parts import prefixed_keys
+from .store_files import entry_pieces, frame_pieces, framed, write_database, write_snapshot
+
+_VOID: Final = SparkType("void", pa.null())
+
+
+class Piece(NamedTuple):
+    """Entries of one store for one partition."""
+
+    target: Target
+    keys: int
+    rows: pa.RecordBatch
+    """Of ``store_files.FRAMES`` or ``ENTRIES``."""
+
+
+class Written(NamedTuple):
+    """What was written for one partition of one store."""
+
+    files: int
+    size_bytes: int
+
+
+def deal(folder: Storage, source: Source) -> Iterator[Piece]:
+    """Read one partition of a store and yield its entries by their new partitions.
+
+    Holds the whole partition. Raises ``DamagedCheckpoint`` where a key lies in a partition that is
+    not its own, or a file is missing or damaged.
+    """
+    unit = source.unit
+    for index, store in enumerate(unit.stores):
+        entries = unit.reader.entries(folder, store, source.partition, source.files)
+        if not len(entries.keys):
+            continue
+        targets = _targets(unit, index, entries, source)
+        if unit.provider_after == "hdfs":
+            rows = framed(*_stored(store, entries))
+            pieces = frame_pieces(rows, targets, store.codec)
+        else:
+            pieces = entry_pieces(*_rocksdb_entries(store, entries), targets)
+        for partition, keys, batch in pieces:
+            yield Piece(Target(unit.number, partition), keys, batch)
+
+
+def write_partition(
+    folder: Storage, unit: Unit, partition: int, pieces: Iterable[pa.RecordBatch], keys: int
+) -> Written:
+    """Write the files of one partition of a store from its pieces; an empty one has files too.
+
+    ``keys`` is how many entries the pieces hold.
+    """
+    place = unit.stores[0].folder(partition)
+    if unit.provider_after == "hdfs":
+        return Written(*write_snapshot(folder, place, unit.version, unit.stores[0].codec, pieces))
+    name = f"{unit.version}_{unit.ids[partition]}" if unit.ids else str(unit.version)
+    made = uuid5(NAMESPACE_URL, f"{folder.url} {place} {name}")
+    return Written(*write_database(folder, place, name, pieces, unit.database(keys), made))
+
+
+def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.NDArray[np.int64]:
+    """Return the new partition of each entry; proves the old one."""
+    if not unit.keyed:
+        return np.zeros(len(entries.keys), np.int64)
+    store = unit.stores[index]
+    columns = key_columns(unit, index, entries, source.path)
+    hashes = hash_keys(columns).astype(np.int64)
+    found = hashes % unit.before
+    wrong = np.flatnonzero(found != source.partition)
+    if len(wrong):
+        at = int(wrong[0])
+        key = ", ".join(str(column[at].as_py()) for column in columns)
+        raise damaged(
+            source.path,
+            f"{len(wrong):,} of {len(found):,} keys of {store.name!r} lie in partition {source.partition} and do not "
+            f"belong there; the first is ({key}), whose hash gives {int(found[at])} of {unit.before}. Files of "
+            "partitions were swapped, or the query is older than Spark 3.3 and deals its rows otherwise "
+            "(useStrictDistribution=false), and then it cannot be given another number of partitions",
+            operator=store.operator,
+            partition=source.partition,
+        )
+    return hashes % unit.after
+
+
+def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.Array]:
+    """Return the columns that the partition of each entry follows from."""
+    store, hashed = unit.stores[index], unit.hashed[index]
+    # The words of the others are stepped over, not decoded.
+    fields = [one if at < hashed else SparkField(one.name, _VOID) for at, one in enumerate(store.schema.key)]
+    found = decode_rows(entries.keys, fields, path)[:hashed]
+    return [column for column, one in zip(found, fields, strict=False) if has_values(one.type)]
+
+
+def check_hashable(unit: Unit) -> None:
+    """Raise ``UnsupportedFormat`` where a key column is of a type whose hash is not known."""
+    for store, hashed in zip(unit.stores, unit.hashed, strict=True):
+        for one in store.schema.key[:hashed]:
+            if one.type.collation not in ("", "UTF8_BINARY"):
+                raise UnsupportedFormat(
+                    f"state/{store.operator}: key column {one.name!r} compares by the collation {one.type.collation}, "
+                    "and is dealt by it; the number of partitions of such a query cannot be changed",
+                    kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
+                    operator=store.operator,
+                )
+            if has_values(one.type):
+                check_key_types([pa.field(one.name, one.type.arrow)])
+
+
+def _stored(store: Store, entries: Entries) -> Entries:
+    """Return entries with the checksums that stand before their values, which readers take off."""
+    if not store.has_row_checksums:
+        return entries
+    values = entries.values
+    return Entries(entries.keys, ByteStrings(values.data, values.start - 4, values.length + 4))
+
+
+def _rocksdb_entries(store: Store, entries: Entries) -> tuple[ByteStrings, ByteStrings]:
+    """Return keys and values as RocksDB has them: each row after a version byte."""
+    fields = store.schema.key
+    if store.prefix_columns:
+        by_offset = [lies_outside(one.type) for one in fields]
+        keys = from_arrow(prefixed_keys(entries.keys, len(fields), store.prefix_columns, by_offset))
+    else:
+        keys = with_version(entries.keys)
+    return keys, with_version(entries.values)
+
+
+def lies_outside(kind: SparkType) -> bool:
+    """Whether the word of a column is an offset and a size."""
+    if kind.kind == "decimal":
+        return bool(kind.arrow.precision > 18)
+    return kind.kind in ("string", "binary", "struct", "array", "map", "variant", "interval")
+
+
+def with_version(rows: ByteStrings) -> ByteStrings:
+    """Return each row after a byte 0, the version of Spark's encoding."""
+    joined = pc.binary_join_element_wise(pa.scalar(b"\0", pa.binary()), rows.to_arrow(), b"")
+    return from_arrow(joined)
