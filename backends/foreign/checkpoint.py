@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.formats import Outside
 from stateformat.manifest import Manifest, handles_table
-from stateformat.model import CheckpointId, Handle, Mode, Record, SchemaVersion, State, Totals
-from stateformat.problems import Counts, Report, ordered
+from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
+from stateformat.problems import Counts, Problem, Report, ordered
 from stateformat.reading import Checkpoint, ReadTask, evolve_table
 from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
@@ -34,14 +34,16 @@ class ForeignFormat:
 
     system: str
     """As a sentence says it: "a Flink savepoint"."""
-    ids: Callable[[Storage], Sequence[int]]
-    """The ids of the checkpoints in a folder, newest first; empty where it is none of this kind."""
-    source: Callable[[Storage, int, Outside | None], ForeignSource]
+    recognises: Callable[[Storage], bool]
+    """Whether a folder holds what this format reads; by a few small requests."""
+    sources: Callable[[Storage, Outside | None], Sequence[ForeignSource]]
+    """All checkpoints that can be opened, newest first."""
+    source: Callable[[Storage, int | None, Outside | None], ForeignSource]
+    """Opens one, by default the newest. Raises ``NotFound`` for an unknown id."""
 
     def found(self, folder: Storage, outside: Outside | None) -> ForeignFolder | None:
         """The entry point of ``stateformat.formats``."""
-        ids = self.ids(folder)
-        return ForeignFolder(self, folder, outside, tuple(ids)) if ids else None
+        return ForeignFolder(self, folder, outside) if self.recognises(folder) else None
 
 
 @dataclass(frozen=True)
@@ -51,39 +53,30 @@ class ForeignFolder:
     form: ForeignFormat
     folder: Storage
     outside: Outside | None
-    ids: tuple[int, ...]
 
     @property
     def system(self) -> str:
         return self.form.system
 
     def history(self) -> list[Record]:
-        return [record_of(self._source(checkpoint_id)) for checkpoint_id in self.ids]
+        return [record_of(source) for source in self.form.sources(self.folder, self.outside)]
 
     def open(self, checkpoint_id: int | None = None) -> ForeignCheckpoint:
-        return ForeignCheckpoint(self.folder, self._source(self._chosen(checkpoint_id)), self.system)
+        return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)
 
     def validate(self, checkpoint_id: int | None, level: Level, progress: Callable[[int, int], None] | None) -> Report:
-        chosen = self._chosen(checkpoint_id)
         seen = _Seen(progress)
-        source = self._source(chosen)
+        try:
+            source = self._source(checkpoint_id)
+        except (DamagedCheckpoint, UnsupportedFormat) as error:
+            problem = Problem(error.kind, self.system, str(error), advice="", path=str(error.details.get("path", "")))
+            return Report(self.folder.url, None, level, (problem,))
         findings = ordered(source.check(level, seen))
         counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
-        return Report(self.folder.url, CheckpointId(chosen), level, findings, counts)
+        return Report(self.folder.url, source.record.checkpoint_id, level, findings, counts)
 
-    def _source(self, checkpoint_id: int) -> ForeignSource:
+    def _source(self, checkpoint_id: int | None) -> ForeignSource:
         return self.form.source(self.folder, checkpoint_id, self.outside)
-
-    def _chosen(self, checkpoint_id: int | None) -> int:
-        if checkpoint_id is None:
-            return self.ids[0]
-        if checkpoint_id not in self.ids:
-            raise NotFound(
-                f"no checkpoint {checkpoint_id} in {self.folder.url}, which has {', '.join(map(str, self.ids[:20]))}; "
-                f"`ckpt history {self.folder.url}` lists them",
-                checkpoint_id=checkpoint_id,
-            )
-        return checkpoint_id
 
 
 def record_of(source: ForeignSource) -> Record:

@@ -7,7 +7,6 @@ these too. A source is picklable and opens nothing twice that it can keep; it ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -87,11 +86,3 @@ class ForeignSource(Protocol):
 
     def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
         """Find all that is wrong; ``quick`` reads metadata, names and sizes, ``full`` all."""
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """A checkpoint that a folder holds, for its history: newest first."""
-
-    checkpoint_id: int
-    record: Record

@@ -42,13 +42,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: FakeSource) -> Path:
-    def ids(folder: Any) -> list[int]:
-        return [3, 2] if folder.list("fake") else []
+    def opened(folder: Any, checkpoint_id: int | None, outside: Any) -> FakeSource:
+        return replace(source, record=replace(source.record, checkpoint_id=checkpoint_id or 3))
 
-    def opened(folder: Any, checkpoint_id: int, outside: Any) -> FakeSource:
-        return replace(source, record=replace(source.record, checkpoint_id=checkpoint_id))
-
-    form = ForeignFormat("a fake checkpoint", ids, opened)
+    form = ForeignFormat(
+        "a fake checkpoint",
+        recognises=lambda folder: bool(folder.list("fake")),
+        sources=lambda folder, outside: [opened(folder, 3, None), opened(folder, 2, None)],
+        source=opened,
+    )
     monkeypatch.setattr(formats, "_formats", lambda: {"fake": _Entry(form)})
     path = tmp_path / "theirs"
     path.mkdir()

@@ -9,4 +9,4 @@ it), ``source`` (the checkpoint as a whole), ``checks`` (all that can be wrong w
 from __future__ import annotations
 
 from .logs import recognises as recognises
-from .source import SparkSource as SparkSource, sightings as sightings
+from .source import SparkSource as SparkSource, sources as sources

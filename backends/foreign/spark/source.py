@@ -27,7 +27,7 @@ from stateformat.model import (
 from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, Storage
 
-from ..source import Level, Note, Part, Progress, Sighting
+from ..source import Level, Note, Part, Progress
 from . import hdfs_store
 from .checks import check
 from .key_columns import hashed_columns, infer_operator
@@ -49,8 +49,10 @@ class SparkSource:
     Opening reads logs and schemas and lists files; data files are read by what yields rows.
     """
 
-    def __init__(self, folder: Storage, checkpoint_id: int | None = None) -> None:
+    def __init__(self, folder: Storage, checkpoint_id: int | None = None, *, listing: Listing | None = None) -> None:
         """Open the newest committed batch, or that of ``checkpoint_id``.
+
+        ``listing`` is that of ``state/``, where it is known already.
 
         Raises ``NotFound``, ``DamagedCheckpoint`` and ``UnsupportedFormat``.
         """
@@ -66,7 +68,7 @@ class SparkSource:
         self.query_id = read_query_id(folder)
         self.offsets = read_offsets(folder, self.batch)
         self.commit = read_commit(folder, self.batch)
-        self.listing = Listing(folder.list("state/"))
+        self.listing = listing or Listing(folder.list("state/"))
         self.provider = self.offsets.conf.get(PROVIDER, HDFS_PROVIDER)
         self.operators: tuple[OperatorInfo, ...] = tuple(self._operators())
         self.stores: dict[tuple[str, str], Store] = {}
@@ -291,15 +293,15 @@ class SparkSource:
         return check(self, level, progress)
 
 
-def sightings(folder: Storage) -> list[Sighting]:
+def sources(folder: Storage) -> list[SparkSource]:
     """Return the committed batches whose state can still be opened, newest first."""
-    found = []
+    listing, found = Listing(folder.list("state/")), []
     for batch in reversed(committed(folder)):
         try:
-            source = SparkSource(folder, batch + 1)
+            source = SparkSource(folder, batch + 1, listing=listing)
             for part in source.parts:
                 source.files(part)
         except CheckpointError:
             continue
-        found.append(Sighting(batch + 1, source.record))
+        found.append(source)
     return found

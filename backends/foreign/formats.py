@@ -1,0 +1,21 @@
+"""The foreign formats that come with us, as the entry points of ``stateformat.formats``."""
+
+from __future__ import annotations
+
+from stateformat.formats import Outside
+from stateformat.storage import Storage
+
+from .checkpoint import ForeignFolder, ForeignFormat
+
+
+def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
+    """The checkpoint of a Structured Streaming query; None where the folder holds none."""
+    from .spark import SparkSource, recognises, sources
+
+    form = ForeignFormat(
+        "the checkpoint of a Spark query",
+        recognises,
+        sources=lambda folder, _: sources(folder),
+        source=lambda folder, checkpoint_id, _: SparkSource(folder, checkpoint_id),
+    )
+    return form.found(folder, outside)
