@@ -59,6 +59,9 @@ class ImportSpec:
     names: Mapping[str, str] = field(default_factory=dict)
     """New names: ``UID`` → ``NEW_UID``, ``UID/STATE`` → ``UID/NEW_STATE``, ``UID/STATE.COLUMN`` →
     ``NEW_COLUMN``, and ``UID/STATE.COLUMN.FIELD`` → a column of its own. Old uids everywhere."""
+    drop: Sequence[str] = ()
+    """Operators (``UID``) and states (``UID/STATE``) that are left out. A state that cannot be read
+    must be, so that nobody takes the rest for all there was."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """By uid of a source in the dataflow that goes on, where it does: see ``positions``."""
     options: WriteOptions = field(default_factory=WriteOptions)
@@ -126,8 +129,9 @@ def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
     """The tasks of an import. Counts rows, so it may read data files; writes nothing."""
     record = checkpoint.record
     ceiling = _max_parallelism(record, spec)
+    drop = _dropped(checkpoint, spec)
     if spec.key_hash == "rehash":
-        _check_keys_known(record)
+        _check_keys_known(record, drop)
     renames, states, columns = resolve_names(record, spec.names)
     rewrite = RewriteSpec(
         per_operator={
@@ -138,6 +142,7 @@ def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
         max_parallelism=ceiling,
         key_hash=DEFAULT_KEY_HASH if spec.key_hash == "rehash" else None,
         renames=renames,
+        drop=drop,
         states=states,
         columns=columns,
         verify_keys=True,
@@ -198,12 +203,32 @@ def _max_parallelism(record: Record, spec: ImportSpec) -> int | None:
     return None
 
 
-def _check_keys_known(record: Record) -> None:
+def _dropped(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> tuple[str, ...]:
+    """What is left out of what can be read. ``InvalidInput`` for a state that cannot be and is not.
+
+    ``plan_restore`` refuses names of nothing.
+    """
+    record = checkpoint.record
+    refused = [note for note in checkpoint.notes if note.kind == "refused"]
+    for note in refused:
+        if not any(note.subject == name or note.subject.startswith(f"{name}/") for name in spec.drop):
+            raise InvalidInput(
+                f"{note.subject or 'a part of the checkpoint'} cannot be read: {note.message}. Leave it out with "
+                f"--drop {note.subject}, if the rest is worth something without it",
+                kind=ErrorKind.UNSUPPORTED_TYPE,
+            )
+    known = {*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states)}
+    subjects = {note.subject for note in refused}
+    return tuple(name for name in spec.drop if name in known or name not in subjects)
+
+
+def _check_keys_known(record: Record, drop: Sequence[str]) -> None:
     """Raise ``InvalidInput`` for keys that are opaque: our hash of their bytes means nothing."""
     opaque = [
         f"{state.name!r} of {state.operator!r}"
         for state in record.states
         if state.mode is Mode.KEYED
+        and {state.operator, f"{state.operator}/{state.name}"}.isdisjoint(drop)
         and record.graph.operator(state.operator).key_hash == UNKNOWN_HASH
         and all(item.type == "binary" for item in state.current.fields if item.name in state.key_columns)
     ]
@@ -211,7 +236,7 @@ def _check_keys_known(record: Record) -> None:
         raise InvalidInput(
             f"the keys of state {', '.join(opaque[:20])}{' and more' if len(opaque) > 20 else ''} are bytes of a "
             "serializer that only the program knows, so no record's key can be hashed as they are. Keep their key "
-            "groups with --key-hash keep",
+            "groups with --key-hash keep, or leave the states out with --drop",
             kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
         )
 
@@ -334,6 +359,8 @@ def _properties(checkpoint: ForeignCheckpoint, spec: ImportSpec, starts: Sequenc
     done = [f"{one.uid}: subtasks {one.done} of {one.parallelism}" for one in record.graph.operators if one.done]
     if done:
         found["finished"] = bounded(done)
+    if spec.drop:
+        found["dropped"] = bounded(spec.drop)
     if spec.names:
         found["names"] = bounded([f"{old}={new}" for old, new in spec.names.items()])
     for start in starts:

@@ -126,8 +126,8 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     names.check_states(checkpoint.record)
     rehash = _rehashed_states(checkpoint, spec)
     view = _view_for_planner(checkpoint, spec, rehash)
-    topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator)
-    plan = plan_restore(view, topology)
+    topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator).without(spec.drop)
+    plan = plan_restore(view, topology, drop=spec.drop)
     plan.check()
     rescaled = rescale(view, plan)
     # If nothing moved, each subtask may go on from its own watermark; ``rescaled_from`` would
@@ -136,6 +136,7 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
         rescaled.graph.operator(operator.uid).parallelism != operator.parallelism
         or operator.status is Status.PARTIALLY_FINISHED
         for operator in graph.operators
+        if operator.uid in rescaled.graph.by_uid
     )
     moves, empty = _moves(checkpoint, rescaled.slices, names, rehash)
     sources, targets = _sources(checkpoint, rescaled.graph, names, rehash)
@@ -159,6 +160,8 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
         changes = spec.max_parallelism not in (None, operator.max_parallelism)
         changes = changes or spec.key_hash not in (None, operator.key_hash)
         if not changes or not has_key_groups(state) or operator.status is Status.FULLY_FINISHED:
+            continue
+        if not {state.operator, f"{state.operator}/{state.name}"}.isdisjoint(spec.drop):
             continue
         unkeyed = [edge for edge in graph.inputs(state.operator) if not edge.partitioner.all_to_all]
         if state.mode is Mode.KEYED and unkeyed:

@@ -135,6 +135,37 @@ def test_opaque_keys_are_refused_by_name_unless_their_groups_are_kept(tmp_path: 
     assert rows(store, "op", "users") == [{"key": b"k", "value": b"v"}]
 
 
+def test_what_is_dropped_is_left_out(tmp_path: Path) -> None:
+    store, _ = imported(flink_like(), tmp_path, drop=["source", "counts/perDay"], max_parallelism=32)
+    record = store.open().record
+    assert list(record.graph.by_uid) == ["counts", "sink"]
+    assert [state.name for state in record.states if state.operator == "counts"] == [
+        *("accState", "last", "_timer_state/event_user-timers", "rules")
+    ]
+    assert record.properties["import.dropped"] == "source; counts/perDay"
+    assert_valid(store)
+    with pytest.raises(InvalidInput, match="nothing to drop under 'count'"):
+        imported(flink_like(), tmp_path / "other", drop=["count"])
+
+
+def test_a_state_that_cannot_be_read_is_not_lost_in_silence(tmp_path: Path) -> None:
+    source = flink_like(
+        notes=(Note("refused", "counts/session", "its values are of Kryo: take a canonical savepoint"),)
+    )
+    with pytest.raises(InvalidInput, match=r"counts/session cannot be read: its values .* --drop counts/session"):
+        imported(source, tmp_path)
+    store, _ = imported(source, tmp_path, drop=["counts/session"])
+    assert_same_rows(store, source)
+    assert store.open().record.properties["import.refused"].startswith("counts/session: its values")
+    store, _ = imported(source, tmp_path / "whole", drop=["counts"])
+    assert list(store.open().graph.by_uid) == ["source", "sink"]
+
+
+def test_opaque_keys_that_are_dropped_are_in_nobodys_way(tmp_path: Path) -> None:
+    store, _ = imported(opaque(), tmp_path, drop=["op/users"])
+    assert store.open().states == ()
+
+
 def finished(source: FakeSource, uid: str, subtasks: SubtaskSet) -> FakeSource:
     graph = source.record.graph
     changed = graph.with_operators({uid: replace(graph.operator(uid), finished=subtasks)})
@@ -325,7 +356,7 @@ def test_offsets_that_nobody_goes_on_with_are_told(tmp_path: Path) -> None:
 
 def test_notes_are_kept_whatever_their_kind(tmp_path: Path) -> None:
     notes = tuple(Note(kind, "a/b", f"it is {kind}") for kind in ("renamed", "opaque", "refused", "lost", "elsewhere"))
-    store, done = imported(flink_like(notes=notes), tmp_path)
+    store, done = imported(flink_like(notes=notes), tmp_path, drop=["a/b"])
     properties = store.open().record.properties
     assert done.notes == notes
     assert {kind: properties[f"import.{kind}"] for kind in ("lost", "refused", "elsewhere")} == {

@@ -48,6 +48,12 @@ NOTES_SHOWN: Final = 20
     help="Rename UID, UID/STATE, UID/STATE.COLUMN, or a field UID/STATE.COLUMN.FIELD; repeatable.",
 )
 @click.option(
+    "--drop",
+    multiple=True,
+    metavar="UID[/STATE]",
+    help="Leave an operator or one of its states out; repeatable.",
+)
+@click.option(
     "--source",
     "sources",
     multiple=True,
@@ -72,6 +78,7 @@ def import_(
     job_id: str | None,
     job_name: str | None,
     names: tuple[tuple[str, str], ...],
+    drop: tuple[str, ...],
     sources: tuple[tuple[str, str], ...],
     engine: str,
 ) -> None:
@@ -93,6 +100,7 @@ def import_(
         job_id=job_id,
         job_name=job_name,
         names=_once("--map", names),
+        drop=drop,
         sources=_once("--source", sources),
     )
     runner: Engine = ThreadEngine()
