@@ -75,6 +75,7 @@ def table(
     ranges: Sequence[tuple[bytes, bytes, int]] = (),
     says: dict[str, int] | None = None,
     version: int = 5,
+    merge: str = "StringAppendTESTOperator",
 ) -> bytes:
     """Encode records; they are sorted here. ``says`` replaces numbers of the properties."""
     ordered = sorted(records, key=lambda record: (record[0], -record[1]))
@@ -99,6 +100,7 @@ def table(
     }
     properties = {f"rocksdb.{name}".encode(): varint(number) for name, number in (numbers | (says or {})).items()}
     properties[b"rocksdb.column.family.name"] = family.encode()
+    properties[b"rocksdb.merge.operator"] = merge.encode()
     properties[b"rocksdb.comparator"] = b"leveldb.BytewiseComparator"
     meta[b"rocksdb.properties"] = out.add(block(sorted(properties.items()), 1000), 0)
     places = out.add(block(index, 1)) if index else out.add(block([], 1), 0)

@@ -8,7 +8,18 @@ sequence numbers. Blocks are read in many at once, entries by lanes; nothing loo
 from __future__ import annotations
 
 from .blocks import ReadRange
-from .merge import merged
-from .table import Properties, Table, batches, open_table, read_run
+from .merge import merged, newest
+from .table import Counter, Properties, Run, Table, batches, open_table, read_run
 
-__all__ = ["Properties", "ReadRange", "Table", "batches", "merged", "open_table", "read_run"]
+__all__ = [
+    "Counter",
+    "Properties",
+    "ReadRange",
+    "Run",
+    "Table",
+    "batches",
+    "merged",
+    "newest",
+    "open_table",
+    "read_run",
+]

@@ -37,10 +37,18 @@ def merged(
     """
     wanted = [(table, *table.between(low, high)) for table in tables]
     wanted = [(table, first, last) for table, first, last in wanted if first < last]
+    _check_operators(tables)
     run = read_run(wanted, whole=low is None and high is None)
     tombstones = [stone for table in tables for stone in table.tombstones]
     found = newest(run, tombstones, _names(tables), external=_external(tables), delimiter=delimiter)
     return found if low is None and high is None else clipped(*found, low, high)
+
+
+def _check_operators(tables: Sequence[Table]) -> None:
+    for table in tables:
+        says = table.properties
+        if says.merges and says.merge_operator is not None and "StringAppend" not in says.merge_operator:
+            raise unsupported(table.path, f"its values are merged by {says.merge_operator}")
 
 
 def _names(tables: Sequence[Table]) -> str:

@@ -129,6 +129,15 @@ class Table:
         """Of all data blocks."""
         return int(self.blocks.size.sum())
 
+    def separator_prefixes(self, size: int) -> Positions:
+        """Return the first bytes of each block's separator as a number; zeros where it is short."""
+        keys = self.separators.keys
+        found = np.zeros(len(keys), np.int64)
+        for at in range(size):
+            has = keys.length > at
+            found[has] |= keys.data[keys.start[has] + at].astype(np.int64) << 8 * (size - 1 - at)
+        return found
+
     def between(self, low: bytes | None, high: bytes | None) -> tuple[int, int]:
         """Return which data blocks may hold keys from ``low`` up to, without, ``high``."""
         first = 0 if low is None else bisect_left(self.separators, low)
@@ -194,8 +203,34 @@ def read_run(wanted: Sequence[tuple[Table, int, int]], *, whole: bool = False) -
             kinds = stamp[mine] & np.uint64(0xFF)
             stamp[mine] = kinds | np.uint64(table.properties.global_sequence << 8)
     if whole:
-        _compare_counts(stamp, table_of, [table for table, _, _ in wanted])
+        for number, (table, _, _) in enumerate(wanted):
+            counter = Counter(table)
+            counter.add(stamp if len(wanted) == 1 else stamp[table_of == number])
+            counter.compare()
     return run
+
+
+class Counter:
+    """Counts a table's entries by type, to compare them with what the table says."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.kinds = np.zeros(256, np.int64)
+
+    def add(self, stamp: npt.NDArray[np.uint64]) -> None:
+        """Count entries by their stamps."""
+        self.kinds += np.bincount((stamp & np.uint64(0xFF)).astype(np.uint8), minlength=256)
+
+    def compare(self) -> None:
+        """Raise ``DamagedCheckpoint`` where a number differs."""
+        says, ranges = self.table.properties, len(self.table.tombstones)
+        for name, have, want in (
+            ("entries", int(self.kinds.sum()) + ranges, says.entries),
+            ("deletions", int(self.kinds[DELETE] + self.kinds[SINGLE_DELETE]) + ranges, says.deletions),
+            ("merge operands", int(self.kinds[MERGE]), says.merges),
+        ):
+            if have != want:
+                raise damaged(self.table.path, f"it has {have} {name}, its properties say {want}")
 
 
 def batches(table: Table, budget: int) -> Iterator[tuple[int, int]]:
@@ -231,25 +266,6 @@ def _refuse_types(run: Run, table_of: Positions, wanted: Sequence[tuple[Table, i
     if kind in _REFUSED_TYPES:
         raise unsupported(path, f"it holds {_REFUSED_TYPES[kind]}", type=kind)
     raise damaged(path, f"an entry is of the unknown type {kind:#x}")
-
-
-def _compare_counts(stamp: npt.NDArray[np.uint64], table_of: Positions, tables: Sequence[Table]) -> None:
-    """Entries, deletions and merges that were read against those that each table declares."""
-    kinds = stamp & np.uint64(0xFF)
-    numbers = len(tables)
-    found = np.bincount(table_of, minlength=numbers)
-    deleted = np.bincount(table_of[(kinds == DELETE) | (kinds == SINGLE_DELETE)], minlength=numbers)
-    merged = np.bincount(table_of[kinds == MERGE], minlength=numbers)
-    for number, table in enumerate(tables):
-        says = table.properties
-        ranges = len(table.tombstones)
-        for name, have, want in (
-            ("entries", int(found[number]) + ranges, says.entries),
-            ("deletions", int(deleted[number]) + ranges, says.deletions),
-            ("merge operands", int(merged[number]), says.merges),
-        ):
-            if have != want:
-                raise damaged(table.path, f"it has {have} {name}, its properties say {want}")
 
 
 def small_block(octets: bytes, path: str) -> list[tuple[bytes, bytes]]:
