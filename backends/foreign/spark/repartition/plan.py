@@ -280,15 +280,13 @@ def _edits(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield what changes: operators' metadata first, offsets and commits last."""
     numbers = (source.offsets.partitions, after)
-    keyed = {unit.operator.id for unit in units if unit.keyed}
     for item in listed:
         found = re.fullmatch(r"state/(\d+)/_metadata/(metadata|v2/\d+)", item.path)
         if found:
             data = read_small(source.folder, item.path)
             named = re.search(rb'"([^"]*/state/\d+/_stateSchema/[^"]*)"', data)
             move = moved_schema(location_like(named[1].decode().replace("\\/", "/") if named else "", url))
-            pair = numbers if int(found[1]) in keyed else (0, 0)
-            yield item.path, edit_operator(data, pair, move, item.path)
+            yield item.path, edit_operator(data, numbers, move, item.path)
     ids: dict[str, list[list[str]]] = {}
     for unit in units:
         if unit.ids:

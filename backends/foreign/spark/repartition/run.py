@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import Storage, check_outside
+from stateformat.storage import Storage
 from stateformat.tables import Spill
 
 from ..logs import batches
@@ -109,9 +109,10 @@ def repartition(
 
 def check_target(folder: Storage, target: Storage) -> None:
     """Raise ``InvalidInput`` unless the target is empty or absent, and another place."""
-    if target.url == folder.url:
-        raise InvalidInput(f"{target.url} is the checkpoint itself, which is never changed; name another folder")
-    check_outside(target.url, folder.url)
+    if f"{target.url}/".startswith(f"{folder.url}/"):
+        raise InvalidInput(
+            f"{target.url} is the checkpoint itself or lies in it, and it is never changed; name another folder"
+        )
     there = [item.path for item in target.list("")] if target.exists() else []
     if not there:
         return

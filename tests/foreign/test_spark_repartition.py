@@ -1,0 +1,295 @@
+"""Spark's checkpoints written at another number of partitions, byte for byte; no Spark runs here.
+
+What Spark does with the copies is proven in ``test_spark_goes_on``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateformat.backends.foreign.framing import spark_decode, spark_encode
+from stateformat.backends.foreign.spark.repartition import Outcome, plan_repartition, repartition
+from stateformat.backends.foreign.spark.source import SparkSource
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
+from stateformat.storage import Storage, folder_of, open_storage
+
+FIXTURES = Path(__file__).parent / "fixtures"
+DEFAULT_STORE = sorted(
+    str(path.relative_to(FIXTURES).parent)
+    for path in FIXTURES.glob("spark-*/*/checkpoint")
+    if path.parent.name != "key-types"
+    and any("HDFSBackedStateStoreProvider" in log.read_text() for log in (path / "offsets").iterdir())
+)
+AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
+
+
+def folder(path: Path | str) -> Storage:
+    found = folder_of(open_storage(str(path)))
+    assert found is not None
+    return found
+
+
+def deal(source: Path, target: Path, parallelism: int, provider: str | None = None, **more: Any) -> Outcome:
+    there = folder(target)
+    plan = plan_repartition(folder(source), there.url, parallelism, provider)
+    return repartition(folder(source), there, plan, **more)
+
+
+def content(path: Path) -> dict[tuple[str, str], dict[bytes, bytes]]:
+    """Every store's entries as bytes, by key; each key once."""
+    source = SparkSource(folder(path))
+    found: dict[tuple[str, str], dict[bytes, bytes]] = {}
+    for part in source.parts:
+        entries = source.entries(part)
+        rows = found.setdefault((part.operator, part.state), {})
+        for key, value in zip(entries.keys.to_arrow().to_pylist(), entries.values.to_arrow().to_pylist(), strict=True):
+            assert key not in rows
+            rows[key] = value
+    return found
+
+
+def problems(path: Path) -> list[str]:
+    return [problem.message for problem in SparkSource(folder(path)).check("full", lambda *_: None)]
+
+
+def bytes_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def aggregate(tmp_path: Path) -> Path:
+    """A checkpoint of three partitions that a test may damage."""
+    return Path(shutil.copytree(AGGREGATE, tmp_path / "source"))
+
+
+@pytest.mark.parametrize("name", DEFAULT_STORE)
+def test_every_state_is_the_same_by_key_at_any_number_of_partitions(name: str, tmp_path: Path) -> None:
+    source = FIXTURES / name / "checkpoint"
+    before, files = content(source), bytes_of(source)
+    at = source
+    for number in (4, 61, 8, 1):
+        deal(at, tmp_path / str(number), number)
+        at = tmp_path / str(number)
+        assert content(at) == before
+        assert problems(at) == problems(source)
+    assert bytes_of(source) == files
+
+
+def test_keys_of_lists_are_refused_by_the_name_of_the_column(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match="key column 'numbers' of type list"):
+        deal(FIXTURES / "spark-4.3.0" / "key-types" / "checkpoint", tmp_path / "to", 4)
+    assert not (tmp_path / "to").exists()
+
+
+def test_every_partition_has_one_snapshot_of_the_newest_version_even_an_empty_one(tmp_path: Path) -> None:
+    outcome = deal(AGGREGATE, tmp_path / "to", 500)
+    version = SparkSource(folder(AGGREGATE)).version
+    for partition, keys in enumerate(outcome.keys[0].tolist()):
+        place = tmp_path / "to" / "state" / "0" / str(partition)
+        assert [file.name for file in place.iterdir() if file.is_file()] == [f"{version}.snapshot"]
+        stored = bytes(spark_decode("lz4", (place / f"{version}.snapshot").read_bytes(), ""))
+        assert stored.endswith(struct.pack(">i", -1))
+        assert (len(stored) == 4) == (keys == 0)
+    assert int(outcome.keys[0].sum()) == len(content(AGGREGATE)["operator-0", "default"])
+
+
+def test_an_operator_without_keys_stays_in_partition_0(tmp_path: Path) -> None:
+    source = FIXTURES / "spark-4.3.0" / "limit" / "checkpoint"
+    deal(source, tmp_path / "to", 7)
+    assert sorted(path.name for path in (tmp_path / "to" / "state" / "0").iterdir()) == ["0", "_metadata"]
+
+
+def changes(before: Path, after: Path) -> dict[str, tuple[str, str]]:
+    """Files outside of partitions that both have and that differ."""
+    old, new = bytes_of(before), bytes_of(after)
+    return {
+        path: (old[path].decode(), new[path].decode()) for path in old.keys() & new.keys() if old[path] != new[path]
+    }
+
+
+def test_logs_change_in_the_number_of_partitions_and_in_nothing_else(tmp_path: Path) -> None:
+    source = FIXTURES / "spark-4.3.0" / "totals-uncommitted" / "checkpoint"
+    deal(source, tmp_path / "to", 12)
+    newest = SparkSource(folder(source)).batch
+    changed = changes(source, tmp_path / "to")
+    assert sorted(changed) == sorted([f"offsets/{newest}", f"offsets/{newest + 1}", "state/0/_metadata/metadata"])
+    for path, (old, new) in changed.items():
+        name = "numPartitions" if path.startswith("state") else "spark.sql.shuffle.partitions"
+        assert re.sub(rf'("{name}":"?)\d+', r"\g<1>12", old) == new
+
+
+def test_moving_to_rocksdb_changes_the_provider_in_the_offsets_too(tmp_path: Path) -> None:
+    deal(AGGREGATE, tmp_path / "to", 3, "rocksdb")
+    ((path, (old, new)),) = (item for item in changes(AGGREGATE, tmp_path / "to").items() if "offsets" in item[0])
+    assert old.replace("state.HDFSBackedStateStoreProvider", "state.RocksDBStateStoreProvider") == new
+    assert path == f"offsets/{SparkSource(folder(AGGREGATE)).batch}"
+
+
+def test_checksums_of_hadoop_stay_with_files_that_stay(tmp_path: Path) -> None:
+    source = FIXTURES / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
+    deal(source, tmp_path / "to", 12)
+    new = bytes_of(tmp_path / "to")
+    changed = changes(source, tmp_path / "to")
+    kept = [path for path in new if path.endswith(".crc")]
+    assert kept
+    for path in kept:
+        of = re.sub(r"\.([^/]+)\.crc$", r"\1", path)
+        assert of in new
+        assert of not in changed
+
+
+def test_nothing_of_older_batches_or_of_an_uncommitted_one_is_in_the_copy(tmp_path: Path) -> None:
+    source = FIXTURES / "spark-4.3.0" / "totals-uncommitted" / "checkpoint"
+    deal(source, tmp_path / "to", 2)
+    version = SparkSource(folder(source)).version
+    files = [path.name for path in (tmp_path / "to" / "state" / "0").rglob("*.*") if path.is_file()]
+    assert set(files) == {f"{version}.snapshot"}
+
+
+def swap(at: Path) -> None:
+    one, other = at / "state" / "0" / "1", at / "state" / "0" / "2"
+    one.rename(at / "aside")
+    other.rename(one)
+    (at / "aside").rename(other)
+
+
+def number_in(path: str, name: str, value: str) -> Any:
+    def change(at: Path) -> None:
+        text = (at / path).read_text()
+        (at / path).write_text(re.sub(rf'("{name}":)("?)\d+', rf"\g<1>\g<2>{value}", text))
+
+    return change
+
+
+def remove(path: str) -> Any:
+    return lambda at: (at / path).unlink()
+
+
+def flip(path: str) -> Any:
+    def change(at: Path) -> None:
+        data = bytearray((at / path).read_bytes())
+        data[len(data) // 2] ^= 1
+        (at / path).write_bytes(data)
+
+    return change
+
+
+def more_partitions(at: Path) -> None:
+    shutil.copytree(at / "state" / "0" / "1", at / "state" / "0" / "3")
+
+
+NEWEST = json.loads((AGGREGATE.parent / "made.json").read_text())["newest_commit"]
+REFUSALS = {
+    "partitions swapped": (swap, DamagedCheckpoint, "state/0/1.* do not belong there"),
+    "a delta missing": (remove(f"state/0/1/{NEWEST + 1}.delta"), DamagedCheckpoint, f"state/0/1/{NEWEST + 1}.delta"),
+    "a bit flipped": (flip(f"state/0/2/{NEWEST + 1}.delta"), DamagedCheckpoint, f"state/0/2/{NEWEST + 1}.delta"),
+    "another number in the operator's metadata": (
+        number_in("state/0/_metadata/metadata", "numPartitions", "2"),
+        DamagedCheckpoint,
+        "2 partitions here and 3 in offsets",
+    ),
+    "another number in the offsets": (
+        number_in(f"offsets/{NEWEST}", "spark.sql.shuffle.partitions", "4"),
+        DamagedCheckpoint,
+        "3 partitions here and 4 in offsets",
+    ),
+    "a partition too many": (more_partitions, DamagedCheckpoint, "state/0/3.* has 3 partitions, 0 to 2"),
+    "no schema": (remove("state/0/0/_metadata/schema"), DamagedCheckpoint, "state/0/0/_metadata/schema"),
+    "no query id": (remove("metadata"), DamagedCheckpoint, "metadata"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_checkpoint_with_anything_wrong_is_refused_whole(name: str, aggregate: Path, tmp_path: Path) -> None:
+    damage, kind, message = REFUSALS[name]
+    damage(aggregate)
+    before = bytes_of(aggregate)
+    with pytest.raises(kind, match=message):
+        deal(aggregate, tmp_path / "to", 5)
+    assert not (tmp_path / "to").exists()
+    assert bytes_of(aggregate) == before
+
+
+def test_a_conf_without_the_number_of_partitions_is_refused_by_name(aggregate: Path, tmp_path: Path) -> None:
+    later = aggregate / "offsets" / str(NEWEST + 1)
+    later.write_text('v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{}')
+    with pytest.raises(UnsupportedFormat, match=rf"offsets/{NEWEST + 1}: its conf does not name spark.sql.shuffle"):
+        deal(aggregate, tmp_path / "to", 5)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1 << 20])
+def test_an_impossible_number_of_partitions_is_refused(number: int, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as error:
+        deal(AGGREGATE, tmp_path / "to", number)
+    assert error.value.kind == ErrorKind.INVALID_PARALLELISM
+
+
+def test_a_target_that_holds_anything_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "mine").write_text("mine")
+    with pytest.raises(InvalidInput, match=r"holds .mine.\. Name a folder that is empty"):
+        deal(AGGREGATE, tmp_path / "to", 4)
+    deal(AGGREGATE, tmp_path / "other", 4)
+    with pytest.raises(InvalidInput, match="holds a query's checkpoint"):
+        deal(AGGREGATE, tmp_path / "other", 4)
+
+
+def test_the_checkpoint_itself_and_a_folder_within_it_are_no_targets(aggregate: Path) -> None:
+    before = bytes_of(aggregate)
+    for target in (aggregate, aggregate / "copy", aggregate.parent):
+        with pytest.raises(InvalidInput):
+            deal(aggregate, target, 4)
+    assert bytes_of(aggregate) == before
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_copy_that_was_interrupted_is_no_checkpoint_and_says_how_to_go_on(after: int, tmp_path: Path) -> None:
+    def stop(step: str, done: int, _: int) -> None:
+        if step == "writing" and done == after:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        deal(AGGREGATE, tmp_path / "to", 4, progress=stop)
+    assert not (tmp_path / "to" / "metadata").exists()
+    assert not (tmp_path / "to" / "offsets").exists()
+    with pytest.raises(InvalidInput, match=r"begun and not ended.*Remove the folder and run the command again"):
+        deal(AGGREGATE, tmp_path / "to", 4)
+    shutil.rmtree(tmp_path / "to")
+    deal(AGGREGATE, tmp_path / "to", 4)
+    assert content(tmp_path / "to") == content(AGGREGATE)
+
+
+def test_a_query_that_goes_on_meanwhile_is_noticed_before_anything_is_written(aggregate: Path, tmp_path: Path) -> None:
+    def commit(step: str, *_: int) -> None:
+        if step == "reading":
+            shutil.copy(aggregate / "commits" / str(NEWEST), aggregate / "commits" / str(NEWEST + 1))
+
+    with pytest.raises(StorageError, match=f"newest batch was {NEWEST} and is {NEWEST + 1} now"):
+        deal(aggregate, tmp_path / "to", 4, progress=commit)
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_query_without_state_needs_no_copy(aggregate: Path, tmp_path: Path) -> None:
+    shutil.rmtree(aggregate / "state")
+    with pytest.raises(InvalidInput, match="no stateful operator"):
+        deal(aggregate, tmp_path / "to", 4)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "snappy", "zstd"])
+def test_streams_of_every_codec_are_joined_into_one(codec: str) -> None:
+    from stateformat.backends.foreign.framing import spark_joined
+
+    parts = [bytes([number]) * size for number, size in enumerate([100_000, 1, 0, 40_000])]
+    whole = b"".join(spark_joined(codec, [spark_encode(codec, part) for part in parts]))
+    assert bytes(spark_decode(codec, whole, "")) == b"".join(parts)
