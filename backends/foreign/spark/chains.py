@@ -59,17 +59,20 @@ class _Hops:
         return key, value, possible
 
 
-def parse_chains(data: Octets, ends: Positions, may_delete: _Flags, paths: list[str]) -> Chain:
+def parse_chains(
+    data: Octets, ends: Positions, may_delete: _Flags, paths: list[str], least: tuple[int, int] = (0, 0)
+) -> Chain:
     """Parse chains that end at ``ends`` of ``data``, each beginning where the one before it ends.
 
     ``may_delete`` tells of each whether entries may be deletions; ``paths`` names them in errors.
+    ``least`` are sizes below which no key and no value is: better guesses, and nothing more.
     """
     if len(data) < 4 or np.any(np.diff(ends, prepend=0) < 4):
         short = int(np.argmin(np.diff(ends, prepend=0)))
         raise damaged(paths[short], "it holds no end mark")
     hops = _Hops(data, ends, may_delete)
     begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    starts, chain = _guess(hops, begins, ends)
+    starts, chain = _guess(hops, begins, ends, least)
     stops = np.append(starts[1:], ends[-1])
     stops = np.minimum(stops, ends[chain])
     marked = np.zeros(len(data) + 1, np.bool_)
@@ -78,10 +81,30 @@ def parse_chains(data: Octets, ends: Positions, may_delete: _Flags, paths: list[
     entries = np.flatnonzero(marked)
     keys = hops.sizes[entries].astype(np.int64)
     values = hops.sizes[entries + 4 + keys].astype(np.int64)
+    _check_tiling(entries, entries + 8 + keys + np.maximum(values, 0), begins, ends, paths)
     return Chain(ByteStrings(data, entries + 4, keys), ByteStrings(data, entries + 8 + keys, values))
 
 
-def _guess(hops: _Hops, begins: Positions, ends: Positions) -> tuple[Positions, npt.NDArray[np.int64]]:
+def _check_tiling(entries: Positions, after: Positions, begins: Positions, ends: Positions, paths: list[str]) -> None:
+    """Raise where entries and end marks together leave gaps in the buffer, or overlap."""
+    firsts = np.searchsorted(entries, begins)
+    wanted = np.append(after, 0)[:-1]
+    following = np.append(entries[1:], ends[-1] - 4)
+    # The last entry of a chain is followed by its end mark, where there is an entry at all.
+    counts = np.diff(np.append(firsts, len(entries)))
+    lasts = (np.append(firsts[1:], len(entries)) - 1)[counts > 0]
+    following[lasts] = ends[counts > 0] - 4
+    wrong = np.flatnonzero(wanted != following)
+    begun = np.append(entries, -1)[firsts[counts > 0]] == begins[counts > 0]
+    empty = (counts == 0) & (ends - begins != 4)
+    if len(wrong) or not begun.all() or empty.any():
+        where = int(entries[wrong[0]]) if len(wrong) else 0
+        raise damaged(paths[int(np.searchsorted(ends, where, "right"))], "its entries leave gaps", offset=where)
+
+
+def _guess(
+    hops: _Hops, begins: Positions, ends: Positions, least: tuple[int, int]
+) -> tuple[Positions, npt.NDArray[np.int64]]:
     """Return where lanes begin: at every chain's begin, and at likely places between."""
     sizes = ends - begins
     lane = max(_LANE_BYTES, int(sizes.sum()) // _MAX_LANES)
@@ -104,7 +127,7 @@ def _guess(hops: _Hops, begins: Positions, ends: Positions) -> tuple[Positions, 
         per_round = max(1, (1 << 20) * align // width)
         for first in range(0, len(left), per_round):
             some = left[first : first + per_round]
-            found[some] = _first_likely(hops, aim[some], chain[some], align, width)
+            found[some] = _first_likely(hops, aim[some], chain[some], align, width, least)
     kept = found >= 0
     starts = np.concatenate([begins, found[kept]])
     chains = np.concatenate([firsts, chain[kept]])
@@ -127,7 +150,9 @@ def _entry_size(hops: _Hops, begins: Positions, chain: npt.NDArray[np.int64]) ->
     return min(most, 1 << 14)
 
 
-def _first_likely(hops: _Hops, aim: Positions, chain: npt.NDArray[np.int64], align: int, width: int) -> Positions:
+def _first_likely(
+    hops: _Hops, aim: Positions, chain: npt.NDArray[np.int64], align: int, width: int, least: tuple[int, int]
+) -> Positions:
     """Return for each aim the first place from which several hops succeed; −1 where there is none.
 
     All candidates of all aims hop at once; few survive the first hop.
@@ -144,7 +169,7 @@ def _first_likely(hops: _Hops, aim: Positions, chain: npt.NDArray[np.int64], ali
     for _ in range(_TRIES):
         key, value, possible = hops.step(at, chains)
         # Empty keys and values together would let zeros pass for entries.
-        possible &= key + value > 0
+        possible &= (key + value > 0) & (key >= least[0]) & ((value >= least[1]) | (value == -1))
         candidates, lanes, chains = candidates[possible], lanes[possible], chains[possible]
         at = (at + 8 + key + np.maximum(value, 0))[possible]
     found = np.full(len(aim), -1, np.int64)
@@ -209,24 +234,29 @@ def _walk(
     Takes marks away that the walk steps over. Raises where an entry is impossible.
     """
     own = int(chain[lane])
-    end = int(hops.ends[own])
+    end, least = int(hops.ends[own]), -1 if hops.may_delete[own] else 0
+    size_at = hops.sizes.item
     cleared = int(starts[lane + 1]) if lane + 1 < len(starts) else end
     while True:
         if at > cleared:
             marked[cleared:at] = False
             cleared = at
-        if at >= cleared and at < end and marked[at]:
+        if cleared <= at < end and marked[at]:
             return int(np.searchsorted(starts, at, "right")) - 1
-        if at == end - 4 and int(hops.sizes[at]) == -1:
-            marked[max(at, 0) : end] = False
+        key = size_at(at)
+        if at == end - 4 and key == -1:
+            marked[at:end] = False
             return int(np.searchsorted(starts, end, "left"))
-        key, value, possible = hops.step(np.array([at]), np.array([own]))
-        if not possible[0]:
+        room = end - at - 12
+        value = size_at(at + 4 + key) if 0 <= key <= room else least - 1
+        if not least <= value <= room - key:
+            begin = int(hops.ends[own - 1]) if own else 0
             raise damaged(
                 paths[own],
-                f"at byte {at - (int(hops.ends[own - 1]) if own else 0)} of what it holds no entry can stand "
-                f"(sizes {int(key[0])} and {int(value[0])})",
+                f"at byte {at - begin} of what it holds no entry can stand: its key's size is {key}"
+                + (f", its value's {value}" if 0 <= key <= room else f", and {max(0, room)} bytes are left"),
                 offset=at,
             )
         marked[at] = True
-        at += 8 + int(key[0]) + max(0, int(value[0]))
+        cleared = max(cleared, at + 1)
+        at += 8 + key + max(0, value)

@@ -22,7 +22,7 @@ from ..byte_strings import ByteStrings, Positions
 from ..framing import crc32c, damaged, spark_decode, spark_encode
 from .chains import Chain, parse_chains
 from .stores import Entries, Listing, Store
-from .unsafe_row import decode_rows
+from .unsafe_row import decode_rows, row_size
 
 FILE: Final = re.compile(r"([1-9]\d{0,17})\.(delta|snapshot)")
 """Names of the store's files; version 0 is the empty state and has none."""
@@ -77,7 +77,8 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
     data = contents[0] if len(contents) == 1 else np.concatenate(contents)
     ends = np.cumsum([len(content) for content in contents]).astype(np.int64)
     deletes = np.array([path.endswith(".delta") for path in paths])
-    chain = parse_chains(data, ends, deletes, paths)
+    least = (row_size(len(store.schema.key)), row_size(len(store.schema.value)))
+    chain = parse_chains(data, ends, deletes, paths, least)
     if store.has_row_checksums:
         chain = _checked(chain, ends, paths)
     if len(files) == 1 and not deletes[0]:

@@ -80,6 +80,11 @@ def decode_rows(rows: ByteStrings, fields: Sequence[SparkField], path: str) -> l
     return _columns(_Rows(rows, path), fields)
 
 
+def row_size(fields: int) -> int:
+    """Return the bytes that a row has at least: its null bits, and a word a field."""
+    return 8 * ((fields + 63) // 64) + 8 * fields
+
+
 class _Rows:
     """Rows of one type, none of them null."""
 
@@ -96,7 +101,7 @@ class _Rows:
 
 def _columns(rows: _Rows, fields: Sequence[SparkField]) -> list[pa.Array]:
     head = 8 * ((len(fields) + 63) // 64)
-    least = head + 8 * len(fields)
+    least = row_size(len(fields))
     if len(rows.start) and int(rows.length.min()) < least:
         raise damaged(rows.path, f"a row has {int(rows.length.min())} bytes, and {len(fields)} fields take {least}")
     if not len(rows.start):
