@@ -1,5 +1,31 @@
 """Checkpoints of other systems, read as if they were ours: Flink's and Structured Streaming's.
 
 Pure functions from bytes to Arrow; no JVM, no pyspark. Read ``source`` (what every format
-provides), ``byte_strings``, ``framing``, ``cursor``, then ``spark`` or ``flink``.
+provides), ``checkpoint`` (a source as users hold one), ``formats`` (which formats there are), then
+``byte_strings``, ``framing``, ``cursor``, ``sst`` (bytes), ``spark`` or ``flink`` (a format), and
+``importing``. `docs/foreign.md` says what is read, kept opaque and refused.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stateformat._lazy import lazy
+
+if TYPE_CHECKING:
+    from .checkpoint import (
+        ForeignCheckpoint as ForeignCheckpoint,
+        ForeignFolder as ForeignFolder,
+        ForeignFormat as ForeignFormat,
+    )
+    from .importing import Imported as Imported, ImportSpec as ImportSpec, import_checkpoint as import_checkpoint
+    from .source import ForeignSource as ForeignSource, Note as Note, Part as Part
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".checkpoint": "ForeignCheckpoint ForeignFolder ForeignFormat",
+            ".importing": "ImportSpec Imported import_checkpoint",
+            ".source": "ForeignSource Note Part",
+        },
+    )
