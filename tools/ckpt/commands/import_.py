@@ -170,7 +170,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             ("size", look.dotted(*sizes)),
             *draw_changes(document["changes"], look),
             *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),
-            *((("watermark", render.precise_moment(watermark * 1000)),) if watermark is not None else ()),
+            *((("watermark", render.precise_moment(watermark * 1000)),) if watermark else ()),
             *((label(one["uid"]), f"goes on {label(one['behind'])}") for one in document["positions"]),
         ],
         look,
