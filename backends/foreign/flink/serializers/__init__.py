@@ -1,12 +1,30 @@
 """Flink's serializers: from their snapshots to descriptions, from bytes of values to Arrow.
 
 Read ``lanes`` (many positions in one buffer), ``serializer`` (what each one provides), then the
-kinds: ``plain``, ``text``.
+kinds: ``plain``, ``text``, ``records``, ``collections``, ``pojo``, ``times``, ``numbers``; last
+``snapshots``, which makes serializers from bytes.
 """
 
 from __future__ import annotations
 
+from .collections import ListOf, MapOf
 from .lanes import Lanes, gathered, ramp
+from .records import Timer, Ttl
 from .serializer import Opaque, Serializer, scattered
+from .snapshots import UnknownClass, read_top, read_versioned
 
-__all__ = ["Lanes", "Opaque", "Serializer", "gathered", "ramp", "scattered"]
+__all__ = [
+    "Lanes",
+    "ListOf",
+    "MapOf",
+    "Opaque",
+    "Serializer",
+    "Timer",
+    "Ttl",
+    "UnknownClass",
+    "gathered",
+    "ramp",
+    "read_top",
+    "read_versioned",
+    "scattered",
+]

@@ -36,7 +36,7 @@ class Boolean(Serializer):
 class Nothing(Serializer):
     """One byte that says nothing: the void namespace, the global window, ``Void``.
 
-    Flink declares a length of 0 for them. Read as ``true``.
+    Flink declares a length of 0 for some of them, and writes the byte. Read as ``true``.
     """
 
     arrow_type = pa.bool_()
@@ -48,11 +48,10 @@ class Nothing(Serializer):
 
 
 class TimeWindow(Serializer):
-    """Start and end of a window in ms, the end exclusive. Flink declares a length of 0."""
+    """Start and end of a window in ms, the end exclusive."""
 
     arrow_type = pa.struct([("window_start", pa.int64()), ("window_end", pa.int64())])
     fixed_length = least_length = 16
-    java_hash = "TimeWindow"
 
     def read(self, lanes: Lanes) -> pa.Array:
         start, end = lanes.fixed(">i8"), lanes.fixed(">i8")

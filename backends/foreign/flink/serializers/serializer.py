@@ -57,6 +57,10 @@ class Serializer(ABC):
         else:
             lanes.skip(self.fixed_length)
 
+    def as_key(self) -> Serializer:
+        """Return the serializer for keys of this type, without what keys never have (row kinds)."""
+        return self
+
     def read_all(self, strings: ByteStrings, path: str = "") -> pa.Array:
         """Decode framed values: every one must fill its string."""
         lanes = Lanes.of(strings, path)

@@ -1,0 +1,150 @@
+"""Headers of streams: which states there are, with their options and serializers.
+
+A class of serializer that is not known ends a header: what was read before it is returned, with
+``stopped``. What follows is data for those who can find it without the header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from stateformat.errors import UnsupportedFormat
+
+from ..cursor import Cursor
+from .serializers import Serializer, UnknownClass, read_top
+
+KEY_VALUE, OPERATOR_LIST, BROADCAST, TIMERS, KEY_VALUE_V2 = range(5)
+"""Kinds of states."""
+KEYED_VERSION: Final = 6
+OPERATOR_VERSIONS: Final = (5, 6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateInfo:
+    """One state of a header. Its number in the data is its place in the list."""
+
+    name: str
+    kind: int
+    options: Mapping[str, str]
+    """``KEYED_STATE_TYPE`` or ``OPERATOR_STATE_DISTRIBUTION_MODE``."""
+    serializers: Mapping[str, Serializer]
+    """By role: ``VALUE_SERIALIZER``, ``NAMESPACE_SERIALIZER``, ``KEY_SERIALIZER``. Where a header
+    stopped, some are missing.
+    """
+    begin: int
+    end: int
+    """Which bytes of the stream describe it."""
+
+    @property
+    def value(self) -> Serializer | None:
+        return self.serializers.get("VALUE_SERIALIZER")
+
+    @property
+    def namespace(self) -> Serializer | None:
+        return self.serializers.get("NAMESPACE_SERIALIZER")
+
+    @property
+    def key(self) -> Serializer | None:
+        """Of broadcast state."""
+        return self.serializers.get("KEY_SERIALIZER")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyedHeader:
+    """What stands before keyed state, and is all of RocksDB's meta stream."""
+
+    compressed: bool
+    key: Serializer | None
+    """None if its class is not known; then there are no states either."""
+    declared: int
+    """How many states there are; ``states`` has fewer if the header stopped."""
+    states: tuple[StateInfo, ...]
+    end: int
+    """Where it ends, or where it stopped."""
+    stopped: UnknownClass | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorHeader:
+    """What stands before operator state."""
+
+    version: int
+    compressed: bool
+    lists: tuple[StateInfo, ...]
+    broadcasts: tuple[StateInfo, ...]
+    end: int
+    stopped: UnknownClass | None
+
+
+def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
+    """Read the header at the beginning of ``data``, which may go on behind it.
+
+    Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
+    """
+    at = Cursor(data, path)
+    _version(at, (KEYED_VERSION,), "keyed")
+    compressed = at.flag("whether key groups are compressed")
+    try:
+        key = read_top(at)
+    except UnknownClass as error:
+        return KeyedHeader(compressed, None, 0, (), at.position, error)
+    declared = at.u16()
+    states, stopped = _states(at, declared)
+    return KeyedHeader(compressed, key, declared, states, at.position, stopped)
+
+
+def read_operator_header(data: bytes | memoryview, path: str) -> OperatorHeader:
+    """Read the header at the beginning of ``data``, which may go on behind it.
+
+    Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
+    """
+    at = Cursor(data, path)
+    version = _version(at, OPERATOR_VERSIONS, "operator")
+    compressed = version >= 6 and at.flag("whether state is compressed")
+    lists, stopped = _states(at, at.u16())
+    broadcasts: tuple[StateInfo, ...] = ()
+    if stopped is None:
+        broadcasts, stopped = _states(at, at.u16())
+    return OperatorHeader(version, compressed, lists, broadcasts, at.position, stopped)
+
+
+def _version(at: Cursor, known: tuple[int, ...], what: str) -> int:
+    version = at.i32()
+    if version not in known:
+        raise UnsupportedFormat(
+            f"{at.path}: a header of {what} state has version {version}, and known are {', '.join(map(str, known))} "
+            "(Flink 1.7 to 2.3): take a savepoint with one of these",
+            path=at.path,
+            version=version,
+        )
+    return version
+
+
+def _states(at: Cursor, count: int) -> tuple[tuple[StateInfo, ...], UnknownClass | None]:
+    """Read ``count`` states; the last one returned lacks serializers if one stopped."""
+    found: list[StateInfo] = []
+    at.fitting(count, 14, "states")
+    for _ in range(count):
+        begin = at.position
+        name, kind = at.utf(), at.i32()
+        if not 0 <= kind <= KEY_VALUE_V2:
+            at.damaged(f"state {name!r} is of kind {kind}; known are 0 to {KEY_VALUE_V2}")
+        options = {at.utf(): at.utf() for _ in range(at.count(4, "options"))}
+        serializers: dict[str, Serializer] = {}
+        stopped = None
+        for _ in range(at.count(12, "serializers")):
+            role = at.utf()
+            try:
+                serializers[role] = read_top(at)
+            except UnknownClass as error:
+                stopped = error
+                break
+        found.append(StateInfo(name, kind, options, serializers, begin, at.position))
+        if stopped is not None:
+            return tuple(found), stopped
+    names = [state.name for state in found]
+    if len(set(names)) != len(names):
+        at.damaged("a state stands twice in a header")
+    return tuple(found), None

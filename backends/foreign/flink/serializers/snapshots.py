@@ -1,0 +1,333 @@
+"""Snapshots of serializers: from their bytes to :class:`Serializer`.
+
+Bodies have no lengths, so a class that is not known ends the parse (:class:`UnknownClass`), except
+where a blob frames it. Class names are compared and printed, never loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from stateformat.errors import ErrorKind, UnsupportedFormat
+
+from ...cursor import DEPTH_MAX, Cursor
+from . import plain, times
+from .collections import Characters, ListOf, MapOf, MaskedList, Octets
+from .numbers import BigDecimal, BigInteger
+from .pojo import Pojo
+from .records import (
+    Either,
+    Enumeration,
+    Nullable,
+    Row,
+    Sequential,
+    Timer,
+    Ttl,
+    Tuple,
+    opaque_within,
+    undecodable,
+)
+from .serializer import Opaque, Serializer
+from .text import CHARACTER, TEXT
+
+_OUTER_MAGIC: Final = 911108
+_NESTED_MAGIC: Final = 1333245
+_MAP_MAGIC: Final = 0x4F2C69A3D70
+_PACKAGE: Final = "org.apache.flink."
+
+Parse: TypeAlias = "Callable[[Cursor, int, int], Serializer]"
+"""Takes the cursor behind the version, the version, and the depth."""
+
+
+class UnknownClass(UnsupportedFormat):
+    """A class or version of a snapshot that is not known: what follows cannot be found."""
+
+
+def read_top(at: Cursor, depth: int = 0) -> Serializer:
+    """Read the form that headers have: i32 2, then the versioned form."""
+    version = at.i32()
+    if version != 2:
+        raise _unknown(at, f"a serializer's snapshot of form {version} (before Flink 1.7)", "")
+    return read_versioned(at, depth)
+
+
+def read_versioned(at: Cursor, depth: int) -> Serializer:
+    """Read class, version and body. Raises ``UnknownClass`` and ``DamagedCheckpoint``."""
+    if depth > DEPTH_MAX:
+        at.damaged(f"serializers stand in one another more than {DEPTH_MAX} deep")
+    name = at.name("the class of a serializer")
+    version = at.i32()
+    parse = _PARSERS.get(name.rpartition(".")[2]) if name.startswith(_PACKAGE) else None
+    if parse is None:
+        raise _unknown(at, f"serializer snapshot {name}", name)
+    return parse(at, version, depth)
+
+
+def _unknown(at: Cursor, what: str, name: str) -> UnknownClass:
+    return UnknownClass(
+        f"{at.path}: {what} at byte {at.position} is not known, and what follows it has no length; decode it with "
+        "Flink, or take a savepoint of a job without it",
+        kind=ErrorKind.UNSUPPORTED_FEATURE,
+        path=at.path,
+        java_class=name,
+        offset=at.position,
+    )
+
+
+def _versions(at: Cursor, version: int, known: Sequence[int], what: str) -> None:
+    if version not in known:
+        raise _unknown(at, f"version {version} of {what}", what)
+
+
+def _simple(serializer: Serializer) -> Parse:
+    """A snapshot without a body; version 2 has the name of the serializer."""
+
+    def parse(at: Cursor, version: int, _depth: int) -> Serializer:
+        _versions(at, version, (2, 3), "a simple serializer")
+        if version == 2:
+            at.utf()
+        return serializer
+
+    return parse
+
+
+def nested(at: Cursor, depth: int) -> list[Serializer]:
+    """Read the snapshots of children."""
+    if at.i32() != _NESTED_MAGIC:
+        at.damaged(f"the children of a serializer should begin with {_NESTED_MAGIC}")
+    _versions(at, at.i32(), (1,), "nested serializers")
+    return [read_versioned(at, depth + 1) for _ in range(at.count(6, "serializers"))]
+
+
+def _composite(
+    children: int | None,
+    build: Callable[[list[Serializer], object], Serializer],
+    outer: Callable[[Cursor, int], object] = lambda _at, _version: None,
+) -> Parse:
+    """A snapshot with children: a version and body of its own (``outer``), then the children."""
+
+    def parse(at: Cursor, version: int, depth: int) -> Serializer:
+        _versions(at, version, (3,), "a composite serializer")
+        if at.i32() != _OUTER_MAGIC:
+            at.damaged(f"a composite serializer should begin with {_OUTER_MAGIC}")
+        own = outer(at, at.i32())
+        found = nested(at, depth)
+        if children is not None and len(found) != children:
+            at.damaged(f"a serializer has {len(found)} children and should have {children}")
+        return build(found, own)
+
+    return parse
+
+
+def _list(found: list[Serializer], _own: object) -> Serializer:
+    return undecodable(found, last_may=False) or ListOf(found[0])
+
+
+def _array(found: list[Serializer], _own: object) -> Serializer:
+    return undecodable(found, last_may=False) or ListOf(found[0], flagged=True)
+
+
+def _masked(found: list[Serializer], own: object) -> Serializer:
+    if not own:
+        return _list(found, own)
+    return undecodable(found, last_may=False) or MaskedList(found[0])
+
+
+def _map(found: list[Serializer], _own: object) -> Serializer:
+    return undecodable(found, last_may=False) or MapOf(found[0], found[1])
+
+
+def _null_aware_map(found: list[Serializer], _own: object) -> Serializer:
+    return undecodable(found, last_may=False) or MapOf(found[0], found[1], nullable_keys=True)
+
+
+def _tuple(found: list[Serializer], own: object) -> Serializer:
+    return undecodable(found) or Tuple(str(own), found)
+
+
+def _row(found: list[Serializer], own: object) -> Serializer:
+    return undecodable(found) or Row(found, kinds=bool(own))
+
+
+def _sequence(*names: str) -> Callable[[list[Serializer], object], Serializer]:
+    return lambda found, _own: undecodable(found) or Sequential(names, found)
+
+
+def _timer(found: list[Serializer], _own: object) -> Serializer:
+    return undecodable(found) or Timer(found[0], found[1])
+
+
+def _ttl(found: list[Serializer], _own: object) -> Serializer:
+    return undecodable(found) or Ttl(found[0], found[1])
+
+
+def _nullable(found: list[Serializer], own: object) -> Serializer:
+    return Nullable(found[0], int(str(own)))
+
+
+def _buffer_entry(found: list[Serializer], _own: object) -> Serializer:
+    return Sequential(("joined", "element"), (plain.BOOLEAN, found[0]))
+
+
+def _outer_name(at: Cursor, _version: int) -> str:
+    return at.name("the class of a value")
+
+
+def _outer_flag(at: Cursor, _version: int) -> bool:
+    return at.flag("an option of a serializer")
+
+
+def _outer_row(at: Cursor, version: int) -> bool:
+    return version == 3 if version <= 3 else _outer_flag(at, version)
+
+
+def _outer_masked(at: Cursor, version: int) -> bool:
+    return version == 2 if version <= 2 else _outer_flag(at, version)
+
+
+def _outer_padding(at: Cursor, _version: int) -> int:
+    padding = at.i32()
+    if not 0 <= padding <= 1 << 20:
+        at.damaged(f"the padding of nulls is {padding}")
+    return padding
+
+
+def _enumeration(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (3,), "an enum's serializer")
+    name = at.name("the class of an enum")
+    return Enumeration(name, [at.utf() for _ in range(at.count(2, "constants"))])
+
+
+def _ttl_aware(at: Cursor, version: int, depth: int) -> Serializer:
+    _versions(at, version, (1,), "a serializer that is aware of TTL")
+    at.flag("whether TTL is on")
+    return read_versioned(at, depth + 1)
+
+
+def _entries(at: Cursor) -> list[tuple[str, memoryview | None]]:
+    """Read a map of names to blobs; what stands for the keys themselves is skipped."""
+    if at.i64() != _MAP_MAGIC:
+        at.damaged("a map of serializers does not begin as one")
+    found = []
+    for _ in range(at.count(4, "entries")):
+        name = at.utf()
+        if at.flag("whether there is a key"):
+            at.take(at.i32())
+        value = at.take(at.i32()) if at.flag("whether there is a value") else None
+        found.append((name, value))
+    return found
+
+
+def _framed(at: Cursor, blob: memoryview | None, depth: int) -> Serializer | None:
+    """Read a snapshot within a blob: an unknown class there is opaque, and ends nothing."""
+    if blob is None:
+        return None
+    inner = Cursor(blob, at.path, kind=at.kind)
+    try:
+        found = read_versioned(inner, depth + 1)
+    except UnknownClass as error:
+        return Opaque(error.details["java_class"])
+    inner.finish("a serializer")
+    return found
+
+
+def _pojo(at: Cursor, version: int, depth: int) -> Serializer:
+    _versions(at, version, (2,), "a POJO's serializer")
+    name = at.name("the class of a POJO")
+    fields = [(field, _framed(at, blob, depth)) for field, blob in _entries(at)]
+    registered = [(subclass, _framed(at, blob, depth)) for subclass, blob in _entries(at)]
+    others = {subclass: _framed(at, blob, depth) for subclass, blob in _entries(at)}
+    children = [found or Opaque(f"field {field} of {name}") for field, found in fields]
+    names = [field for field, _ in fields]
+    if len(set(names)) != len(names):
+        at.damaged(f"a field stands twice in {name}")
+    if any(found.takes_rest for found in children[:-1]):
+        return Opaque(*opaque_within(children))
+    return Pojo(name, names, children, registered, others)
+
+
+def _kryo(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (2,), "Kryo's serializer")
+    name = at.name("the class of a value")
+    for _ in range(3):
+        _entries(at)
+    return Opaque(name)
+
+
+def _custom(at: Cursor, _version: int, _depth: int) -> Serializer:
+    return Opaque(at.name("the class of a value"))
+
+
+_NUMBERS: Final = {
+    "Long": plain.LONG,
+    "Int": plain.INTEGER,
+    "Short": plain.SHORT,
+    "Byte": plain.BYTE,
+    "Boolean": plain.BOOLEAN,
+    "Float": plain.FLOAT,
+    "Double": plain.DOUBLE,
+    "Char": CHARACTER,
+    "String": TEXT,
+}
+_SIMPLE: Final[dict[str, Serializer]] = {
+    **{f"{name}Serializer": found for name, found in _NUMBERS.items()},
+    **{f"{name}ValueSerializer": found for name, found in _NUMBERS.items()},
+    **{
+        f"{name}PrimitiveArraySerializer": ListOf(found)
+        for name, found in _NUMBERS.items()
+        if name not in ("Byte", "Char", "String")
+    },
+    "BytePrimitiveArraySerializer": Octets(),
+    "CharPrimitiveArraySerializer": Characters(),
+    "StringArraySerializer": ListOf(TEXT),
+    "VoidNamespaceSerializer": plain.Nothing(),
+    "VoidSerializer": plain.Nothing(),
+    "DateSerializer": times.Milliseconds(),
+    "SqlDateSerializer": times.Milliseconds(),
+    "SqlTimeSerializer": times.Milliseconds(),
+    "SqlTimestampSerializer": times.Moment(millis=True),
+    "InstantSerializer": times.Moment(millis=False),
+    "LocalDateSerializer": times.LOCAL_DATE,
+    "LocalTimeSerializer": times.LOCAL_TIME,
+    "LocalDateTimeSerializer": times.LocalDateTime(),
+    "BigIntSerializer": BigInteger(),
+    "BigDecSerializer": BigDecimal(),
+    "JavaSerializer": Opaque("java.io.Serializable"),
+}
+_PARSERS: Final[dict[str, Parse]] = {
+    **{f"{name}${name}Snapshot": _simple(found) for name, found in _SIMPLE.items()},
+    "TimeWindow$Serializer$TimeWindowSerializerSnapshot": _simple(plain.TimeWindow()),
+    "GlobalWindow$Serializer$GlobalWindowSerializerSnapshot": _simple(plain.Nothing()),
+    "CountWindow$Serializer$CountWindowSerializerSnapshot": _simple(plain.LONG),
+    "EnumSerializer$EnumSerializerSnapshot": _enumeration,
+    "ListSerializerSnapshot": _composite(1, _list),
+    "ArrayListSerializerSnapshot": _composite(1, _list),
+    "SetSerializerSnapshot": _composite(1, _list),
+    "ListViewSerializerSnapshot": _composite(1, lambda found, _own: found[0]),
+    "MapViewSerializerSnapshot": _composite(1, lambda found, _own: found[0]),
+    "LinkedListSerializer$LinkedListSerializerSnapshot": _composite(1, _masked, _outer_masked),
+    "GenericArraySerializerSnapshot": _composite(1, _array, _outer_name),
+    "MapSerializerSnapshot": _composite(2, _map),
+    "NullAwareMapSerializerSnapshot": _composite(2, _null_aware_map),
+    "TupleSerializerSnapshot": _composite(None, _tuple, _outer_name),
+    "ScalaCaseClassSerializerSnapshot": _composite(None, _tuple, _outer_name),
+    "Tuple2CaseClassSerializerSnapshot": _composite(None, _tuple, _outer_name),
+    "Tuple0SerializerSnapshot": _simple(plain.Nothing()),
+    "RowSerializer$RowSerializerSnapshot": _composite(None, _row, _outer_row),
+    "NullableSerializer$NullableSerializerSnapshot": _composite(1, _nullable, _outer_padding),
+    "TtlStateFactory$TtlSerializerSnapshot": _composite(2, _ttl),
+    "TtlAwareSerializerSnapshot": _ttl_aware,
+    "TimerSerializerSnapshot": _composite(2, _timer),
+    "WindowKeySerializer$WindowKeySerializerSnapshot": _composite(
+        1, lambda found, _own: Sequential(("window", "key"), (plain.LONG, found[0]))
+    ),
+    "JavaEitherSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1])),
+    "ScalaEitherSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1])),
+    "CoGroupedStreams$UnionSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1], (1, 2))),
+    "IntervalJoinOperator$BufferEntrySerializerSnapshot": _composite(1, _buffer_entry),
+    "PojoSerializerSnapshot": _pojo,
+    "KryoSerializerSnapshot": _kryo,
+    "CopyableValueSerializer$CopyableValueSerializerSnapshot": _custom,
+    "ValueSerializer$ValueSerializerSnapshot": _custom,
+}

@@ -1,0 +1,442 @@
+"""Flink's serializers written by hand, from the table of layouts: the second oracle of the readers.
+
+A :class:`Kind` has the snapshot, a strategy of values, how a value is written, and what Arrow says.
+Nothing here uses the product.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as some
+
+BASE = "org.apache.flink.api.common.typeutils.base."
+RUNTIME = "org.apache.flink.api.java.typeutils.runtime."
+
+
+def pack(form: str, *values: Any) -> bytes:
+    return struct.pack(">" + form, *values)
+
+
+def utf(text: str) -> bytes:
+    raw = text.encode()
+    return pack("H", len(raw)) + raw
+
+
+def blob(data: bytes) -> bytes:
+    return pack("i", len(data)) + data
+
+
+def versioned(name: str, version: int, body: bytes = b"") -> bytes:
+    return utf(name) + pack("i", version) + body
+
+
+def top(snapshot: bytes) -> bytes:
+    return pack("i", 2) + snapshot
+
+
+def simple(name: str, place: str = BASE) -> bytes:
+    return versioned(f"{place}{name}${name.rpartition('.')[2]}Snapshot", 3)
+
+
+def nested(*children: bytes) -> bytes:
+    return pack("iii", 1333245, 1, len(children)) + b"".join(children)
+
+
+def composite(name: str, children: list[bytes], outer: bytes = b"", version: int = 1) -> bytes:
+    return versioned(name, 3, pack("ii", 911108, version) + outer + nested(*children))
+
+
+def number(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def text(value: str | None) -> bytes:
+    if value is None:
+        return b"\0"
+    units = value.encode("utf-16-be")
+    return number(len(units) // 2 + 1) + b"".join(number(u) for u in struct.unpack(f">{len(units) // 2}H", units))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One serializer: ``values`` makes pairs of what is written and what is read."""
+
+    name: str
+    snapshot: bytes
+    values: some.SearchStrategy[Any]
+    write: Callable[[Any], bytes]
+    read: Callable[[Any], Any] = lambda value: value
+
+
+def whole(bits: int) -> some.SearchStrategy[int]:
+    return some.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
+
+
+TEXTS = some.text(some.characters(codec="utf-8"), max_size=12)
+LONG = Kind("long", simple("LongSerializer"), whole(64), lambda value: pack("q", value))
+INT = Kind("int", simple("IntSerializer"), whole(32), lambda value: pack("i", value))
+TEXT = Kind("string", simple("StringSerializer"), TEXTS, text)
+NULL_TEXT = Kind("string or null", TEXT.snapshot, some.none() | TEXTS, text)
+DOUBLE = Kind("double", simple("DoubleSerializer"), some.floats(allow_nan=False), lambda value: pack("d", value))
+BOOL = Kind("boolean", simple("BooleanSerializer"), some.booleans(), lambda value: pack("?", value))
+
+
+def big(value: int | None) -> bytes:
+    special = {None: 0, 0: 1, 1: 2, 10: 3}
+    if value in special:
+        return pack("i", special[value])
+    size = (value + (value < 0)).bit_length() // 8 + 1
+    return pack("i", size + 4) + value.to_bytes(size, "big", signed=True)
+
+
+def decimal_written(value: decimal.Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+    return big(unscaled) + pack("i", -int(exponent))
+
+
+def decimals() -> some.SearchStrategy[decimal.Decimal]:
+    made = some.builds(
+        lambda unscaled, scale: decimal.Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -scale)),
+        whole(240) | whole(16),
+        some.integers(-45, 45) | some.integers(0, 3),
+    )
+    # Java's numbers have no negative zero.
+    return made.map(lambda value: value or value.copy_abs())
+
+
+def day(value: dt.date) -> bytes:
+    return pack("iBB", value.year, value.month, value.day)
+
+
+def moment(value: int) -> bytes:
+    return pack("qi", value // 10**9, value % 10**9)
+
+
+NANOS = some.integers(-(10**24), 10**24)
+DATES = some.dates()
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+PLAIN = [
+    LONG,
+    INT,
+    TEXT,
+    NULL_TEXT,
+    DOUBLE,
+    BOOL,
+    Kind("short", simple("ShortSerializer"), whole(16), lambda value: pack("h", value)),
+    Kind("byte", simple("ByteSerializer"), whole(8), lambda value: pack("b", value)),
+    Kind("float", simple("FloatSerializer"), some.floats(width=32, allow_nan=False), lambda value: pack("f", value)),
+    Kind(
+        "char",
+        simple("CharSerializer"),
+        some.characters(max_codepoint=0xD7FF),
+        lambda value: pack("H", ord(value)),
+    ),
+    Kind("long value", simple("LongValueSerializer"), whole(64), lambda value: pack("q", value)),
+    Kind(
+        "void namespace",
+        simple("VoidNamespaceSerializer", "org.apache.flink.runtime.state."),
+        some.just(True),
+        lambda _: b"\0",
+    ),
+    Kind(
+        "time window",
+        versioned(
+            "org.apache.flink.streaming.api.windowing.windows.TimeWindow$Serializer$TimeWindowSerializerSnapshot", 3
+        ),
+        some.tuples(whole(64), whole(64)),
+        lambda value: pack("qq", *value),
+        lambda value: {"window_start": value[0], "window_end": value[1]},
+    ),
+    Kind(
+        "date",
+        simple("DateSerializer"),
+        some.none() | some.integers(-(10**13), 10**14),
+        lambda value: pack("q", -(1 << 63) if value is None else value),
+        lambda value: None if value is None else EPOCH + dt.timedelta(milliseconds=value),
+    ),
+    Kind(
+        "instant",
+        simple("InstantSerializer"),
+        NANOS,
+        moment,
+        lambda value: {"seconds": value // 10**9, "nanos": value % 10**9},
+    ),
+    Kind(
+        "sql timestamp",
+        simple("SqlTimestampSerializer"),
+        NANOS,
+        lambda value: pack("qi", value // 10**6, value % 10**9),
+        lambda value: {"seconds": value // 10**9, "nanos": value % 10**9},
+    ),
+    Kind("local date", simple("LocalDateSerializer"), DATES, day),
+    Kind(
+        "local time",
+        simple("LocalTimeSerializer"),
+        some.none() | some.times(),
+        lambda value: (
+            pack("bhi", -128, -32768, -(1 << 31))
+            if value is None
+            else pack("BBBi", value.hour, value.minute, value.second, value.microsecond * 1000)
+        ),
+        lambda value: (
+            value and ((value.hour * 60 + value.minute) * 60 + value.second) * 10**9 + value.microsecond * 1000
+        ),
+    ),
+    Kind(
+        "big integer",
+        simple("BigIntSerializer"),
+        some.none() | whole(300) | whole(90) | whole(5),
+        big,
+        lambda value: None if value is None else str(value),
+    ),
+    Kind("big decimal", simple("BigDecSerializer"), decimals(), decimal_written, str),
+    Kind(
+        "enum",
+        versioned(
+            BASE + "EnumSerializer$EnumSerializerSnapshot",
+            3,
+            utf("a.B") + pack("i", 3) + utf("RED") + utf("GREEN") + utf("BLUE"),
+        ),
+        some.sampled_from(["RED", "GREEN", "BLUE"]),
+        lambda value: pack("i", ["RED", "GREEN", "BLUE"].index(value)),
+    ),
+    Kind(
+        "long[]",
+        simple("LongPrimitiveArraySerializer", BASE + "array."),
+        some.lists(whole(64), max_size=5),
+        lambda value: pack("i", len(value)) + pack(f"{len(value)}q", *value),
+    ),
+    Kind("byte[]", simple("BytePrimitiveArraySerializer", BASE + "array."), some.binary(max_size=9), blob),
+    Kind(
+        "char[]",
+        simple("CharPrimitiveArraySerializer", BASE + "array."),
+        TEXTS,
+        lambda value: pack("i", len(value.encode("utf-16-be")) // 2) + value.encode("utf-16-be"),
+    ),
+    Kind(
+        "String[]",
+        simple("StringArraySerializer", BASE + "array."),
+        some.lists(some.none() | TEXTS, max_size=4),
+        lambda value: pack("i", len(value)) + b"".join(map(text, value)),
+    ),
+]
+
+
+def list_of(child: Kind) -> Kind:
+    return Kind(
+        f"list of {child.name}",
+        composite(BASE + "ListSerializerSnapshot", [child.snapshot]),
+        some.lists(child.values, max_size=4),
+        lambda value: pack("i", len(value)) + b"".join(map(child.write, value)),
+        lambda value: [child.read(item) for item in value],
+    )
+
+
+def array_of(child: Kind) -> Kind:
+    return Kind(
+        f"array of {child.name}",
+        composite(BASE + "GenericArraySerializerSnapshot", [child.snapshot], utf("a.B")),
+        some.lists(some.none() | child.values, max_size=4),
+        lambda value: (
+            pack("i", len(value)) + b"".join(b"\0" if item is None else b"\1" + child.write(item) for item in value)
+        ),
+        lambda value: [None if item is None else child.read(item) for item in value],
+    )
+
+
+def map_of(child: Kind) -> Kind:
+    return Kind(
+        f"map to {child.name}",
+        composite(BASE + "MapSerializerSnapshot", [TEXT.snapshot, child.snapshot]),
+        some.dictionaries(TEXTS, some.none() | child.values, max_size=4),
+        lambda value: (
+            pack("i", len(value))
+            + b"".join(text(k) + (b"\1" if v is None else b"\0" + child.write(v)) for k, v in value.items())
+        ),
+        lambda value: [(k, None if v is None else child.read(v)) for k, v in value.items()],
+    )
+
+
+def tuple_of(*children: Kind) -> Kind:
+    return Kind(
+        f"tuple of {[child.name for child in children]}",
+        composite(RUNTIME + "TupleSerializerSnapshot", [child.snapshot for child in children], utf("a.Tuple"), 2),
+        some.tuples(*(child.values for child in children)),
+        lambda value: b"".join(child.write(item) for child, item in zip(children, value, strict=True)),
+        lambda value: {f"f{i}": child.read(item) for i, (child, item) in enumerate(zip(children, value, strict=True))},
+    )
+
+
+def row_of(*children: Kind, version: int = 4) -> Kind:
+    kinds = version >= 3
+    outer = b"\1" if version == 4 else b""
+
+    def write(value: Any) -> bytes:
+        kind, *items = value
+        bits = [bool(kind & 1), bool(kind & 2)] if kinds else []
+        bits += [item is None for item in items]
+        mask = bytearray((len(bits) + 7) // 8)
+        for place, bit in enumerate(bits):
+            mask[place // 8] |= bit << (7 - place % 8)
+        return bytes(mask) + b"".join(
+            child.write(item) for child, item in zip(children, items, strict=True) if item is not None
+        )
+
+    def read(value: Any) -> Any:
+        kind, *items = value
+        found = {f"f{i}": None if item is None else children[i].read(item) for i, item in enumerate(items)}
+        return {**found, "row_kind": ["+I", "-U", "+U", "-D"][kind]} if kinds else found
+
+    return Kind(
+        f"row of {[child.name for child in children]} as version {version}",
+        composite(
+            RUNTIME + "RowSerializer$RowSerializerSnapshot", [child.snapshot for child in children], outer, version
+        ),
+        some.tuples(some.integers(0, 3 if kinds else 0), *(some.none() | child.values for child in children)),
+        write,
+        read,
+    )
+
+
+def nullable(child: Kind, padding: int = 0) -> Kind:
+    return Kind(
+        f"{child.name} or null, {padding} bytes of padding",
+        composite(RUNTIME + "NullableSerializer$NullableSerializerSnapshot", [child.snapshot], pack("i", padding), 2),
+        some.none() | child.values,
+        lambda value: b"\1" + bytes(padding) if value is None else b"\0" + child.write(value),
+        lambda value: None if value is None else child.read(value),
+    )
+
+
+def ttl(child: Kind) -> Kind:
+    return Kind(
+        f"{child.name} with TTL",
+        composite(
+            "org.apache.flink.runtime.state.ttl.TtlStateFactory$TtlSerializerSnapshot",
+            [LONG.snapshot, child.snapshot],
+            b"",
+            2,
+        ),
+        some.tuples(whole(64), child.values),
+        lambda value: pack("q", value[0]) + child.write(value[1]),
+        lambda value: {"ttl_last_access": value[0], "value": child.read(value[1])},
+    )
+
+
+def ttl_aware(child: Kind) -> Kind:
+    name = "org.apache.flink.runtime.state.ttl.TtlAwareSerializerSnapshot"
+    return Kind(
+        f"aware of TTL: {child.name}", versioned(name, 1, b"\1" + child.snapshot), child.values, child.write, child.read
+    )
+
+
+def timer(key: Kind, namespace: Kind) -> Kind:
+    return Kind(
+        f"timer of {key.name} in {namespace.name}",
+        composite(
+            "org.apache.flink.streaming.api.operators.TimerSerializerSnapshot",
+            [key.snapshot, namespace.snapshot],
+            b"",
+            2,
+        ),
+        some.tuples(whole(64), key.values, namespace.values),
+        lambda value: pack("Q", (value[0] + (1 << 63)) % (1 << 64)) + key.write(value[1]) + namespace.write(value[2]),
+        lambda value: {"timestamp": value[0], "key": key.read(value[1]), "namespace": namespace.read(value[2])},
+    )
+
+
+def either(left: Kind, right: Kind) -> Kind:
+    return Kind(
+        f"{left.name} or {right.name}",
+        composite(RUNTIME + "JavaEitherSerializerSnapshot", [left.snapshot, right.snapshot]),
+        some.tuples(some.just(0), left.values) | some.tuples(some.just(1), right.values),
+        lambda value: bytes([1 - value[0]]) + (left, right)[value[0]].write(value[1]),
+        lambda value: {
+            "left": left.read(value[1]) if value[0] == 0 else None,
+            "right": right.read(value[1]) if value[0] else None,
+        },
+    )
+
+
+def entries(found: dict[str, bytes | None], keys: bool = True) -> bytes:
+    """A map of names to blobs, with a key's own bytes or without."""
+    written = pack("qi", 0x4F2C69A3D70, len(found))
+    for name, value in found.items():
+        written += utf(name) + (b"\1" + blob(b"key") if keys else b"\0")
+        written += b"\0" if value is None else b"\1" + blob(value)
+    return written
+
+
+def pojo_snapshot(
+    name: str,
+    fields: dict[str, bytes | None],
+    registered: dict[str, bytes | None] | None = None,
+    others: dict[str, bytes | None] | None = None,
+) -> bytes:
+    body = utf(name) + entries(fields) + entries(registered or {}, False) + entries(others or {}, False)
+    return versioned(RUNTIME + "PojoSerializerSnapshot", 2, body)
+
+
+def pojo_fields(children: dict[str, Kind], value: dict[str, Any]) -> bytes:
+    return b"\2" + b"".join(
+        b"\1" if value[name] is None else b"\0" + child.write(value[name]) for name, child in children.items()
+    )
+
+
+def pojo(name: str, **children: Kind) -> Kind:
+    return Kind(
+        f"POJO {name}",
+        pojo_snapshot(name, {field: child.snapshot for field, child in children.items()}),
+        some.none() | some.fixed_dictionaries({field: some.none() | child.values for field, child in children.items()}),
+        lambda value: b"\1" if value is None else pojo_fields(children, value),
+        lambda value: (
+            None
+            if value is None
+            else {
+                field: None if value[field] is None else child.read(value[field]) for field, child in children.items()
+            }
+        ),
+    )
+
+
+def opaque(name: str = "a.Custom") -> bytes:
+    return versioned(RUNTIME + "kryo.KryoSerializerSnapshot", 2, utf(name) + entries({}) + entries({}) + entries({}))
+
+
+COMPOSITE = [
+    list_of(LONG),
+    list_of(NULL_TEXT),
+    list_of(list_of(INT)),
+    array_of(TEXT),
+    map_of(LONG),
+    map_of(list_of(TEXT)),
+    tuple_of(LONG, TEXT, BOOL),
+    tuple_of(LONG, tuple_of(INT, DOUBLE)),
+    row_of(LONG, TEXT),
+    row_of(LONG, TEXT, version=3),
+    row_of(LONG, TEXT, version=2),
+    row_of(*[LONG] * 9),
+    nullable(TEXT),
+    nullable(LONG, 8),
+    nullable(list_of(nullable(TEXT))),
+    ttl(TEXT),
+    ttl_aware(ttl(LONG)),
+    list_of(ttl(TEXT)),
+    timer(TEXT, PLAIN[12]),
+    timer(LONG, PLAIN[11]),
+    either(LONG, TEXT),
+    pojo("a.Five", a=LONG, b=TEXT, c=DOUBLE, d=BOOL, e=INT),
+    pojo("a.Nested", inner=pojo("a.Inner", x=TEXT, y=list_of(TEXT)), tags=map_of(pojo("a.Tag", n=INT))),
+    list_of(pojo("a.Item", title=TEXT)),
+]
