@@ -38,6 +38,7 @@ SUITES = {
         "not truth",
         (
             "tests/conformance",
+            "tests/foreign/test_spark_goes_on.py",
             "tests/packaging",
             "tests/rewrite",
             "tests/spark",

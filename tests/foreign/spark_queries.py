@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -277,7 +278,7 @@ def transform_ttl(frames: list[DataFrame]) -> DataFrame:
 
 
 QUERIES = {
-    "aggregate": Query(aggregate),
+    "aggregate": Query(aggregate, rows=8),
     "totals": Query(totals),
     "key-types": Query(key_types),
     "whole": Query(whole),
@@ -376,11 +377,30 @@ def stores(checkpoint: Path) -> list[tuple[int, str]]:
     return found
 
 
-def state(spark: SparkSession, checkpoint: Path, operator: int, store: str, **options: Any) -> list[dict[str, Any]]:
-    """The rows of one store as Spark's own reader gives them, JSON-safe and in a fixed order."""
-    reader = spark.read.format("statestore").option("operatorId", operator)
-    if store != "default":
-        reader = reader.option("storeName", store)
+def readings(name: str, checkpoint: Path) -> list[tuple[str, dict[str, str]]]:
+    """What must be read to have all the state of a query: names, and options of Spark's reader."""
+    found = []
+    for operator, store in stores(checkpoint):
+        parts: list[tuple[str, dict[str, str]]] = [("", {} if store == "default" else {"storeName": store})]
+        if name.startswith("transform"):
+            parts = [(f"-{variable}", {"stateVarName": variable}) for variable in ("seen", "notes", "by")]
+            parts += [("-timers", {"readRegisteredTimers": "true"})] if name == "transform" else []
+        elif name.startswith("join") and store == "default":
+            # From format 3 on, the stores of a join are column families of one.
+            schema = next((checkpoint / "state" / str(operator) / "_stateSchema" / store).glob("[0-9]*")).read_bytes()
+            sides = sorted(set(re.findall("(?:left|right)-[A-Za-z]+", schema.decode(errors="replace"))))
+            parts = [(f"-{side}", {"storeName": side}) for side in sides]
+        found += [(f"{operator}-{store}{suffix}", {"operatorId": str(operator), **more}) for suffix, more in parts]
+    return found
+
+
+def state(spark: SparkSession, checkpoint: Path, options: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows that Spark's own reader gives, JSON-safe and in a fixed order."""
+    session = spark.newSession()
+    newest = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+    if "stateUniqueIds" in (checkpoint / "commits" / str(newest)).read_text():
+        session.conf.set(CONF + "stateStore.checkpointFormatVersion", "2")
+    reader = session.read.format("statestore").option("batchId", newest)
     for key, value in options.items():
         reader = reader.option(key, value)
     frame = reader.load(str(checkpoint))

@@ -32,19 +32,18 @@ from tests.foreign.spark_queries import (
     QUERIES,
     ROCKSDB,
     jsonable,
+    readings,
     running,
     state,
-    stores,
     wait_for,
     write_batch,
 )
 
-BATCHES = 5
-SNAPSHOT_AFTER = 3
 VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
 FEW = {**ROCKSDB, CONF + "minBatchesToRetain": "2"}
 """A zip for every version takes room: older ones may go."""
 ROW_CHECKSUM = {CONF + "stateStore.rowChecksum.enabled": "true"}
+AVRO = {**CHANGELOG, CONF + "stateStore.encodingFormat": "avro"}
 JOIN = CONF + "join.stateFormatVersion"
 
 
@@ -53,6 +52,7 @@ class Fixture:
     query: str
     conf: dict[str, str] = field(default_factory=dict)
     partitions: int = 3
+    batches: int = 5
     fails: bool = False
     """Whether the last batch fails: its offsets stand without a commit."""
 
@@ -81,36 +81,39 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
         "totals-with-crc": Fixture("totals"),
         "totals-zstd": Fixture("totals", {CONF + "stateStore.compression.codec": "zstd"}),
         "totals-row-checksum": Fixture("totals", ROW_CHECKSUM),
-        **{f"{name}-rocksdb": Fixture(name, FEW) for name in (*PLAIN, "transform")},
+        "totals-rocksdb-row-checksum": Fixture("totals", {**CHANGELOG, **ROW_CHECKSUM}),
         **{
-            f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG)
+            f"{name}-rocksdb": Fixture(name, FEW)
             for name in (
-                "aggregate",
-                "session",
-                "join-outer",
-                "dedupe-watermark",
-                "pandas-state",
-                "transform",
-                "transform-ttl",
+                "aggregate", "key-types", "whole", "window", "session", "dedupe", "dedupe-watermark", "pandas-state",
+                "two", "transform",
             )
         },
-        **{f"{name}-rocksdb-ids": Fixture(name, IDS) for name in ("aggregate", "join-inner", "session", "transform")},
-        "totals-rocksdb-row-checksum": Fixture("totals", {**CHANGELOG, **ROW_CHECKSUM}),
-        "transform-rocksdb-avro": Fixture("transform", {**CHANGELOG, CONF + "stateStore.encodingFormat": "avro"}),
-        "join-outer-rocksdb-v3": Fixture("join-outer", {**CHANGELOG, JOIN: "3"}),
-        "join-outer-rocksdb-v4": Fixture("join-outer", {**FEW, JOIN: "4"}),
+        "join-outer-rocksdb": Fixture("join-outer", FEW, batches=3),
+        **{
+            f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG)
+            for name in ("aggregate", "session", "transform", "transform-ttl")
+        },
+        "aggregate-rocksdb-ids": Fixture("aggregate", IDS),
+        **{f"{name}-rocksdb-ids": Fixture(name, IDS, batches=3) for name in ("join-inner", "session", "transform")},
+        "transform-rocksdb-avro": Fixture("transform", AVRO, batches=3),
+        "join-outer-rocksdb-v3": Fixture("join-outer", {**CHANGELOG, JOIN: "3"}, batches=3),
+        "join-outer-rocksdb-v4": Fixture("join-outer", {**FEW, JOIN: "4"}, batches=3),
     },
     (4, 0): {
-        **{name: Fixture(name) for name in ("aggregate", "join-outer", "session")},
-        **{f"{name}-rocksdb": Fixture(name, FEW) for name in ("aggregate", "transform")},
-        **{f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG) for name in ("aggregate", "transform")},
+        "aggregate": Fixture("aggregate"),
+        "session": Fixture("session"),
+        "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
+        "transform-rocksdb-changelog": Fixture("transform", CHANGELOG, batches=3),
     },
     (3, 5): {
         **{name: Fixture(name) for name in OLD},
-        **{f"{name}-rocksdb": Fixture(name, FEW) for name in ("aggregate", "session", "join-inner")},
-        **{f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG) for name in ("aggregate", "join-outer")},
+        "aggregate-rocksdb": Fixture("aggregate", FEW),
+        "session-rocksdb": Fixture("session", FEW),
+        "join-outer-rocksdb": Fixture("join-outer", FEW, batches=3),
+        "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
     },
-}
+}  # fmt: skip
 
 
 def session() -> SparkSession:
@@ -141,17 +144,18 @@ def make(spark: SparkSession, name: str, fixture: Fixture, folder: Path) -> None
     if fixture.query == "transform-ttl":
         make_slowly(spark, fixture, folder, conf)
         return
-    fail_at = BATCHES if fixture.fails else None
+    snapshot_after = fixture.batches // 2 + 1
+    fail_at = fixture.batches if fixture.fails else None
     with running(spark, fixture.query, folder / "input", checkpoint, conf, fail_at=fail_at) as run:
-        for number in range(BATCHES):
+        for number in range(fixture.batches):
             run.feed(number)
-            if number + 1 == SNAPSHOT_AFTER and not wait_for(lambda: _snapshots(checkpoint), 15):
+            if number + 1 == snapshot_after and not wait_for(lambda: _snapshots(checkpoint), 15):
                 print(f"{name}: no snapshot of every partition", flush=True)
         if CONF + "minBatchesToRetain" in conf:
             time.sleep(2)  # until the maintenance has removed what is old
         if fixture.fails:
             try:
-                run.feed(BATCHES)
+                run.feed(fixture.batches)
             except PySparkException:
                 print(f"{name}: the last batch fails, as it shall", flush=True)
             else:
@@ -160,7 +164,7 @@ def make(spark: SparkSession, name: str, fixture: Fixture, folder: Path) -> None
 
 def make_slowly(spark: SparkSession, fixture: Fixture, folder: Path, conf: dict[str, str]) -> None:
     """A run for every batch: with times of processing, Spark has always one more batch to do."""
-    for number in range(BATCHES):
+    for number in range(fixture.batches):
         write_batch(folder / "input", QUERIES[fixture.query], number)
         with running(spark, fixture.query, folder / "input", folder / "checkpoint", conf, processingTime="1 hour"):
             if not wait_for(lambda at=number: (folder / "checkpoint" / "commits" / str(at)).exists(), 60):
@@ -175,32 +179,17 @@ def _snapshots(checkpoint: Path) -> bool:
     return folders <= with_one
 
 
-VARIABLES = {"transform": ("seen", "notes", "by"), "transform-ttl": ("seen", "notes", "by")}
-
-
 def say(spark: SparkSession, query: str, folder: Path) -> None:
     """Write the contents of every store, as Spark's reader has them."""
+    for old in folder.glob("expected-*"):
+        old.unlink()
     checkpoint = folder / "checkpoint"
     newest = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
-    reader = spark.newSession()
+    offsets = (checkpoint / "offsets" / str(newest)).read_text().splitlines()
     if query == "session" and not (checkpoint / "state" / "0" / "_metadata").exists():
         checkpoint = with_metadata(checkpoint, folder / "told")
-    offsets = (checkpoint / "offsets" / str(newest)).read_text().splitlines()
-    if "stateUniqueIds" in (checkpoint / "commits" / str(newest)).read_text():
-        reader.conf.set(CONF + "stateStore.checkpointFormatVersion", "2")
-    for operator, store in stores(checkpoint):
-        parts: list[tuple[str, dict[str, Any]]] = [("", {})]
-        if query in VARIABLES:
-            parts = [(f"-{variable}", {"stateVarName": variable}) for variable in VARIABLES[query]]
-            if query == "transform":
-                parts.append(("-timers", {"readRegisteredTimers": "true"}))
-        elif query.startswith("join") and store == "default":
-            parts = [
-                (f"-{side}-{kind}", {"storeName": f"{side}-{kind}"}) for side in ("left", "right") for kind in KINDS
-            ]
-        for suffix, options in parts:
-            rows = state(reader, checkpoint, operator, store, batchId=newest, **options)
-            _write(folder / f"expected-{operator}-{store}{suffix}.jsonl", rows)
+    for label, options in readings(query, checkpoint):
+        _write(folder / f"expected-{label}.jsonl", state(spark, checkpoint, options))
     checkpoint = folder / "checkpoint"
     frame = spark.read.format("state-metadata").load(str(checkpoint))
     found = [jsonable(row, frame.schema) for row in frame.collect()]
@@ -212,7 +201,8 @@ def say(spark: SparkSession, query: str, folder: Path) -> None:
 
 def with_metadata(checkpoint: Path, copy: Path) -> Path:
     """A copy that says of its keys, as Spark 4 does and 3.5 does not, how many columns lead."""
-    shutil.copytree(checkpoint, copy / "checkpoint", dirs_exist_ok=True)
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(checkpoint, copy / "checkpoint")
     info = {"storeName": "default", "numColsPrefixKey": 1, "numPartitions": 3}
     operator = {"operatorId": 0, "operatorName": "sessionWindowStateStoreSaveExec"}
     target = copy / "checkpoint" / "state" / "0" / "_metadata"
@@ -221,11 +211,8 @@ def with_metadata(checkpoint: Path, copy: Path) -> Path:
     return copy / "checkpoint"
 
 
-KINDS = ("keyToNumValues", "keyWithIndexToValue")
-
-
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False, sort_keys=False) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows))
 
 
 def main() -> None:
@@ -234,23 +221,16 @@ def main() -> None:
     spark = session()
     if "--say" in sys.argv:
         for folder in sorted(work.glob("spark-*/*")):
-            if names and folder.name not in names:
-                continue
             version = tuple(map(int, folder.parent.name.removeprefix("spark-").split(".")[:2]))
-            for old in folder.glob("expected-*"):
-                old.unlink()
-            try:
+            if not names or folder.name in names:
+                print(f"{folder}: said", flush=True)
                 say(spark, FIXTURES[version][folder.name].query, folder)
-            except Exception as error:
-                print(f"{folder}: {str(error)[:600]}", flush=True)
     else:
         for name, fixture in FIXTURES[VERSION].items():
             if not names or name in names:
-                try:
-                    make(spark, name, fixture, work / f"spark-{pyspark.__version__}" / name)
-                    print(name, flush=True)
-                except Exception as error:
-                    print(f"{name}: {str(error)[-3000:]}", flush=True)
+                folder = work / f"spark-{pyspark.__version__}" / name
+                print(folder, flush=True)
+                make(spark, name, fixture, folder)
     spark.stop()
 
 
