@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind
-from stateformat.keys import hash_keys, key_groups
 from stateformat.problems import Problem, Severity
 from stateformat.storage import ObjectInfo, Storage
 
 from ..source import Level, Note, Part, Progress
+from .key_columns import partitions_of
 from .logs import OffsetLog, OperatorInfo, batches, read_offsets
 from .states import StateShape
 from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store
@@ -247,12 +247,15 @@ def _content(source: Checked, part: Part) -> Iterator[Problem]:
     rows, first = 0, ""
     try:
         for _, columns in source.columns(part):
-            groups = _groups(shape, columns, store.partitions)
+            dealt = shape.key_columns(columns)
             rows += len(columns[0])
+            if not dealt:
+                continue
+            groups = partitions_of(dealt, store.partitions)
             wrong = groups != part.subtask
             if wrong.any():
                 at = int(np.argmax(wrong))
-                first = first or str([column[at].as_py() for column in shape.key_columns(columns)])[:200]
+                first = first or str([column[at].as_py() for column in dealt])[:200]
                 numbers, counts = np.unique(groups[wrong], return_counts=True)
                 for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                     away[number] = away.get(number, 0) + count
@@ -261,13 +264,6 @@ def _content(source: Checked, part: Part) -> Iterator[Problem]:
         return
     if away:
         yield _misdealt(part, away, rows, first)
-
-
-def _groups(shape: StateShape, columns: Sequence[pa.Array], partitions: int) -> Any:
-    dealt = shape.key_columns(columns)
-    if not dealt:
-        return np.zeros(len(columns[0]) if columns else 0, np.int32)
-    return key_groups(hash_keys(dealt), partitions)
 
 
 def _misdealt(part: Part, away: Mapping[int, int], rows: int, first: str) -> Problem:

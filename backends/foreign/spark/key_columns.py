@@ -5,12 +5,22 @@ Spark deals rows by ``pmod(murmur3(columns, seed 42), partitions)``, which is ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.keys import hash_keys, key_groups
 
 from .logs import OperatorInfo, StoreInfo
 from .schemas import SparkField, StoreSchema, has_values
+
+NESTED_KEY_HASH: Final = "spark-murmur3-seed42-nested"
+"""Of operators whose keys hold arrays or maps, which our key hash does not take."""
+_LONGEST_ARRAY: Final = 4096
 
 JOIN_STORES: Final = (
     "left-keyToNumValues",
@@ -55,6 +65,45 @@ def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema
         kind=ErrorKind.UNSUPPORTED_FEATURE,
         operator=operator.uid,
     )
+
+
+def partitions_of(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.int32]:
+    """Return the partition of each row, by the columns that rows are dealt by; 0 without any.
+
+    Takes what Spark can hash and our keys cannot be: arrays and maps, at any depth.
+    """
+    if not columns:
+        return np.zeros(0, np.int32)
+    return key_groups(hash_keys([part for column in columns for part in _expanded(column)]), partitions)
+
+
+def _expanded(column: pa.Array) -> list[pa.Array]:
+    """Return columns that have the hash of one.
+
+    Spark hashes the items of an array one after another, each seeded by the one before, and a null
+    not at all: as it hashes columns. So an array is a column for each position, null where the
+    array is shorter; a map is an array of keys and values by turns.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return [part for field in column.flatten() for part in _expanded(field)]
+    if not (pa.types.is_list(kind) or pa.types.is_map(kind)):
+        return [column]
+    starts = column.offsets.to_numpy()[:-1].astype(np.int64)
+    lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
+    items = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest > _LONGEST_ARRAY:
+        raise UnsupportedFormat(
+            f"a key holds an array of {longest} items; keys of up to {_LONGEST_ARRAY} can be compared with their "
+            "partition",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        )
+    found = []
+    for index in range(longest):
+        places = pa.array(starts + index, mask=index >= lengths)
+        found += [part for values in items for part in _expanded(values.take(places))]
+    return found
 
 
 def _non_empty(key: tuple[SparkField, ...], count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from stateformat.storage import ObjectInfo, Storage
 from ..source import Level, Note, Part, Progress
 from . import hdfs_store
 from .checks import check
-from .key_columns import hashed_columns, infer_operator
+from .key_columns import NESTED_KEY_HASH, hashed_columns, infer_operator
 from .logs import PROVIDER, OperatorInfo, committed, read_commit, read_offsets, read_operator, read_query_id, read_small
 from .schemas import StoreSchema, parse_schema_file
 from .states import StateShape, shape_of
@@ -202,7 +203,9 @@ class SparkSource:
         own = [self.stores[key].partitions for key in self.stores if key[0] == info.uid]
         named = [store.partitions for store in info.stores]
         partitions = max(own or named or [1])
-        return Operator(info.uid, partitions, partitions, info.name, DEFAULT_KEY_HASH)
+        opaque = any(shape.opaque for (uid, _), shape in self.shapes.items() if uid == info.uid)
+        key_hash = NESTED_KEY_HASH if opaque else DEFAULT_KEY_HASH
+        return Operator(info.uid, partitions, partitions, info.name, key_hash)
 
     def _properties(self) -> dict[str, str]:
         watermark = self.commit.watermark_ms
@@ -285,8 +288,10 @@ class SparkSource:
         last = group if last_group is None else last_group
         if not first <= group <= last:
             return
-        for _, columns in self.columns(part):
-            yield shape.batch(columns, group)
+        as_bytes = replace(self.stores[part.operator, part.state], schema=shape.stored)
+        for entries, columns in self.columns(part):
+            stored = self.reader.columns(as_bytes, entries, part.path or "") if shape.opaque else None
+            yield shape.batch(columns, group, stored)
 
     def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
         """Find all that is wrong."""

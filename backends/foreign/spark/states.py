@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.keys import check_key_types
-from stateformat.model import State
+from stateformat.model import Mode, State
 from stateformat.schema import segment_schema
 from stateformat.states import map_state, value_state
 
 from ..source import Note
 from .logs import OperatorInfo, StoreInfo
-from .schemas import SparkField, StoreSchema, arrow_fields, distinct, has_values
+from .schemas import SparkField, SparkType, StoreSchema, arrow_fields, distinct, has_values
 
 NO_KEY = "no_key"
 """The key column of an operator without keys; always 0."""
 PRESENT = "present"
 """The value column of a store whose values hold nothing; always true."""
+
+
+_BYTES = SparkType("binary", pa.binary())
+_NO_STATE = State("", "", Mode.KEYED, ())
 
 
 @dataclass(frozen=True)
@@ -33,20 +37,36 @@ class StateShape:
     """How many key columns of Spark's, from the first on, a key's partition follows from."""
     schema: StoreSchema
     notes: tuple[Note, ...]
+    opaque: tuple[int, ...] = ()
+    """Positions of key columns of types that ours cannot hash: they are kept as Spark's bytes."""
+
+    @property
+    def stored(self) -> StoreSchema:
+        """The schema by which opaque key columns decode to bytes."""
+        kept = enumerate(self.schema.key)
+        key = tuple(SparkField(item.name, _BYTES) if at in self.opaque else item for at, item in kept)
+        return replace(self.schema, key=key)
 
     def key_columns(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return, of columns as a reader gives them, those that rows are dealt by."""
         chosen = zip(self.schema.key[: self.hashed], columns, strict=False)
         return [column for item, column in chosen if has_values(item.type)]
 
-    def batch(self, columns: Sequence[pa.Array], group: int) -> pa.RecordBatch:
-        """Return the rows of one partition, in the schema of the state's segments."""
+    def batch(
+        self, columns: Sequence[pa.Array], group: int, stored: Sequence[pa.Array] | None = None
+    ) -> pa.RecordBatch:
+        """Return the rows of one partition, in the schema of the state's segments.
+
+        ``stored`` are the columns by :attr:`stored`, where something is opaque.
+        """
         rows = len(columns[0]) if columns else 0
         schema = segment_schema(self.state)
         count = len(self.schema.key)
-        keys = self.key_columns(columns) or [pa.array(np.zeros(rows, np.int8))]
-        rest = _kept(self.schema.key[self.hashed :], columns[self.hashed : count])
-        values = _kept(self.schema.value, columns[count:]) or [pa.array(np.ones(rows, np.bool_))]
+        names = stored if self.opaque and stored is not None else columns
+        keys = self.key_columns(names) or [pa.array(np.zeros(rows, np.int8))]
+        rest = _kept(self.schema.key[self.hashed :], names[self.hashed : count])
+        values = [*(columns[at] for at in self.opaque), *_kept(self.schema.value, columns[count:])]
+        values = values or [pa.array(np.ones(rows, np.bool_))]
         if len(rest) > 1:
             rest = [pa.Array.from_buffers(schema.field("_map_key").type, rows, [None], children=rest)]
         made = [pa.array(np.full(rows, group, np.int32)), *keys, *rest, *values]
@@ -57,11 +77,20 @@ class StateShape:
 def shape_of(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema, hashed: int, name: str) -> StateShape:
     """Return the state of a store. Raises ``UnsupportedFormat`` for one that ours cannot be."""
     subject = f"{operator.uid}/{name}"
-    keys = [item for item in schema.key[:hashed] if has_values(item.type)]
-    rest = [item for item in schema.key[hashed:] if has_values(item.type)]
-    values = [item for item in schema.value if has_values(item.type)]
-    _check_collations(keys, subject)
+    opaque = tuple(at for at, item in enumerate(schema.key) if has_values(item.type) and not _hashable(item))
+    shape = StateShape(_NO_STATE, hashed, schema, (), opaque)
+    stored = shape.stored.key
+    keys = [item for item in stored[:hashed] if has_values(item.type)]
+    rest = [item for item in stored[hashed:] if has_values(item.type)]
+    values = [*(schema.key[at] for at in opaque), *(item for item in schema.value if has_values(item.type))]
+    _check_collations(schema.key[:hashed], subject)
     names, notes = _names([*keys, *values], subject)
+    for at, item in enumerate(values[: len(opaque)]):
+        message = (
+            f"key column {item.name} is of type {item.type.arrow}, which no key of ours is: it is kept as Spark's "
+            f"bytes, and column {names[len(keys) + at]} has what they say"
+        )
+        notes.append(Note("opaque", subject, message))
     key_fields = _named(keys, names[: len(keys)]) or [pa.field(NO_KEY, pa.int8())]
     value_fields = _named(values, names[len(keys) :]) or [pa.field(_free(PRESENT, names), pa.bool_())]
     if not keys:
@@ -71,7 +100,6 @@ def shape_of(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema, hash
         message = f"column {', '.join(map(repr, dropped))} of the type void holds nothing and is left out"
         notes.append(Note("lost", subject, message if values else f"{message}; {value_fields[0].name} stands for it"))
     try:
-        check_key_types(key_fields)
         if rest:
             map_key = rest[0].type.arrow if len(rest) == 1 else pa.struct(arrow_fields(rest))
             listed = ", ".join(item.name for item in rest)
@@ -86,7 +114,15 @@ def shape_of(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema, hash
             operator=operator.uid,
             state=name,
         ) from error
-    return StateShape(state, hashed, schema, tuple(notes))
+    return replace(shape, state=state, notes=tuple(notes))
+
+
+def _hashable(item: SparkField) -> bool:
+    try:
+        check_key_types([pa.field(item.name, item.type.arrow)])
+    except CheckpointError:
+        return False
+    return True
 
 
 def _check_collations(keys: Sequence[SparkField], subject: str) -> None:
