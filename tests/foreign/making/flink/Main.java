@@ -6,6 +6,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.Paths;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
@@ -187,10 +188,23 @@ public final class Main {
     return (CompletableFuture<String>) given;
   }
 
+  /** The folder itself, or the newest checkpoint of a job below it. */
+  private static String checkpoint(String path) throws Exception {
+    try (Stream<Path> files = Files.walk(Paths.get(path), 3)) {
+      return files
+          .filter(file -> file.endsWith("_metadata"))
+          .max(Comparator.naturalOrder())
+          .get()
+          .getParent()
+          .toString();
+    }
+  }
+
   /** Restores operators that say what they were given. */
   private static void dump(String path, String backend, int parallelism, Path out)
       throws Exception {
     Control.reset();
+    path = checkpoint(path);
     CheckpointMetadata metadata = Savepoint.load(path);
     Path unused = Files.createTempDirectory("dump");
     Configuration settings = settings(backend, "", unused);

@@ -1,11 +1,16 @@
 package fixtures;
 
+import static java.nio.file.StandardCopyOption.REPLACE_EXISTING;
+
 import java.io.OutputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.Paths;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.apache.flink.runtime.checkpoint.Checkpoints;
 import org.apache.flink.runtime.checkpoint.OperatorState;
 import org.apache.flink.runtime.checkpoint.OperatorSubtaskState;
@@ -41,6 +46,13 @@ final class Restorable {
       return path;
     }
     Path into = Files.createDirectories(directory.resolve("restorable"));
+    // Its handles are relative.
+    Path from = Paths.get(path);
+    try (Stream<Path> files = Files.list(from)) {
+      for (Path file : files.filter(Files::isRegularFile).collect(Collectors.toList())) {
+        Files.copy(file, into.resolve(file.getFileName()), REPLACE_EXISTING);
+      }
+    }
     try (OutputStream out = Files.newOutputStream(into.resolve("_metadata"))) {
       Checkpoints.storeCheckpointMetadata(
           new CheckpointMetadata(

@@ -34,6 +34,9 @@ final class SqlJson {
       List<LogicalType> children = type.getChildren();
       return row((RowData) value, children.toArray(new LogicalType[0]));
     }
+    if (value instanceof RawValueData) {
+      return raw(type, (RawValueData<?>) value);
+    }
     if (value instanceof ArrayData) {
       ArrayData array = (ArrayData) value;
       LogicalType item = type.getChildren().get(0);
@@ -63,6 +66,14 @@ final class SqlJson {
     return plain(null, value);
   }
 
+  @SuppressWarnings("unchecked")
+  private static String raw(LogicalType type, RawValueData<?> value) {
+    TypeSerializer<Object> serializer =
+        (TypeSerializer<Object>) Json.call(type, "getTypeSerializer");
+    byte[] bytes = ((RawValueData<Object>) value).toBytes(serializer);
+    return "{\"$opaque\": " + Json.hex(bytes) + "}";
+  }
+
   static String plain(TypeSerializer<?> serializer, Object value) throws Exception {
     if (value instanceof StringData) {
       return Json.text(value.toString());
@@ -74,9 +85,6 @@ final class SqlJson {
     if (value instanceof TimestampData) {
       TimestampData at = (TimestampData) value;
       return "{\"ms\": " + at.getMillisecond() + ", \"nanos\": " + at.getNanoOfMillisecond() + "}";
-    }
-    if (value instanceof RawValueData) {
-      return "{\"$opaque\": " + Json.text(value.toString()) + "}";
     }
     if (value != null && value.getClass().getName().startsWith("org.apache.flink.table.data.")) {
       return "{\"$opaque\": " + Json.hex(Json.bytes(serializer, value)) + "}";
