@@ -46,26 +46,27 @@ class Choices:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
+def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every member or item of a JSON value, at any depth: what holds it, and its name."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in list(items):
         yield value, key
-        yield from _nodes(inner)
+        yield from nodes(inner)
 
 
 def changed_record(members: dict[str, Any], choices: Choices) -> bytes:
     """A record with other members, or other bytes, and a right digest."""
     members = copy.deepcopy(members)
     for _ in range(1 + choices.below(4)):
-        nodes = list(_nodes(members))
-        holder, key = choices.of(nodes)
+        found = list(nodes(members))
+        holder, key = choices.of(found)
         how = choices.below(6)
         if how == 0:
             holder[key] = copy.deepcopy(choices.of(VALUES))
         elif how == 1:
             del holder[key]
         elif how == 2:
-            other, there = choices.of(nodes)
+            other, there = choices.of(found)
             if isinstance(other, dict) and there not in other:
                 continue
             holder[key] = copy.deepcopy(other[there]) if not isinstance(other, list) or there < len(other) else 0

@@ -21,8 +21,21 @@ from tests.fuzz.mutations import Choices
 from tests.fuzz.parquet_parts import Parts
 from tests.stores import flights_store
 
+RUNS = {"record": 60, "manifest": 30, "segment": 60, "store": 4}
+FOREIGN_RUNS = {
+    "spark folder": 60,
+    "spark schemas": 300,
+    "flink metadata": 300,
+    "rocksdb tables": 60,
+    "foreign frames": 300,
+}
 
-@pytest.mark.parametrize(("name", "runs"), [("record", 60), ("manifest", 30), ("segment", 60), ("store", 4)])
+
+def test_every_target_is_tried() -> None:
+    assert {*RUNS, *FOREIGN_RUNS} == {*targets.NAMES}
+
+
+@pytest.mark.parametrize(("name", "runs"), [*RUNS.items(), *FOREIGN_RUNS.items()])
 def test_changed_objects_give_a_result_or_an_error_of_the_tree(name: str, runs: int) -> None:
     test = targets.make(name)
     chosen = random.Random(1)
