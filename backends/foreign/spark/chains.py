@@ -36,13 +36,15 @@ class Chain:
 class _Hops:
     """The steps of all lanes over one buffer, which holds several chains one after another."""
 
-    def __init__(self, data: Octets, ends: Positions, may_delete: _Flags) -> None:
+    def __init__(self, data: Octets, ends: Positions, may_delete: _Flags, gap: int) -> None:
         self.sizes: npt.NDArray[np.int32] = np.ndarray(
             max(0, len(data) - 3), ">i4", np.ascontiguousarray(data), 0, (1,)
         )
         self.ends = ends
         """Where each chain ends, which is after its end mark."""
         self.may_delete = may_delete
+        self.frame = 8 + gap
+        """Bytes of an entry beside its key and value."""
 
     def step(self, at: Positions, chain: npt.NDArray[np.int64]) -> tuple[Positions, Positions, _Flags]:
         """Return each lane's key size, value size, and whether both are possible.
@@ -52,25 +54,31 @@ class _Hops:
         room = self.ends[chain] - at - 4
         key = self.sizes[at].astype(np.int64)
         # An entry is followed by a size at least: of the value, and the end mark.
-        possible = (key >= 0) & (key <= room - 8)
+        possible = (key >= 0) & (key <= room - self.frame)
         value = self.sizes[np.where(possible, at + 4 + key, 0)].astype(np.int64)
         least = np.where(self.may_delete[chain], -1, 0)
-        possible &= (value >= least) & (value <= room - 8 - key)
+        possible &= (value >= least) & (value <= room - self.frame - key)
         return key, value, possible
 
 
 def parse_chains(
-    data: Octets, ends: Positions, may_delete: _Flags, paths: list[str], least: tuple[int, int] = (0, 0)
+    data: Octets,
+    ends: Positions,
+    may_delete: _Flags,
+    paths: list[str],
+    least: tuple[int, int] = (0, 0),
+    gap: int = 0,
 ) -> Chain:
     """Parse chains that end at ``ends`` of ``data``, each beginning where the one before it ends.
 
     ``may_delete`` tells of each whether entries may be deletions; ``paths`` names them in errors.
     ``least`` are sizes below which no key and no value is: better guesses, and nothing more.
+    ``gap`` is how many bytes of another meaning follow each value.
     """
     if len(data) < 4 or np.any(np.diff(ends, prepend=0) < 4):
         short = int(np.argmin(np.diff(ends, prepend=0)))
         raise damaged(paths[short], "it holds no end mark")
-    hops = _Hops(data, ends, may_delete)
+    hops = _Hops(data, ends, may_delete, gap)
     begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     starts, chain = _guess(hops, begins, ends, least)
     stops = np.append(starts[1:], ends[-1])
@@ -81,7 +89,7 @@ def parse_chains(
     entries = np.flatnonzero(marked)
     keys = hops.sizes[entries].astype(np.int64)
     values = hops.sizes[entries + 4 + keys].astype(np.int64)
-    _check_tiling(entries, entries + 8 + keys + np.maximum(values, 0), begins, ends, paths)
+    _check_tiling(entries, entries + hops.frame + keys + np.maximum(values, 0), begins, ends, paths)
     return Chain(ByteStrings(data, entries + 4, keys), ByteStrings(data, entries + 8 + keys, values))
 
 
@@ -144,7 +152,7 @@ def _entry_size(hops: _Hops, begins: Positions, chain: npt.NDArray[np.int64]) ->
         key, value, possible = hops.step(at, chain)
         if not possible.any():
             break
-        sizes = (8 + key + np.maximum(value, 0))[possible]
+        sizes = (hops.frame + key + np.maximum(value, 0))[possible]
         most = max(most, int(sizes.max()))
         at, chain = at[possible] + sizes, chain[possible]
     return min(most, 1 << 14)
@@ -171,7 +179,7 @@ def _first_likely(
         # Empty keys and values together would let zeros pass for entries.
         possible &= (key + value > 0) & (key >= least[0]) & ((value >= least[1]) | (value == -1))
         candidates, lanes, chains = candidates[possible], lanes[possible], chains[possible]
-        at = (at + 8 + key + np.maximum(value, 0))[possible]
+        at = (at + hops.frame + key + np.maximum(value, 0))[possible]
     found = np.full(len(aim), -1, np.int64)
     found[lanes[::-1]] = candidates[::-1]
     return found
@@ -185,7 +193,7 @@ def _run(hops: _Hops, starts: Positions, chain: npt.NDArray[np.int64], stops: Po
     while len(running):
         key, value, possible = hops.step(at, own)
         marked[at[possible]] = True
-        landed[running] = np.where(possible, at + 8 + key + np.maximum(value, 0), at)
+        landed[running] = np.where(possible, at + hops.frame + key + np.maximum(value, 0), at)
         on = possible & (landed[running] < stop)
         running, own, stop = running[on], own[on], stop[on]
         at = landed[running]
@@ -247,7 +255,7 @@ def _walk(
         if at == end - 4 and key == -1:
             marked[at:end] = False
             return int(np.searchsorted(starts, end, "left"))
-        room = end - at - 12
+        room = end - at - 4 - hops.frame
         value = size_at(at + 4 + key) if 0 <= key <= room else least - 1
         if not least <= value <= room - key:
             begin = int(hops.ends[own - 1]) if own else 0
@@ -259,4 +267,4 @@ def _walk(
             )
         marked[at] = True
         cleared = max(cleared, at + 1)
-        at += 8 + key + max(0, value)
+        at += hops.frame + key + max(0, value)

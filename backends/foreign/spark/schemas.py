@@ -98,7 +98,7 @@ def parse_schema_file(data: Any, path: str) -> list[StoreSchema]:
         found = [StoreSchema(parse_struct(reader.chunks(), path), parse_struct(reader.chunks(), path))]
     elif version == "v3":
         # A family takes at least the lengths of its five texts.
-        found = [_family(reader, path) for _ in range(reader.count(18))]
+        found = [_family(reader, path) for _ in range(reader.count(22))]
     else:
         raise UnsupportedFormat(
             f"{path}: the schema file is of version {version[:20]!r}; v1, v2 and v3 are known. Use a newer stateformat",
@@ -110,7 +110,11 @@ def parse_schema_file(data: Any, path: str) -> list[StoreSchema]:
 
 def _family(reader: _Utf, path: str) -> StoreSchema:
     name = reader.text()
-    key, value = parse_struct(reader.chunks(), path), parse_struct(reader.chunks(), path)
+    # Before each schema stands the number of its version, which encodings with schemas need.
+    reader.take(2)
+    key = parse_struct(reader.chunks(), path)
+    reader.take(2)
+    value = parse_struct(reader.chunks(), path)
     encoder = parse_json(reader.chunks(), path)
     user = reader.chunks()
     return StoreSchema(key, value, name, encoder, parse_struct(user, path) if user.strip(" {}") else ())

@@ -29,15 +29,15 @@ from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, Storage
 
 from ..source import Level, Note, Part, Progress
-from . import hdfs_store
+from . import hdfs_store, rocksdb_store
 from .checks import check
 from .key_columns import NESTED_KEY_HASH, hashed_columns, infer_operator
 from .logs import PROVIDER, OperatorInfo, committed, read_commit, read_offsets, read_operator, read_query_id, read_small
 from .schemas import StoreSchema, parse_schema_file
 from .states import StateShape, shape_of
-from .stores import HDFS_PROVIDER, Entries, Listing, Store, StoreReader
+from .stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Entries, Listing, Store, StoreReader
 
-READERS: Final[Mapping[str, StoreReader]] = {HDFS_PROVIDER: hdfs_store}
+READERS: Final[Mapping[str, StoreReader]] = {HDFS_PROVIDER: hdfs_store, ROCKSDB_PROVIDER: rocksdb_store}
 """By the class that the offset log names."""
 
 _BATCH_ROWS: Final = 1 << 16

@@ -57,6 +57,8 @@ class Store:
     """The column family within the store; None where the store has none."""
     store_name: str = ""
     """The folder's store where it is another than ``name``: of families."""
+    multiple: bool = False
+    """Whether a key has several values: of a list, or of a join's rows at one time."""
     unique_ids: tuple[str, ...] = ()
     """Checkpoint format 2: the id of the version's files by partition; else empty."""
 

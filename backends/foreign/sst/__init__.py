@@ -8,18 +8,23 @@ sequence numbers. Blocks are read in many at once, entries by lanes; nothing loo
 from __future__ import annotations
 
 from .blocks import ReadRange
-from .merge import merged, newest
-from .table import Counter, Properties, Run, Table, batches, open_table, read_run
+from .merge import merged, newest, read_tables
+from .table import DELETE, MERGE, PUT, Counter, Properties, Run, Table, Tombstone, batches, open_table, read_run
 
 __all__ = [
+    "DELETE",
+    "MERGE",
+    "PUT",
     "Counter",
     "Properties",
     "ReadRange",
     "Run",
     "Table",
+    "Tombstone",
     "batches",
     "merged",
     "newest",
     "open_table",
     "read_run",
+    "read_tables",
 ]

@@ -21,8 +21,10 @@ from stateformat.errors import ErrorKind, UnsupportedFormat
 from ..byte_strings import Octets, Positions
 from ..framing import crc32c, damaged
 
-ReadRange: TypeAlias = Callable[[int, int], bytes]
-"""Takes an offset and a length; returns so many bytes of the file, fewer where it ends."""
+ReadRange: TypeAlias = Callable[[int, int], Any]
+"""Takes an offset and a length; returns so many bytes of the file in any buffer, fewer where it
+ends.
+"""
 
 TRAILER: Final = 5
 PAD: Final = 4096
@@ -114,7 +116,7 @@ def open_file(read: ReadRange, size: int, path: str) -> TableFile:
     """Read the footer."""
     if size < FOOTER:
         raise damaged(path, f"it has {size} bytes, fewer than the footer of a table")
-    footer = read(size - FOOTER, FOOTER)
+    footer = bytes(read(size - FOOTER, FOOTER))
     if len(footer) != FOOTER:
         raise damaged(path, f"its last {FOOTER} bytes cannot be read, {len(footer)} came; it shall have {size}")
     magic, version = int.from_bytes(footer[45:], "little"), int.from_bytes(footer[41:45], "little")
@@ -208,7 +210,7 @@ def _fetch(file: TableFile, handles: Handles) -> tuple[memoryview, Positions]:
             pieces.append(piece)
         starts[first:last] = offset[first:last] - begin + taken
         taken += end - begin
-    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)), starts
+    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)).cast("B"), starts
 
 
 def _decompressed(file: TableFile, handles: Handles) -> list[Any]:

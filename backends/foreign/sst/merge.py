@@ -35,13 +35,24 @@ def merged(
 
     In the order of the keys' bytes; each key once. Blocks outside of the range are not read.
     """
+    run, tombstones = read_tables(tables, low, high)
+    return newest(run, tombstones, _names(tables), external=_external(tables), delimiter=delimiter)
+
+
+def read_tables(
+    tables: Sequence[Table], low: bytes | None = None, high: bytes | None = None
+) -> tuple[Run, list[Tombstone]]:
+    """Read all entries of a range of keys, not merged, and the range deletions.
+
+    Where the range is open at both ends, entries are counted and compared with what tables say.
+    """
     wanted = [(table, *table.between(low, high)) for table in tables]
     wanted = [(table, first, last) for table, first, last in wanted if first < last]
     _check_operators(tables)
-    run = read_run(wanted, whole=low is None and high is None)
+    whole = low is None and high is None
+    run = read_run(wanted, whole=whole)
     tombstones = [stone for table in tables for stone in table.tombstones]
-    found = newest(run, tombstones, _names(tables), external=_external(tables), delimiter=delimiter)
-    return found if low is None and high is None else clipped(*found, low, high)
+    return run if whole else _clipped(run, low, high), tombstones
 
 
 def _check_operators(tables: Sequence[Table]) -> None:
@@ -73,7 +84,7 @@ def newest(
     delimiter: bytes = b",",
 ) -> tuple[ByteStrings, ByteStrings]:
     """Return the keys that stand and their values, from a run in any order."""
-    key, stamp, value = run
+    key, stamp, value = run.key, run.stamp, run.value
     ordered = Ordered(key, stamp)
     if ordered.order is not None:
         key, stamp, value = key.take(ordered.order), stamp[ordered.order], value.take(ordered.order)
@@ -121,22 +132,32 @@ def _covered(key: ByteStrings, tombstones: Iterable[Tombstone]) -> npt.NDArray[n
     return found
 
 
-def clipped(
-    key: ByteStrings, value: ByteStrings, low: bytes | None, high: bytes | None
-) -> tuple[ByteStrings, ByteStrings]:
-    """Return the entries with keys from ``low`` up to, without, ``high``; keys are in order."""
-    first = 0 if low is None else _search(key, low)
-    last = len(key) if high is None else _search(key, high)
-    return _slice(key, first, last), _slice(value, first, last)
+def _clipped(run: Run, low: bytes | None, high: bytes | None) -> Run:
+    """Return a run without the entries that lie outside of a range of keys.
+
+    Each table's entries are in order, and only its first and last blocks may have such.
+    """
+    kept, first = [], 0
+    for size in run.counts:
+        last = first + size
+        begin = first if low is None else _search(run.key, low, first, last)
+        end = last if high is None else _search(run.key, high, begin, last)
+        kept.append((begin, end))
+        first = last
+    if all(a == b for (_, a), (b, _) in pairwise(kept)) and kept:
+        begin, end = kept[0][0], kept[-1][1]
+        return Run(_slice(run.key, begin, end), run.stamp[begin:end], _slice(run.value, begin, end), ())
+    chosen = np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, end) for begin, end in kept)])
+    return Run(run.key.take(chosen), run.stamp[chosen], run.value.take(chosen), ())
 
 
 def _slice(strings: ByteStrings, first: int, last: int) -> ByteStrings:
     return ByteStrings(strings.data, strings.start[first:last], strings.length[first:last])
 
 
-def _search(key: ByteStrings, wanted: bytes) -> int:
-    """Return how many keys, which are in order, are less than ``wanted``."""
-    low, high = 0, len(key)
+def _search(key: ByteStrings, wanted: bytes, low: int = 0, high: int | None = None) -> int:
+    """Return the first place from ``low`` to ``high``, where keys are in order, not below a key."""
+    high = len(key) if high is None else high
     while low < high:
         middle = (low + high) // 2
         at = int(key.start[middle])

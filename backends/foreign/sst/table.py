@@ -81,6 +81,8 @@ class Run(NamedTuple):
     stamp: npt.NDArray[np.uint64]
     """Sequence number << 8 | type."""
     value: ByteStrings
+    counts: tuple[int, ...] = ()
+    """How many entries are of each table, where they lie table by table, each in order."""
 
 
 class Tombstone(NamedTuple):
@@ -207,7 +209,8 @@ def read_run(wanted: Sequence[tuple[Table, int, int]], *, whole: bool = False) -
             counter = Counter(table)
             counter.add(stamp if len(wanted) == 1 else stamp[table_of == number])
             counter.compare()
-    return run
+    counts = np.bincount(table_of, minlength=len(wanted)).tolist()
+    return run._replace(counts=tuple(counts))
 
 
 class Counter:
@@ -301,7 +304,7 @@ def _properties_block(file: TableFile, place: tuple[int, int]) -> list[tuple[byt
     is of the block as it was, with zero there.
     """
     offset, size = place
-    octets = file.read(offset, size + TRAILER) if offset + size + TRAILER <= file.size else b""
+    octets = bytes(file.read(offset, size + TRAILER)) if offset + size + TRAILER <= file.size else b""
     if len(octets) != size + TRAILER or octets[size] or file.fits(place, octets):
         return small_block(file.load(single(place)).bytes(0), file.path)
     places = [at for key, at, length in _places(octets[:size], file.path) if key == _GLOBAL_SEQUENCE and length == 8]

@@ -1,0 +1,213 @@
+"""How Spark lays keys and values out in RocksDB, beside plain rows.
+
+Every row has a byte before it, the version of the encoding. Keys have one of these layouts
+(``KeyStateEncoderSpec`` of Spark 4.3):
+
+* *plain*: version, row;
+* *prefix*: i32 (little-endian) size, then the first columns as a row with its version, of that
+  size, then the other columns likewise, so that keys with equal first columns lie together;
+* *range*: the same, but the first row's fields are bytes that sort as the values do;
+* *timestamp*: a plain key, and before or behind it eight bytes that sort as the time does.
+
+A key may have several values, each after its i32 size (Spark 4: of merges, one after another).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, UnsupportedFormat
+
+from ..byte_strings import ByteStrings, Octets, Positions, from_arrow
+from ..framing import damaged
+from .schemas import SparkField, SparkType
+from .stores import Store
+from .unsafe_row import decode_rows
+
+PLAIN: Final = "NoPrefixKeyStateEncoderSpec"
+PREFIX: Final = "PrefixKeyScanStateEncoderSpec"
+RANGE: Final = "RangeKeyScanStateEncoderSpec"
+TIME_FIRST: Final = "TimestampAsPrefixKeyStateEncoderSpec"
+TIME_LAST: Final = "TimestampAsPostfixKeyStateEncoderSpec"
+_KNOWN: Final = (PLAIN, PREFIX, RANGE, TIME_FIRST, TIME_LAST)
+_NULL: Final = 2
+_NEGATIVE: Final = 0
+_SORTED: Final = {
+    "byte": ">u1",
+    "short": ">u2",
+    "integer": ">u4",
+    "long": ">u8",
+    "float": ">u4",
+    "double": ">u8",
+}
+_ENCODING: Final = "spark.sql.streaming.stateStore.encodingFormat"
+_OPERATOR: Final = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
+
+
+def encoder_of(store: Store) -> str:
+    """Return the layout of a store's keys; ``UnsupportedFormat`` for an unknown one."""
+    form = store.conf.get(_ENCODING, "unsaferow")
+    if form != "unsaferow":
+        raise UnsupportedFormat(
+            f"state of operator-{store.operator} is encoded as {form!r}; only rows (unsaferow) can be read. Let a new "
+            f"query keep its state with {_ENCODING} = unsaferow",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            encoding=form,
+        )
+    named = str(store.schema.key_encoder.get("keyStateEncoderType") or (PREFIX if store.prefix_columns else PLAIN))
+    if named not in _KNOWN:
+        raise UnsupportedFormat(
+            f"keys of {store.name!r} are laid out by {named}; known are {', '.join(_KNOWN)}. Use a newer stateformat",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            encoder=named,
+        )
+    return named
+
+
+def delimiter_of(store: Store) -> bytes:
+    """Return what stands between several values of a key: nothing since merge operator 2."""
+    return b"" if store.conf.get(_OPERATOR, "1") == "2" else b","
+
+
+def plain_rows(strings: ByteStrings, path: str, what: str) -> ByteStrings:
+    """Return rows without the version before each."""
+    if not len(strings):
+        return strings
+    short = strings.length < 1
+    if short.any() or (strings.data[strings.start] != 0).any():
+        at = int(np.argmax(short | (strings.data[np.where(short, 0, strings.start)] != 0)))
+        version = None if short[at] else int(strings.data[strings.start[at]])
+        if version is None:
+            raise damaged(path, f"a {what} has no bytes")
+        raise UnsupportedFormat(
+            f"{path}: a {what} is encoded by version {version}; 0 is known. Use a newer stateformat",
+            kind=ErrorKind.UNSUPPORTED_VERSION,
+            path=path,
+            version=version,
+        )
+    return strings.without_prefix(1)
+
+
+def key_columns(store: Store, keys: ByteStrings, path: str) -> list[pa.Array]:
+    """Decode keys as ``rocksdb_store.entries`` gives them: the schema's columns."""
+    encoder, fields = encoder_of(store), store.schema.key
+    if encoder == PLAIN:
+        return decode_rows(keys, fields, path)
+    if encoder in (TIME_FIRST, TIME_LAST):
+        return _timed(encoder, keys, fields, path)
+    if encoder == PREFIX:
+        count = int(store.schema.key_encoder.get("numColsPrefixKey", store.prefix_columns))
+        first, rest = _halves(keys, path)
+        return [*decode_rows(first, fields[:count], path), *decode_rows(rest, fields[count:], path)]
+    ordinals = [int(one) for one in store.schema.key_encoder.get("orderingOrdinals", ())]
+    if len(set(ordinals)) != len(ordinals) or not all(0 <= one < len(fields) for one in ordinals):
+        raise damaged(path, f"its schema orders keys by columns {ordinals} of {len(fields)}")
+    first, rest = _halves(keys, path, both=len(ordinals) < len(fields))
+    octets = SparkType("binary", pa.binary())
+    sortable = decode_rows(first, [SparkField(fields[one].name, octets) for one in ordinals], path)
+    others = [index for index in range(len(fields)) if index not in ordinals]
+    found = dict(zip(others, decode_rows(rest, [fields[index] for index in others], path), strict=True))
+    for one, column in zip(ordinals, sortable, strict=True):
+        found[one] = _unsorted(column, fields[one], path)
+    return [found[index] for index in range(len(fields))]
+
+
+def _halves(keys: ByteStrings, path: str, *, both: bool = True) -> tuple[ByteStrings, ByteStrings]:
+    """Part the rows of a key with a size before the first."""
+    short = keys.length < 5
+    if short.any():
+        raise damaged(path, f"a key of {int(keys.length[np.argmax(short)])} bytes has no two parts")
+    size = keys.fixed(0, "<i4").astype(np.int64)
+    wrong = (size < 1) | (size > keys.length - 4 - both)
+    if not both:
+        wrong |= size != keys.length - 4
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise damaged(path, f"a key of {int(keys.length[at])} bytes has a first part of {int(size[at])}")
+    first = plain_rows(ByteStrings(keys.data, keys.start + 4, size), path, "key")
+    rest = ByteStrings(keys.data, keys.start + 4 + size, keys.length - 4 - size)
+    return first, plain_rows(rest, path, "key") if both else rest
+
+
+def _unsorted(column: pa.Array, field: SparkField, path: str) -> pa.Array:
+    """Return the values of bytes that sort as they do: a mark, then the number, big-endian."""
+    kind = _SORTED.get(field.type.kind)
+    if kind is None:
+        raise UnsupportedFormat(
+            f"{path}: keys are ordered by {field.name!r} of type {field.type.kind}, which is not known here",
+            kind=ErrorKind.UNSUPPORTED_TYPE,
+            path=path,
+        )
+    width = np.dtype(kind).itemsize
+    if column.null_count:
+        raise damaged(path, f"the ordered column {field.name!r} of a key has no bytes")
+    octets = from_arrow(column)
+    if len(octets) and ((octets.length != width + 1).any() or int(octets.fixed(0, "u1").max()) > _NULL):
+        raise damaged(path, f"the ordered column {field.name!r} of a key is no mark and {width} bytes")
+    if not len(octets):
+        return pa.array([], field.type.arrow)
+    mark = octets.fixed(0, "u1")
+    bits = octets.fixed(1, kind).astype(kind.replace(">", "<"))
+    if field.type.kind in ("float", "double"):
+        # Of negative numbers all bits are turned over.
+        values: npt.NDArray[Any] = np.where(mark == _NEGATIVE, ~bits, bits).view(f"<f{width}")
+    else:
+        values = bits.view(f"<i{width}")
+    return pa.array(values, field.type.arrow, mask=mark == _NULL)
+
+
+def _timed(encoder: str, keys: ByteStrings, fields: Sequence[SparkField], path: str) -> list[pa.Array]:
+    short = keys.length < 9
+    if short.any():
+        raise damaged(path, f"a key of {int(keys.length[np.argmax(short)])} bytes has no row and time")
+    length = keys.length - 8
+    first = encoder == TIME_FIRST
+    rows = ByteStrings(keys.data, keys.start + 8 * first, length)
+    place = keys.start if first else keys.start + length
+    times = ByteStrings(keys.data, place, np.full(len(keys), 8, np.int64))
+    moments = (times.fixed(0, ">u8").astype("<u8") ^ np.uint64(1 << 63)).view("<i8")
+    found = decode_rows(plain_rows(rows, path, "key"), fields[:-1], path)
+    return [*found, pa.array(moments, pa.int64()).cast(fields[-1].type.arrow)]
+
+
+def split_values(store: Store, values: ByteStrings, path: str) -> tuple[Positions, ByteStrings]:
+    """Part the values of keys that have several: how many each has, and all rows in order.
+
+    All keys go in lock-step, a value of each a step.
+    """
+    gap = len(delimiter_of(store))
+    sums = 4 if store.has_row_checksums else 0
+    data: Octets = values.data
+    at, end = values.start.copy(), values.start + values.length
+    counts = np.zeros(len(values), np.int64)
+    steps: list[tuple[Positions, Positions, Positions]] = []
+    active = np.flatnonzero(at < end)
+    while len(active):
+        here = at[active] + sums
+        room = end[active] - here - 4
+        if (room < 1).any():
+            raise damaged(path, "a list of values ends within a size")
+        size = ByteStrings(data, here, np.full(len(here), 4, np.int64)).fixed(0, "<i4").astype(np.int64)
+        wrong = (size < 1) | (size > room)
+        if wrong.any():
+            which = int(np.argmax(wrong))
+            raise damaged(path, f"a value in a list declares {int(size[which])} bytes, {int(room[which])} are left")
+        steps.append((active, here + 4, size))
+        counts[active] += 1
+        at[active] = here + 4 + size
+        more = at[active] < end[active]
+        active = active[more]
+        if gap and len(active):
+            if (data[at[active]] != 0x2C).any():
+                raise damaged(path, "values in a list are not joined by commas")
+            at[active] += gap
+    place = np.cumsum(counts) - counts
+    start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int64)
+    for number, (owner, begin, size) in enumerate(steps):
+        start[place[owner] + number], length[place[owner] + number] = begin, size
+    return counts, plain_rows(ByteStrings(data, start, length), path, "value")

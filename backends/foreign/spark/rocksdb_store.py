@@ -1,0 +1,311 @@
+"""Spark's state store on RocksDB: ``V.zip`` with its table files, and ``V.changelog`` after it.
+
+A zip holds ``metadata``, which lists the table files of the database in ``SSTs/``; the state at
+version V is the greatest zip up to V and the changelogs after it. In checkpoint format 2 names
+carry an id (``V_<id>.zip``), and a changelog says of which files it goes on (its lineage).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.storage import ObjectInfo, Storage
+
+from ..byte_strings import ByteStrings
+from ..framing import damaged, spark_decode
+from ..sst import (
+    DELETE as _DELETE,
+    MERGE as _MERGE,
+    PUT as _PUT,
+    Run,
+    Table,
+    Tombstone,
+    newest,
+    open_table,
+    read_tables,
+)
+from .changelogs import DELETE, DELETE_RANGE, MERGE, PUT, Changes, read_changes
+from .rocksdb_keys import PLAIN, delimiter_of, encoder_of, key_columns, plain_rows, split_values
+from .schemas import parse_json
+from .stores import Entries, Listing, Store
+from .unsafe_row import decode_rows
+
+FILE: Final = re.compile(r"([1-9]\d{0,17})(?:_([^/.]+))?\.(zip|changelog)")
+"""Names of the store's files: version, id, kind."""
+_ZIP_MAX: Final = 1 << 26
+_METADATA_MAX: Final = 1 << 24
+_LATER: Final = 1 << 55
+"""Changes of changelogs get sequence numbers above this, which no table file reaches."""
+_SST_NAME: Final = re.compile(r"[^/\\\x00]+\.sst")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the ``metadata`` of a zip says."""
+
+    path: str
+    tables: tuple[tuple[str, int], ...]
+    """Names in ``SSTs/``, and sizes."""
+    keys: int
+    """Of all column families that are not Spark's own; negative where it is not counted."""
+    families: Mapping[str, int]
+    """The numbers of the column families; empty where keys carry none."""
+
+
+def files(store: Store, partition: int, listing: Listing) -> list[ObjectInfo]:
+    """Return the zip and the changelogs that make up a partition, the oldest first.
+
+    In checkpoint format 2 also such of the same versions as other attempts have left, where the
+    listing does not tell them apart: :func:`entries` goes by the lineage.
+    """
+    folder = store.folder(partition)
+    known: dict[int, list[tuple[str, str, str]]] = {}
+    for name in listing.files(folder):
+        if match := FILE.fullmatch(name):
+            known.setdefault(int(match[1]), []).append((match[2] or "", match[3], name))
+    own = store.unique_ids[partition] if store.unique_ids else ""
+    found: list[str] = []
+    for version in range(store.version, 0, -1):
+        some = [item for item in known.get(version, ()) if bool(item[0]) == bool(store.unique_ids)]
+        if own and version == store.version:
+            some = [item for item in some if item[0] == own]
+        zips, changes = ([item for item in some if item[1] == kind] for kind in ("zip", "changelog"))
+        if zips and len({item[0] for item in some}) == 1:
+            found.append(zips[0][2])
+            break
+        if not changes and not zips:
+            name = f"{version}{f'_{own}' if own and version == store.version else ''}.changelog"
+            raise damaged(
+                f"{folder}/{name}",
+                f"it is missing, and no zip from {version} to {store.version} makes it needless",
+                kind=ErrorKind.OBJECT_MISSING,
+            )
+        found += sorted((item[2] for item in some), reverse=True)
+    sizes = listing.files(folder)
+    return [ObjectInfo(f"{folder}/{name}", sizes[name]) for name in reversed(found)]
+
+
+def entries(folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo]) -> Entries:
+    """Read a partition whole: of the store, or of its column family.
+
+    Keys and values as in the database, without the number of the family and without the version
+    byte before plain keys and single values.
+    """
+    encoder = encoder_of(store)
+    place = store.folder(partition)
+    if not files:
+        nothing = ByteStrings(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return Entries(nothing, nothing)
+    zips, logs = _chain(folder, store, files)
+    snapshot = read_snapshot(folder, zips) if zips else None
+    prefix = _family_prefix(store, snapshot, place)
+    low, high = (None, None) if prefix is None else (prefix, _after(prefix))
+    tables = open_tables(folder, place, snapshot) if snapshot else []
+    run, stones = read_tables(tables, low, high)
+    if snapshot is not None and prefix is None and snapshot.keys >= 0:
+        keys, values = newest(run, stones, snapshot.path, delimiter=delimiter_of(store))
+        if len(keys) != snapshot.keys:
+            raise damaged(snapshot.path, f"its tables have {len(keys)} keys, its metadata says {snapshot.keys}")
+        run, stones = Run(keys, np.ones(len(keys), np.uint64), values), []
+    for nth, changes in enumerate(logs):
+        run, stones = _applied(run, stones, changes, _LATER + (nth << 32), prefix)
+    keys, values = newest(run, stones, files[-1].path, delimiter=delimiter_of(store))
+    if prefix is not None:
+        keys = keys.without_prefix(len(prefix))
+    path = files[-1].path
+    return Entries(
+        plain_rows(keys, path, "key") if encoder == PLAIN else keys,
+        values if store.multiple else plain_rows(values, path, "value"),
+    )
+
+
+def count(store: Store, entries: Entries) -> int:
+    """Return how many rows the entries decode to: of a list one for each value."""
+    if not store.multiple:
+        return len(entries.keys)
+    return int(split_values(store, entries.values, store.name)[0].sum())
+
+
+def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
+    """Decode entries: the key's columns, then the value's; of a list one row for each value."""
+    keys = key_columns(store, entries.keys, path)
+    if not store.multiple:
+        return [*keys, *decode_rows(entries.values, store.schema.value, path)]
+    counts, rows = split_values(store, entries.values, path)
+    repeated = np.repeat(np.arange(len(counts)), counts)
+    return [*(column.take(repeated) for column in keys), *decode_rows(rows, store.schema.value, path)]
+
+
+def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
+    """Read the ``metadata`` of a zip."""
+    path = item.path
+    if item.size_bytes > _ZIP_MAX:
+        raise damaged(path, f"it has {item.size_bytes:,} bytes, more than lists of files have")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(_read(folder, path)))
+        names = {info.filename: info.file_size for info in archive.infolist()}
+        logs = {name: size for name, size in names.items() if name.endswith(".log") and size}
+        if not 0 < names.get("metadata", 0) <= _METADATA_MAX:
+            raise damaged(path, f"its metadata has {names.get('metadata', 0)} bytes")
+        text = archive.read("metadata").decode("utf-8")
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
+        raise damaged(path, f"it is no zip that can be read ({error})") from error
+    if logs:
+        raise UnsupportedFormat(
+            f"{path} holds a log of RocksDB ({next(iter(logs))}) that is not empty: changes may stand in it alone. Let "
+            "the query run one more batch",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            path=path,
+        )
+    version, _, body = text.partition("\n")
+    if version.strip() != "v1":
+        raise UnsupportedFormat(
+            f"{path}: its metadata is of version {version[:20]!r}; v1 is known. Use a newer stateformat",
+            kind=ErrorKind.UNSUPPORTED_VERSION,
+            path=path,
+        )
+    return _snapshot(path, parse_json(body, path))
+
+
+def _snapshot(path: str, found: Mapping[str, Any]) -> Snapshot:
+    tables: list[tuple[str, int]] = []
+    for item in found.get("sstFiles") or ():
+        name, size = item.get("dfsSstFileName"), item.get("sizeBytes")
+        if not isinstance(name, str) or not _SST_NAME.fullmatch(name) or not isinstance(size, int):
+            raise damaged(path, f"it lists the table file {item!r}", kind=ErrorKind.DAMAGED_MANIFEST)
+        tables.append((name, size))
+    if found.get("logFiles"):
+        raise UnsupportedFormat(
+            f"{path} lists logs of RocksDB, which are not read here. Let the query run one more batch",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            path=path,
+        )
+    families = found.get("columnFamilyMapping") or {}
+    keys = found.get("numKeys", -1)
+    if not isinstance(keys, int) or not all(isinstance(one, int) and 0 <= one < 1 << 16 for one in families.values()):
+        raise damaged(path, "its numbers of keys or column families are none", kind=ErrorKind.DAMAGED_MANIFEST)
+    return Snapshot(path, tuple(tables), keys, dict(families))
+
+
+def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:
+    """Open the table files that a zip lists."""
+    tables = []
+    for name, size in snapshot.tables:
+        path = f"{place}/SSTs/{name}"
+        try:
+            found = folder.size(path)
+        except FileNotFoundError as error:
+            raise damaged(
+                path, f"it is missing, and {snapshot.path} lists it", kind=ErrorKind.OBJECT_MISSING
+            ) from error
+        if found != size:
+            raise damaged(
+                path, f"it has {found} bytes, {snapshot.path} says {size}", kind=ErrorKind.OBJECT_SIZE_DIFFERS
+            )
+        tables.append(open_table(partial(folder.read_range, path), size, path))
+    return tables
+
+
+def _read(folder: Storage, path: str) -> bytes:
+    try:
+        return bytes(folder.read(path))
+    except FileNotFoundError as error:
+        raise damaged(path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
+
+
+def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[ObjectInfo | None, list[Changes]]:
+    """Return the zip that a version goes back to, and the changes after it, the oldest first."""
+    named = [(FILE.fullmatch(item.path.rpartition("/")[2]), item) for item in files]
+    known = {(int(match[1]), match[2] or "", match[3]): item for match, item in named if match}
+    version = max(number for number, _, _ in known)
+    own = next(one for number, one, _ in known if number == version)
+    ids = {version: own}
+    logs: list[Changes] = []
+    while version and (version, ids[version], "zip") not in known:
+        item = known.get((version, ids[version], "changelog"))
+        if item is None:
+            raise damaged(
+                f"{store.folder(0)}/{version}{f'_{ids[version]}' if ids[version] else ''}.changelog",
+                "it is missing, and a later changelog goes on from it",
+                kind=ErrorKind.OBJECT_MISSING,
+            )
+        logs.append(read_changes(spark_decode(store.codec, _read(folder, item.path), item.path), item.path))
+        if own:
+            ids.update({number: one for number, one in logs[-1].lineage if number < version})
+            if version > 1 and version - 1 not in ids:
+                raise damaged(item.path, f"its lineage does not name version {version - 1}")
+        version -= 1
+        ids.setdefault(version, "")
+    logs.reverse()
+    return (known[version, ids[version], "zip"] if version else None), logs
+
+
+def _family_prefix(store: Store, snapshot: Snapshot | None, place: str) -> bytes | None:
+    """Return the bytes before each key of the store's column family; None where there are none."""
+    families = snapshot.families if snapshot is not None else {}
+    name = store.family or "default"
+    if store.family is None and not families:
+        return None
+    if name not in families:
+        where = snapshot.path if snapshot is not None else f"{place}: no zip"
+        raise damaged(
+            snapshot.path if snapshot is not None else place,
+            f"{where} names the column family {name!r}, of which keys carry the number",
+            kind=ErrorKind.OBJECT_MISSING,
+        )
+    return families[name].to_bytes(2, "little")
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """Return the least key above all that begin with a prefix of two bytes."""
+    number = int.from_bytes(prefix, "big") + 1
+    return number.to_bytes(2, "big") if number < 1 << 16 else None
+
+
+def _applied(
+    run: Run, stones: Sequence[Tombstone], changes: Changes, sequence: int, prefix: bytes | None
+) -> tuple[Run, list[Tombstone]]:
+    """Put changes on top of entries; of a column family only its own."""
+    chosen = np.ones(len(changes.key), np.bool_)
+    if prefix is not None:
+        if len(chosen) and int(changes.key.length.min()) < len(prefix):
+            raise damaged(changes.path, "a key is shorter than the number of its column family")
+        chosen = changes.key.fixed(0, "<u2") == int.from_bytes(prefix, "little")
+    numbers = np.arange(sequence, sequence + len(chosen), dtype=np.uint64)
+    found = list(stones)
+    for at in np.flatnonzero(changes.kind == DELETE_RANGE).tolist():
+        start, end = (_bytes(strings, at) for strings in (changes.key, changes.value))
+        found.append(Tombstone(start, end, int(numbers[at])))
+    chosen &= changes.kind != DELETE_RANGE
+    kinds = np.zeros(256, np.uint64)
+    kinds[PUT], kinds[MERGE], kinds[DELETE] = _PUT, _MERGE, _DELETE
+    stamp = numbers[chosen] << np.uint64(8) | kinds[changes.kind[chosen]]
+    key, value = (
+        _joined(*pair) for pair in ((run.key, changes.key.take(chosen)), (run.value, changes.value.take(chosen)))
+    )
+    return Run(key, np.concatenate([run.stamp, stamp]), value), found
+
+
+def _bytes(strings: ByteStrings, at: int) -> bytes:
+    start = int(strings.start[at])
+    return strings.data[start : start + int(strings.length[at])].tobytes()
+
+
+def _joined(first: ByteStrings, second: ByteStrings) -> ByteStrings:
+    shift = len(first.data)
+    return ByteStrings(
+        np.concatenate([first.data, second.data]),
+        np.concatenate([first.start, second.start + shift]),
+        np.concatenate([first.length, second.length]),
+    )

@@ -1,0 +1,231 @@
+"""Spark's RocksDB store against what Spark's own reader says, and what can be wrong with files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.foreign.framing import spark_encode
+from stateformat.backends.foreign.source import Part
+from stateformat.backends.foreign.spark import SparkSource
+from stateformat.backends.foreign.spark.changelogs import read_changes
+from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
+from stateformat.storage import folder_of, open_storage
+from tests.foreign.spark_queries import distinct
+
+FIXTURES = Path(__file__).parent / "fixtures"
+ROCKSDB = sorted(path for path in FIXTURES.glob("spark-*/*rocksdb*"))
+LATER = ("transform", "row-checksum", "-v4")
+PLAIN = [path for path in ROCKSDB if not any(name in path.name for name in LATER)]
+
+
+def source(path: Path) -> SparkSource:
+    folder = folder_of(open_storage(str(path)))
+    assert folder is not None
+    return SparkSource(folder)
+
+
+def jsonable(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {kind.field(at).name: jsonable(value[at][1], kind.field(at).type) for at in range(kind.num_fields)}
+    if pa.types.is_map(kind):
+        pairs = [[jsonable(key, kind.key_type), jsonable(item, kind.item_type)] for key, item in value]
+        return sorted(pairs, key=json.dumps)
+    if pa.types.is_list(kind):
+        return [jsonable(item, kind.value_type) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if pa.types.is_decimal(kind):
+        return format(value, "f")
+    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        return str(value)
+    return value
+
+
+def values(column: pa.Array) -> list[Any]:
+    """Times as numbers, structs as pairs: names may repeat."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.int64()).to_pylist()
+    if pa.types.is_date(kind):
+        return column.cast(pa.int32()).to_pylist()
+    if pa.types.is_struct(kind):
+        parts = [values(column.field(at)) for at in range(kind.num_fields)]
+        names = [kind.field(at).name for at in range(kind.num_fields)]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]
+        return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+    return [jsonable(value, kind) for value in column.to_pylist()]
+
+
+def rows(some: SparkSource, part: Part) -> Iterator[str]:
+    """The rows of a part as the fixtures' lines have them."""
+    schema = some.stores[part.operator, part.state].schema
+    for _, columns in some.columns(part):
+        found = [values(column) for column in columns]
+        keys, others = distinct([one.name for one in schema.key]), distinct([one.name for one in schema.value])
+        for at in range(len(columns[0]) if columns else 0):
+            row = [column[at] for column in found]
+            key, value = dict(zip(keys, row, strict=False)), dict(zip(others, row[len(keys) :], strict=True))
+            yield json.dumps({"key": key, "value": value, "partition": part.subtask}, sort_keys=True)
+
+
+def expected(path: Path, operator: int, state: str) -> list[str]:
+    lines = (path / f"expected-{operator}-{state}.jsonl").read_text().splitlines()
+    return sorted(json.dumps(json.loads(line), sort_keys=True) for line in lines)
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_state_is_what_sparks_own_reader_says(path: Path) -> None:
+    some = source(path / "checkpoint")
+    if path.name.startswith("key-types"):
+        assert [note.kind for note in some.notes] == ["refused"]
+        return
+    assert some.stores
+    for (operator, state), store in some.stores.items():
+        parts = [part for part in some.parts if (part.operator, part.state) == (operator, state)]
+        assert sorted(row for part in parts for row in rows(some, part)) == expected(path, store.operator, state)
+
+
+def test_there_are_fixtures_of_every_kind() -> None:
+    assert {path.name.partition("-rocksdb")[0] for path in PLAIN} >= {"aggregate", "session", "two", "whole", "window"}
+    assert {path.parent.name for path in PLAIN} >= {"spark-3.5.9", "spark-4.3.0"}
+
+
+AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate-rocksdb"
+CHANGELOG = FIXTURES / "spark-4.3.0" / "aggregate-rocksdb-changelog"
+
+
+def broken(path: Path, into: Path, pattern: str, change: Any) -> SparkSource:
+    """A copy in which the files of a pattern are changed, and its source."""
+    shutil.copytree(path / "checkpoint", into)
+    found = sorted(into.glob(pattern))
+    assert found
+    for file in found:
+        change(file)
+    return source(into)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+def flip(file: Path) -> None:
+    octets = bytearray(file.read_bytes())
+    octets[len(octets) // 3] ^= 16
+    file.write_bytes(bytes(octets))
+
+
+@pytest.mark.parametrize(
+    ("fixture", "pattern", "change", "kind"),
+    [
+        (AGGREGATE, "state/0/0/5.zip", Path.unlink, ErrorKind.OBJECT_MISSING),
+        (AGGREGATE, "state/0/0/5.zip", cut, ErrorKind.DAMAGED_SEGMENT),
+        (AGGREGATE, "state/0/0/SSTs/*", Path.unlink, ErrorKind.OBJECT_MISSING),
+        (AGGREGATE, "state/0/0/SSTs/*", cut, ErrorKind.OBJECT_SIZE_DIFFERS),
+        (AGGREGATE, "state/0/0/SSTs/*", flip, ErrorKind.DAMAGED_SEGMENT),
+        (CHANGELOG, "state/0/0/5.changelog", Path.unlink, ErrorKind.OBJECT_MISSING),
+        (CHANGELOG, "state/0/0/5.changelog", cut, ErrorKind.DAMAGED_SEGMENT),
+        (CHANGELOG, "state/0/0/5.changelog", flip, ErrorKind.DAMAGED_SEGMENT),
+    ],
+)
+def test_files_that_are_damaged_or_gone_are_named(
+    fixture: Path, pattern: str, change: Any, kind: ErrorKind, tmp_path: Path
+) -> None:
+    some = broken(fixture, tmp_path / "copy", pattern, change)
+    with pytest.raises(DamagedCheckpoint) as caught:
+        some.entries(some.parts[0])
+    assert caught.value.kind is kind
+    assert caught.value.details["path"].startswith("state/0/0/")
+    assert len(some.entries(some.parts[1]).keys)
+
+
+def test_a_number_of_keys_that_differs_is_named(tmp_path: Path) -> None:
+    def say_more(file: Path) -> None:
+        import zipfile
+
+        with zipfile.ZipFile(file) as old:
+            contents = {name: old.read(name) for name in old.namelist()}
+        contents["metadata"] = contents["metadata"].replace(b'"numKeys":', b'"numKeys":1')
+        with zipfile.ZipFile(file, "w") as new:
+            for name, octets in contents.items():
+                new.writestr(name, octets)
+
+    some = broken(AGGREGATE, tmp_path / "copy", "state/0/0/5.zip", say_more)
+    with pytest.raises(DamagedCheckpoint, match="its metadata says 1"):
+        some.entries(some.parts[0])
+
+
+# Changelogs
+
+
+def text(string: str) -> bytes:
+    return len(string).to_bytes(2, "big") + string.encode()
+
+
+def change(kind: int, key: bytes, value: bytes | None) -> bytes:
+    size = -1 if value is None else len(value)
+    return bytes([kind]) + len(key).to_bytes(4, "big") + key + size.to_bytes(4, "big", signed=True) + (value or b"")
+
+
+CHANGES = [(1, b"k" * (n % 90), b"v" * (n * 7 % 130)) for n in range(700)]
+CHANGES += [(0x10, b"gone", None), (0x11, b"list", b"item"), (0x20, b"a", b"b"), (1, b"", b"")]
+LINEAGE = text('[{"version":3,"checkpointUniqueId":"a-b"},{"version":4,"checkpointUniqueId":"c"}]')
+
+
+@pytest.mark.parametrize("changes", [CHANGES, CHANGES[:1], CHANGES[-4:], []], ids=len)
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_changes_are_read_in_order(version: int, changes: list[tuple[int, bytes, bytes | None]]) -> None:
+    if version in (1, 3):
+        changes = [item for item in changes if item[0] in (1, 0x10)]
+    marked = version in (2, 4)
+    body = b"".join(change(*item)[0 if marked else 1 :] for item in changes) + (b"\0" if marked else b"\xff" * 4)
+    octets = (b"" if version == 1 else text(f"v{version}")) + (LINEAGE if version > 2 else b"") + body
+    found = read_changes(np.frombuffer(octets, np.uint8), "7.changelog")
+    got = zip(found.kind.tolist(), found.key.to_arrow().to_pylist(), found.value.to_arrow().to_pylist(), strict=True)
+    assert list(got) == [(kind, key, value or b"") for kind, key, value in changes]
+    assert found.lineage == (((3, "a-b"), (4, "c")) if version > 2 else ())
+    for size in range(max(0, len(octets) - 300), len(octets)):
+        with pytest.raises(DamagedCheckpoint):
+            read_changes(np.frombuffer(octets[:size], np.uint8), "7.changelog")
+
+
+@pytest.mark.parametrize(
+    ("octets", "error", "what"),
+    [
+        (text("v5") + b"\0", UnsupportedFormat, "version 5; 1 to 4 are known"),
+        (text("v2") + change(0x12, b"k", b"v") + b"\0", DamagedCheckpoint, "unknown type 0x12"),
+        (text("v2") + change(1, b"k", None) + b"\0", DamagedCheckpoint, "has none and does not"),
+        (text("v2") + change(0x10, b"k", b"v") + b"\0", DamagedCheckpoint, "has a value and deletes"),
+        (text("v4") + text("[1]") + b"\0", DamagedCheckpoint, "its lineage cannot be read"),
+        (text("v2"), DamagedCheckpoint, "no end mark"),
+    ],
+)
+def test_changes_that_cannot_be_are_refused(octets: bytes, error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        read_changes(np.frombuffer(octets, np.uint8), "7.changelog")
+
+
+def test_changelogs_alone_make_a_state(tmp_path: Path) -> None:
+    # As a copy that was dealt anew has them: one full changelog, and empty ones before it.
+    def full(file: Path) -> None:
+        some = source(AGGREGATE / "checkpoint").entries(source(AGGREGATE / "checkpoint").parts[0])
+        pairs = zip(some.keys.to_arrow().to_pylist(), some.values.to_arrow().to_pylist(), strict=True)
+        body = b"".join(change(1, b"\0" + key, b"\0" + value)[1:] for key, value in pairs)
+        for version in range(1, 6):
+            octets = (body if version == 5 else b"") + b"\xff" * 4
+            (file.parent / f"{version}.changelog").write_bytes(spark_encode("lz4", octets))
+        for zipped in file.parent.glob("*.zip"):
+            zipped.unlink()
+
+    some = broken(AGGREGATE, tmp_path / "copy", "state/0/0/5.zip", full)
+    want = source(AGGREGATE / "checkpoint")
+    assert list(rows(some, some.parts[0])) == list(rows(want, want.parts[0]))
