@@ -159,7 +159,7 @@ def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
         if not 0 < names.get("metadata", 0) <= _METADATA_MAX:
             raise damaged(path, f"its metadata has {names.get('metadata', 0)} bytes")
         text = archive.read("metadata").decode("utf-8")
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError, OSError) as error:
         raise damaged(path, f"it is no zip that can be read ({error})") from error
     if logs:
         raise UnsupportedFormat(
