@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..framing import damaged
 from ..sst import Counter, ReadRange, Table, batches, merged, open_table, read_run
-from .walk import Entries
+from .layouts import Entries
 
 RANGE_BYTES: Final = 1 << 24
 """Stored bytes of the key groups that are read at once; one key group may have more."""

@@ -1,0 +1,33 @@
+"""How keyed state lies in a stream: from bytes to entries, from entries to rows.
+
+Read ``walk`` (entries of canonical key groups), ``forms`` (which columns a state has), then
+``canonical`` and ``heap``, the two layouts.
+"""
+
+from __future__ import annotations
+
+from .canonical import count_elements, prefix_size, rows_of
+from .forms import EVENT, PROCESSING, Form, Layout, Parts, form_of
+from .heap import HeapEntries, Stored, frame_compressed, frame_heap, rows_of_heap
+from .walk import PADDING, Entries, Frames, frame_groups
+
+__all__ = [
+    "EVENT",
+    "PADDING",
+    "PROCESSING",
+    "Entries",
+    "Form",
+    "Frames",
+    "HeapEntries",
+    "Layout",
+    "Parts",
+    "Stored",
+    "count_elements",
+    "form_of",
+    "frame_compressed",
+    "frame_groups",
+    "frame_heap",
+    "prefix_size",
+    "rows_of",
+    "rows_of_heap",
+]
