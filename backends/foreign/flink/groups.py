@@ -131,6 +131,8 @@ class CanonicalReader:
     extents: Extents
     numbers: Mapping[str, int]
     """The number of each state in this stream."""
+    unnamed: bool
+    """Whether there are states whose names cannot be read."""
     prefix: int
     compressed: bool
 
@@ -176,7 +178,7 @@ class CanonicalReader:
         where = self.place.path
         found = frame_groups(data, start, end, some.groups, self.prefix, where=where, open_end=open_end)
         unknown = np.setdiff1d(found.state, list(self.numbers.values()))
-        if len(unknown):
+        if len(unknown) and not self.unnamed:
             raise DamagedCheckpoint(
                 f"{where} has entries of state number {unknown[0]}, and its header names {len(self.numbers)} states; "
                 "take another checkpoint or savepoint",
@@ -256,7 +258,7 @@ class HeapReader:
 
 def stream_starts(data: Octets, start: int, end: int, path: str) -> list[int]:
     """Return where framed snappy streams begin that follow one another, and the end."""
-    view, at, found = memoryview(data), start, []
+    view, at, found = memoryview(data.data), start, []
     while at < end:
         if bytes(view[at : at + 10]) == _SNAPPY_HEAD:
             found.append(at)

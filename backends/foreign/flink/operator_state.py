@@ -63,9 +63,8 @@ def operator_form(
     if opaque:
         notes.append(Note("opaque", subject, f"not decoded, and kept as bytes: {', '.join(opaque)}"))
     elif value is NOTHING:
-        notes.append(
-            Note("opaque", subject, "the header does not say how entries are written; `value` has their bytes")
-        )
+        message = "the header does not say how entries are written; `value` has their bytes"
+        notes.append(Note("opaque", subject, message))
     if raw and mode == BROADCAST:
         notes.append(Note("opaque", subject, "entries of the map end nowhere: `value` has the bytes of the whole map"))
     return OperatorForm(state, value, None if raw else key, raw), notes
@@ -121,7 +120,8 @@ class OperatorReader:
             )
         # Of equal offsets all but the last entry are empty.
         every = np.append(every, self.place.size)
-        return every[np.searchsorted(every, offsets, "right").clip(max=len(every) - 1)]
+        ends: Positions = every[np.searchsorted(every, offsets, "right").clip(max=len(every) - 1)]
+        return ends
 
     def _read(self, offsets: Positions, ends: Positions) -> ByteStrings:
         """Read entries that lie at ``offsets`` … ``ends``."""
@@ -138,16 +138,11 @@ class OperatorReader:
             return ByteStrings(data, start, size)
         # A frame begins with every entry: each is a stream once it has the mark of one.
         head = np.frombuffer(_SNAPPY_HEAD, np.uint8)
-        parts = [
-            part
-            for at, length in zip(start.tolist(), size.tolist(), strict=True)
-            for part in (head, data[at : at + length])
-        ]
-        begins = np.cumsum(size + len(head)) - size - len(head)
-        whole = np.concatenate(parts)
-        data, stops = snappy_streams_decode(
-            whole, begins.tolist(), (begins + size + len(head)).tolist(), self.place.path
-        )
+        places = zip(start.tolist(), size.tolist(), strict=True)
+        whole = np.concatenate([part for at, length in places for part in (head, data[at : at + length])])
+        ends = np.cumsum(size + len(head))
+        begins = ends - size - len(head)
+        data, stops = snappy_streams_decode(whole, begins.tolist(), ends.tolist(), self.place.path)
         begin = np.append(0, stops[:-1]).astype(np.int64)
         return ByteStrings(data, begin, stops - begin)
 

@@ -134,8 +134,8 @@ def _values(form: Form, rows: Rows, values: ByteStrings, path: str) -> None:
         present = ~lanes.flags("whether a map's value is null")
         some = lanes.take(present)
         found = parts.value.read(some)
-        lanes.put(present, some)
-        lanes.finish()
+        # The heap writes a null's own bytes behind its mark; nobody reads them.
+        some.finish()
         rows.values = scattered(found, present)
     elif parts.layout is Layout.LIST:
         rows.counts, rows.values = elements_of(parts.value, values, path)

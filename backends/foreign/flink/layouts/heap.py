@@ -168,7 +168,8 @@ class _Pieces:
             else:
                 some.skip(counts * entry.size)
             lanes.put(chosen, some)
-        return numbers == wanted
+        met: npt.NDArray[np.bool_] = numbers == wanted
+        return met
 
     def of(self, number: int, lanes: Lanes) -> HeapEntries:
         """Return the entries of a state in order of key groups."""
@@ -215,4 +216,5 @@ def rows_of_heap(form: Form, entry: Stored, entries: HeapEntries) -> pa.RecordBa
 
 
 def _counts(lists: pa.Array) -> Positions:
-    return np.diff(lists.offsets.to_numpy(zero_copy_only=False)).astype(np.int64)
+    counts: Positions = np.diff(lists.offsets.to_numpy(zero_copy_only=False)).astype(np.int64)
+    return counts

@@ -1,0 +1,263 @@
+"""What can be wrong with a checkpoint of Flink's, each finding with its place.
+
+``quick`` reads metadata and headers, and looks at sizes; ``full`` decodes every row and compares
+key groups with the hashes of keys, where Java's hash of their type is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.keys import key_groups
+from stateformat.problems import Problem
+
+from ..source import Level, Part, Progress
+from .contents import Contents, KeyedPart, RocksReader
+from .described import HASHED
+from .groups import HeapReader
+from .handles import (
+    Changelog,
+    ChangelogFiles,
+    File,
+    Incremental,
+    Keyed,
+    KeyGroups,
+    Metadata,
+    Relative,
+    Segment,
+    Stream,
+)
+from .key_hash import java_hash_codes, murmur
+from .source import FlinkSource
+from .streams import Place
+
+CLAUSE = "Flink metadata"
+_STATE = "Flink state"
+_OTHER = "put the file back, or take another checkpoint or savepoint"
+_DAMAGE = "take another checkpoint or savepoint of the job"
+
+
+def check_source(source: FlinkSource, level: Level, progress: Progress) -> Iterator[Problem]:
+    """Find all that is wrong with a checkpoint."""
+    try:
+        metadata = source.metadata
+    except CheckpointError as error:
+        yield _problem(error, CLAUSE, source.home + "_metadata")
+        return
+    files = _Files(source)
+    broken = yield from files.check(metadata)
+    try:
+        contents = source.contents
+    except (CheckpointError, FileNotFoundError) as error:
+        if not (broken and isinstance(error, CheckpointError) and error.details.get("path") in broken):
+            yield _problem(error, CLAUSE, source.home + "_metadata")
+        return
+    yield from _opaque_keys(contents)
+    if level == "full":
+        yield from _Rows(source, contents, broken, progress).check()
+
+
+def streams_of(metadata: Metadata) -> Iterator[tuple[str, int, Stream]]:
+    """Return every stream that the metadata names: operator, subtask, stream."""
+
+    def keyed(handle: Keyed | None) -> Iterator[Stream | None]:
+        if isinstance(handle, KeyGroups):
+            yield handle.stream
+        elif isinstance(handle, Incremental):
+            yield handle.meta
+            yield from (stream for _, stream in (*handle.shared, *handle.private))
+        elif isinstance(handle, Changelog):
+            for inner in (*handle.materialized, *handle.changes):
+                yield from keyed(inner)
+        elif isinstance(handle, ChangelogFiles):
+            yield from (stream for _, stream in handle.files)
+
+    for operator in metadata.operators:
+        uid = operator.uid or operator.id.hex()
+        for subtask in operator.subtasks:
+            found = [*keyed(subtask.managed_keyed), *keyed(subtask.raw_keyed)]
+            found += [states.stream for states in (subtask.managed_operator, subtask.raw_operator) if states]
+            found += [channel.stream for channel in (*subtask.inputs, *subtask.outputs)]
+            for stream in found:
+                while isinstance(stream, KeyGroups):
+                    stream = stream.stream
+                if stream is not None:
+                    yield uid, subtask.index, stream
+
+
+@dataclass
+class _Files:
+    """Files that are missing, of other sizes, or left over."""
+
+    source: FlinkSource
+    used: set[str] = field(default_factory=set)
+
+    def check(self, metadata: Metadata) -> Generator[Problem, None, set[str]]:
+        """Yield problems, and return the paths of files that cannot be read."""
+        broken: set[str] = set()
+        seen: set[Stream] = set()
+        for uid, subtask, stream in streams_of(metadata):
+            if stream in seen or not isinstance(stream, (File, Relative, Segment)):
+                continue
+            seen.add(stream)
+            try:
+                place = self.source.places.of(stream)
+            except CheckpointError as error:
+                path = stream.path if isinstance(stream, Relative) else stream.uri
+                yield _problem(error, CLAUSE, path, uid, subtask)
+                broken.add(path)
+                continue
+            self.used.add(place.name)
+            problem = self._size(place, uid, subtask)
+            if problem is not None:
+                yield problem
+                broken.add(place.path)
+        yield from self._left_over()
+        return broken
+
+    def _size(self, place: Place, uid: str, subtask: int) -> Problem | None:
+        try:
+            size = place.stored_size()
+        except FileNotFoundError:
+            kind, message = ErrorKind.OBJECT_MISSING, f"{place.path} is missing; the metadata names it"
+        except StorageError as error:
+            kind, message = error.kind, str(error)
+        else:
+            end = place.start + place.size
+            if size is None or size == end or (not place.whole and size > end):
+                return None
+            kind = ErrorKind.OBJECT_SIZE_DIFFERS
+            message = f"{place.path} has {size} bytes, and {end} by the metadata: it was cut, or is another file"
+        return Problem(kind, CLAUSE, message, _OTHER, place.path, uid, "", subtask)
+
+    def _left_over(self) -> Iterator[Problem]:
+        home = self.source.home
+        used = {*self.used, f"{home}_metadata"}
+        # Beside the folder chk-N lie files of other checkpoints.
+        for name in sorted(self.source.places.known if not home else self._listed(home)):
+            plain = name.rpartition("/")[2]
+            if name in used or plain.startswith((".", "_")) or "/" in name.removeprefix(home):
+                continue
+            message = f"{name} belongs to no state of this checkpoint"
+            yield Problem(ErrorKind.OBJECT_SIZE_DIFFERS, CLAUSE, message, "it may be deleted", name, severity="warning")
+
+    def _listed(self, home: str) -> list[str]:
+        return [item.path for item in self.source.folder.list(home)]
+
+
+def _opaque_keys(contents: Contents) -> Iterator[Problem]:
+    for uid, java in contents.keys.items():
+        if java not in (*HASHED, "Tuple"):
+            what = "is Flink SQL's own" if java else "is the user's own code"
+            yield Problem(
+                ErrorKind.UNKNOWN_KEY_HASH,
+                _STATE,
+                f"whether keys of {uid} lie in their key groups could not be checked: the hash of their type {what}",
+                "nothing is to be done; key groups were compared with where entries lie",
+                operator=uid,
+                severity="warning",
+            )
+
+
+class _Rows:
+    """Decodes every row."""
+
+    def __init__(self, source: FlinkSource, contents: Contents, broken: set[str], progress: Progress) -> None:
+        self.source, self.contents, self.broken, self.progress = source, contents, broken, progress
+        self.done, self.total = 0, sum(part.size_bytes for part, _ in contents.parts.values())
+
+    def check(self) -> Iterator[Problem]:
+        for uid, subtask, reader, _ in self.contents.streams:
+            if isinstance(reader, HeapReader):
+                yield from self._caught(partial(_walk, reader), uid, "", subtask, reader.place.path)
+            elif isinstance(reader, RocksReader):
+                yield from self._caught(partial(_verify, reader), uid, "", subtask, reader.path)
+        for part, content in self.contents.parts.values():
+            if part.path not in self.broken:
+                yield from self._part(part, content)
+            self.done += part.size_bytes
+            self.progress(self.done, self.total)
+
+    def _caught(
+        self, look: Callable[[], None], uid: str, state: str, subtask: int | None, path: str | None
+    ) -> Iterator[Problem]:
+        try:
+            look()
+        except FileNotFoundError as error:
+            yield _problem(error, _STATE, path or "", uid, subtask, state)
+        except CheckpointError as error:
+            if error.details.get("path") not in self.broken:
+                yield _problem(error, _STATE, path or "", uid, subtask, state)
+
+    def _part(self, part: Part, content: object) -> Iterator[Problem]:
+        wrong: list[str] = []
+
+        def look() -> None:
+            rows = 0
+            for batch in self.source.read(part):
+                rows += batch.num_rows
+                if isinstance(content, KeyedPart) and not wrong:
+                    wrong.extend(self._misplaced(part, content, batch))
+            if part.rows is not None and rows != part.rows:
+                wrong.append(f"has {rows} rows, and {part.rows} by the metadata")
+
+        yield from self._caught(look, part.operator, part.state, part.subtask, part.path)
+        for message in wrong:
+            yield Problem(
+                ErrorKind.DAMAGED_SEGMENT,
+                _STATE,
+                f"state {part.state!r} of {part.operator}, subtask {part.subtask}, {message}",
+                _DAMAGE,
+                part.path or "",
+                part.operator,
+                part.state,
+                part.subtask,
+            )
+
+    def _misplaced(self, part: Part, content: KeyedPart, batch: pa.RecordBatch) -> Iterator[str]:
+        java = self.contents.keys.get(part.operator)
+        if java not in (*HASHED, "Tuple") or content.form.raw_key:
+            return
+        limit = self.source.record.graph.operator(part.operator).max_parallelism or 1
+        expected = key_groups(murmur(java_hash_codes(batch.column("key"))), limit)
+        found = batch.column("_key_group").to_numpy()
+        wrong = np.flatnonzero(expected != found)
+        if len(wrong):
+            first = int(wrong[0])
+            key = batch.column("key")[first].as_py()
+            yield (
+                f"has {len(wrong)} rows whose keys lie in other key groups than their hashes say, the first with key "
+                f"{key!r:.80} in {found[first]} instead of {expected[first]}"
+            )
+
+
+def _walk(reader: HeapReader) -> None:
+    """Walk all key groups to their ends, which readers of one state do not."""
+    if reader.compressed or len(reader.stored) == len(reader.numbers):
+        for some in reader.extents.ranges():
+            reader.entries(some, None)
+
+
+def _verify(reader: RocksReader) -> None:
+    reader.database().verify()
+
+
+def _problem(
+    error: CheckpointError | FileNotFoundError,
+    clause: str,
+    path: str,
+    operator: str = "",
+    subtask: int | None = None,
+    state: str = "",
+) -> Problem:
+    if isinstance(error, FileNotFoundError):
+        return Problem(ErrorKind.OBJECT_MISSING, clause, f"{path} is missing", _OTHER, path, operator, state, subtask)
+    found = error.details.get("path") or path
+    advice = _OTHER if isinstance(error, InvalidInput) else _DAMAGE
+    return Problem(error.kind, clause, str(error), advice, str(found), operator, state, subtask)

@@ -1,0 +1,411 @@
+"""What one checkpoint holds: graph, states and who has them, from metadata and headers.
+
+Headers stand at the beginning of the streams; they are read, nothing behind them is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.graph import JobGraph, Operator, SubtaskSet
+from stateformat.keys import DEFAULT_KEY_HASH, key_group_range
+from stateformat.model import State
+from stateformat.states import coordinator_state
+
+from ..source import Note, Part
+from .described import ADVICE, Described, describe
+from .groups import CanonicalReader, Extents, HeapReader, KeyedReader
+from .handles import (
+    BROADCAST,
+    CANONICAL,
+    Channel,
+    Incremental,
+    KeyGroups,
+    Metadata,
+    Operator as Saved,
+    OperatorStates,
+    Subtask,
+)
+from .header import OperatorHeader, StateInfo, read_keyed_header, read_operator_header
+from .layouts import Entries, Form, count_elements, form_of, prefix_size, rows_of
+from .operator_state import OperatorForm, OperatorReader, operator_form
+from .rocksdb import Database, TableSource, open_database
+from .streams import Place, Places
+
+COORDINATOR = "coordinator"
+
+PartKey = tuple[str, str, int | None]
+
+
+@dataclass(frozen=True)
+class RocksReader:
+    """RocksDB's own files: opened at the first read."""
+
+    database: Callable[[], Database]
+    prefix: int
+    path: str
+
+    def batches(self, form: Form, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        for entries in self._entries(form, first, last):
+            if len(entries):
+                yield rows_of(form, entries, self.prefix, self.path)
+
+    def rows(self, form: Form, first: int, last: int) -> npt.NDArray[np.int64]:
+        counts = np.zeros(last - first + 1, np.int64)
+        for entries in self._entries(form, first, last):
+            np.add.at(counts, entries.groups - first, count_elements(form, entries, self.path))
+        return counts
+
+    def _entries(self, form: Form, first: int, last: int) -> Iterator[Entries]:
+        return self.database().entries(form.parts.name, first, last)
+
+
+@dataclass(frozen=True)
+class KeyedPart:
+    """What one subtask has of one keyed state. Without a reader it has nothing."""
+
+    form: Form
+    first: int
+    last: int
+    reader: KeyedReader | None = None
+
+
+@dataclass(frozen=True)
+class OperatorPart:
+    form: OperatorForm
+    reader: OperatorReader | None = None
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A coordinator's state."""
+
+    data: bytes
+
+
+@dataclass
+class Contents:
+    """All of a checkpoint that can be read, and notes on the rest."""
+
+    graph: JobGraph
+    states: list[State] = field(default_factory=list)
+    parts: dict[PartKey, tuple[Part, KeyedPart | OperatorPart | Bytes]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    keys: dict[str, str | None] = field(default_factory=dict)
+    """By operator with keyed state: whose ``hashCode`` its keys have; None if that is not known."""
+    streams: list[tuple[str, int, KeyedReader | OperatorReader, Described | None]] = field(default_factory=list)
+    """Every stream: operator, subtask, reader."""
+
+
+def contents_of(metadata: Metadata, places: Places) -> Contents:
+    """Read the headers of all streams. Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``."""
+    found = Contents(JobGraph(()))
+    operators = [_OperatorReader(saved, places, found).read() for saved in metadata.operators]
+    found.graph = JobGraph(tuple(operators))
+    found.states.sort(key=lambda state: (state.operator, state.name))
+    # A coordinator has a state alone, so None is never compared with a number.
+    found.parts = dict(sorted(found.parts.items()))
+    found.notes += places.notes()
+    return found
+
+
+@dataclass(frozen=True)
+class _KeyedStream:
+    """The keyed state of one subtask."""
+
+    subtask: int
+    first: int
+    last: int
+    size: int
+    path: str | None
+    described: Described
+    reader: KeyedReader
+    heap: bool
+
+
+class _OperatorReader:
+    """Reads what the metadata has of one operator."""
+
+    def __init__(self, saved: Saved, places: Places, found: Contents) -> None:
+        self.saved, self.places, self.found = saved, places, found
+        self.uid = saved.uid or saved.id.hex()
+        self.running: list[Subtask] = []
+        self.key_hash = DEFAULT_KEY_HASH
+
+    def read(self) -> Operator:
+        saved = self.saved
+        if saved.parallelism > saved.max_parallelism:
+            raise DamagedCheckpoint(
+                f"operator {self.uid} has parallelism {saved.parallelism} and max parallelism {saved.max_parallelism}; "
+                "take another checkpoint or savepoint",
+                kind=ErrorKind.DAMAGED_RECORD,
+            )
+        finished = SubtaskSet.of(subtask.index for subtask in saved.subtasks if subtask.finished)
+        if saved.fully_finished:
+            finished = SubtaskSet.all(saved.parallelism)
+        reported = {subtask.index: subtask for subtask in saved.subtasks}
+        # One that reported nothing had nothing, and goes on.
+        running = [index for index in range(saved.parallelism) if index not in finished]
+        self.running = [reported.get(index, Subtask(index)) for index in running]
+        if saved.coordinator is not None:
+            self._coordinator(saved.coordinator.data)
+        self._keyed()
+        self._operator_state()
+        self._rest()
+        return Operator(
+            uid=self.uid,
+            parallelism=saved.parallelism,
+            max_parallelism=saved.max_parallelism,
+            name=saved.name or "",
+            key_hash=self.key_hash,
+            finished=finished,
+            coordinator=saved.coordinator is not None,
+        )
+
+    def _note(self, kind: str, message: str, state: str = "") -> None:
+        subject = f"{self.uid}/{state}" if state else self.uid
+        self.found.notes.append(Note(kind, subject, message))  # type: ignore[arg-type]
+
+    def _add(self, part: Part, content: KeyedPart | OperatorPart | Bytes) -> None:
+        self.found.parts[part.operator, part.state, part.subtask] = part, content
+
+    def _coordinator(self, data: bytes) -> None:
+        self.found.states.append(coordinator_state(self.uid, COORDINATOR, columns={"value": pa.binary()}))
+        self._add(Part(self.uid, COORDINATOR, None, len(data), rows=1), Bytes(data))
+
+    # Keyed state
+
+    def _keyed(self) -> None:
+        streams = []
+        for subtask in self.running:
+            handle = subtask.managed_keyed
+            if handle is None:
+                continue
+            if not isinstance(handle, (KeyGroups, Incremental)):
+                self._note(
+                    "refused",
+                    "its keyed state lies in a changelog, which is not read: take a savepoint, which has all state "
+                    "whatever the backend",
+                )
+                return
+            streams.append(self._stream(subtask.index, handle))
+        if not streams:
+            return
+        self.key_hash = streams[0].described.key_hash
+        self.found.keys[self.uid] = streams[0].described.key_java
+        self.found.streams += [(self.uid, item.subtask, item.reader, item.described) for item in streams]
+        names = sorted({name for stream in streams for name in stream.described.numbers})
+        for name in names:
+            if self._readable(name, streams):
+                self._state(name, streams)
+        unnamed = max(stream.described.unnamed for stream in streams)
+        if unnamed:
+            why = next(stream.described.stopped for stream in streams if stream.described.unnamed)
+            self._note("refused", f"at least {unnamed} keyed states whose names cannot be read: {why}")
+
+    def _stream(self, index: int, handle: KeyGroups | Incremental) -> _KeyedStream:
+        saved = self.saved
+        first, last = key_group_range(index, parallelism=saved.parallelism, max_parallelism=saved.max_parallelism)
+        if (handle.first_group, handle.groups) != (first, last - first + 1):
+            raise DamagedCheckpoint(
+                f"subtask {index} of {self.uid} owns key groups {first} to {last}, and its handle has "
+                f"{handle.first_group} to {handle.first_group + handle.groups - 1}; take another savepoint",
+                kind=ErrorKind.DAMAGED_RECORD,
+            )
+        prefix = prefix_size(saved.max_parallelism)
+        if isinstance(handle, Incremental):
+            place = self.places.of(handle.meta)
+            described = describe(read_keyed_header(place.read(0, place.size).tobytes(), place.path))
+            reader: KeyedReader = self._rocks(handle, prefix, first, last, place.path)
+            return _KeyedStream(index, first, last, handle.size, place.path, described, reader, False)
+        place = self.places.of(handle)
+        extents = Extents.of(handle, place.size, place.path)
+        end = place.size if extents.header_end is None else extents.header_end
+        described = describe(read_keyed_header(place.read(0, end).tobytes(), place.path))
+        heap = handle.code != CANONICAL
+        if heap:
+            reader = HeapReader(place, extents, described.numbers, described.stored, described.compressed)
+        else:
+            reader = CanonicalReader(
+                place, extents, described.numbers, described.unnamed > 0, prefix, described.compressed
+            )
+        path = None if place.data is not None else place.path
+        return _KeyedStream(index, first, last, place.size, path, described, reader, heap)
+
+    def _rocks(self, handle: Incremental, prefix: int, first: int, last: int, path: str) -> RocksReader:
+        places = self.places
+
+        @functools.cache
+        def opened() -> Database:
+            tables = []
+            for name, stream in (*handle.shared, *handle.private):
+                if name.endswith(".sst"):
+                    place = places.of(stream)
+                    tables.append(TableSource(place.path, place.size, _reading(place)))
+            return open_database(tables, prefix, first, last)
+
+        return RocksReader(opened, prefix, path)
+
+    def _readable(self, name: str, streams: list[_KeyedStream]) -> bool:
+        """Say what of a state is refused, and return whether it can be read whole."""
+        for stream in streams:
+            described = stream.described
+            where = f"subtask {stream.subtask}"
+            if name not in described.numbers:
+                if described.unnamed:
+                    why = described.stopped
+                    self._note("refused", f"{where} may have it, but its header cannot be read: {why}", name)
+                    return False
+                continue
+            if not stream.heap:
+                continue
+            opaque = described.unframed
+            classes = sorted({item for other in opaque for item in described.parts[other].opaque})
+            why = ", ".join(classes) or described.stopped
+            if name in opaque:
+                where = "in the hash-map backend's own layout"
+                self._note("refused", f"its values end nowhere {where} ({why}); {ADVICE}", name)
+                return False
+            if (opaque or described.unnamed) and not described.compressed:
+                self._note(
+                    "refused",
+                    f"it cannot be told from {', '.join(opaque) or 'other states'} beside it, which is not decoded "
+                    f"({why}); {ADVICE}",
+                    name,
+                )
+                return False
+        return True
+
+    def _state(self, name: str, streams: list[_KeyedStream]) -> None:
+        forms = {}
+        notes: list[Note] = []
+        for stream in streams:
+            if name in stream.described.parts:
+                forms[stream.subtask], said = form_of(self.uid, stream.described.parts[name])
+                notes = notes or said
+        form = next(iter(forms.values()))
+        differing = [index for index, other in forms.items() if other.state != form.state]
+        if differing:
+            self._note(
+                "refused",
+                f"subtask {differing[0]} describes it as {forms[differing[0]].schema.remove_metadata()}, and others as "
+                f"{form.schema.remove_metadata()}; restore the job and take another savepoint",
+                name,
+            )
+            return
+        self.found.notes += notes
+        self.found.states.append(form.state)
+        by_subtask = {stream.subtask: stream for stream in streams}
+        for subtask in self.running:
+            self._keyed_part(form, forms, subtask.index, by_subtask.get(subtask.index))
+
+    def _keyed_part(self, form: Form, forms: dict[int, Form], index: int, stream: _KeyedStream | None) -> None:
+        name = form.parts.name
+        limits = self.saved.parallelism, self.saved.max_parallelism
+        first, last = key_group_range(index, parallelism=limits[0], max_parallelism=limits[1])
+        if stream is None or index not in forms:
+            part = Part(self.uid, name, index, 0, None, 0, first, last)
+            self._add(part, KeyedPart(form, first, last))
+            return
+        share = stream.size // max(1, len(stream.described.numbers))
+        part = Part(self.uid, name, index, share, stream.path, None, first, last)
+        self._add(part, KeyedPart(forms[index], first, last, stream.reader))
+
+    # Operator state
+
+    def _operator_state(self) -> None:
+        readers: dict[int, tuple[OperatorReader, dict[str, StateInfo]]] = {}
+        for subtask in self.running:
+            handle = subtask.managed_operator
+            if handle is not None and handle.states:
+                readers[subtask.index] = self._operator_stream(handle)
+        self.found.streams += [(self.uid, index, reader, None) for index, (reader, _) in readers.items()]
+        names = sorted({item.name for reader, _ in readers.values() for item in reader.handle.states})
+        for name in names:
+            self._operator_parts(name, readers)
+
+    def _operator_stream(self, handle: OperatorStates) -> tuple[OperatorReader, dict[str, StateInfo]]:
+        place = self.places.of(handle.stream)
+        offsets = np.concatenate([np.zeros(0, np.int64), *(item.offsets for item in handle.states)])
+        end = place.size if not len(offsets) else int(offsets.min())
+        if not 0 <= end <= place.size:
+            raise DamagedCheckpoint(
+                f"operator state begins at byte {end} of {place.path}, which has {place.size}; take another checkpoint",
+                kind=ErrorKind.DAMAGED_RECORD,
+                path=place.path,
+            )
+        header: OperatorHeader = read_operator_header(place.read(0, end).tobytes(), place.path)
+        infos = {info.name: info for info in (*header.lists, *header.broadcasts)}
+        return OperatorReader(place, handle, header.compressed), infos
+
+    def _operator_parts(self, name: str, readers: dict[int, tuple[OperatorReader, dict[str, StateInfo]]]) -> None:
+        form: OperatorForm | None = None
+        for reader, infos in readers.values():
+            partitions = reader.partitions(name)
+            if partitions is None:
+                continue
+            info = infos.get(name)
+            made, notes = operator_form(
+                self.uid, name, partitions.mode, info.value if info else None, info.key if info else None
+            )
+            if form is None:
+                form = made
+                self.found.notes += notes
+            elif made.state != form.state:
+                message = "subtasks describe it differently; restore the job and take another savepoint"
+                self._note("refused", message, name)
+                return
+        if form is None:
+            return
+        self.found.states.append(form.state)
+        for subtask in self.running:
+            found = readers.get(subtask.index)
+            partitions = found[0].partitions(name) if found else None
+            if found is None or partitions is None:
+                self._add(Part(self.uid, name, subtask.index, 0, rows=0), OperatorPart(form))
+                continue
+            reader = found[0]
+            rows = None if partitions.mode == BROADCAST and not form.raw else len(partitions.offsets)
+            path = None if reader.place.data is not None else reader.place.path
+            share = reader.place.size // len(reader.handle.states)
+            self._add(Part(self.uid, name, subtask.index, share, path, rows), OperatorPart(form, reader))
+
+    # What is not read
+
+    def _rest(self) -> None:
+        channels: list[Channel] = [one for subtask in self.running for one in (*subtask.inputs, *subtask.outputs)]
+        if channels:
+            self._note(
+                "lost",
+                f"{sum(channel.size for channel in channels)} bytes in flight on {len(channels)} channels of an "
+                "unaligned checkpoint: they are network buffers of Flink's; take a savepoint, which has none",
+            )
+        if any(subtask.raw_keyed is not None for subtask in self.running):
+            self._note(
+                "lost",
+                "raw keyed state, which only the operator's own code can read, is left out; there lie the timers "
+                "that jobs on RocksDB keep on the heap",
+            )
+        if any(subtask.raw_operator is not None for subtask in self.running):
+            self._note("lost", "raw operator state, which only the operator's own code can read, is left out")
+
+
+def _reading(place: Place) -> Callable[[int, int], bytes]:
+    def read(offset: int, length: int) -> bytes:
+        return place.read(offset, min(length, place.size - offset)).tobytes()
+
+    return read
+
+
+def job_id_of(metadata: Metadata) -> str:
+    """Return a name for the job, the same for all checkpoints of one topology."""
+    digest = hashlib.sha256(b"".join(sorted(operator.id for operator in metadata.operators)))
+    return f"flink-{digest.hexdigest()[:16]}"
