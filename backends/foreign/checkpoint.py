@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.formats import Outside
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
@@ -72,8 +72,13 @@ class ForeignFolder:
             problem = Problem(error.kind, self.system, str(error), advice="", path=str(error.details.get("path", "")))
             return Report(self.folder.url, None, level, (problem,))
         findings = ordered(source.check(level, seen))
-        counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
-        return Report(self.folder.url, source.record.checkpoint_id, level, findings, counts)
+        try:
+            handles, found = len(source.parts), source.record.checkpoint_id
+        except CheckpointError:
+            # A finding has said so already.
+            handles, found = 0, None
+        counts = Counts(records=1, handles=handles, bytes=seen.bytes)
+        return Report(self.folder.url, found, level, findings, counts)
 
     def _source(self, checkpoint_id: int | None) -> ForeignSource:
         return self.form.source(self.folder, checkpoint_id, self.outside)

@@ -19,3 +19,11 @@ def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
         source=lambda folder, checkpoint_id, _: SparkSource(folder, checkpoint_id),
     )
     return form.found(folder, outside)
+
+
+def flink(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
+    """A savepoint or checkpoints of Flink's; None where the folder holds none."""
+    from .flink import FlinkSource, recognises, sources
+
+    form = ForeignFormat("a Flink checkpoint or savepoint", recognises, sources=sources, source=FlinkSource)
+    return form.found(folder, outside)

@@ -1,5 +1,13 @@
-"""Flink's savepoints and checkpoints.
+"""Flink's savepoints and checkpoints, read without Flink.
 
 Read ``metadata`` (``_metadata`` to descriptions), ``serializers`` (snapshots of serializers, and
-values to Arrow), ``header`` (which states a stream has).
+values to Arrow), ``header`` (which states a stream has), ``layouts`` (how keyed state lies in a
+stream), ``streams`` (where streams lie), ``groups`` and ``rocksdb`` (keyed state of one subtask),
+``operator_state``, ``contents`` (all of a checkpoint in our words), ``source`` (the checkpoint as a
+whole), ``checks`` (all that can be wrong with it). ``key_hash`` computes Flink's key groups.
 """
+
+from __future__ import annotations
+
+from .key_hash import FLINK_KEY_HASH as FLINK_KEY_HASH, USER_KEY_HASH as USER_KEY_HASH
+from .source import FlinkSource as FlinkSource, recognises as recognises, sources as sources

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
 from stateformat.keys import key_groups
 from stateformat.problems import Problem
+from stateformat.storage import Storage
 
 from ..source import Level, Part, Progress
 from .contents import Contents, KeyedPart, RocksReader
@@ -34,8 +36,7 @@ from .handles import (
     Stream,
 )
 from .key_hash import java_hash_codes, murmur
-from .source import FlinkSource
-from .streams import Place
+from .streams import Place, Places
 
 CLAUSE = "Flink metadata"
 _STATE = "Flink state"
@@ -43,7 +44,28 @@ _OTHER = "put the file back, or take another checkpoint or savepoint"
 _DAMAGE = "take another checkpoint or savepoint of the job"
 
 
-def check_source(source: FlinkSource, level: Level, progress: Progress) -> Iterator[Problem]:
+class Checked(Protocol):
+    """What is looked at of a source."""
+
+    @property
+    def folder(self) -> Storage: ...
+
+    @property
+    def home(self) -> str: ...
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def places(self) -> Places: ...
+
+    @property
+    def contents(self) -> Contents: ...
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]: ...
+
+
+def check_source(source: Checked, level: Level, progress: Progress) -> Iterator[Problem]:
     """Find all that is wrong with a checkpoint."""
     try:
         metadata = source.metadata
@@ -95,7 +117,7 @@ def streams_of(metadata: Metadata) -> Iterator[tuple[str, int, Stream]]:
 class _Files:
     """Files that are missing, of other sizes, or left over."""
 
-    source: FlinkSource
+    source: Checked
     used: set[str] = field(default_factory=set)
 
     def check(self, metadata: Metadata) -> Generator[Problem, None, set[str]]:
@@ -168,7 +190,7 @@ def _opaque_keys(contents: Contents) -> Iterator[Problem]:
 class _Rows:
     """Decodes every row."""
 
-    def __init__(self, source: FlinkSource, contents: Contents, broken: set[str], progress: Progress) -> None:
+    def __init__(self, source: Checked, contents: Contents, broken: set[str], progress: Progress) -> None:
         self.source, self.contents, self.broken, self.progress = source, contents, broken, progress
         self.done, self.total = 0, sum(part.size_bytes for part, _ in contents.parts.values())
 
@@ -224,7 +246,7 @@ class _Rows:
         java = self.contents.keys.get(part.operator)
         if java not in (*HASHED, "Tuple") or content.form.raw_key:
             return
-        limit = self.source.record.graph.operator(part.operator).max_parallelism or 1
+        limit = self.contents.graph.operator(part.operator).max_parallelism or 1
         expected = key_groups(murmur(java_hash_codes(batch.column("key"))), limit)
         found = batch.column("_key_group").to_numpy()
         wrong = np.flatnonzero(expected != found)

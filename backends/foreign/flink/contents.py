@@ -80,6 +80,8 @@ class KeyedPart:
 
 @dataclass(frozen=True)
 class OperatorPart:
+    """What one subtask has of one operator state."""
+
     form: OperatorForm
     reader: OperatorReader | None = None
 

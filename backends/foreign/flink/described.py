@@ -9,9 +9,7 @@ from typing import Final
 from .header import TIMERS, KeyedHeader, StateInfo
 from .key_hash import FLINK_KEY_HASH, USER_KEY_HASH, is_hashable
 from .layouts import Layout, Parts, Stored
-from .serializers import ListOf, MapOf, Opaque, Serializer, Timer
-from .serializers.plain import Nothing
-from .serializers.records import Sequential
+from .serializers import ListOf, MapOf, Nothing, Opaque, Sequential, Serializer, Timer
 
 HASHED: Final = ("Long", "Integer", "Short", "Byte", "Boolean", "Float", "Double", "String", "Character")
 BINARY_ROW: Final = "BinaryRowData"

@@ -22,8 +22,7 @@ from ..byte_strings import ByteStrings, Positions
 from ..framing import snappy_streams_decode
 from ..source import Note
 from .handles import BROADCAST, UNION, OperatorPartitions, OperatorStates
-from .serializers import Lanes, Opaque, Serializer
-from .serializers.collections import element_lanes
+from .serializers import Lanes, Opaque, Serializer, element_lanes
 from .streams import Place
 
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"

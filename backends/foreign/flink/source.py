@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from stateformat.errors import ErrorKind, NotFound
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.formats import Outside
 from stateformat.model import AttemptId, CheckpointId, CheckpointKind, JobId, ManifestRef, Record, Totals
 from stateformat.problems import Problem
@@ -20,6 +21,7 @@ from stateformat.schema import segment_schema
 from stateformat.storage import Storage
 
 from ..source import Level, Note, Part, Progress
+from .checks import check_source
 from .contents import Bytes, Contents, KeyedPart, OperatorPart, contents_of, job_id_of
 from .handles import Metadata
 from .metadata import FILE_NAME, MAGIC, decode_metadata
@@ -29,15 +31,16 @@ _FOLDER: Final = re.compile(r"chk-(\d{1,18})/" + FILE_NAME)
 _START: Final = MAGIC.to_bytes(4, "big")
 
 
-def recognises(folder: Storage) -> Sequence[int]:
-    """Return the ids of the checkpoints in a folder, newest first; none where it has none.
+def recognises(folder: Storage) -> bool:
+    """Whether a folder is a savepoint, a checkpoint, or has folders ``chk-N``."""
+    return bool(checkpoint_ids(folder))
 
-    A savepoint, or a checkpoint, has ``_metadata``; the folder of a job has ``chk-N`` folders with
-    one.
-    """
+
+def checkpoint_ids(folder: Storage) -> list[int]:
+    """Return the ids of the checkpoints in a folder, newest first; none where it has none."""
     head = _head(folder, FILE_NAME)
     if head is not None:
-        # Ids stand behind the magic and the version.
+        # The id stands behind the magic and the version.
         return [int.from_bytes(head[8:16], "big", signed=True)] if head[:4] == _START else []
     try:
         listed = [_FOLDER.fullmatch(item.path) for item in folder.list("chk-")]
@@ -45,6 +48,17 @@ def recognises(folder: Storage) -> Sequence[int]:
         return []
     ids = sorted((int(match[1]) for match in listed if match), reverse=True)
     return [number for number in ids if (_head(folder, f"chk-{number}/{FILE_NAME}") or b"")[:4] == _START]
+
+
+def sources(folder: Storage, outside: Outside | None = None) -> list[FlinkSource]:
+    """Return all checkpoints of a folder that can be opened, newest first."""
+    found = []
+    for number in checkpoint_ids(folder):
+        source = FlinkSource(folder, number, outside)
+        with contextlib.suppress(DamagedCheckpoint, UnsupportedFormat, InvalidInput):
+            if source.contents:
+                found.append(source)
+    return found
 
 
 def _head(folder: Storage, path: str) -> bytes | None:
@@ -58,16 +72,18 @@ class FlinkSource:
     """One checkpoint of Flink's. Picklable; reads metadata and headers once, when first asked."""
 
     def __init__(self, folder: Storage, checkpoint_id: int | None = None, outside: Outside | None = None) -> None:
-        self.folder, self.checkpoint_id, self.outside = folder, checkpoint_id, outside
-        self.home = ""
+        self.folder: Storage = folder
+        self.checkpoint_id, self.outside = checkpoint_id, outside
+        self.home: str = ""
+        known = checkpoint_ids(folder)
+        if not known or checkpoint_id not in (None, *known):
+            raise NotFound(
+                f"there is no checkpoint {'' if checkpoint_id is None else f'{checkpoint_id} '}of Flink's in "
+                f"{folder.url}, which has {', '.join(map(str, known)) or 'none'}; give a savepoint, a folder chk-N, or "
+                "the folder that has these",
+                kind=ErrorKind.CHECKPOINT_NOT_FOUND,
+            )
         if _head(folder, FILE_NAME) is None:
-            known = recognises(folder)
-            if not known or checkpoint_id not in (None, *known):
-                raise NotFound(
-                    f"there is no checkpoint {'' if checkpoint_id is None else checkpoint_id} of Flink's in "
-                    f"{folder.url}; give a savepoint, a folder chk-N, or the folder that has these",
-                    kind=ErrorKind.CHECKPOINT_NOT_FOUND,
-                )
             self.home = f"chk-{known[0] if checkpoint_id is None else checkpoint_id}/"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,6 +178,4 @@ class FlinkSource:
                 yield from content.reader.batches(content.form, first, last)
 
     def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
-        from .checks import check_source
-
         return check_source(self, level, progress)

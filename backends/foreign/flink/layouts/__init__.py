@@ -7,14 +7,12 @@ Read ``walk`` (entries of canonical key groups), ``forms`` (which columns a stat
 from __future__ import annotations
 
 from .canonical import count_elements, prefix_size, rows_of
-from .forms import EVENT, PROCESSING, Form, Layout, Parts, form_of
+from .forms import Form, Layout, Parts, form_of
 from .heap import HeapEntries, Stored, frame_compressed, frame_heap, rows_of_heap
 from .walk import PADDING, Entries, Frames, frame_groups
 
 __all__ = [
-    "EVENT",
     "PADDING",
-    "PROCESSING",
     "Entries",
     "Form",
     "Frames",

@@ -95,8 +95,8 @@ def form_of(operator: str, parts: Parts) -> tuple[Form, list[Note]]:
     """Declare one state of an operator, and say what of it stays opaque."""
     notes: list[Note] = []
 
-    def note(kind: Any, message: str) -> None:
-        notes.append(Note(kind, f"{operator}/{parts.name}", message))
+    def note(message: str) -> None:
+        notes.append(Note("opaque", f"{operator}/{parts.name}", message))
 
     raw_key = parts.key.takes_rest or not _is_key(parts.key.arrow_type)
     whole_key = parts.key.takes_rest and not _has_fixed_rest(parts)
@@ -116,26 +116,22 @@ def form_of(operator: str, parts: Parts) -> tuple[Form, list[Note]]:
         raw_value, whole_list = True, parts.layout is Layout.LIST
         form = Form(parts, _PLACEHOLDER, raw_key, whole_key, raw_rest, whole_list, raw_value)
         state = _declared(operator, form, key, pa.binary() if raw_rest else rest_type, {"value": pa.binary()})
-        note("opaque", "values have a type that cannot be stored; each is kept as its bytes in `value`")
+        note("values have a type that cannot be stored; each is kept as its bytes in `value`")
     if parts.opaque:
-        note("opaque", f"not decoded, and kept as bytes: {', '.join(parts.opaque)}")
+        note(f"not decoded, and kept as bytes: {', '.join(parts.opaque)}")
     if whole_key:
-        note("opaque", "the end of a key is not known: `key` has all bytes of the stored key, with what follows it")
+        note("the end of a key is not known: `key` has all bytes of the stored key, with what follows it")
     elif raw_key and not parts.key.takes_rest:
-        note("opaque", f"keys of type {parts.key.arrow_type} cannot be key columns; `key` has their bytes")
+        note(f"keys of type {parts.key.arrow_type} cannot be key columns; `key` has their bytes")
     if raw_rest:
-        note("opaque", "`_map_key` has the bytes of the namespace and the map key")
+        note("`_map_key` has the bytes of the namespace and the map key")
     if whole_list:
-        note("opaque", "elements end nowhere: `value` has the bytes of all elements of a list, joined by commas")
-    if parts.layout is Layout.TIMERS and parts.name.startswith(PROCESSING):
-        note("lost", "processing-time timers fire by the clock; they are kept and have no meaning for event time")
+        note("elements end nowhere: `value` has the bytes of all elements of a list, joined by commas")
     return Form(parts, state, raw_key, whole_key, raw_rest, whole_list, raw_value), notes
 
 
 _PLACEHOLDER: Final[Any] = None
 TIMER_STATES: Final = "_timer_state/"
-EVENT: Final = f"{TIMER_STATES}event_"
-PROCESSING: Final = f"{TIMER_STATES}processing_"
 
 
 def _declared(
@@ -183,6 +179,7 @@ def _rest_type(parts: Parts) -> pa.DataType | None:
 
 
 def is_window(dtype: pa.DataType) -> bool:
+    """Whether namespaces of a type are windows of time."""
     return pa.types.is_struct(dtype) and tuple(field.name for field in dtype) == WINDOW
 
 

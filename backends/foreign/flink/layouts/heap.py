@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...byte_strings import Octets, Positions
-from ..serializers import Lanes, Serializer
-from ..serializers.collections import element_lanes
+from ..serializers import Lanes, Serializer, element_lanes
 from .canonical import timer_key, timer_namespace
 from .forms import Form, Layout, Parts, Rows, batch_of, tags, taken_raw
 

@@ -7,9 +7,10 @@ kinds: ``plain``, ``text``, ``records``, ``collections``, ``pojo``, ``times``, `
 
 from __future__ import annotations
 
-from .collections import ListOf, MapOf
+from .collections import ListOf, MapOf, element_lanes
 from .lanes import Lanes, gathered, ramp
-from .records import Timer, Ttl
+from .plain import Nothing
+from .records import Sequential, Timer, Ttl
 from .serializer import Opaque, Serializer, scattered
 from .snapshots import UnknownClass, read_top, read_versioned
 
@@ -17,11 +18,14 @@ __all__ = [
     "Lanes",
     "ListOf",
     "MapOf",
+    "Nothing",
     "Opaque",
+    "Sequential",
     "Serializer",
     "Timer",
     "Ttl",
     "UnknownClass",
+    "element_lanes",
     "gathered",
     "ramp",
     "read_top",
