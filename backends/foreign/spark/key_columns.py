@@ -15,6 +15,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, UnsupportedFormat
 from stateformat.keys import hash_keys, key_groups
 
+from ..framing import damaged
 from .logs import OperatorInfo, StoreInfo
 from .schemas import SparkField, StoreSchema, has_values
 
@@ -50,6 +51,12 @@ def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema
     operator that is not known, by its name.
     """
     count = len(schema.key)
+    if not 0 <= store.prefix_columns <= count:
+        raise damaged(
+            operator.path or f"state/{operator.id}",
+            f"store {store.name!r} has {store.prefix_columns} prefix columns, and its key has {count}",
+            kind=ErrorKind.DAMAGED_MANIFEST,
+        )
     if operator.name in _WHOLE_KEY:
         return _non_empty(schema.key, count)
     if operator.name == "sessionWindowStateStoreSaveExec":
