@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.formats import Outside
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
@@ -26,6 +26,8 @@ from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
 from .source import ForeignSource, Level, Note, Part
+
+_ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,20 @@ class ForeignFolder:
         return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)
 
     def validate(self, checkpoint_id: int | None, level: Level, progress: Callable[[int, int], None] | None) -> Report:
-        seen = _Seen(progress)
+        seen, findings = _Seen(progress), list[Problem]()
+        chosen, counts = None, Counts()
         try:
             source = self._source(checkpoint_id)
+            for problem in source.check(level, seen):
+                findings.append(problem)
+            chosen = source.record.checkpoint_id
+            counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
         except (DamagedCheckpoint, UnsupportedFormat) as error:
-            problem = Problem(error.kind, self.system, str(error), advice="", path=str(error.details.get("path", "")))
-            return Report(self.folder.url, None, level, (problem,))
-        findings = ordered(source.check(level, seen))
-        try:
-            handles, found = len(source.parts), source.record.checkpoint_id
-        except CheckpointError:
-            # A finding has said so already.
-            handles, found = 0, None
-        counts = Counts(records=1, handles=handles, bytes=seen.bytes)
-        return Report(self.folder.url, found, level, findings, counts)
+            # What it stands on cannot be read; the check may have said so, and more.
+            if not any(problem.severity == "error" for problem in findings):
+                path = str(error.details.get("path", ""))
+                findings.append(Problem(error.kind, self.system, str(error), advice=_ADVICE, path=path))
+        return Report(self.folder.url, chosen, level, ordered(findings), counts)
 
     def _source(self, checkpoint_id: int | None) -> ForeignSource:
         return self.form.source(self.folder, checkpoint_id, self.outside)

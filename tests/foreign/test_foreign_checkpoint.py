@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import stateformat
 from stateformat import formats
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFormat
 from stateformat.backends.foreign.source import Note
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.problems import Problem
 from tests.ckpt.ckpt_runs import run
 from tests.foreign.foreign_fakes import WORDS, FakeSource, flink_like, spark_like
@@ -138,6 +138,18 @@ def test_validation_asks_the_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = run("validate", path)
     assert found.status == 1
     assert "file state/1 is missing" in found.out
+
+
+def test_what_cannot_be_opened_is_a_problem_of_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(source: FakeSource, level: object, progress: object) -> Iterator[Problem]:
+        yield Problem(ErrorKind.OBJECT_MISSING, "Fake files", "the file state/1 is left over", severity="warning")
+        raise UnsupportedFormat("the codec lzf is not read")
+
+    monkeypatch.setattr(FakeSource, "check", broken)
+    found = run("validate", folder)
+    assert found.status == 1
+    assert "file state/1 is left over" in found.out
+    assert "codec lzf is not read" in found.out
 
 
 def test_nothing_is_ever_written_there(folder: Path, tmp_path: Path) -> None:
