@@ -18,6 +18,7 @@ from foreign.flink_written import (
     blob,
     composite,
     list_of,
+    map_of,
     nullable,
     opaque,
     pack,
@@ -34,7 +35,7 @@ from hypothesis import given, settings, strategies as some
 
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.cursor import Cursor
-from stateformat.backends.foreign.flink.serializers import Lanes, Opaque, Serializer, UnknownClass, read_top
+from stateformat.backends.foreign.flink.serializers import Lanes, MapOf, Serializer, UnknownClass, read_top
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from stateformat.schema import make_fields
 
@@ -188,7 +189,8 @@ def test_an_unknown_class_in_a_pojo_is_opaque() -> None:
 )
 def test_what_holds_an_opaque_value_before_others_is_opaque_as_a_whole(snapshot: bytes) -> None:
     found = serializer(snapshot)
-    assert isinstance(found, Opaque)
+    assert found.takes_rest
+    assert found.arrow_type == pa.binary()
     assert found.opaque == ("a.C",)
     assert found.read_all(strings([b"any", b""])).to_pylist() == [b"any", b""]
 
@@ -200,6 +202,12 @@ def test_an_opaque_value_at_the_end_leaves_what_is_before_it_typed() -> None:
         {"f0": 1, "f1": b"any"},
         {"f0": 2, "f1": None},
     ]
+
+
+def test_a_map_of_opaque_values_still_has_its_key() -> None:
+    found = serializer(map_of(Kind("opaque", opaque("a.C"), some.nothing(), bytes)).snapshot)
+    assert isinstance(found, MapOf)
+    assert (found.key.arrow_type, found.value.arrow_type, found.arrow_type) == (pa.string(), pa.binary(), pa.binary())
 
 
 BASE_FIELDS = {"id": LONG}

@@ -7,7 +7,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ...byte_strings import Positions
 from .lanes import Lanes, ramp
-from .records import read_some, skip_some
+from .records import opaque_within, read_some, skip_some
 from .serializer import Serializer
 from .text import CHARACTER, to_utf8
 
@@ -62,21 +62,51 @@ def element_lanes(lanes: Lanes, counts: Positions, skip: Callable[[Lanes], None]
     return lanes.at(begin, ends)
 
 
-class ListOf(Serializer):
+class _Many(Serializer):
+    """What has many values: if the end of one cannot be found, it is opaque as a whole.
+
+    Its children stay known: what frames elements or entries by itself can still use them.
+    """
+
+    def __init__(self, children: Sequence[Serializer], arrow_type: pa.DataType) -> None:
+        self.arrow_type = arrow_type
+        self.least_length = 4
+        self.opaque = opaque_within(children)
+        if any(child.takes_rest for child in children):
+            self.takes_rest = True
+            self.arrow_type = pa.binary()
+            self.least_length = 0
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        return lanes.rest().to_arrow() if self.takes_rest else self._decoded(lanes)
+
+    def skip(self, lanes: Lanes) -> None:
+        if self.takes_rest:
+            lanes.rest()
+        else:
+            self._skipped(lanes)
+
+    def _decoded(self, lanes: Lanes) -> pa.Array:
+        raise NotImplementedError
+
+    def _skipped(self, lanes: Lanes) -> None:
+        self._decoded(lanes)
+
+
+class ListOf(_Many):
     """A count, then the elements, which may be preceded by whether there is one (``flagged``)."""
 
     def __init__(self, element: Serializer, *, flagged: bool = False) -> None:
         self.element = element
         self.flagged = flagged
-        self.arrow_type = pa.list_(pa.field("element", element.arrow_type))
-        self.least_length = 4
+        super().__init__((element,), pa.list_(pa.field("element", element.arrow_type)))
 
-    def read(self, lanes: Lanes) -> pa.Array:
+    def _decoded(self, lanes: Lanes) -> pa.Array:
         counts, elements = self._elements(lanes)
         values = self._read(elements) if self.flagged else self.element.read(elements)
         return pa.ListArray.from_arrays(list_offsets(counts), values, type=self.arrow_type)
 
-    def skip(self, lanes: Lanes) -> None:
+    def _skipped(self, lanes: Lanes) -> None:
         self._elements(lanes)
 
     def _elements(self, lanes: Lanes) -> tuple[Positions, Lanes]:
@@ -91,15 +121,14 @@ class ListOf(Serializer):
         skip_some(self.element, lanes, lanes.flags("whether there is an element"))
 
 
-class MaskedList(Serializer):
+class MaskedList(_Many):
     """A count, a mask of what is null from the top bit down, the others (SQL's linked list)."""
 
     def __init__(self, element: Serializer) -> None:
         self.element = element
-        self.arrow_type = pa.list_(pa.field("element", element.arrow_type))
-        self.least_length = 4
+        super().__init__((element,), pa.list_(pa.field("element", element.arrow_type)))
 
-    def read(self, lanes: Lanes) -> pa.Array:
+    def _decoded(self, lanes: Lanes) -> pa.Array:
         counts = lanes.fixed(">i4").astype(np.int64)
         sizes = np.where(counts < 0, -1, (counts + 7) // 8)
         begin = lanes.position.copy()
@@ -115,7 +144,7 @@ class MaskedList(Serializer):
         return pa.ListArray.from_arrays(list_offsets(counts), values, type=self.arrow_type)
 
 
-class MapOf(Serializer):
+class MapOf(_Many):
     """A count, then keys and values; a byte before a value says whether it is null.
 
     With ``nullable_keys`` there is such a byte before keys too, and the type is a list of structs,
@@ -128,12 +157,12 @@ class MapOf(Serializer):
         self.nullable_keys = nullable_keys
         if nullable_keys:
             pair = pa.struct([("key", key.arrow_type), ("value", value.arrow_type)])
-            self.arrow_type = pa.list_(pa.field("element", pair))
+            arrow_type = pa.list_(pa.field("element", pair))
         else:
-            self.arrow_type = pa.map_(pa.field("key", key.arrow_type, nullable=False), value.arrow_type)
-        self.least_length = 4
+            arrow_type = pa.map_(pa.field("key", key.arrow_type, nullable=False), value.arrow_type)
+        super().__init__((key, value), arrow_type)
 
-    def read(self, lanes: Lanes) -> pa.Array:
+    def _decoded(self, lanes: Lanes) -> pa.Array:
         counts, entries = self._entries(lanes)
         begin = entries.position.copy()
         if self.nullable_keys:
@@ -155,7 +184,7 @@ class MapOf(Serializer):
             )
         return pa.MapArray.from_arrays(offsets, keys, values, type=self.arrow_type)
 
-    def skip(self, lanes: Lanes) -> None:
+    def _skipped(self, lanes: Lanes) -> None:
         self._entries(lanes)
 
     def _entries(self, lanes: Lanes) -> tuple[Positions, Lanes]:

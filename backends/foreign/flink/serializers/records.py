@@ -46,9 +46,9 @@ def opaque_within(children: Sequence[Serializer]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for child in children for name in child.opaque))
 
 
-def undecodable(children: Sequence[Serializer], *, last_may: bool = True) -> Opaque | None:
+def undecodable(children: Sequence[Serializer]) -> Opaque | None:
     """Return what stands for the whole if something follows a child whose end is not known."""
-    if any(child.takes_rest for child in (children[:-1] if last_may else children)):
+    if any(child.takes_rest for child in children[:-1]):
         return Opaque(*opaque_within(children))
     return None
 

@@ -121,25 +121,25 @@ def _composite(
 
 
 def _list(found: list[Serializer], _own: object) -> Serializer:
-    return undecodable(found, last_may=False) or ListOf(found[0])
+    return ListOf(found[0])
 
 
 def _array(found: list[Serializer], _own: object) -> Serializer:
-    return undecodable(found, last_may=False) or ListOf(found[0], flagged=True)
+    return ListOf(found[0], flagged=True)
 
 
 def _masked(found: list[Serializer], own: object) -> Serializer:
     if not own:
         return _list(found, own)
-    return undecodable(found, last_may=False) or MaskedList(found[0])
+    return MaskedList(found[0])
 
 
 def _map(found: list[Serializer], _own: object) -> Serializer:
-    return undecodable(found, last_may=False) or MapOf(found[0], found[1])
+    return MapOf(found[0], found[1])
 
 
 def _null_aware_map(found: list[Serializer], _own: object) -> Serializer:
-    return undecodable(found, last_may=False) or MapOf(found[0], found[1], nullable_keys=True)
+    return MapOf(found[0], found[1], nullable_keys=True)
 
 
 def _tuple(found: list[Serializer], own: object) -> Serializer:
