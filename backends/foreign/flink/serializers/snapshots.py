@@ -12,13 +12,16 @@ from typing import Final, TypeAlias
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ...cursor import DEPTH_MAX, Cursor
-from . import plain, times
+from . import logical, plain, sql, times
 from .collections import Characters, ListOf, MapOf, MaskedList, Octets
+from .java_objects import read_object
+from .logical import described, logical_type
 from .numbers import BigDecimal, BigInteger
 from .pojo import Pojo
 from .records import (
     Either,
     Enumeration,
+    FlippedLong,
     Nullable,
     Row,
     Sequential,
@@ -155,7 +158,7 @@ def _sequence(*names: str) -> Callable[[list[Serializer], object], Serializer]:
 
 
 def _timer(found: list[Serializer], _own: object) -> Serializer:
-    return undecodable(found) or Timer(found[0], found[1])
+    return undecodable(found) or Timer(found[0].as_key(), found[1])
 
 
 def _ttl(found: list[Serializer], _own: object) -> Serializer:
@@ -259,6 +262,68 @@ def _custom(at: Cursor, _version: int, _depth: int) -> Serializer:
     return Opaque(at.name("the class of a value"))
 
 
+def _row_data(at: Cursor, version: int, depth: int) -> Serializer:
+    _versions(at, version, (3,), "a SQL row's serializer")
+    found = [read_object(at) for _ in range(at.count(5, "columns"))]
+    nested(at, depth)
+    kinds = [logical_type(kind) for kind in found]
+    known = [kind for kind in kinds if kind is not None]
+    whole = logical.row([f"f{i}" for i in range(len(found))], known) if len(known) == len(found) else None
+    return sql.row_data(kinds, [described(kind) for kind in found], whole)
+
+
+def _binary_row(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (3,), "a binary row's serializer")
+    return sql.Framed(f"a SQL row of {at.i32()} columns without their types")
+
+
+def _array_data(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (3,), "a SQL array's serializer")
+    element, _ = read_object(at), read_object(at)
+    kind = logical.list_of(logical_type(element))
+    return sql.ManyData(kind) if kind else sql.Framed(described(element))
+
+
+def _map_data(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (3,), "a SQL map's serializer")
+    key, value, _, _ = [read_object(at) for _ in range(4)]
+    kind = logical.map_of(logical_type(key), logical_type(value))
+    return sql.ManyData(kind) if kind else sql.Framed(described(key), described(value))
+
+
+def _decimal_data(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (3,), "a SQL decimal's serializer")
+    precision, scale = at.i32(), at.i32()
+    kind = logical.decimal(precision, scale)
+    if kind is None:
+        at.damaged(f"a decimal has precision {precision} and scale {scale}")
+    return sql.DecimalData(kind)
+
+
+def _timestamp_data(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (1,), "a SQL timestamp's serializer")
+    precision = at.i32()
+    kind = logical.timestamp(precision)
+    if kind is None:
+        at.damaged(f"a timestamp has precision {precision}")
+    return sql.TimestampData(kind)
+
+
+def _sorted_map(at: Cursor, version: int, depth: int) -> Serializer:
+    _versions(at, version, (3,), "a sorted map's serializer")
+    read_object(at)
+    found = nested(at, depth)
+    if len(found) != 2:
+        at.damaged(f"a sorted map has {len(found)} serializers")
+    return MapOf(found[0], found[1])
+
+
+def _outer_external(at: Cursor, _version: int) -> object:
+    found = read_object(at)
+    at.flag("whether the input is internal")
+    return found
+
+
 _NUMBERS: Final = {
     "Long": plain.LONG,
     "Int": plain.INTEGER,
@@ -283,6 +348,8 @@ _SIMPLE: Final[dict[str, Serializer]] = {
     "StringArraySerializer": ListOf(TEXT),
     "VoidNamespaceSerializer": plain.Nothing(),
     "VoidSerializer": plain.Nothing(),
+    "NullSerializer": plain.Nothing(),
+    "SortedLongSerializer": FlippedLong(),
     "DateSerializer": times.Milliseconds(),
     "SqlDateSerializer": times.Milliseconds(),
     "SqlTimeSerializer": times.Milliseconds(),
@@ -326,6 +393,18 @@ _PARSERS: Final[dict[str, Parse]] = {
     "ScalaEitherSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1])),
     "CoGroupedStreams$UnionSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1], (1, 2))),
     "IntervalJoinOperator$BufferEntrySerializerSnapshot": _composite(1, _buffer_entry),
+    "RowDataSerializer$RowDataSerializerSnapshot": _row_data,
+    "BinaryRowDataSerializer$BinaryRowDataSerializerSnapshot": _binary_row,
+    "ArrayDataSerializer$ArrayDataSerializerSnapshot": _array_data,
+    "MapDataSerializer$MapDataSerializerSnapshot": _map_data,
+    "DecimalDataSerializer$DecimalSerializerSnapshot": _decimal_data,
+    "TimestampDataSerializer$TimestampDataSerializerSnapshot": _timestamp_data,
+    "StringDataSerializer$StringDataSerializerSnapshot": _simple(sql.TextData(logical.TEXT)),
+    "RawValueDataSerializer$RawValueDataSerializerSnapshot": _composite(
+        1, lambda _found, _own: sql.Framed("a raw value of SQL")
+    ),
+    "ExternalSerializer$ExternalSerializerSnapshot": _composite(1, lambda found, _own: found[0], _outer_external),
+    "SortedMapSerializerSnapshot": _sorted_map,
     "PojoSerializerSnapshot": _pojo,
     "KryoSerializerSnapshot": _kryo,
     "CopyableValueSerializer$CopyableValueSerializerSnapshot": _custom,
