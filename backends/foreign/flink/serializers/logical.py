@@ -38,8 +38,8 @@ class Logical:
     """One SQL type."""
 
     kind: str
-    """``number``, ``bool``, ``text``, ``octets``, ``decimal``, ``time``, ``row``, ``list``, ``map``,
-    ``raw`` or ``null``.
+    """``number``, ``bool``, ``text``, ``octets``, ``decimal``, ``time``, ``row``, ``list``,
+    ``map``, ``raw`` or ``null``.
     """
     arrow: pa.DataType
     dtype: str = ""
