@@ -63,8 +63,12 @@ def number(value: int) -> bytes:
 def text(value: str | None) -> bytes:
     if value is None:
         return b"\0"
-    units = value.encode("utf-16-be")
-    return number(len(units) // 2 + 1) + b"".join(number(u) for u in struct.unpack(f">{len(units) // 2}H", units))
+    pairs = value.encode("utf-16-be")
+    return number(len(pairs) // 2 + 1) + b"".join(number(u) for u in struct.unpack(f">{len(pairs) // 2}H", pairs))
+
+
+def units(value: str) -> int:
+    return len(value.encode("utf-16-be")) // 2
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,12 @@ TEXTS = some.text(some.characters(codec="utf-8"), max_size=12)
 LONG = Kind("long", simple("LongSerializer"), whole(64), lambda value: pack("q", value))
 INT = Kind("int", simple("IntSerializer"), whole(32), lambda value: pack("i", value))
 TEXT = Kind("string", simple("StringSerializer"), TEXTS, text)
+TEXT_VALUE = Kind(
+    "string value",
+    simple("StringValueSerializer"),
+    TEXTS,
+    lambda value: number(units(value)) + text(value)[len(number(units(value) + 1)) :],
+)
 NULL_TEXT = Kind("string or null", TEXT.snapshot, some.none() | TEXTS, text)
 DOUBLE = Kind("double", simple("DoubleSerializer"), some.floats(allow_nan=False), lambda value: pack("d", value))
 BOOL = Kind("boolean", simple("BooleanSerializer"), some.booleans(), lambda value: pack("?", value))
@@ -131,6 +141,7 @@ PLAIN = [
     INT,
     TEXT,
     NULL_TEXT,
+    TEXT_VALUE,
     DOUBLE,
     BOOL,
     Kind("short", simple("ShortSerializer"), whole(16), lambda value: pack("h", value)),
@@ -433,8 +444,8 @@ COMPOSITE = [
     ttl(TEXT),
     ttl_aware(ttl(LONG)),
     list_of(ttl(TEXT)),
-    timer(TEXT, PLAIN[12]),
-    timer(LONG, PLAIN[11]),
+    timer(TEXT, PLAIN[13]),
+    timer(LONG, PLAIN[12]),
     either(LONG, TEXT),
     pojo("a.Five", a=LONG, b=TEXT, c=DOUBLE, d=BOOL, e=INT),
     pojo("a.Nested", inner=pojo("a.Inner", x=TEXT, y=list_of(TEXT)), tags=map_of(pojo("a.Tag", n=INT))),

@@ -140,7 +140,7 @@ def test_flipped_bits_of_a_snapshot_are_read_or_named(kind: Kind) -> None:
         (tuple_of(LONG, TEXT), None, "Tuple"),
         (nullable(LONG, 8), 9, "Long"),
         (nullable(LONG), None, "Long"),
-        (PLAIN[11], 1, None),
+        (PLAIN[12], 1, None),
         (pojo("a.B", x=LONG), None, None),
         (row_of(LONG), None, None),
     ],

@@ -201,8 +201,11 @@ class _Stream:
         return found
 
 
-def items(value: Value) -> list[Value] | None:
+def items(value: Value, depth: int = 0) -> list[Value] | None:
     """Return the items of a list of Java's collections; None if it is not one that is known."""
+    # A damaged stream may have lists that hold themselves.
+    if depth > 4:
+        return None
     if isinstance(value, list):
         return value
     if not isinstance(value, JavaObject):
@@ -212,11 +215,11 @@ def items(value: Value) -> list[Value] | None:
         # Block data (a capacity or a count) stands before the objects.
         return [item for item in value.written if not isinstance(item, bytes)]
     if name == "java.util.Arrays$ArrayList":
-        return items(value.fields.get("a"))
+        return items(value.fields.get("a"), depth + 1)
     if name == "java.util.Collections$SingletonList":
         return [value.fields.get("element")]
     if name == "java.util.Collections$EmptyList":
         return []
     if name.startswith("java.util.Collections$Unmodifiable"):
-        return items(value.fields.get("list"))
+        return items(value.fields.get("list"), depth + 1)
     return None

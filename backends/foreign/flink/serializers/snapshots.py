@@ -32,7 +32,7 @@ from .records import (
     undecodable,
 )
 from .serializer import Opaque, Serializer
-from .text import CHARACTER, TEXT
+from .text import CHARACTER, TEXT, TEXT_VALUE
 
 _OUTER_MAGIC: Final = 911108
 _NESTED_MAGIC: Final = 1333245
@@ -343,6 +343,7 @@ _SIMPLE: Final[dict[str, Serializer]] = {
         for name, found in _NUMBERS.items()
         if name not in ("Byte", "Char", "String")
     },
+    "StringValueSerializer": TEXT_VALUE,
     "BytePrimitiveArraySerializer": Octets(),
     "CharPrimitiveArraySerializer": Characters(),
     "StringArraySerializer": ListOf(TEXT),

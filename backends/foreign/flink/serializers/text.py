@@ -19,7 +19,8 @@ _BLOCK: Final = 1 << 22
 
 
 class Text(Serializer):
-    """``String``: its length in UTF-16 units + 1, 0 for null; then the units.
+    """``String``: its length in UTF-16 units + 1, 0 for null; then the units. ``StringValue`` has
+    the length itself, and no null.
 
     Arrow's text is UTF-8, which has no form for half a surrogate pair: a string with one is refused
     (``UnsupportedFormat``), so that no value is changed.
@@ -28,8 +29,11 @@ class Text(Serializer):
     arrow_type = pa.string()
     java_hash = "String"
 
+    def __init__(self, *, nullable: bool = True) -> None:
+        self.nullable = nullable
+
     def read(self, lanes: Lanes) -> pa.Array:
-        units, present = _lengths(lanes)
+        units, present = _lengths(lanes, self.nullable)
         lanes.require(units)
         begin = lanes.position.copy()
         # Taken for ASCII first: a unit a byte.
@@ -53,7 +57,7 @@ class Text(Serializer):
         return pa.concat_arrays([text, decoded]).take(pa.array(source))
 
     def skip(self, lanes: Lanes) -> None:
-        units, _ = _lengths(lanes)
+        units, _ = _lengths(lanes, self.nullable)
         lanes.require(units)
         _skip_numbers(lanes, units)
 
@@ -71,7 +75,7 @@ class Character(Serializer):
         return to_utf8(units, np.ones(len(units), np.int64), lanes.at(begin, lanes.end))
 
 
-def _lengths(lanes: Lanes) -> tuple[Positions, npt.NDArray[np.bool_]]:
+def _lengths(lanes: Lanes, nullable: bool) -> tuple[Positions, npt.NDArray[np.bool_]]:
     """Take the lengths in units; and which are not null."""
     found = lanes.fixed("u1").astype(np.int64)
     going = np.flatnonzero(found >= 0x80)
@@ -87,8 +91,9 @@ def _lengths(lanes: Lanes) -> tuple[Positions, npt.NDArray[np.bool_]]:
     if len(going) or (len(found) and found.max() >= 1 << 31):
         lane = int(going[0]) if len(going) else int(found.argmax())
         lanes.damaged(lane, "the length of a string has more than 31 bits")
-    present = found > 0
-    return np.maximum(found - 1, 0), present
+    if not nullable:
+        return found, np.ones(len(found), np.bool_)
+    return np.maximum(found - 1, 0), found > 0
 
 
 def _skip_numbers(lanes: Lanes, units: Positions) -> None:
@@ -185,4 +190,5 @@ def to_utf8(units: npt.NDArray[np.uint16], counts: Positions, place: Lanes) -> p
 
 
 TEXT = Text()
+TEXT_VALUE = Text(nullable=False)
 CHARACTER = Character()
