@@ -7,6 +7,7 @@ together.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -86,8 +87,9 @@ class _Many(Serializer):
         else:
             self._skipped(lanes)
 
+    @abstractmethod
     def _decoded(self, lanes: Lanes) -> pa.Array:
-        raise NotImplementedError
+        """Read where every child can be decoded."""
 
     def _skipped(self, lanes: Lanes) -> None:
         self._decoded(lanes)
