@@ -20,11 +20,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..byte_strings import ByteStrings, Octets, Positions, from_arrow
-from ..framing import damaged
+from ..framing import crc32c, damaged
 from .schemas import SparkField, SparkType
 from .stores import Store
 from .unsafe_row import decode_rows
@@ -94,8 +95,24 @@ def plain_rows(strings: ByteStrings, path: str, what: str) -> ByteStrings:
 
 
 def key_columns(store: Store, keys: ByteStrings, path: str) -> list[pa.Array]:
-    """Decode keys as ``rocksdb_store.entries`` gives them: the schema's columns."""
-    encoder, fields = encoder_of(store), store.schema.key
+    """Decode keys as ``rocksdb_store.entries`` gives them: the schema's columns.
+
+    Of keys with several values without the last column, which is the place of each value.
+    """
+    if store.layout is None:
+        return _stored_columns(store, store.schema.key, keys, path)
+    columns = _stored_columns(store, store.layout.key, keys, path)
+    return [_within(columns[first], others) for first, *others in store.layout.paths]
+
+
+def _within(column: pa.Array, path: Sequence[int]) -> pa.Array:
+    for at in path:
+        column = column.flatten()[at]
+    return column
+
+
+def _stored_columns(store: Store, fields: Sequence[SparkField], keys: ByteStrings, path: str) -> list[pa.Array]:
+    encoder = encoder_of(store)
     if encoder == PLAIN:
         return decode_rows(keys, fields, path)
     if encoder in (TIME_FIRST, TIME_LAST):
@@ -175,33 +192,47 @@ def _timed(encoder: str, keys: ByteStrings, fields: Sequence[SparkField], path: 
     return [*found, pa.array(moments, pa.int64()).cast(fields[-1].type.arrow)]
 
 
-def split_values(store: Store, values: ByteStrings, path: str) -> tuple[Positions, ByteStrings]:
+def split_values(store: Store, keys: ByteStrings, values: ByteStrings, path: str) -> tuple[Positions, ByteStrings]:
     """Part the values of keys that have several: how many each has, and all rows in order.
+
+    ``keys`` are those that checksums are of, where values have such.
+    """
+    gap = len(delimiter_of(store))
+    if store.has_row_checksums:
+        counts, framed = _walked(values, 4, gap, path)
+        checked = without_sums(keys.take(np.repeat(np.arange(len(keys)), counts)), framed, path)
+        inner, rows = _walked(checked, 0, gap, path)
+        if (inner != 1).any():
+            raise damaged(path, "a value with a checksum of its own is not one row")
+    else:
+        counts, rows = _walked(values, 0, gap, path)
+    return counts, plain_rows(rows.without_prefix(4), path, "value")
+
+
+def _walked(values: ByteStrings, lead: int, gap: int, path: str) -> tuple[Positions, ByteStrings]:
+    """Find strings that have ``lead`` bytes and their i32 size before them: with these.
 
     All keys go in lock-step, a value of each a step.
     """
-    gap = len(delimiter_of(store))
-    sums = 4 if store.has_row_checksums else 0
     data: Octets = values.data
     at, end = values.start.copy(), values.start + values.length
     counts = np.zeros(len(values), np.int64)
     steps: list[tuple[Positions, Positions, Positions]] = []
     active = np.flatnonzero(at < end)
     while len(active):
-        here = at[active] + sums
-        room = end[active] - here - 4
+        here = at[active]
+        room = end[active] - here - lead - 4
         if (room < 1).any():
             raise damaged(path, "a list of values ends within a size")
-        size = ByteStrings(data, here, np.full(len(here), 4, np.int64)).fixed(0, "<i4").astype(np.int64)
+        size = ByteStrings(data, here + lead, np.full(len(here), 4, np.int64)).fixed(0, "<i4").astype(np.int64)
         wrong = (size < 1) | (size > room)
         if wrong.any():
             which = int(np.argmax(wrong))
             raise damaged(path, f"a value in a list declares {int(size[which])} bytes, {int(room[which])} are left")
-        steps.append((active, here + 4, size))
+        steps.append((active, here, size + lead + 4))
         counts[active] += 1
-        at[active] = here + 4 + size
-        more = at[active] < end[active]
-        active = active[more]
+        at[active] = here + lead + 4 + size
+        active = active[at[active] < end[active]]
         if gap and len(active):
             if (data[at[active]] != 0x2C).any():
                 raise damaged(path, "values in a list are not joined by commas")
@@ -210,4 +241,44 @@ def split_values(store: Store, values: ByteStrings, path: str) -> tuple[Position
     start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int64)
     for number, (owner, begin, size) in enumerate(steps):
         start[place[owner] + number], length[place[owner] + number] = begin, size
-    return counts, plain_rows(ByteStrings(data, start, length), path, "value")
+    return counts, ByteStrings(data, start, length)
+
+
+def without_sums(keys: ByteStrings, values: ByteStrings, path: str) -> ByteStrings:
+    """Compare the checksums of values and take them off (Spark 4.2: ``rowChecksum``).
+
+    Before a value stand the CRC-32C of the key, as it is stored, and the value; and its i32 size.
+    """
+    if not len(values):
+        return values
+    wrong = values.length < 8
+    if not wrong.any():
+        wrong = values.fixed(4, "<i4") != values.length - 8
+    if not wrong.any():
+        plain = values.without_prefix(8)
+        wrong = values.fixed(0, "<u4") != _row_checksums(keys, plain)
+    if wrong.any():
+        raise damaged(path, f"the value of key {int(np.argmax(wrong))} has a checksum of another")
+    return plain
+
+
+def key_without_sum(keys: ByteStrings, path: str) -> ByteStrings:
+    """Compare the checksums before keys that are deleted, and take them off."""
+    if not len(keys):
+        return keys
+    wrong = keys.length < 4
+    if not wrong.any():
+        plain = keys.without_prefix(4)
+        nothing = ByteStrings(keys.data, plain.start, np.zeros(len(keys), np.int64))
+        wrong = keys.fixed(0, "<u4") != _row_checksums(plain, nothing)
+    if wrong.any():
+        raise damaged(path, f"the deleted key {int(np.argmax(wrong))} has a checksum of another")
+    return plain
+
+
+def _row_checksums(keys: ByteStrings, values: ByteStrings) -> npt.NDArray[np.uint32]:
+    count = len(keys)
+    joined = pc.binary_join_element_wise(keys.to_arrow(), values.to_arrow(), pa.scalar(b"", pa.binary()))
+    rows = from_arrow(joined)
+    first = int(rows.start[0]) if count else 0
+    return crc32c(rows.data[first : first + int(rows.length.sum())], rows.length)

@@ -36,7 +36,16 @@ from ..sst import (
     read_tables,
 )
 from .changelogs import DELETE, DELETE_RANGE, MERGE, PUT, Changes, read_changes
-from .rocksdb_keys import PLAIN, delimiter_of, encoder_of, key_columns, plain_rows, split_values
+from .rocksdb_keys import (
+    PLAIN,
+    delimiter_of,
+    encoder_of,
+    key_columns,
+    key_without_sum,
+    plain_rows,
+    split_values,
+    without_sums,
+)
 from .schemas import parse_json
 from .stores import Entries, Listing, Store
 from .unsafe_row import decode_rows
@@ -119,14 +128,32 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
             raise damaged(snapshot.path, f"its tables have {len(keys)} keys, its metadata says {snapshot.keys}")
         run, stones = Run(keys, np.ones(len(keys), np.uint64), values), []
     for nth, changes in enumerate(logs):
+        if store.has_row_checksums:
+            changes = _deletes_checked(changes)
         run, stones = _applied(run, stones, changes, _LATER + (nth << 32), prefix)
     keys, values = newest(run, stones, files[-1].path, delimiter=delimiter_of(store))
+    path = files[-1].path
+    if store.has_row_checksums and not store.multiple:
+        values = without_sums(keys, values, path)
     if prefix is not None:
         keys = keys.without_prefix(len(prefix))
-    path = files[-1].path
     return Entries(
         plain_rows(keys, path, "key") if encoder == PLAIN else keys,
         values if store.multiple else plain_rows(values, path, "value"),
+    )
+
+
+def stored(store: Store, entries: Entries) -> Entries:
+    """Return entries as they lie in the database: with the number of the family, and versions.
+
+    These bytes stand before those of :func:`entries`.
+    """
+    lead = (2 if store.family is not None else 0) + (encoder_of(store) == PLAIN)
+    keys, values = entries.keys, entries.values
+    tail = 0 if store.multiple else 1 + 8 * store.has_row_checksums
+    return Entries(
+        ByteStrings(keys.data, keys.start - lead, keys.length + lead),
+        ByteStrings(values.data, values.start - tail, values.length + tail),
     )
 
 
@@ -134,7 +161,7 @@ def count(store: Store, entries: Entries) -> int:
     """Return how many rows the entries decode to: of a list one for each value."""
     if not store.multiple:
         return len(entries.keys)
-    return int(split_values(store, entries.values, store.name)[0].sum())
+    return int(split_values(store, stored(store, entries).keys, entries.values, store.name)[0].sum())
 
 
 def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
@@ -142,9 +169,14 @@ def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
     keys = key_columns(store, entries.keys, path)
     if not store.multiple:
         return [*keys, *decode_rows(entries.values, store.schema.value, path)]
-    counts, rows = split_values(store, entries.values, path)
+    counts, rows = split_values(store, stored(store, entries).keys, entries.values, path)
     repeated = np.repeat(np.arange(len(counts)), counts)
-    return [*(column.take(repeated) for column in keys), *decode_rows(rows, store.schema.value, path)]
+    place = np.arange(len(repeated)) - (np.cumsum(counts) - counts)[repeated]
+    return [
+        *(column.take(repeated) for column in keys),
+        pa.array(place, pa.int64()),
+        *decode_rows(rows, store.schema.value, path),
+    ]
 
 
 def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
@@ -271,6 +303,15 @@ def _after(prefix: bytes) -> bytes | None:
     """Return the least key above all that begin with a prefix of two bytes."""
     number = int.from_bytes(prefix, "big") + 1
     return number.to_bytes(2, "big") if number < 1 << 16 else None
+
+
+def _deletes_checked(changes: Changes) -> Changes:
+    """Take the checksums off the keys that are deleted; of other changes values have them."""
+    deleted = changes.kind == DELETE
+    plain = key_without_sum(changes.key.take(deleted), changes.path)
+    start, length = changes.key.start.copy(), changes.key.length.copy()
+    start[deleted], length[deleted] = plain.start, plain.length
+    return changes._replace(key=ByteStrings(changes.key.data, start, length))
 
 
 def _applied(

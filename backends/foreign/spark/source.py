@@ -31,8 +31,20 @@ from stateformat.storage import ObjectInfo, Storage
 from ..source import Level, Note, Part, Progress
 from . import hdfs_store, rocksdb_store
 from .checks import check
-from .key_columns import NESTED_KEY_HASH, hashed_columns, infer_operator
-from .logs import PROVIDER, OperatorInfo, committed, read_commit, read_offsets, read_operator, read_query_id, read_small
+from .families import Family, families_of
+from .key_columns import NESTED_KEY_HASH, infer_operator
+from .logs import (
+    PROVIDER,
+    OperatorInfo,
+    StoreInfo,
+    committed,
+    read_commit,
+    read_offsets,
+    read_operator,
+    read_query_id,
+    read_small,
+)
+from .rocksdb_keys import encoder_of
 from .schemas import StoreSchema, parse_schema_file
 from .states import StateShape, shape_of
 from .stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Entries, Listing, Store, StoreReader
@@ -75,6 +87,8 @@ class SparkSource:
         self.stores: dict[tuple[str, str], Store] = {}
         """By (operator, state): what is read."""
         self.shapes: dict[tuple[str, str], StateShape] = {}
+        self.hidden: dict[tuple[str, str], tuple[Store, int]] = {}
+        """Column families that follow from others, and how many columns each is dealt by."""
         self.notes: Sequence[Note] = ()
         self._find_states()
         self._kept: tuple[tuple[str, str, int], Entries] | None = None
@@ -132,32 +146,50 @@ class SparkSource:
                 path, elsewhere = self._schema_path(operator, store.name)
                 if elsewhere:
                     notes.append(Note("elsewhere", operator.uid, f"{elsewhere} is not here; {path} was read instead"))
-                families = parse_schema_file(read_small(self.folder, path), path)
-                for schema in families:
-                    name = store.name if len(families) == 1 and schema.family == "default" else schema.family
-                    key = (operator.uid, name)
-                    try:
-                        hashed = hashed_columns(operator, store, schema)
-                        shape = shape_of(operator, store, schema, hashed, name)
-                    except UnsupportedFormat as error:
-                        notes.append(Note("refused", "/".join(key), str(error)))
-                        continue
-                    notes.extend(shape.notes)
-                    self.shapes[key] = shape
-                    self.stores[key] = Store(
-                        operator=operator.id,
-                        name=name,
-                        version=self.version,
-                        # Spark's own repartitioning leaves the metadata's number as it was.
-                        partitions=self.offsets.partitions if hashed else 1,
-                        schema=schema,
-                        conf=self.offsets.conf,
-                        prefix_columns=store.prefix_columns,
-                        family=None if name == store.name else name,
-                        store_name=store.name,
-                        unique_ids=self.commit.unique_ids(operator.id, index),
-                    )
+                try:
+                    schemas = parse_schema_file(read_small(self.folder, path), path)
+                    families = list(families_of(operator, store, schemas))
+                except UnsupportedFormat as error:
+                    notes.append(Note("refused", f"{operator.uid}/{store.name}", str(error)))
+                    continue
+                ids = self.commit.unique_ids(operator.id, index)
+                for family in families:
+                    notes.extend(self._add(operator, store, family, ids))
+                hidden = [family.family for family in families if family.kind == "hidden"]
+                if hidden:
+                    message = f"{', '.join(hidden)} follow from the states that are shown, and are not"
+                    notes.append(Note("lost", operator.uid, message))
         self.notes = tuple(notes)
+
+    def _add(self, operator: OperatorInfo, info: StoreInfo, family: Family, ids: tuple[str, ...]) -> Iterator[Note]:
+        key = (operator.uid, family.name)
+        store = Store(
+            operator=operator.id,
+            name=family.name,
+            version=self.version,
+            # Spark's own repartitioning leaves the metadata's number as it was.
+            partitions=self.offsets.partitions if family.hashed else 1,
+            schema=family.schema,
+            conf=self.offsets.conf,
+            prefix_columns=info.prefix_columns,
+            family=None if family.family == "default" else family.family,
+            store_name=info.name,
+            layout=family.layout,
+            multiple=family.multiple,
+            unique_ids=ids,
+        )
+        if family.kind == "hidden":
+            self.hidden[key] = (store, family.hashed)
+            return
+        try:
+            if self.provider == ROCKSDB_PROVIDER:
+                encoder_of(store)
+            shape = shape_of(operator, info, family)
+        except UnsupportedFormat as error:
+            yield Note("refused", "/".join(key), str(error))
+            return
+        yield from shape.notes
+        self.shapes[key], self.stores[key] = shape, store
 
     def _schema_path(self, operator: OperatorInfo, store: str) -> tuple[str, str]:
         """Return the schema file of a store, and where Spark says it lies if that is elsewhere."""

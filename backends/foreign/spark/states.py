@@ -12,9 +12,10 @@ from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.keys import check_key_types
 from stateformat.model import Mode, State
 from stateformat.schema import segment_schema
-from stateformat.states import map_state, value_state
+from stateformat.states import list_state, map_state, timers, value_state
 
 from ..source import Note
+from .families import Family, Kind
 from .logs import OperatorInfo, StoreInfo
 from .schemas import SparkField, SparkType, StoreSchema, arrow_fields, distinct, has_values
 
@@ -37,6 +38,9 @@ class StateShape:
     """How many key columns of Spark's, from the first on, a key's partition follows from."""
     schema: StoreSchema
     notes: tuple[Note, ...]
+    kind: Kind = "value"
+    tag: str = ""
+    """Of timers: ``event`` or ``processing``."""
     opaque: tuple[int, ...] = ()
     """Positions of key columns of types that ours cannot hash: they are kept as Spark's bytes."""
 
@@ -67,18 +71,35 @@ class StateShape:
         rest = _kept(self.schema.key[self.hashed :], names[self.hashed : count])
         values = [*(columns[at] for at in self.opaque), *_kept(self.schema.value, columns[count:])]
         values = values or [pa.array(np.ones(rows, np.bool_))]
+        own: list[pa.Array] = []
+        if self.kind == "list":
+            own, rest = rest, []
+        elif self.kind == "timers":
+            own, rest, values = [_microseconds(rest[0]), pa.array([self.tag] * rows, pa.string())], [], []
         if len(rest) > 1:
             rest = [pa.Array.from_buffers(schema.field("_map_key").type, rows, [None], children=rest)]
-        made = [pa.array(np.full(rows, group, np.int32)), *keys, *rest, *values]
+        made = [pa.array(np.full(rows, group, np.int32)), *own, *keys, *rest, *values]
         fitted = [_fit(column, field.type) for column, field in zip(made, schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitted, schema=schema)
 
 
-def shape_of(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema, hashed: int, name: str) -> StateShape:
-    """Return the state of a store. Raises ``UnsupportedFormat`` for one that ours cannot be."""
+def _microseconds(column: pa.Array) -> pa.Array:
+    """Return ms as µs; what is beyond their range is the last or the first of it."""
+    moments = column.to_numpy(zero_copy_only=False)
+    most = (2**63 - 1) // 1000
+    beyond = np.where(moments > 0, 2**63 - 1, -(2**63))
+    return pa.array(np.where(np.abs(moments) > most, beyond, np.clip(moments, -most, most) * 1000))
+
+
+def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateShape:
+    """Return the state of a store or of a column family.
+
+    Raises ``UnsupportedFormat`` for one that ours cannot be.
+    """
+    schema, hashed, name = family.schema, family.hashed, family.name
     subject = f"{operator.uid}/{name}"
     opaque = tuple(at for at, item in enumerate(schema.key) if has_values(item.type) and not _hashable(item))
-    shape = StateShape(_NO_STATE, hashed, schema, (), opaque)
+    shape = StateShape(_NO_STATE, hashed, schema, (), family.kind, family.tag, opaque)
     stored = shape.stored.key
     keys = [item for item in stored[:hashed] if has_values(item.type)]
     rest = [item for item in stored[hashed:] if has_values(item.type)]
@@ -96,11 +117,16 @@ def shape_of(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema, hash
     if not keys:
         notes.append(Note("renamed", subject, f"the operator has no key: column {NO_KEY} is 0 in its one partition"))
     dropped = [item.name for item in (*schema.key, *schema.value) if not has_values(item.type)]
-    if dropped:
+    if dropped and family.kind != "timers":
         message = f"column {', '.join(map(repr, dropped))} of the type void holds nothing and is left out"
         notes.append(Note("lost", subject, message if values else f"{message}; {value_fields[0].name} stands for it"))
     try:
-        if rest:
+        if family.kind == "list":
+            state = list_state(operator.uid, name, keys=key_fields, values=pa.schema(value_fields))
+        elif family.kind == "timers":
+            notes.append(Note("renamed", subject, f"Spark's {family.family} is {name}"))
+            state = timers(operator.uid, name, keys=key_fields)
+        elif rest:
             map_key = rest[0].type.arrow if len(rest) == 1 else pa.struct(arrow_fields(rest))
             listed = ", ".join(item.name for item in rest)
             notes.append(Note("renamed", subject, f"the key's further column {listed} is _map_key"))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from stateformat.storage import ObjectInfo, Storage
 
 from ..byte_strings import ByteStrings
-from .schemas import StoreSchema
+from .schemas import SparkField, StoreSchema
 
 HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -39,6 +39,16 @@ class Entries(NamedTuple):
 
 
 @dataclass(frozen=True)
+class KeyLayout:
+    """How keys of a column family are stored, where that is not as its schema has them."""
+
+    key: tuple[SparkField, ...]
+    """The columns in the files; structs may be among them."""
+    paths: tuple[tuple[int, ...], ...]
+    """Of each column of the schema: which of the stored ones, and which fields within it."""
+
+
+@dataclass(frozen=True)
 class Store:
     """One store of one operator at one state version, in all its partitions."""
 
@@ -57,8 +67,12 @@ class Store:
     """The column family within the store; None where the store has none."""
     store_name: str = ""
     """The folder's store where it is another than ``name``: of families."""
+    layout: KeyLayout | None = None
+    """None where keys are stored as the schema has them."""
     multiple: bool = False
-    """Whether a key has several values: of a list, or of a join's rows at one time."""
+    """Whether a key has several values: of a list, or of a join's rows at one time. The schema's
+    key then ends with the place of each.
+    """
     unique_ids: tuple[str, ...] = ()
     """Checkpoint format 2: the id of the version's files by partition; else empty."""
 
