@@ -146,8 +146,8 @@ class SparkSource:
                 path, elsewhere = self._schema_path(operator, store.name)
                 if elsewhere:
                     notes.append(Note("elsewhere", operator.uid, f"{elsewhere} is not here; {path} was read instead"))
+                schemas = parse_schema_file(read_small(self.folder, path), path)
                 try:
-                    schemas = parse_schema_file(read_small(self.folder, path), path)
                     families = list(families_of(operator, store, schemas))
                 except UnsupportedFormat as error:
                     notes.append(Note("refused", f"{operator.uid}/{store.name}", str(error)))
