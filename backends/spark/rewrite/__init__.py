@@ -1,5 +1,8 @@
-"""The engine that rewrites on Spark: ``engine`` runs on the driver, ``executor`` in workers."""
+"""The engines that rewrite on Spark: ``engine`` runs on the driver, ``executor`` in workers;
+``repartition`` does both for the checkpoints of Structured Streaming queries.
+"""
 
 from .engine import SparkEngine
+from .repartition import SparkRepartition
 
-__all__ = ["SparkEngine"]
+__all__ = ["SparkEngine", "SparkRepartition"]

@@ -50,12 +50,12 @@ def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        _settle()
-        for number in _ids(batches):
+        settle()
+        for number in ids(batches):
             # Our own driver pickled it for this job. Nothing from a store is ever unpickled.
             work: list[tuple[WriteContext, Move]] = pickle.loads(tasks[number])  # noqa: S301
             for context, move in work:
-                yield _result(_run(write_move, context, move))
+                yield _result(reported(write_move, context, move))
                 written.add(move.rows)
 
     return run
@@ -68,12 +68,12 @@ def distribute_sources(tasks: Sequence[bytes]) -> Stage:
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        _settle()
-        for number in _ids(batches):
+        settle()
+        for number in ids(batches):
             work: list[RehashSource] = pickle.loads(tasks[number])  # noqa: S301
             for source in work:
                 distributed = distribute(source)
-                while (one := _run(next, distributed, None)) is not None:
+                while (one := reported(next, distributed, None)) is not None:
                     target, batch = one
                     for part in cut(batch, batch.num_rows, FRAME_BYTES):
                         yield pa.record_batch([pa.array([target], pa.int32()), _frame(part)], ["target", "payload"])
@@ -88,7 +88,7 @@ def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        _settle()
+        settle()
         frames: Spill[int] = Spill()
         with frames:
             for batch in batches:
@@ -99,7 +99,7 @@ def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
                     frames.add(target, payloads)
             for target in sorted(frames.sizes):
                 context, place = pickle.loads(tasks[target])  # noqa: S301
-                handle = _run(write_target, context, place, _unframed(frames.read(target)))
+                handle = reported(write_target, context, place, _unframed(frames.read(target)))
                 yield _result(handle)
                 written.add(handle.rows)
 
@@ -113,7 +113,7 @@ def _unframed(frames: Batches) -> Iterator[pa.RecordBatch]:
 
 
 @cache
-def _settle() -> None:
+def settle() -> None:
     """Exempt imported modules from garbage collection, once in a worker's life.
 
     Spark collects garbage after every task of a reused worker, which would take some 25 ms each
@@ -123,7 +123,8 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _ids(batches: Batches) -> Iterator[int]:
+def ids(batches: Batches) -> Iterator[int]:
+    """The numbers of the tasks that a partition has: the column ``id`` of its rows."""
     for batch in batches:
         yield from batch["id"].to_pylist()
 
@@ -148,7 +149,7 @@ def _result(handle: Handle) -> pa.RecordBatch:
     return pa.record_batch([pa.array([data], pa.binary())], names=["snapshot"])
 
 
-def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+def reported(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function; an error of ours becomes one that :func:`decode` understands."""
     try:
         return function(*arguments)

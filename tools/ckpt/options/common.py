@@ -63,6 +63,12 @@ class Session:
             outside=functools.partial(open_folder, options=options) if self._allow_outside else None,
         )
 
+    def folder(self, address: Address, *others: str) -> Storage:
+        """The plain folder at an address, for files that are not those of a store."""
+        from stateformat.formats import open_folder
+
+        return self._instrumented(open_folder(address.url, options_for(address.url, self._options, others)))
+
     def _instrumented(self, storage: Storage) -> Storage:
         if self._watch.stats is None:
             return storage

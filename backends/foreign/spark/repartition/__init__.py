@@ -8,8 +8,9 @@ written), ``row_parts`` (rows cut in two, as RocksDB's keys are).
 
 from __future__ import annotations
 
-from .plan import PROVIDERS, RepartitionPlan, Source, Target, Unit, plan_repartition
-from .run import Engine, LocalEngine, Outcome, Progress, Result, repartition
+from .logs import location_like
+from .plan import PROVIDERS, RepartitionPlan, Source, Target, Unit, check_query, plan_repartition
+from .run import Engine, LocalEngine, Outcome, Progress, Result, check_target, repartition
 from .work import Piece, Written, deal, write_partition
 
 __all__ = [
@@ -25,7 +26,10 @@ __all__ = [
     "Target",
     "Unit",
     "Written",
+    "check_query",
+    "check_target",
     "deal",
+    "location_like",
     "plan_repartition",
     "repartition",
     "write_partition",

@@ -140,6 +140,16 @@ class RepartitionPlan:
                 yield Target(unit.number, partition)
 
 
+def check_query(source: object, url: str, system: str) -> None:
+    """Raise ``InvalidInput`` for a source of another system: Flink rescales its own."""
+    if not isinstance(source, SparkSource):
+        raise InvalidInput(
+            f"{url} is {system}, which Flink restores at another parallelism by itself: start the job from it with the "
+            "new one (`flink run -p N -s PATH`). `ckpt import` makes a checkpoint of ours of it, which `ckpt rescale` "
+            "takes"
+        )
+
+
 def plan_repartition(
     folder: Storage, target_url: str, parallelism: int, provider: str | None = None
 ) -> RepartitionPlan:

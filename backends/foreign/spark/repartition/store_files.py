@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.errors import StorageError
 from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, Octets, from_arrow
@@ -114,8 +115,10 @@ def frame_pieces(
     stops = [*starts[1:].tolist(), len(order)]
     for target, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
         begin, end = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
-        pieces = [spark_encode(codec, data[at : min(at + PIECE_BYTES, end)]) for at in range(begin, end, PIECE_BYTES)]
-        yield target, stop - start, pa.record_batch([pa.array(pieces, pa.binary())], schema=FRAMES)
+        for at in range(begin, end, PIECE_BYTES):
+            frames = spark_encode(codec, data[at : min(at + PIECE_BYTES, end)])
+            batch = pa.record_batch([pa.array([frames], pa.binary())], schema=FRAMES)
+            yield target, stop - start if at == begin else 0, batch
 
 
 def entry_pieces(
@@ -145,11 +148,7 @@ def write_snapshot(
         yield from streams
         yield spark_encode(codec, _END)
 
-    size = 0
-    with folder.open_output(f"{place}/{version}.snapshot") as output:
-        for part in spark_joined(codec, whole()):
-            size += output.write(part)
-    return 1, size
+    return 1, write_file(folder, f"{place}/{version}.snapshot", spark_joined(codec, whole()))
 
 
 def write_database(
@@ -177,8 +176,7 @@ def write_database(
         number = _FIRST_TABLE + len(tables)
         table = table_file(keys, values, len(tables) + 1)
         stored = f"{number:06}-{UUID(int=unique.int ^ number)}.sst"
-        with folder.open_output(f"{place}/SSTs/{stored}") as output:
-            size += output.write(table.data)
+        size += write_file(folder, f"{place}/SSTs/{stored}", [table.data])
         listed.append({"localFileName": f"{number:06}.sst", "dfsSstFileName": stored, "sizeBytes": len(table.data)})
         tables.append(table.described())
     numbers = [_FIRST_TABLE + at for at in range(len(tables))]
@@ -192,9 +190,29 @@ def write_database(
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for inside, data in files.items():
             archive.writestr(zipfile.ZipInfo(inside, _EPOCH), data, zipfile.ZIP_DEFLATED)
-    with folder.open_output(f"{place}/{name}.zip") as output:
-        size += output.write(packed.getvalue())
+    size += write_file(folder, f"{place}/{name}.zip", [packed.getvalue()])
     return 1 + len(tables), size
+
+
+def write_file(folder: Storage, path: str, parts: Iterable[Any]) -> int:
+    """Write a file; returns its size. One that a former attempt has written stays."""
+    size = 0
+    try:
+        with folder.open_output(path) as output:
+            for part in parts:
+                size += output.write(part)
+    except StorageError:
+        # A task that runs twice writes the same bytes.
+        if not size or _size_of(folder, path) != size:
+            raise
+    return size
+
+
+def _size_of(folder: Storage, path: str) -> int:
+    try:
+        return folder.size(path)
+    except FileNotFoundError:
+        return -1
 
 
 def _gathered_entries(pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

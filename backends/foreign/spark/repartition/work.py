@@ -16,12 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.keys import check_key_types, hash_keys
 from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, from_arrow
-from ...framing import damaged
 from ..schemas import SparkField, SparkType, has_values
 from ..stores import Entries, Store
 from ..unsafe_row import decode_rows
@@ -96,12 +95,13 @@ def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.ND
     if len(wrong):
         at = int(wrong[0])
         key = ", ".join(str(column[at].as_py()) for column in columns)
-        raise damaged(
-            source.path,
-            f"{len(wrong):,} of {len(found):,} keys of {store.name!r} lie in partition {source.partition} and do not "
-            f"belong there; the first is ({key}), whose hash gives {int(found[at])} of {unit.before}. Files of "
-            "partitions were swapped, or the query is older than Spark 3.3 and deals its rows otherwise "
-            "(useStrictDistribution=false), and then it cannot be given another number of partitions",
+        raise DamagedCheckpoint(
+            f"{source.path}: {len(wrong):,} of {len(found):,} keys of {store.name!r} lie in partition "
+            f"{source.partition} and do not belong there; the first is ({key}), whose hash gives {int(found[at])} of "
+            f"{unit.before}. Files of partitions were swapped: put them back from a copy. Or the query is older than "
+            "Spark 3.3 and deals its rows otherwise (useStrictDistribution=false): then its number of partitions "
+            "cannot be changed",
+            path=source.path,
             operator=store.operator,
             partition=source.partition,
         )

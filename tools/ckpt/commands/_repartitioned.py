@@ -1,0 +1,212 @@
+"""``ckpt rescale`` of a Structured Streaming query: a copy at another number of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..options import Address, Session
+from ..output import Document
+from ..text import Look, label, render
+
+if TYPE_CHECKING:
+    from stateformat.backends.foreign.spark.repartition import Outcome, RepartitionPlan
+    from stateformat.reading import Checkpoint
+    from stateformat.storage import Storage
+
+STORES_SHOWN: Final = 20
+"""Stores on a page; JSON lists all."""
+PROVIDER_NAMES: Final = {"hdfs": "default store", "rocksdb": "RocksDB"}
+
+
+def rescale_foreign(
+    session: Session,
+    address: Address,
+    checkpoint: Checkpoint,
+    target: Address | None,
+    parallelism: int | None,
+    provider: str | None,
+    *,
+    engine: str,
+    dry_run: bool,
+) -> None:
+    """Write a query's checkpoint at another number of partitions, and show what was written."""
+    from stateformat.backends.foreign.spark.repartition import (
+        Engine,
+        LocalEngine,
+        check_query,
+        check_target,
+        plan_repartition,
+        repartition,
+    )
+
+    check_query(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system))
+    if parallelism is None or target is None:
+        raise click.UsageError(
+            f"{checkpoint.storage.url} is {checkpoint.system}, of which a copy is written: give --parallelism N, and "
+            "--to with an empty folder"
+        )
+    folder = checkpoint.storage
+    there = session.folder(target, address.url)
+    plan = plan_repartition(folder, there.url, parallelism, provider)
+    if plan.batch + 1 != checkpoint.id:
+        raise click.UsageError(
+            f"a query goes on from its newest checkpoint, {plan.batch + 1}; leave @{checkpoint.id} out"
+        )
+    check_target(folder, there)
+    if dry_run:
+        session.output.show(_document(folder, there, plan, None), draw)
+        return
+    runner: Engine = LocalEngine()
+    if engine == "spark":
+        from stateformat.backends.spark.rewrite import SparkRepartition
+
+        runner = SparkRepartition()
+    session.changes(
+        f"{there.url} holds a part of the copy, if anything, and no file `metadata`: remove the folder and run it again"
+    )
+    with session.output.progress(f"Writing {plan.after} partitions") as step:
+
+        def progress(what: str, done: int, total: int) -> None:
+            # Reading is one half of the bar, writing the other.
+            half = plan.size_bytes
+            step(done if what == "reading" else half + half * done // max(1, total), 2 * half)
+
+        outcome = repartition(folder, there, plan, engine=runner, progress=progress)
+    session.output.show(_document(folder, there, plan, outcome), draw)
+
+
+def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
+    """What was written, or would be."""
+    from stateformat.backends.foreign.spark.repartition import location_like
+
+    return {
+        "store": there.url,
+        "location": location_like("", there.url),
+        "source": {"store": folder.url, "checkpoint_id": plan.batch + 1},
+        "written": outcome is not None,
+        "query_id": plan.query_id,
+        "batch": plan.batch,
+        "partitions": {"before": plan.before, "after": plan.after},
+        "provider": {"before": plan.provider_before, "after": plan.provider_after},
+        "stores": [_store(plan, number, outcome) for number in range(len(plan.units))],
+        "read_bytes": plan.size_bytes,
+        "files": None if outcome is None else outcome.files,
+        "bytes": None if outcome is None else outcome.size_bytes,
+        "left_out": [plan.left_out[0], plan.left_out[-1]] if plan.left_out else None,
+        "notes": list(plan.notes),
+    }
+
+
+def _store(plan: RepartitionPlan, number: int, outcome: Outcome | None) -> dict[str, Any]:
+    unit = plan.units[number]
+    found: dict[str, Any] = {
+        "operator": unit.operator.uid,
+        "name": unit.operator.name,
+        "store": unit.name,
+        "partitions": unit.targets,
+        "keys": None,
+        "min_keys": None,
+        "max_keys": None,
+        "bytes": None,
+    }
+    if outcome is not None:
+        keys, sizes = outcome.keys[number], outcome.sizes[number]
+        found |= {
+            "keys": int(keys.sum()),
+            "min_keys": int(keys.min()),
+            "max_keys": int(keys.max()),
+            "bytes": int(sizes.sum()),
+        }
+    return found
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: what lies where, how evenly, what is not there, and how to go on."""
+    before, after = document["partitions"]["before"], document["partitions"]["after"]
+    done = "Wrote" if document["written"] else "Would write"
+    providers = [PROVIDER_NAMES[document["provider"][one]] for one in ("before", "after")]
+    yield from render.page_head(
+        f"{done} the query at {render.plural(after, 'partition')} instead of {render.count(before)}",
+        [
+            ("from", label(document["source"]["store"])),
+            ("to", label(document["store"])),
+            ("checkpointLocation", label(document["location"])),
+            ("query", label(document["query_id"])),
+            ("newest batch", f"{document['batch']}, state version {document['batch'] + 1}"),
+            ("state in", f" {look['arrow']} ".join(dict.fromkeys(providers))),
+            ("size", _size(document, look)),
+        ],
+        look,
+    )
+    yield ""
+    yield from _stores(document, look)
+    for text in _remarks(document):
+        yield ""
+        yield from render.paragraph(text, look)
+
+
+def _size(document: Document, look: Look) -> str:
+    if not document["written"]:
+        return f"{render.size(document['read_bytes'])} to read"
+    keys = sum(one["keys"] for one in document["stores"])
+    return look.dotted(
+        render.plural(keys, "key"), render.size(document["bytes"]), render.plural(document["files"], "file")
+    )
+
+
+def _stores(document: Document, look: Look) -> Iterator[str]:
+    columns = [
+        render.Column("operator", flexible=True),
+        render.Column("store", flexible=True),
+        render.Column("partitions", right=True),
+        render.Column("keys", right=True),
+        render.Column("least", right=True, optional=1),
+        render.Column("most", right=True, optional=1),
+        render.Column("size", right=True, optional=2),
+    ]
+
+    def number(value: int | None) -> str:
+        return "-" if value is None else render.count(value)
+
+    shown = document["stores"][:STORES_SHOWN]
+    yield from render.table(
+        columns,
+        [
+            (
+                render.named(one["operator"], one["name"]),
+                label(one["store"]),
+                number(one["partitions"]),
+                number(one["keys"]),
+                number(one["min_keys"]),
+                number(one["max_keys"]),
+                "-" if one["bytes"] is None else render.size(one["bytes"]),
+            )
+            for one in shown
+        ],
+        look,
+    )
+    left = render.more(len(document["stores"]) - len(shown), look, "store")
+    if left:
+        yield f"  {left}"
+
+
+def _remarks(document: Document) -> Iterator[str]:
+    if document["written"]:
+        yield (
+            "Both folders are the same query. Run it on one of them, never on both: they would write the same batches "
+            "to the same sink."
+        )
+        yield (
+            "Start it on the copy with this checkpointLocation and nothing else changed: the copy says the number of "
+            "partitions and the provider, and what the session says of them does not count. Keep the copy where it is "
+            "once it has run."
+        )
+    if document["left_out"]:
+        first, last = document["left_out"]
+        which = f"batch {first}" if first == last else f"batches {first} to {last}"
+        yield f"State of {which} is not in the copy: Spark's state reader cannot go back to it there."
+    for note in document["notes"]:
+        yield render.sentence(note)
