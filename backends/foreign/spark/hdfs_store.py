@@ -28,6 +28,10 @@ FILE: Final = re.compile(r"([1-9]\d{0,17})\.(delta|snapshot)")
 """Names of the store's files; version 0 is the empty state and has none."""
 
 
+_HASHED_WORDS: Final = 16
+_PRIMES: Final = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+
+
 def versions(files: Sequence[str]) -> dict[int, set[str]]:
     """Return the kinds of files by version."""
     found: dict[int, set[str]] = {}
@@ -176,12 +180,14 @@ def _checked(chain: Chain, ends: Positions, paths: list[str]) -> Chain:
 
 def _last_writes(chain: Chain) -> Entries:
     """Keep the last write of each key, unless it deletes."""
-    count = len(chain.keys)
-    codes = key_codes(chain.keys)
-    last = np.zeros(int(codes.max()) + 1 if count else 0, np.int64)
+    alive = chain.values.length >= 0
+    # Few keys are written twice, and those of which no other has the hash are not.
+    again = np.flatnonzero(_shared_hash(chain.keys))
+    codes = key_codes(chain.keys.take(again))
+    last = np.zeros(int(codes.max()) + 1 if len(again) else 0, np.int64)
     # Of repeated indexes numpy keeps the last value.
-    last[codes] = np.arange(count)
-    alive = (last[codes] == np.arange(count)) & (chain.values.length >= 0)
+    last[codes] = np.arange(len(again))
+    alive[again] &= last[codes] == np.arange(len(again))
     kept = np.flatnonzero(alive)
     return Entries(chain.keys.take(kept), chain.values.take(kept))
 
@@ -192,3 +198,31 @@ def key_codes(keys: ByteStrings) -> npt.NDArray[np.int64]:
         return np.zeros(0, np.int64)
     binary = keys.to_arrow()
     return np.asarray(binary.dictionary_encode().indices, np.int64)
+
+
+def _shared_hash(keys: ByteStrings) -> npt.NDArray[np.bool_]:
+    """Tell the keys of which another has the same hash: all that are written twice; few more."""
+    found = np.zeros(len(keys), np.bool_)
+    if len(keys) < 2:
+        return found
+    mixed = keys.length.astype(np.uint64) * _PRIMES[0]
+    words = keys.length >> 3
+    view: npt.NDArray[np.uint64] = np.ndarray(max(0, len(keys.data) - 7), "<u8", keys.data, 0, (1,))
+    # The first words, and the last: what lies between is left to the comparison of the bytes.
+    for word in range(min(int(words.max()), _HASHED_WORDS)):
+        places = keys.start + 8 * word
+        short = words <= word
+        if short.any():
+            places = np.where(short, 0, places)
+        mixed = (mixed ^ np.where(short, np.uint64(0), view[places])) * _PRIMES[1]
+        mixed ^= mixed >> np.uint64(29)
+    if int(words.max()) > _HASHED_WORDS or np.any(keys.length & 7):
+        long = keys.length >= 8
+        places = np.where(long, keys.start + keys.length - 8, 0)
+        mixed = (mixed ^ np.where(long, view[places] if len(view) else np.uint64(0), np.uint64(0))) * _PRIMES[2]
+        mixed ^= mixed >> np.uint64(31)
+    order = np.argsort(mixed)
+    same = mixed[order[1:]] == mixed[order[:-1]]
+    found[order[1:][same]] = True
+    found[order[:-1][same]] = True
+    return found
