@@ -264,7 +264,8 @@ def test_flipped_bits_and_cuts_end_in_named_errors_or_do_no_harm(name, copied):
         place = int(draw.integers(len(whole)))
         flipped = whole[:place] + bytes([whole[place] ^ 1 << int(draw.integers(8))]) + whole[place + 1 :]
         file.write_bytes(whole[:place] if turn % 4 == 0 else flipped)
-        harmed = turn % 4 == 0
+        # The metadata ends with properties that only Java reads: their end is the file's.
+        harmed = turn % 4 == 0 and file.name != "_metadata"
         try:
             source = opened(path)
             for part in source.parts:
