@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.foreign.spark import SparkSource, recognises, sources
+from stateformat.backends.foreign.spark.key_columns import partitions_of, spark_hashes
 from stateformat.backends.foreign.spark.schemas import SparkField, has_values
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_groups
 from stateformat.model import Kind
@@ -231,6 +232,27 @@ def test_a_key_column_of_arrays_is_kept_as_bytes_beside_what_they_say() -> None:
     assert "numbers_2" not in state.key_columns
     assert [note.kind for note in source.notes] == ["renamed", "opaque"]
     assert source.record.graph.operators[0].key_hash == "spark-murmur3-seed42-nested"
+
+
+def test_the_hash_of_nested_keys_is_that_of_their_items_one_after_another() -> None:
+    numbers = pa.array([[1, None, 3], [], None, [2**40]], pa.list_(pa.int64()))
+    flat = [pa.array(column, pa.int64()) for column in ([1, None, None, 2**40], [None] * 4, [3, None, None, None])]
+    text = pa.array(["a", "b", None, "d"])
+    assert spark_hashes([numbers, text]).tolist() == hash_keys([*flat, text]).tolist()
+    pairs = pa.array([[("a", 1), ("b", None)], [], None, [("", 7)]], pa.map_(pa.string(), pa.int64()))
+    flat_pairs = [
+        pa.array(["a", None, None, ""]),
+        pa.array([1, None, None, 7], pa.int64()),
+        pa.array(["b", None, None, None]),
+        pa.nulls(4, pa.int64()),
+    ]
+    assert spark_hashes([pairs]).tolist() == hash_keys(flat_pairs).tolist()
+    inside = pa.StructArray.from_arrays([numbers, text], ["n", "t"], mask=pa.array([False, False, False, True]))
+    within = [pa.array([*column.to_pylist()[:3], None], column.type) for column in (*flat, text)]
+    assert spark_hashes([inside]).tolist() == hash_keys(within).tolist()
+    assert spark_hashes([numbers.slice(3), text.slice(3)]).tolist() == hash_keys([*flat, text]).tolist()[3:]
+    assert spark_hashes([numbers.slice(1, 2)]).tolist() == [42, 42]
+    assert partitions_of([numbers.slice(0, 0)], 5).tolist() == []
 
 
 def test_a_batch_that_was_never_committed_is_named() -> None:

@@ -24,8 +24,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 DEFAULT_STORE = sorted(
     str(path.relative_to(FIXTURES).parent)
     for path in FIXTURES.glob("spark-*/*/checkpoint")
-    if path.parent.name != "key-types"
-    and any("HDFSBackedStateStoreProvider" in log.read_text() for log in (path / "offsets").iterdir())
+    if any("HDFSBackedStateStoreProvider" in log.read_text() for log in (path / "offsets").iterdir())
 )
 AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
 
@@ -80,12 +79,6 @@ def test_every_state_is_the_same_by_key_at_any_number_of_partitions(name: str, t
         assert content(at) == before
         assert problems(at) == problems(source)
     assert bytes_of(source) == files
-
-
-def test_keys_of_lists_are_refused_by_the_name_of_the_column(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedFormat, match="key column 'numbers' of type list"):
-        deal(FIXTURES / "spark-4.3.0" / "key-types" / "checkpoint", tmp_path / "to", 4)
-    assert not (tmp_path / "to").exists()
 
 
 def test_every_partition_has_one_snapshot_of_the_newest_version_even_an_empty_one(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from .schemas import SparkField, StoreSchema, has_values
 NESTED_KEY_HASH: Final = "spark-murmur3-seed42-nested"
 """Of operators whose keys hold arrays or maps, which our key hash does not take."""
 _LONGEST_ARRAY: Final = 4096
+_EXPANDED_ROWS: Final = 1 << 15
 
 JOIN_STORES: Final = (
     "left-keyToNumValues",
@@ -74,14 +75,23 @@ def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema
     )
 
 
-def partitions_of(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each row, by the columns that rows are dealt by; 0 without any.
+def spark_hashes(columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
+    """Return Spark's hash of each row, by the columns that rows are dealt by.
 
-    Takes what Spark can hash and our keys cannot be: arrays and maps, at any depth.
+    Takes what Spark can hash and keys of ours cannot be: arrays and maps, at any depth.
     """
-    if not columns:
-        return np.zeros(0, np.int32)
-    return key_groups(hash_keys([part for column in columns for part in _expanded(column)]), partitions)
+    if not any(pa.types.is_nested(column.type) for column in columns):
+        return hash_keys(columns)
+    rows = len(columns[0])
+    # An array becomes as many columns as it has items, so not all rows do so at once.
+    starts = range(0, rows, _EXPANDED_ROWS) or (0,)
+    slices = ([column.slice(start, _EXPANDED_ROWS) for column in columns] for start in starts)
+    return np.concatenate([hash_keys([part for column in some for part in _expanded(column)]) for some in slices])
+
+
+def partitions_of(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.int32]:
+    """Return the partition of each row: its hash, floor-mod by their number."""
+    return key_groups(spark_hashes(columns), partitions)
 
 
 def _expanded(column: pa.Array) -> list[pa.Array]:
@@ -96,8 +106,9 @@ def _expanded(column: pa.Array) -> list[pa.Array]:
         return [part for field in column.flatten() for part in _expanded(field)]
     if not (pa.types.is_list(kind) or pa.types.is_map(kind)):
         return [column]
-    starts = column.offsets.to_numpy()[:-1].astype(np.int64)
-    lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(column.offsets.to_numpy()), 0)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    starts = offsets[:-1]
+    lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)
     items = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
     longest = int(lengths.max()) if len(lengths) else 0
     if longest > _LONGEST_ARRAY:
@@ -106,6 +117,9 @@ def _expanded(column: pa.Array) -> list[pa.Array]:
             "partition",
             kind=ErrorKind.LIMIT_EXCEEDED,
         )
+    if not longest:
+        # Nothing to hash: as a column of nulls.
+        return [pa.nulls(len(column), pa.int8())]
     found = []
     for index in range(longest):
         places = pa.array(starts + index, mask=index >= lengths)

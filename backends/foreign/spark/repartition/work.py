@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
-from stateformat.keys import check_key_types, hash_keys
 from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, from_arrow
+from ..key_columns import spark_hashes
 from ..schemas import SparkField, SparkType, has_values
 from ..stores import Entries, Store
 from ..unsafe_row import decode_rows
@@ -89,7 +89,7 @@ def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.ND
         return np.zeros(len(entries.keys), np.int64)
     store = unit.stores[index]
     columns = key_columns(unit, index, entries, source.path)
-    hashes = hash_keys(columns).astype(np.int64)
+    hashes = spark_hashes(columns).astype(np.int64)
     found = hashes % unit.before
     wrong = np.flatnonzero(found != source.partition)
     if len(wrong):
@@ -118,7 +118,7 @@ def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.
 
 
 def check_hashable(unit: Unit) -> None:
-    """Raise ``UnsupportedFormat`` where a key column is of a type whose hash is not known."""
+    """Raise ``UnsupportedFormat`` where the hash of a key column is not of what is stored."""
     for store, hashed in zip(unit.stores, unit.hashed, strict=True):
         for one in store.schema.key[:hashed]:
             if one.type.collation not in ("", "UTF8_BINARY"):
@@ -128,8 +128,6 @@ def check_hashable(unit: Unit) -> None:
                     kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
                     operator=store.operator,
                 )
-            if has_values(one.type):
-                check_key_types([pa.field(one.name, one.type.arrow)])
 
 
 def _stored(store: Store, entries: Entries) -> Entries:
