@@ -84,18 +84,18 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
         "totals-rocksdb-row-checksum": Fixture("totals", {**CHANGELOG, **ROW_CHECKSUM}),
         **{
             f"{name}-rocksdb": Fixture(name, FEW)
-            for name in (
-                "aggregate", "key-types", "whole", "window", "session", "dedupe", "dedupe-watermark", "pandas-state",
-                "two", "transform",
-            )
+            for name in ("aggregate", "whole", "session", "dedupe-watermark", "pandas-state", "transform")
         },
-        "join-outer-rocksdb": Fixture("join-outer", FEW, batches=3),
-        **{
-            f"{name}-rocksdb-changelog": Fixture(name, CHANGELOG)
-            for name in ("aggregate", "session", "transform", "transform-ttl")
-        },
+        "window-rocksdb": Fixture("window", FEW, batches=3),
+        "two-rocksdb": Fixture("two", FEW, batches=2),
+        "join-outer-rocksdb": Fixture("join-outer", FEW, batches=2),
+        "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
+        "transform-rocksdb-changelog": Fixture("transform", CHANGELOG, batches=3),
+        "transform-ttl-rocksdb-changelog": Fixture("transform-ttl", CHANGELOG, batches=3),
         "aggregate-rocksdb-ids": Fixture("aggregate", IDS),
-        **{f"{name}-rocksdb-ids": Fixture(name, IDS, batches=3) for name in ("join-inner", "session", "transform")},
+        "join-inner-rocksdb-ids": Fixture("join-inner", IDS, batches=2),
+        "session-rocksdb-ids": Fixture("session", IDS, batches=3),
+        "transform-rocksdb-ids": Fixture("transform", IDS, batches=3),
         "transform-rocksdb-avro": Fixture("transform", AVRO, batches=3),
         "join-outer-rocksdb-v3": Fixture("join-outer", {**CHANGELOG, JOIN: "3"}, batches=3),
         "join-outer-rocksdb-v4": Fixture("join-outer", {**FEW, JOIN: "4"}, batches=3),
@@ -110,7 +110,6 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
         **{name: Fixture(name) for name in OLD},
         "aggregate-rocksdb": Fixture("aggregate", FEW),
         "session-rocksdb": Fixture("session", FEW),
-        "join-outer-rocksdb": Fixture("join-outer", FEW, batches=3),
         "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
     },
 }  # fmt: skip

@@ -1,0 +1,125 @@
+"""State of other systems, read and written: processor time against the engines' own.
+
+Spark: one million keys in four partitions, after one large batch and a small one. Ours is every
+partition as Arrow; against it is Spark's own ``statestore`` source, warm, with the ``noop`` sink:
+the same rows, none kept. The ratio is of processor time of all processes; times are by the clock.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.measuring import Row, cost, duration, side_by_side
+from stateformat.backends.foreign.spark import SparkSource
+from stateformat.backends.foreign.spark.repartition import plan_repartition, repartition
+from stateformat.backends.spark.sessions import local_session
+from stateformat.storage import Storage, folder_of, open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEYS, PARTITIONS, TARGETS = 1_000_000, 4, 12
+PROVIDERS = {"HDFS-backed": "HDFSBackedStateStoreProvider", "RocksDB": "RocksDBStateStoreProvider"}
+BUDGETS = {
+    ("HDFS-backed", "long → long"): "≥ 10 ×",
+    ("HDFS-backed", "string → string"): "≥ 3 ×",
+    ("RocksDB", "long → long"): "≥ 2 ×",
+    ("RocksDB", "string → string"): "≥ 2 ×",
+}
+
+
+def rows(kind: str, count: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    keys = pa.array(rng.permutation(KEYS)[:count])
+    values = pa.array(rng.integers(0, 1 << 40, count))
+    if kind == "long → long":
+        return pa.table({"k": keys, "v": values})
+    texts = pc.utf8_lpad(values.cast(pa.string()), 40, "value of a key ")
+    return pa.table({"k": pc.utf8_lpad(keys.cast(pa.string()), 16, "key-"), "v": texts})
+
+
+def store(spark: SparkSession, provider: str, kind: str, folder: Path) -> Path:
+    """A query's checkpoint with the greatest value of every key."""
+    session = spark.newSession()
+    for name, value in {
+        "spark.sql.shuffle.partitions": PARTITIONS,
+        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+        + PROVIDERS[provider],
+    }.items():
+        session.conf.set(name, value)
+    data, checkpoint = folder / "data", folder / "checkpoint"
+    data.mkdir(parents=True)
+    schema = "k long, v long" if kind == "long → long" else "k string, v string"
+    for number, count in enumerate((KEYS, KEYS // 20)):
+        pq.write_table(rows(kind, count), data / f"{number}.parquet")
+        greatest = session.readStream.schema(schema).parquet(str(data)).groupBy("k").agg({"v": "max"})
+        writer = greatest.writeStream.outputMode("update").option("checkpointLocation", str(checkpoint))
+        writer.format("noop").trigger(availableNow=True).start().awaitTermination()
+    shutil.rmtree(data)
+    return checkpoint
+
+
+def folder_at(path: Path) -> Storage:
+    found = folder_of(open_storage(str(path)))
+    assert found is not None
+    return found
+
+
+def read(checkpoint: Path) -> None:
+    source = SparkSource(folder_at(checkpoint))
+    count = sum(len(batch) for part in source.parts for batch in source.read(part))
+    assert count == KEYS, f"{count} of {KEYS} keys were read"
+
+
+def reading(spark: SparkSession, checkpoint: Path, provider: str, kind: str) -> Row:
+    source = spark.read.format("statestore")
+    mine, theirs = side_by_side(
+        lambda: read(checkpoint),
+        lambda: source.load(str(checkpoint)).write.format("noop").mode("overwrite").save(),
+        rounds=3,
+    )
+    return Row(
+        f"Spark's {provider} store read, {KEYS:,} keys, {kind}",
+        duration(mine.seconds),
+        f"`statestore` source: {duration(theirs.seconds)}",
+        f"{theirs.cpu / mine.cpu:.2f} ×",
+        BUDGETS[provider, kind],
+        (mine.cpu, theirs.cpu),
+        faster=True,
+    )
+
+
+def dealing(checkpoint: Path, provider: str, kind: str) -> Row:
+    """Dealt anew, with every check; best of three, as what others do only adds."""
+
+    def deal() -> None:
+        with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
+            target = folder_at(Path(folder) / "target")
+            there = folder_at(checkpoint)
+            repartition(there, target, plan_repartition(there, target.url, TARGETS))
+
+    taken = min(cost(deal).cpu for _ in range(3))
+    what = f"Spark's {provider} store dealt anew, {PARTITIONS} → {TARGETS}, {KEYS:,} keys, {kind}"
+    return Row(what, f"{KEYS / taken / 1e6:.2f} M keys a CPU second", "–", "–", "≥ 2 M keys a CPU second")
+
+
+def measure() -> Iterator[Row]:
+    spark = local_session("bench foreign state", **{"spark.driver.memory": "5g", "spark.sql.ansi.enabled": "false"})
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            for provider, kind in BUDGETS:
+                checkpoint = store(spark, provider, kind, Path(scratch) / f"{provider}-{kind}")
+                yield reading(spark, checkpoint, provider, kind)
+                yield dealing(checkpoint, provider, kind)
+                shutil.rmtree(checkpoint.parent)
+    finally:
+        spark.stop()
