@@ -381,16 +381,17 @@ def readings(name: str, checkpoint: Path) -> list[tuple[str, dict[str, str]]]:
     """What must be read to have all the state of a query: names, and options of Spark's reader."""
     found = []
     for operator, store in stores(checkpoint):
-        parts: list[tuple[str, dict[str, str]]] = [("", {} if store == "default" else {"storeName": store})]
+        parts = {store: {} if store == "default" else {"storeName": store}}
         if name.startswith("transform"):
-            parts = [(f"-{variable}", {"stateVarName": variable}) for variable in ("seen", "notes", "by")]
-            parts += [("-timers", {"readRegisteredTimers": "true"})] if name == "transform" else []
+            parts = {variable: {"stateVarName": variable} for variable in ("seen", "notes", "by")}
+            if name == "transform":
+                parts["timers"] = {"readRegisteredTimers": "true"}
         elif name.startswith("join") and store == "default":
             # From format 3 on, the stores of a join are column families of one.
             schema = next((checkpoint / "state" / str(operator) / "_stateSchema" / store).glob("[0-9]*")).read_bytes()
             sides = sorted(set(re.findall("(?:left|right)-[A-Za-z]+", schema.decode(errors="replace"))))
-            parts = [(f"-{side}", {"storeName": side}) for side in sides]
-        found += [(f"{operator}-{store}{suffix}", {"operatorId": str(operator), **more}) for suffix, more in parts]
+            parts = {side: {"storeName": side} for side in sides}
+        found += [(f"{operator}-{part}", {"operatorId": str(operator), **more}) for part, more in parts.items()]
     return found
 
 

@@ -98,7 +98,7 @@ def lines(rows: Any) -> list[str]:
 
 def test_there_are_fixtures_of_the_oldest_and_of_the_newest_spark() -> None:
     assert len(DEFAULT_STORE) >= 20
-    assert {name.split("/")[0] for name in DEFAULT_STORE} == {"spark-3.5.9", "spark-4.3.0"}
+    assert {name.split("/")[0] for name in DEFAULT_STORE} == {"spark-3.5.9", "spark-4.0.5", "spark-4.3.0"}
 
 
 @every_fixture

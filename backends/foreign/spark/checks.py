@@ -136,19 +136,20 @@ def _logs(source: Checked) -> Iterator[Problem]:
             _ADVICE_COPY,
             f"offsets/{last}",
         )
-    # The query restarts from the newest offsets and those before them.
-    if source.batch > 0 and source.batch - 1 not in begun:
-        yield _problem(
-            ErrorKind.OBJECT_MISSING,
-            f"offsets/{source.batch - 1} is missing: Spark does not restart without the batch before its newest",
-            _ADVICE_COPY,
-            f"offsets/{source.batch - 1}",
-        )
-    elif source.batch > 0:
+    # The query restarts from the newest offsets and those before them; what stands before an older
+    # batch may have been removed.
+    if source.batch - 1 in begun:
         try:
             read_offsets(source.folder, source.batch - 1)
         except CheckpointError as error:
             yield _of_error(error, None)
+    elif source.batch == last > 0:
+        yield _problem(
+            ErrorKind.OBJECT_MISSING,
+            f"offsets/{last - 1} is missing: Spark does not restart without the batch before its newest",
+            _ADVICE_COPY,
+            f"offsets/{last - 1}",
+        )
     strict = source.offsets.conf.get("spark.sql.streaming.statefulOperator.useStrictDistribution", "false")
     if source.stores and strict != "true":
         yield _problem(
