@@ -51,7 +51,7 @@ class Fixture(NamedTuple):
 
 
 FORMS = {
-    "core": "hashmap-canonical rocksdb-canonical hashmap-native rocksdb-native",
+    "core": "hashmap-canonical rocksdb-canonical hashmap-native",
     "brief": "hashmap-canonical+inline hashmap-canonical+snappy hashmap-native hashmap-native+snappy"
     " hashmap-checkpoint hashmap-checkpoint+snappy hashmap-checkpoint+changelog rocksdb-canonical"
     " rocksdb-canonical+snappy rocksdb-native rocksdb-checkpoint rocksdb-checkpoint+changelog",

@@ -264,13 +264,13 @@ final class Dump extends AbstractStreamOperator<Long>
   }
 
   private void say(Savepoint.State state, String... pairs) {
-    StringBuilder line = new StringBuilder("{\"operator\": " + Json.text(operator));
-    line.append(", \"state\": ").append(Json.text(state.name));
-    line.append(", \"kind\": ").append(Json.text(state.kind));
-    line.append(", \"subtask\": ").append(subtask());
+    StringBuilder line = new StringBuilder("{\"operator\":" + Json.text(operator));
+    line.append(",\"state\":").append(Json.text(state.name));
+    line.append(",\"kind\":").append(Json.text(state.kind));
+    line.append(",\"subtask\":").append(subtask());
     for (int i = 0; i < pairs.length; i += 2) {
       if (!(pairs[i].equals("namespace") && pairs[i + 1].equals("null"))) {
-        line.append(", \"").append(pairs[i]).append("\": ").append(pairs[i + 1]);
+        line.append(",\"").append(pairs[i]).append("\":").append(pairs[i + 1]);
       }
     }
     Control.LINES.add(line.append("}").toString());

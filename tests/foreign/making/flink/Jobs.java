@@ -40,15 +40,15 @@ final class Jobs {
     env.setMaxParallelism(128);
     switch (name) {
       case "core":
-        return core(env, 26);
+        return core(env, 16);
       case "brief":
         return brief(env, 20);
       case "keys":
-        return keys(env, 16);
+        return keys(env, 12);
       case "types":
-        return types(env, 9);
+        return types(env, 8);
       case "windows":
-        return windows(env, 24);
+        return windows(env, 18);
       case "namespaces":
         return namespaces(env, 10);
       case "ttl":
@@ -56,13 +56,13 @@ final class Jobs {
       case "shared":
         return shared(env, 20);
       case "wide":
-        return wide(env, 16);
+        return wide(env, 10);
       case "sink":
         return sink(env, 10);
       case "finished":
         return finished(env, 16);
       case "sql":
-        return SqlJobs.build(env, numbers(env, "numbers", 24, 0), 24);
+        return SqlJobs.build(env, numbers(env, "numbers", 18, 0), 18);
       default:
         throw new IllegalArgumentException(name);
     }
@@ -179,6 +179,7 @@ final class Jobs {
   }
 
   private static long namespaces(StreamExecutionEnvironment env, long end) {
+    env.setParallelism(1);
     numbers(env, "numbers", end, 0)
         .keyBy(n -> text(n % 6), Types.STRING)
         .transform("string namespace", Types.LONG, new Namespaced())
@@ -187,6 +188,7 @@ final class Jobs {
   }
 
   private static long ttl(StreamExecutionEnvironment env, long end) {
+    env.setParallelism(1);
     numbers(env, "numbers", end, 0)
         .keyBy(n -> text(n % 6), Types.STRING)
         .process(new Brief<>(true))

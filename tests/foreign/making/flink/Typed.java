@@ -90,7 +90,8 @@ final class Typed extends KeyedProcessFunction<Integer, Long, Long> {
     BigInteger[] special = {
       BigInteger.ZERO, BigInteger.ONE, BigInteger.TEN, BigInteger.valueOf(-1)
     };
-    return n < 4 ? special[n] : BigInteger.valueOf(n - 6).pow(n * 3).subtract(BigInteger.valueOf(n));
+    BigInteger large = BigInteger.valueOf(n * 1_000_003L).pow(Math.max(n - 2, 0));
+    return n < 4 ? special[n] : n % 2 == 0 ? large : large.negate();
   }
 
   private void arrays(int n) throws Exception {
