@@ -336,14 +336,7 @@ class _OperatorReader:
 
     def _operator_stream(self, handle: OperatorStates) -> tuple[OperatorReader, dict[str, StateInfo]]:
         place = self.places.of(handle.stream)
-        offsets = np.concatenate([np.zeros(0, np.int64), *(item.offsets for item in handle.states)])
-        end = place.size if not len(offsets) else int(offsets.min())
-        if not 0 <= end <= place.size:
-            raise DamagedCheckpoint(
-                f"operator state begins at byte {end} of {place.path}, which has {place.size}; take another checkpoint",
-                kind=ErrorKind.DAMAGED_RECORD,
-                path=place.path,
-            )
+        end = operator_header_end(handle, place)
         header: OperatorHeader = read_operator_header(place.read(0, end).tobytes(), place.path)
         infos = {info.name: info for info in (*header.lists, *header.broadcasts)}
         return OperatorReader(place, handle, header.compressed), infos
@@ -398,6 +391,19 @@ class _OperatorReader:
             )
         if any(subtask.raw_operator is not None for subtask in self.running):
             self._note("lost", "raw operator state, which only the operator's own code can read, is left out")
+
+
+def operator_header_end(handle: OperatorStates, place: Place) -> int:
+    """Return where the first entry of operator state begins. Raises ``DamagedCheckpoint``."""
+    offsets = np.concatenate([np.zeros(0, np.int64), *(item.offsets for item in handle.states)])
+    end = place.size if not len(offsets) else int(offsets.min())
+    if not 0 <= end <= place.size:
+        raise DamagedCheckpoint(
+            f"operator state begins at byte {end} of {place.path}, which has {place.size}; take another checkpoint",
+            kind=ErrorKind.DAMAGED_RECORD,
+            path=place.path,
+        )
+    return end
 
 
 def _reading(place: Place) -> Callable[[int, int], bytes]:

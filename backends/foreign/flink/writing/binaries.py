@@ -5,7 +5,6 @@ Every encoder returns one string a value; what stands behind one another is join
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ Mask = npt.NDArray[np.bool_]
 
 def of_numbers(values: npt.NDArray[Any], dtype: str) -> pa.Array:
     """Return the bytes of each number, as ``dtype`` (``">i8"`` …) has them."""
-    return of_rows(np.ascontiguousarray(values.astype(dtype)).view(np.uint8).reshape(len(values), -1))
+    octets = np.ascontiguousarray(values.astype(dtype)).view(np.uint8)
+    return of_rows(octets.reshape(len(values), np.dtype(dtype).itemsize))
 
 
 def of_rows(octets: npt.NDArray[np.uint8]) -> pa.Array:
@@ -115,6 +115,7 @@ def varints(values: Positions) -> pa.Array:
     return of_lengths(octets[kept].astype(np.uint8), width)
 
 
-def children(values: pa.Array) -> Sequence[pa.Array]:
+def children(values: pa.Array) -> list[pa.Array]:
     """Return the fields of structs, null where a struct is."""
-    return values.flatten()
+    found: list[pa.Array] = values.flatten()
+    return found

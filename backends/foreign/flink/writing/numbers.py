@@ -42,9 +42,14 @@ def encode_big_decimal(values: pa.Array) -> pa.Array:
 
 
 def _with_lengths(octets: pa.Array, chosen: npt.NDArray[np.bool_]) -> pa.Array:
-    """Put the number of bytes + 4 before each of the chosen, and 0 for the others."""
+    """Put the number of bytes + 4 before each of the chosen, and 0 for the others.
+
+    0, 1 and 10 are a code alone.
+    """
+    small = pc.fill_null(pc.index_in(octets, pa.array([b"\0", b"\1", b"\n"])), -1).to_numpy(zero_copy_only=False)
     code = np.zeros(len(chosen), np.int64)
-    code[chosen] = 4 + pc.binary_length(octets).to_numpy(zero_copy_only=False)
+    code[chosen] = np.where(small < 0, 4 + pc.binary_length(octets).to_numpy(zero_copy_only=False), 1 + small)
+    octets = pc.if_else(pa.array(small < 0), octets, pa.scalar(b""))
     return joined(of_numbers(code, ">i4"), scattered(octets, chosen))
 
 

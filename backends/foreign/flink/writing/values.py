@@ -201,12 +201,11 @@ def _masked(serializer: MaskedList, values: pa.Array) -> pa.Array:
 
 def _map(serializer: MapOf, values: pa.Array) -> pa.Array:
     _refuse_nulls(values, "maps")
-    counts = _counts(values.cast(pa.list_(values.type.field(0))) if pa.types.is_map(values.type) else values)
-    entries = values.flatten()
-    if pa.types.is_struct(entries.type):
-        keys, items = children(entries)
-    else:
-        keys, items = values.keys, values.items
+    if pa.types.is_map(values.type):
+        pair = pa.struct([values.type.key_field, values.type.item_field])
+        values = values.cast(pa.list_(pair))
+    counts = _counts(values)
+    keys, items = children(values.flatten())
     chosen = present(items)
     found = [flags(~chosen), encode_some(serializer.value, items, chosen)]
     if serializer.nullable_keys:
@@ -284,7 +283,9 @@ def _pojo(serializer: Pojo, values: pa.Array) -> pa.Array:
     parts = []
     own = chosen & numbers(pc.equal(classes, serializer.class_name), False).astype(np.bool_)
     flag[own] = 2
-    parts.append(encode_own(serializer, [owners[serializer.class_name][name] for name in serializer.names], values, own))
+    parts.append(
+        encode_own(serializer, [owners[serializer.class_name][name] for name in serializer.names], values, own)
+    )
     tags = {name: tag for tag, (name, _) in enumerate(serializer.registered)}
     for name, inner in serializer.subclasses.items():
         known = [name, *(inner.subclasses if isinstance(inner, Pojo) else ())]

@@ -17,14 +17,14 @@ final class SqlJobs {
   private static final String[] QUERIES = {
     "SELECT word, num, COUNT(*), SUM(big), AVG(price), MAX(word), COUNT(DISTINCT big)"
         + " FROM numbers GROUP BY word, num",
-    "SELECT l.word, l.big, r.price FROM numbers l JOIN numbers r ON l.big = r.big",
+    "SELECT l.word, l.big, r.price, r.flags FROM numbers l JOIN numbers r ON l.big = r.big",
     "SELECT word, big FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY num ORDER BY big DESC)"
         + " AS r FROM numbers) WHERE r <= 2",
     "SELECT word, big, num FROM (SELECT *, ROW_NUMBER() OVER"
         + " (PARTITION BY word ORDER BY proc) AS r FROM numbers) WHERE r = 1",
     "SELECT word, window_start, COUNT(*), SUM(big) FROM TABLE(TUMBLE(TABLE numbers, DESCRIPTOR(rt),"
         + " INTERVAL '2' DAY)) GROUP BY word, window_start, window_end",
-    "SELECT num, COLLECT(word), FIRST_VALUE(ts), MAX(shape), MAX(born), LISTAGG(word), LAST_VALUE(flags)"
+    "SELECT num, COLLECT(word), FIRST_VALUE(price), MAX(shape), MAX(born), LISTAGG(word), MAX(ts)"
         + " FROM numbers GROUP BY num",
   };
 

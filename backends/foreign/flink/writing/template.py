@@ -1,0 +1,178 @@
+"""What only Flink can say, kept so that a savepoint can be written again: headers and metadata.
+
+Snapshots of serializers are Flink's own and stay as they are. An import that keeps key groups puts
+the template into a coordinator's state of an operator of its own, where rewrite and repair carry
+it along.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import Operator as OurOperator
+from stateformat.model import State
+from stateformat.reading import Checkpoint
+from stateformat.states import coordinator_state
+
+from ..contents import operator_header_end
+from ..handles import Incremental, KeyGroups, Metadata, Operator, Subtask
+from ..header import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
+from ..metadata import decode_metadata
+from ..metadata_writing import encode_metadata
+from ..source import FlinkSource
+
+OPERATOR: Final = "flink-savepoint"
+"""The uid of the operator that holds the template."""
+STATE: Final = "template"
+COLUMNS: Final = pa.schema([pa.field("name", pa.string()), pa.field("value", pa.binary())])
+_METADATA: Final = "metadata"
+
+
+@dataclass(frozen=True)
+class Template:
+    """The metadata without what subtasks hold, and a header of each kind for each operator."""
+
+    metadata: Metadata
+    keyed: Mapping[bytes, bytes]
+    """By operator id: all keyed states that any subtask describes."""
+    lists: Mapping[bytes, bytes]
+    """By operator id: all operator states."""
+
+    def table(self) -> pa.Table:
+        """As rows, which :func:`template_in` reads."""
+        rows = [(_METADATA, encode_metadata(self.metadata))]
+        rows += [(f"keyed/{identity.hex()}", header) for identity, header in self.keyed.items()]
+        rows += [(f"operator/{identity.hex()}", header) for identity, header in self.lists.items()]
+        names, values = zip(*rows, strict=True)
+        return pa.table([list(names), list(values)], schema=COLUMNS)
+
+
+def template_operator() -> OurOperator:
+    """The operator that holds a template."""
+    return OurOperator(OPERATOR, 1, 128, coordinator=True)
+
+
+def template_state() -> State:
+    """Its state."""
+    return coordinator_state(OPERATOR, STATE, columns=COLUMNS)
+
+
+def template_of(source: FlinkSource) -> Template:
+    """Read the headers of all streams of a checkpoint of Flink's."""
+    keyed, lists = {}, {}
+    for operator in source.metadata.operators:
+        header = _keyed_header(source, operator)
+        if header is not None:
+            keyed[operator.id] = header
+        header = _operator_header(source, operator)
+        if header is not None:
+            lists[operator.id] = header
+    operators = tuple(replace(operator, subtasks=()) for operator in source.metadata.operators)
+    return Template(replace(source.metadata, operators=operators), keyed, lists)
+
+
+def template_in(checkpoint: Checkpoint) -> Template:
+    """Return the template that a checkpoint of ours holds. ``InvalidInput`` if it has none."""
+    names = {(state.operator, state.name) for state in checkpoint.states}
+    if (OPERATOR, STATE) not in names:
+        raise InvalidInput(
+            f"checkpoint {checkpoint.id} has no template of a savepoint ({OPERATOR}/{STATE}): its serializers are not "
+            "known. Import the savepoint with --key-hash keep, which keeps one",
+            kind=ErrorKind.UNKNOWN_STATE,
+        )
+    table = checkpoint.read(OPERATOR, STATE).table()
+    rows = dict(zip(table["name"].to_pylist(), table["value"].to_pylist(), strict=True))
+    by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}}
+    for name, value in rows.items():
+        kind, _, identity = name.partition("/")
+        if kind in by_kind:
+            by_kind[kind][bytes.fromhex(identity)] = value
+    return Template(decode_metadata(rows[_METADATA], _METADATA), by_kind["keyed"], by_kind["operator"])
+
+
+def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
+    """Return one header with the states of all subtasks; None for none."""
+    key = b""
+    states: dict[str, bytes] = {}
+    for subtask in operator.subtasks:
+        handle = subtask.managed_keyed
+        if not isinstance(handle, (KeyGroups, Incremental)):
+            continue
+        place = source.places.of(handle.meta if isinstance(handle, Incremental) else handle)
+        data = place.read(0, place.size).tobytes()
+        header = read_keyed_header(data, place.path)
+        if header.key is None:
+            continue
+        key = data[5 : _states_begin(header)]
+        for name, described in _described(header.states, header, data):
+            states.setdefault(name, described)
+    return keyed_header(key, states) if key else None
+
+
+def keyed_header(key: bytes, states: Mapping[str, bytes]) -> bytes:
+    """Return the header of an uncompressed stream; states are numbered in their order."""
+    return struct.pack(">iB", KEYED_VERSION, 0) + key + struct.pack(">H", len(states)) + b"".join(states.values())
+
+
+def key_and_states(header: bytes) -> tuple[bytes, KeyedHeader, dict[str, bytes]]:
+    """Take a keyed header apart: the key's snapshot, the header as read, states by name."""
+    read = read_keyed_header(header, OPERATOR)
+    return header[5 : _states_begin(read)], read, dict(_described(read.states, read, header))
+
+
+def _states_begin(header: KeyedHeader) -> int:
+    """Return where the number of states stands."""
+    return (header.states[0].begin if header.states else header.end) - 2
+
+
+def _described(
+    states: Iterable[StateInfo], header: KeyedHeader | OperatorHeader, data: bytes
+) -> list[tuple[str, bytes]]:
+    """Return states with the bytes that describe them, but the one where a header stopped."""
+    whole = [state for state in states if header.stopped is None or state.end < header.end]
+    return [(state.name, data[state.begin : state.end]) for state in whole]
+
+
+def _operator_header(source: FlinkSource, operator: Operator) -> bytes | None:
+    version = 0
+    lists: dict[str, bytes] = {}
+    broadcasts: dict[str, bytes] = {}
+    for subtask in operator.subtasks:
+        found = _operator_stream(source, subtask)
+        if found is None:
+            continue
+        data, header = found
+        version = header.version
+        for name, described in _described(header.lists, header, data):
+            lists.setdefault(name, described)
+        for name, described in _described(header.broadcasts, header, data):
+            broadcasts.setdefault(name, described)
+    return operator_header(version, lists, broadcasts) if version else None
+
+
+def _operator_stream(source: FlinkSource, subtask: Subtask) -> tuple[bytes, OperatorHeader] | None:
+    handle = subtask.managed_operator
+    if handle is None or not handle.states:
+        return None
+    place = source.places.of(handle.stream)
+    data = place.read(0, operator_header_end(handle, place)).tobytes()
+    return data, read_operator_header(data, place.path)
+
+
+def operator_header(version: int, lists: Mapping[str, bytes], broadcasts: Mapping[str, bytes]) -> bytes:
+    """Return the header of an uncompressed stream of operator state."""
+    head = struct.pack(">iB", version, 0) if version >= 6 else struct.pack(">i", version)
+    parts = (struct.pack(">H", len(states)) + b"".join(states.values()) for states in (lists, broadcasts))
+    return head + b"".join(parts)
+
+
+def lists_and_broadcasts(header: bytes) -> tuple[OperatorHeader, dict[str, bytes], dict[str, bytes]]:
+    """Take an operator header apart: as read, list states by name, broadcast states by name."""
+    read = read_operator_header(header, OPERATOR)
+    return read, dict(_described(read.lists, read, header)), dict(_described(read.broadcasts, read, header))
