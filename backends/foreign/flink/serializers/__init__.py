@@ -7,21 +7,48 @@ kinds: ``plain``, ``text``, ``records``, ``collections``, ``pojo``, ``times``, `
 
 from __future__ import annotations
 
-from .collections import ListOf, MapOf, element_lanes
+from .collections import Characters, ListOf, MapOf, MaskedList, Octets, element_lanes
 from .lanes import Lanes, gathered, ramp
-from .plain import Nothing
-from .records import Sequential, Timer, Ttl
+from .numbers import BigDecimal, BigInteger
+from .plain import Boolean, Nothing, Number, TimeWindow
+from .pojo import CLASS, Pojo
+from .records import ROW_KINDS, Either, Enumeration, FlippedLong, Nullable, Row, Sequential, Timer, Ttl
 from .serializer import Opaque, Serializer, scattered
 from .snapshots import UnknownClass, read_top, read_versioned
+from .text import Character, Text
+from .times import LocalDate, LocalDateTime, LocalTime, Milliseconds, Moment
 
 __all__ = [
+    "BigDecimal",
+    "BigInteger",
+    "Boolean",
+    "CLASS",
+    "Character",
+    "Characters",
+    "Either",
+    "Enumeration",
+    "FlippedLong",
     "Lanes",
     "ListOf",
+    "LocalDate",
+    "LocalDateTime",
+    "LocalTime",
     "MapOf",
+    "MaskedList",
+    "Milliseconds",
+    "Moment",
     "Nothing",
+    "Nullable",
+    "Number",
+    "Octets",
     "Opaque",
+    "Pojo",
+    "ROW_KINDS",
+    "Row",
     "Sequential",
     "Serializer",
+    "Text",
+    "TimeWindow",
     "Timer",
     "Ttl",
     "UnknownClass",

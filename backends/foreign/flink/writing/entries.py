@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from stateformat.errors import ErrorKind, InvalidInput
 
 from ...byte_strings import Positions, from_arrow
-from ..layouts import Form
-from ..layouts.forms import TIMER_STATES, TTL, Layout, has_text, is_ambiguous, is_window
+from ..layouts import TIMER_STATES, TTL, Form, Layout, has_text, is_ambiguous, is_window
 from ..serializers import Serializer
 from .binaries import comma_joined, flags, joined, of_lengths, of_numbers, present, repeated, scattered
 from .values import encode, encode_some

@@ -15,14 +15,37 @@ import pyarrow.compute as pc
 from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
 
 from ...byte_strings import Positions
-from ..serializers import ListOf, MapOf, Nothing, Opaque, Sequential, Serializer
-from ..serializers.collections import Characters, MaskedList, Octets
-from ..serializers.numbers import BigDecimal, BigInteger
-from ..serializers.plain import Boolean, Number, TimeWindow
-from ..serializers.pojo import CLASS, Pojo
-from ..serializers.records import ROW_KINDS, Either, Enumeration, FlippedLong, Nullable, Row
-from ..serializers.text import Character, Text
-from ..serializers.times import LocalDate, LocalDateTime, LocalTime, Milliseconds, Moment
+from ..serializers import (
+    CLASS,
+    ROW_KINDS,
+    BigDecimal,
+    BigInteger,
+    Boolean,
+    Character,
+    Characters,
+    Either,
+    Enumeration,
+    FlippedLong,
+    ListOf,
+    LocalDate,
+    LocalDateTime,
+    LocalTime,
+    MapOf,
+    MaskedList,
+    Milliseconds,
+    Moment,
+    Nothing,
+    Nullable,
+    Number,
+    Octets,
+    Opaque,
+    Pojo,
+    Row,
+    Sequential,
+    Serializer,
+    Text,
+    TimeWindow,
+)
 from .binaries import (
     Mask,
     children,
