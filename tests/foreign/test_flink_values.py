@@ -77,7 +77,8 @@ def listed(array: pa.Array) -> list[Any]:
     """The values; dates, which may lie before Python's first, as text."""
     if pa.types.is_date32(array.type):
         days = array.cast(pa.int32()).to_pylist()
-        return [None if day is None else str(np.datetime64(day, "D")) for day in days]
+        texts = [None if day is None else str(np.datetime64(day, "D")) for day in days]
+        return [text and ("-" + text[1:].zfill(10) if text[0] == "-" else text) for text in texts]
     if pa.types.is_struct(array.type):
         columns = {item.name: listed(array.field(item.name)) for item in array.type}
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
