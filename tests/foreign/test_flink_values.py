@@ -238,6 +238,9 @@ def test_values_are_what_flink_says(folder: Path) -> None:
             inner = json.loads(theirs)[1]["opaque"]
             assert inner is None or inner["$opaque"] in json.loads(ours)[1]["$opaque"]
     for state, texts in wanted.items():
+        if state == ("types", "long-value"):
+            # Flink's side shows it by its toString.
+            texts = [text.replace('"', "") for text in texts]
         assert [json.loads(text, parse_float=lambda v: exact(float(v))) for text in sorted(found[state])] == [
             json.loads(text, parse_float=lambda v: exact(float(v))) for text in texts
         ], state
