@@ -11,11 +11,11 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ...byte_strings import ByteStrings, Octets, Positions
-from .lanes import Lanes, ramp
+from .lanes import Lanes
 from .serializer import Serializer
 
 _BLOCK: Final = 1 << 22
-"""Bytes of strings beyond ASCII that are decoded at once: each costs about 40 in memory."""
+"""Units of strings beyond ASCII that are decoded at once: each costs about 40 bytes."""
 
 
 class Text(Serializer):
@@ -46,12 +46,15 @@ class Text(Serializer):
         if not len(octets) or octets.max() < 0x80:
             return text
         # One beyond ASCII has a byte with the top bit among the first of its bytes, if not more.
-        high = np.flatnonzero(octets >= 0x80)
-        wide = np.unique(np.searchsorted(offsets, high, "right") - 1)
+        high = np.zeros(len(octets) + 1, np.int32)
+        np.cumsum(octets >= 0x80, out=high[1:])
+        wide = np.flatnonzero(np.diff(high[offsets]))
         lanes.position[wide] = begin[wide]
         sub = lanes.take(wide)
         decoded = _decoded(sub, units[wide])
         lanes.put(wide, sub)
+        if len(wide) == len(raw):
+            return decoded
         source = np.arange(len(raw))
         source[wide] = len(raw) + np.arange(len(wide))
         return pa.concat_arrays([text, decoded]).take(pa.array(source))
@@ -133,21 +136,19 @@ def _decoded(lanes: Lanes, units: Positions) -> pa.Array:
 def _units(data: Octets, begin: Positions, behind: Lanes) -> npt.NDArray[np.uint16]:
     """Return the numbers in the bytes from ``begin`` to where the lanes stand, in one array."""
     sizes = behind.position - begin
-    octets = data[np.repeat(begin, sizes) + ramp(sizes)]
+    octets = np.frombuffer(ByteStrings(data, begin, sizes).to_arrow().buffers()[2] or b"", np.uint8)[: sizes.sum()]
     last = np.flatnonzero(octets < 0x80)
     width = np.diff(last, prepend=-1)
-    start = last - width + 1
-    value = (octets[start] & 0x7F).astype(np.int32)
+    value = octets[last].astype(np.uint32)
     for place in (1, 2):
-        longer = width > place
-        value[longer] |= (octets[start[longer] + place] & 0x7F).astype(np.int32) << (7 * place)
+        longer = np.flatnonzero(width > place)
+        value[longer] = value[longer] << 7 | octets[last[longer] - place] & 0x7F
     wrong = (width > 3) | (value > 0xFFFF)
     if wrong.any():
-        at = int(start[np.flatnonzero(wrong)[0]])
+        at = int(last[np.flatnonzero(wrong)[0]])
         lane = int(np.searchsorted(np.cumsum(sizes), at, "right"))
         behind.damaged(lane, "a character before it has more than 16 bits")
-    units: npt.NDArray[np.uint16] = value.astype(np.uint16)
-    return units
+    return value.astype(np.uint16)
 
 
 def to_utf8(units: npt.NDArray[np.uint16], counts: Positions, place: Lanes) -> pa.Array:
@@ -155,38 +156,30 @@ def to_utf8(units: npt.NDArray[np.uint16], counts: Positions, place: Lanes) -> p
 
     Raises ``UnsupportedFormat`` for half a surrogate pair.
     """
-    code = units.astype(np.uint32)
-    lane = np.repeat(np.arange(len(counts)), counts)
-    high, low = (code & 0xFC00) == 0xD800, (code & 0xFC00) == 0xDC00
-    second = np.zeros(len(code), np.bool_)
-    if high.any() or low.any():
-        second[1:] = low[1:] & high[:-1] & (lane[1:] == lane[:-1])
-        first = np.append(second[1:], False)
-        alone = (high & ~first) | (low & ~second)
-        if alone.any():
-            at = int(np.flatnonzero(alone)[0])
-            raise UnsupportedFormat(
-                f"{place.path or 'state'}: the string at byte {int(place.position[lane[at]])} has half a surrogate "
-                f"pair (U+{int(code[at]):04X}), which UTF-8 text cannot hold; change the value in the job",
-                kind=ErrorKind.UNSUPPORTED_TYPE,
-                path=place.path,
-            )
-        where = np.flatnonzero(first)
-        code[where] = 0x10000 + ((code[where] & 0x3FF) << 10) + (code[where + 1] & 0x3FF)
-        code, lane = code[~second], lane[~second]
-    width = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
-    start = np.cumsum(width) - width
-    octets = np.empty(int(width.sum()), np.uint8)
-    octets[start] = np.choose(width - 1, [code, 0xC0 | code >> 6, 0xE0 | code >> 12, 0xF0 | code >> 18])
-    for place_ in (1, 2, 3):
-        longer = width > place_
-        shift = (6 * (width[longer] - 1 - place_)).astype(np.uint32)
-        octets[start[longer] + place_] = 0x80 | (code[longer] >> shift) & 0x3F
-    ends = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(np.bincount(lane, width, len(counts)), out=ends[1:])
-    return pa.Array.from_buffers(
-        pa.string(), len(counts), [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(octets)]
-    )
+    ends = np.cumsum(counts)
+    # A pair that two strings would make up between them is none.
+    last = units[ends[counts > 0] - 1]
+    split = np.flatnonzero((last & 0xFC00) == 0xD800)
+    at = int(ends[counts > 0][split[0]] - 1) if len(split) else -1
+    try:
+        octets = units.astype("<u2").tobytes().decode("utf-16-le").encode()
+    except UnicodeDecodeError as error:
+        at = error.start // 2 if at < 0 else min(at, error.start // 2)
+    if at >= 0:
+        lane = int(np.searchsorted(ends, at, "right"))
+        raise UnsupportedFormat(
+            f"{place.path or 'state'}: the string at byte {int(place.position[lane])} has half a surrogate pair "
+            f"(U+{int(units[at]):04X}), which UTF-8 text cannot hold; change the value in the job",
+            kind=ErrorKind.UNSUPPORTED_TYPE,
+            path=place.path,
+        )
+    # A half of a pair is two bytes of the four.
+    width = 1 + (units >= 0x80) + ((units >= 0x800) & ((units & 0xF800) != 0xD800))
+    behind = np.zeros(len(units) + 1, np.int64)
+    np.cumsum(width, out=behind[1:])
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    offsets[1:] = behind[ends]
+    return pa.Array.from_buffers(pa.string(), len(counts), [None, pa.py_buffer(offsets), pa.py_buffer(octets)])
 
 
 TEXT = Text()
