@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -425,7 +426,100 @@ def opaque(name: str = "a.Custom") -> bytes:
     return versioned(RUNTIME + "kryo.KryoSerializerSnapshot", 2, utf(name) + entries({}) + entries({}) + entries({}))
 
 
+AVRO_FIELDS: dict[str, tuple[Any, some.SearchStrategy[Any]]] = {
+    "flag": ("boolean", some.booleans()),
+    "number": ("int", whole(32)),
+    "big": ("long", whole(64)),
+    "half": ("float", some.floats(width=32, allow_nan=False)),
+    "real": ("double", some.floats(allow_nan=False)),
+    "text": ("string", TEXTS),
+    "octets": ("bytes", some.binary(max_size=5)),
+    "hash": ({"type": "fixed", "name": "Hash", "size": 3}, some.binary(min_size=3, max_size=3)),
+    "suit": ({"type": "enum", "name": "Suit", "symbols": ["A", "B"]}, some.sampled_from("AB")),
+    "again": ("Suit", some.sampled_from("AB")),
+    "maybe": (["null", "string"], some.none() | TEXTS),
+    "either": (
+        ["null", "long", "string"],
+        some.none() | some.tuples(some.just("long"), whole(64)) | some.tuples(some.just("string"), TEXTS),
+    ),
+    "many": ({"type": "array", "items": "long"}, some.lists(whole(64), max_size=4)),
+    "names": ({"type": "array", "items": ["null", "string"]}, some.lists(some.none() | TEXTS, max_size=4)),
+    "counts": ({"type": "map", "values": "int"}, some.dictionaries(TEXTS, whole(32), max_size=3)),
+    "inner": (
+        {"type": "record", "name": "Inner", "fields": [{"name": "x", "type": "long"}]},
+        some.fixed_dictionaries({"x": whole(64)}),
+    ),
+    "day": ({"type": "int", "logicalType": "date"}, some.dates()),
+    "at": ({"type": "long", "logicalType": "timestamp-millis"}, some.integers(-(10**12), 10**14)),
+    "price": (
+        {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 2},
+        some.integers(-(10**20) + 1, 10**20 - 1),
+    ),
+}
+
+
+def avro_written(kind: Any, value: Any) -> bytes:
+    """A value as Flink's encoder for Avro writes it."""
+    if isinstance(kind, list):
+        name = "null" if value is None else kind[1] if len(kind) == 2 else value[0]
+        inner = value[1] if isinstance(value, tuple) else value
+        return pack("i", kind.index(name)) + (b"" if value is None else avro_written(name, inner))
+    found = kind if isinstance(kind, dict) else {"type": kind}
+    match found["type"], found.get("logicalType"):
+        case "int", "date":
+            return pack("i", (value - dt.date(1970, 1, 1)).days)
+        case "bytes", "decimal":
+            return blob(value.to_bytes((value + (value < 0)).bit_length() // 8 + 1, "big", signed=True))
+        case ("boolean" | "int" | "long" | "float" | "double") as name, _:
+            return pack({"boolean": "?", "int": "i", "long": "q", "float": "f", "double": "d"}[name], value)
+        case "string", _:
+            return blob(value.encode())
+        case "bytes", _:
+            return blob(value)
+        case "fixed", _:
+            return bytes(value)
+        case (("enum" | "Suit"), _):
+            return pack("i", "AB".index(value))
+        case "array", _:
+            items = b"".join(avro_written(found["items"], item) for item in value)
+            return (number(len(value)) if value else b"") + items + b"\0"
+        case "map", _:
+            pairs = b"".join(blob(k.encode()) + avro_written(found["values"], v) for k, v in value.items())
+            return (number(len(value)) if value else b"") + pairs + b"\0"
+    return b"".join(avro_written(item["type"], value[item["name"]]) for item in found["fields"])
+
+
+def avro_read(name: str, value: Any) -> Any:
+    if name == "either":
+        return value and {"long": None, "string": None, value[0]: value[1]}
+    if name == "at":
+        return EPOCH + dt.timedelta(milliseconds=value)
+    if name == "price":
+        return decimal.Decimal(value).scaleb(-2, decimal.Context(prec=30))
+    return list(value.items()) if name == "counts" else value
+
+
+def avro_snapshot(schema: Any, version: int = 2) -> bytes:
+    name = utf("a.Record") if version == 2 else b""
+    return versioned(
+        "org.apache.flink.formats.avro.typeutils.AvroSerializerSnapshot", version, name + utf(json.dumps(schema))
+    )
+
+
+AVRO_SCHEMA = {
+    "type": "record",
+    "name": "a.Record",
+    "fields": [{"name": name, "type": kind} for name, (kind, _) in AVRO_FIELDS.items()],
+}
+AVRO = Kind(
+    "Avro record",
+    avro_snapshot(AVRO_SCHEMA),
+    some.fixed_dictionaries({name: values for name, (_, values) in AVRO_FIELDS.items()}),
+    lambda value: avro_written(AVRO_SCHEMA, value),
+    lambda value: {name: avro_read(name, item) for name, item in value.items()},
+)
 COMPOSITE = [
+    AVRO,
     list_of(LONG),
     list_of(NULL_TEXT),
     list_of(list_of(INT)),

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from foreign.flink_written import (
+    AVRO,
+    AVRO_SCHEMA,
     COMPOSITE,
     INT,
     LONG,
@@ -15,6 +17,7 @@ from foreign.flink_written import (
     RUNTIME,
     TEXT,
     Kind,
+    avro_snapshot,
     blob,
     composite,
     list_of,
@@ -119,7 +122,7 @@ def test_every_truncation_of_a_snapshot_is_an_error(kind: Kind) -> None:
             read_top(Cursor(whole[:size], "header"))
 
 
-@pytest.mark.parametrize("kind", COMPOSITE[:6] + COMPOSITE[-4:], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", COMPOSITE[1:7] + COMPOSITE[-4:], ids=lambda kind: kind.name)
 def test_flipped_bits_of_a_snapshot_are_read_or_named(kind: Kind) -> None:
     for at in range(len(top(kind.snapshot))):
         flipped = bytearray(top(kind.snapshot))
@@ -208,6 +211,63 @@ def test_a_map_of_opaque_values_still_has_its_key() -> None:
     found = serializer(map_of(Kind("opaque", opaque("a.C"), some.nothing(), bytes)).snapshot)
     assert isinstance(found, MapOf)
     assert (found.key.arrow_type, found.value.arrow_type, found.arrow_type) == (pa.string(), pa.binary(), pa.binary())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "record", "name": "Tree", "fields": [{"name": "child", "type": ["null", "Tree"]}]},
+        {"type": "array", "items": "null"},
+        {"type": "record", "name": "R", "fields": [{"name": "x", "type": "null"}]},
+        {"type": "record", "name": "R", "fields": "x"},
+        {"type": "fixed", "name": "F", "size": -1},
+        {"type": "enum", "name": "E"},
+        ["null"],
+        ["long", "long"],
+        "unknown",
+        7,
+    ],
+)
+def test_avro_without_an_arrow_type_is_opaque(schema: Any) -> None:
+    found = serializer(avro_snapshot(schema))
+    assert found.takes_rest
+    assert found.opaque == ("a.Record",)
+
+
+JSON = some.recursive(
+    some.none()
+    | some.integers()
+    | some.sampled_from(["null", "long", "string", "record", "array", "enum", "fixed", "R"]),
+    lambda inner: (
+        some.lists(inner, max_size=3)
+        | some.dictionaries(
+            some.sampled_from(["type", "name", "fields", "items", "values", "symbols", "size", "logicalType"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(schema=JSON)
+def test_no_schema_of_avro_breaks_the_parse(schema: Any) -> None:
+    found = serializer(avro_snapshot(schema))
+    make_fields(pa.schema([("value", found.arrow_type)]), defaults={})
+
+
+@pytest.mark.parametrize(("depth", "opaque"), [(8, False), (9, True), (20, True)])
+def test_types_that_are_nested_too_deep_are_opaque(depth: int, opaque: bool) -> None:
+    kind = LONG
+    for _ in range(depth):
+        kind = list_of(kind)
+    found = serializer(kind.snapshot)
+    make_fields(pa.schema([("value", found.arrow_type)]), defaults={})
+    assert found.takes_rest == opaque
+
+
+def test_avro_of_the_first_version_has_no_class() -> None:
+    found = serializer(avro_snapshot(AVRO_SCHEMA, 1))
+    assert found.arrow_type == serializer(AVRO.snapshot).arrow_type
 
 
 BASE_FIELDS = {"id": LONG}

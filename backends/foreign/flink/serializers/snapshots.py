@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+import pyarrow as pa
+
 from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.schema import MAX_NESTING
 
 from ...cursor import DEPTH_MAX, Cursor
 from . import logical, plain, sql, times
+from .avro import avro_serializer
 from .collections import Characters, ListOf, MapOf, MaskedList, Octets
 from .java_objects import read_object
 from .logical import described, logical_type
@@ -52,7 +56,19 @@ def read_top(at: Cursor, depth: int = 0) -> Serializer:
     version = at.i32()
     if version != 2:
         raise _unknown(at, f"a serializer's snapshot of form {version} (before Flink 1.7)", "")
-    return read_versioned(at, depth)
+    found = read_versioned(at, depth)
+    if _depth(found.arrow_type) > MAX_NESTING:
+        return Opaque(*found.opaque, f"a type nested deeper than {MAX_NESTING}")
+    return found
+
+
+def _depth(kind: pa.DataType) -> int:
+    """Return how deep a type is nested; 0 if not at all."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    # A map is a list of structs in Arrow, and one level in our format.
+    if pa.types.is_map(kind):
+        inner = [kind.key_type, kind.item_type]
+    return 1 + max(map(_depth, inner)) if inner else 0
 
 
 def read_versioned(at: Cursor, depth: int) -> Serializer:
@@ -258,6 +274,13 @@ def _kryo(at: Cursor, version: int, _depth: int) -> Serializer:
     return Opaque(name)
 
 
+def _avro(at: Cursor, version: int, _depth: int) -> Serializer:
+    _versions(at, version, (1, 2), "Avro's serializer")
+    # Version 1 has the schema alone.
+    name = at.name("the class of a value") if version == 2 else "an Avro record"
+    return avro_serializer(at.utf(), name)
+
+
 def _custom(at: Cursor, _version: int, _depth: int) -> Serializer:
     return Opaque(at.name("the class of a value"))
 
@@ -407,6 +430,7 @@ _PARSERS: Final[dict[str, Parse]] = {
     "ExternalSerializer$ExternalSerializerSnapshot": _composite(1, lambda found, _own: found[0], _outer_external),
     "SortedMapSerializerSnapshot": _sorted_map,
     "PojoSerializerSnapshot": _pojo,
+    "AvroSerializerSnapshot": _avro,
     "KryoSerializerSnapshot": _kryo,
     "CopyableValueSerializer$CopyableValueSerializerSnapshot": _custom,
     "ValueSerializer$ValueSerializerSnapshot": _custom,

@@ -33,7 +33,7 @@ class Text(Serializer):
         self.nullable = nullable
 
     def read(self, lanes: Lanes) -> pa.Array:
-        units, present = _lengths(lanes, self.nullable)
+        units, present = lengths(lanes, self.nullable)
         lanes.require(units)
         begin = lanes.position.copy()
         # Taken for ASCII first: a unit a byte.
@@ -60,7 +60,7 @@ class Text(Serializer):
         return pa.concat_arrays([text, decoded]).take(pa.array(source))
 
     def skip(self, lanes: Lanes) -> None:
-        units, _ = _lengths(lanes, self.nullable)
+        units, _ = lengths(lanes, self.nullable)
         lanes.require(units)
         _skip_numbers(lanes, units)
 
@@ -78,7 +78,7 @@ class Character(Serializer):
         return to_utf8(units, np.ones(len(units), np.int64), lanes.at(begin, lanes.end))
 
 
-def _lengths(lanes: Lanes, nullable: bool) -> tuple[Positions, npt.NDArray[np.bool_]]:
+def lengths(lanes: Lanes, nullable: bool) -> tuple[Positions, npt.NDArray[np.bool_]]:
     """Take the lengths in units; and which are not null."""
     found = lanes.fixed("u1").astype(np.int64)
     going = np.flatnonzero(found >= 0x80)
