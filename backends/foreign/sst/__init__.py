@@ -1,7 +1,7 @@
 """Table files of RocksDB (SST) and what a database of several of them says.
 
 Read ``blocks``, ``lanes``, ``table``, then ``merge``. A reader of the block-based format, versions
-2 to 6, that needs no RocksDB and no manifest: every table names its column family and carries
+0 and 2 to 6, that needs no RocksDB and no manifest: every table names its column family and carries
 sequence numbers. Blocks are read in many at once, entries by lanes; nothing loops over entries.
 """
 

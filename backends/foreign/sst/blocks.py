@@ -32,11 +32,12 @@ PAD: Final = 4096
 FOOTER: Final = 53
 _MAGIC: Final = 0x88E241B785F4CFF7
 _FOREIGN_MAGIC: Final = {
-    0xDB4775248B80FB57: "a block-based table older than format version 2",
     0x8242229663BF9564: "a plain table",
     0x4F3418EB7A8F13B8: "a plain table",
     0x926789D0C5F17873: "a cuckoo table",
 }
+_LEGACY_MAGIC: Final = 0xDB4775248B80FB57
+_LEGACY_FOOTER: Final = 48
 _EXTENDED: Final = b"\x3e\x00\x7a\x00"
 _CHECKSUMS: Final = ("none", "CRC32C", "xxHash", "xxHash64", "XXH3")
 _NONE, _CRC32C, _XXH32, _XXH64, _XXH3 = range(5)
@@ -122,6 +123,11 @@ def open_file(read: ReadRange, size: int, path: str) -> TableFile:
     magic, version = int.from_bytes(footer[45:], "little"), int.from_bytes(footer[41:45], "little")
     if magic in _FOREIGN_MAGIC:
         raise unsupported(path, f"it is {_FOREIGN_MAGIC[magic]}")
+    if magic == _LEGACY_MAGIC:
+        # Format version 0 (Flink 1.13): two handles, and checksums are always CRC32C.
+        place, at = handle_at(footer, FOOTER - _LEGACY_FOOTER, path)
+        index, _ = handle_at(footer, at, path)
+        return TableFile(read, size, path, 0, _CRC32C, 0, place, index)
     if magic != _MAGIC:
         raise damaged(path, f"it ends in {footer[45:].hex()}, not as a table of RocksDB")
     if not 2 <= version <= 6:
@@ -246,6 +252,8 @@ def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int
     ratio = _RATIO.get(name)
     if ratio is None:
         raise unsupported(file.path, f"blocks are compressed by {name}", codec=name)
+    if file.version < 2 and name != "snappy":
+        raise unsupported(file.path, f"blocks are compressed by {name} in format version {file.version}", codec=name)
     codec = None if name == "zlib" else pa.Codec({"snappy": "snappy", "zstd": "zstd"}.get(name, "lz4_raw"))
     total = 0
     for index in chosen:
