@@ -93,6 +93,12 @@ def opened(files: dict[str, bytes], checkpoint_id: int | None = None) -> SparkSo
     return SparkSource(Files(files), checkpoint_id)  # type: ignore[arg-type]
 
 
+def files_of(name: str) -> dict[str, bytes]:
+    folder = folder_of(open_storage(str(FIXTURES / name / "checkpoint")))
+    assert folder is not None
+    return {item.path: bytes(folder.read(item.path)) for item in folder.list("")}
+
+
 def findings(files: dict[str, bytes], level: str = "full") -> list[Problem]:
     return list(opened(files).check(level, quiet))  # type: ignore[arg-type]
 
@@ -330,9 +336,7 @@ def test_opening_reads_no_data_file() -> None:
 
 @pytest.mark.parametrize("name", ["spark-4.3.0/totals-row-checksum", "spark-4.3.0/totals-with-crc"])
 def test_a_wrong_byte_under_a_checksum_of_spark_is_found(name: str) -> None:
-    folder = folder_of(open_storage(str(FIXTURES / name / "checkpoint")))
-    assert folder is not None
-    files = {item.path: bytes(folder.read(item.path)) for item in folder.list("")}
+    files = files_of(name)
     assert findings(files) == []
     path = next(part.path for part in opened(files).parts if part.size_bytes > 60)
     assert path is not None
@@ -363,6 +367,17 @@ def test_a_row_checksum_is_compared_for_puts_and_for_deletions() -> None:
     (wrong,) = findings(made(b"four"))
     assert "checksum of another row" in wrong.message
     assert wrong.path == "state/0/0/2.delta"
+
+
+def test_a_join_that_counts_other_rows_than_it_has_is_found() -> None:
+    files = files_of("spark-4.3.0/join-outer")
+    source = opened(files)
+    part = next(part for part in source.parts if part.state == "left-keyToNumValues" and len(source.entries(part).keys))
+    for item in source.files(part):
+        files[item.path] = lz4_stream(encode_entries([]))
+    (found,) = findings(files)
+    assert "the left side of operator-0 counts 0 rows" in found.message
+    assert (found.subtask, found.severity) == (part.subtask, "warning")
 
 
 def test_offsets_of_sources_by_name_and_sources_without_an_offset() -> None:

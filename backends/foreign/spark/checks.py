@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.problems import Problem, Severity
@@ -30,6 +31,11 @@ _ADVICE_PARTITIONS: Final = (
 )
 _ADVICE_CRC: Final = "remove the .crc file if the file beside it is the right one; Spark refuses to read it as it is"
 _CRC_CHUNK: Final = 512
+
+
+_JOIN_COUNTS: Final = ("keyToNumValues", "keyWithIndexToValue")
+_JoinCounts: TypeAlias = "dict[tuple[str, str, int], dict[str, int]]"
+"""Rows of a side of a join in a partition: as counted, and as there are."""
 
 
 class Checked(Protocol):
@@ -86,10 +92,12 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
     if level == "full":
         total = sum(item.size_bytes for files in found.values() for item in files)
         done = 0
+        joins: _JoinCounts = {}
         for part, files in found.items():
-            yield from _content(source, part)
+            yield from _content(source, part, joins)
             done += sum(item.size_bytes for item in files)
             progress(done, total)
+        yield from _joins(source, joins)
 
 
 def _problem(
@@ -240,8 +248,13 @@ def _compare_sums(folder: Storage, path: str, sums: str) -> str:
     return f"the checksum of byte {int(differ[0]) * _CRC_CHUNK} and on differs" if len(differ) else ""
 
 
-def _content(source: Checked, part: Part) -> Iterator[Problem]:
-    """Decode a part whole, and compare each key's partition with its hash."""
+def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Problem]:
+    """Decode a part whole, and compare each key's partition with its hash.
+
+    Counts in ``joins`` how many rows of a side of a join there are, and should be.
+    """
+    side, _, kind = part.state.partition("-")
+    counts = joins.setdefault((part.operator, side, part.subtask or 0), {}) if kind in _JOIN_COUNTS else {}
     key = (part.operator, part.state)
     shape, store = source.shapes[key], source.stores[key]
     away: dict[int, int] = {}
@@ -250,6 +263,9 @@ def _content(source: Checked, part: Part) -> Iterator[Problem]:
         for _, columns in source.columns(part):
             dealt = shape.key_columns(columns)
             rows += len(columns[0])
+            if kind in _JOIN_COUNTS:
+                number = len(columns[0]) if kind == _JOIN_COUNTS[1] else pc.sum(columns[-1]).as_py() or 0
+                counts[kind] = counts.get(kind, 0) + number
             if not dealt:
                 continue
             groups = partitions_of(dealt, store.partitions)
@@ -257,14 +273,34 @@ def _content(source: Checked, part: Part) -> Iterator[Problem]:
             if wrong.any():
                 at = int(np.argmax(wrong))
                 first = first or str([column[at].as_py() for column in dealt])[:200]
-                numbers, counts = np.unique(groups[wrong], return_counts=True)
-                for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                numbers, many = np.unique(groups[wrong], return_counts=True)
+                for number, count in zip(numbers.tolist(), many.tolist(), strict=True):
                     away[number] = away.get(number, 0) + count
     except CheckpointError as error:
         yield _of_error(error, part)
         return
     if away:
         yield _misdealt(part, away, rows, first)
+
+
+def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Problem]:
+    """Compare how many rows a join has with how many it counts."""
+    for (operator, side, partition), counts in joins.items():
+        counted, there = (counts.get(kind, 0) for kind in _JOIN_COUNTS)
+        # State format 4 of joins has other stores, and no such count.
+        both = all((operator, f"{side}-{kind}") in source.stores for kind in _JOIN_COUNTS)
+        if both and counted != there:
+            state = f"{side}-{_JOIN_COUNTS[1]}"
+            yield Problem(
+                ErrorKind.STATE_MISSING,
+                CLAUSE,
+                f"the {side} side of {operator} counts {counted} rows in partition {partition}, and has {there}",
+                "the two stores are not of one batch, or a file is another's: put the partition back from a copy",
+                operator=operator,
+                state=state,
+                subtask=partition,
+                severity="warning",
+            )
 
 
 def _misdealt(part: Part, away: Mapping[int, int], rows: int, first: str) -> Problem:
