@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, Stora
 from stateformat.storage import Storage, folder_of, open_storage
 
 FIXTURES = Path(__file__).parent / "fixtures"
-DEFAULT_STORE = sorted(
-    str(path.relative_to(FIXTURES).parent)
-    for path in FIXTURES.glob("spark-*/*/checkpoint")
-    if any("HDFSBackedStateStoreProvider" in log.read_text() for log in (path / "offsets").iterdir())
-)
+ALL = sorted(str(path.relative_to(FIXTURES).parent) for path in FIXTURES.glob("spark-*/*/checkpoint"))
+DEFAULT_STORE = [
+    name
+    for name in ALL
+    if any("HDFSBacked" in log.read_text() for log in (FIXTURES / name / "checkpoint" / "offsets").iterdir())
+]
+ROCKSDB = sorted({*ALL} - {*DEFAULT_STORE})
 AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
 
 
@@ -42,16 +45,30 @@ def deal(source: Path, target: Path, parallelism: int, provider: str | None = No
 
 
 def content(path: Path) -> dict[tuple[str, str], dict[bytes, bytes]]:
-    """Every store's entries as bytes, by key; each key once."""
+    """Entries as bytes by key, each once, of every store and of hidden column families too."""
     source = SparkSource(folder(path))
     found: dict[tuple[str, str], dict[bytes, bytes]] = {}
-    for part in source.parts:
-        entries = source.entries(part)
-        rows = found.setdefault((part.operator, part.state), {})
-        for key, value in zip(entries.keys.to_arrow().to_pylist(), entries.values.to_arrow().to_pylist(), strict=True):
-            assert key not in rows
-            rows[key] = value
+    for name, store in [*source.stores.items(), *((key, store) for key, (store, _) in source.hidden.items())]:
+        rows = found[name] = {}
+        for partition in range(store.partitions):
+            files = source.reader.files(store, partition, source.listing)
+            entries = source.reader.entries(folder(path), store, partition, files)
+            pairs = (some.to_arrow().to_pylist() for some in entries)
+            for key, value in zip(*pairs, strict=True):
+                assert key not in rows
+                rows[key] = value
     return found
+
+
+def rows(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Every state's rows as they decode, in one order."""
+    source = SparkSource(folder(path))
+    found: dict[tuple[str, str], list[str]] = {}
+    for part in source.parts:
+        for batch in source.read(part):
+            texts = batch.drop_columns(["_key_group"]).to_pylist()
+            found.setdefault((part.operator, part.state), []).extend(map(str, texts))
+    return {name: sorted(texts) for name, texts in found.items()}
 
 
 def problems(path: Path) -> list[str]:
@@ -68,7 +85,7 @@ def aggregate(tmp_path: Path) -> Path:
     return Path(shutil.copytree(AGGREGATE, tmp_path / "source"))
 
 
-@pytest.mark.parametrize("name", DEFAULT_STORE)
+@pytest.mark.parametrize("name", ALL)
 def test_every_state_is_the_same_by_key_at_any_number_of_partitions(name: str, tmp_path: Path) -> None:
     source = FIXTURES / name / "checkpoint"
     before, files = content(source), bytes_of(source)
@@ -79,6 +96,41 @@ def test_every_state_is_the_same_by_key_at_any_number_of_partitions(name: str, t
         assert content(at) == before
         assert problems(at) == problems(source)
     assert bytes_of(source) == files
+
+
+@pytest.mark.parametrize("name", [name for name in DEFAULT_STORE if "row-checksum" not in name])
+def test_every_state_moves_to_rocksdb(name: str, tmp_path: Path) -> None:
+    source = FIXTURES / name / "checkpoint"
+    deal(source, tmp_path / "to", 4, "rocksdb")
+    assert rows(tmp_path / "to") == rows(source)
+    assert problems(tmp_path / "to") == problems(source)
+    deal(tmp_path / "to", tmp_path / "again", 3)
+    assert content(tmp_path / "again") == content(tmp_path / "to")
+
+
+def test_rows_with_checksums_do_not_move_to_rocksdb(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match="its rows carry checksums"):
+        deal(FIXTURES / "spark-4.3.0" / "totals-row-checksum" / "checkpoint", tmp_path / "to", 4, "rocksdb")
+
+
+def test_state_in_rocksdb_does_not_move_back(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="not back"):
+        deal(FIXTURES / "spark-4.3.0" / "aggregate-rocksdb" / "checkpoint", tmp_path / "to", 4, "hdfs")
+
+
+@pytest.mark.parametrize("name", ["aggregate-rocksdb", "transform-rocksdb"])
+def test_a_database_says_how_many_keys_it_has(name: str, tmp_path: Path) -> None:
+    source = FIXTURES / "spark-4.3.0" / name / "checkpoint"
+
+    def counted(path: Path, version: int) -> tuple[int, int]:
+        zips = [zipfile.ZipFile(file) for file in path.glob(f"state/0/*/{version}.zip")]
+        found = [json.loads(one.read("metadata").decode().partition("\n")[2]) for one in zips]
+        return sum(one["numKeys"] for one in found), sum(one["numInternalKeys"] for one in found)
+
+    deal(source, tmp_path / "to", 5)
+    version = SparkSource(folder(source)).version
+    assert counted(tmp_path / "to", version) == counted(source, version)
+    assert counted(source, version)[0] > 0
 
 
 def test_every_partition_has_one_snapshot_of_the_newest_version_even_an_empty_one(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def _of_join(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema) -> F
     # The key ends with the row's time.
     hashed = len(schema.key) - 1
     if name in _JOIN_TIMES:
-        return Family(name, name, schema, hashed, "hidden")
+        return Family(name, name, schema, hashed, "hidden", multiple=True)
     flat = replace(schema, key=(*schema.key, INDEX))
     return Family(name, name, flat, hashed, layout=_layout(schema, [(at,) for at in range(hashed + 1)]), multiple=True)
 

@@ -70,6 +70,8 @@ class Snapshot:
     """Of all column families that are not Spark's own; negative where it is not counted."""
     families: Mapping[str, int]
     """The numbers of the column families; empty where keys carry none."""
+    metadata: Mapping[str, Any]
+    """All of it, as Spark wrote it."""
 
 
 def files(store: Store, partition: int, listing: Listing) -> list[ObjectInfo]:
@@ -227,7 +229,7 @@ def _snapshot(path: str, found: Mapping[str, Any]) -> Snapshot:
     keys = found.get("numKeys", -1)
     if not isinstance(keys, int) or not all(isinstance(one, int) and 0 <= one < 1 << 16 for one in families.values()):
         raise damaged(path, "its numbers of keys or column families are none", kind=ErrorKind.DAMAGED_MANIFEST)
-    return Snapshot(path, tuple(tables), keys, dict(families))
+    return Snapshot(path, tuple(tables), keys, dict(families), found)
 
 
 def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -19,6 +19,7 @@ from stateformat.storage import ObjectInfo, Storage
 
 from ...framing import damaged
 from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
+from ..rocksdb_store import read_snapshot
 from ..source import READERS, SparkSource
 from ..stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Store, StoreReader
 from .logs import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, edit_operator, location_like, moved_schema
@@ -27,6 +28,15 @@ PROVIDERS: Final[Mapping[str, str]] = {"hdfs": HDFS_PROVIDER, "rocksdb": ROCKSDB
 """Classes by our names."""
 _PARTITION: Final = re.compile(r"state/(\d+)/(\d+)/(?:([^/]+)/)?(.+)")
 _STATE_FILE: Final = re.compile(r"(\d+)(_[^/]*)?\.(delta|snapshot|changelog|zip)")
+
+
+NO_FAMILIES: Final[Mapping[str, Any]] = {
+    "numInternalKeys": 0,
+    "columnFamilyMapping": {},
+    "columnFamilyTypeMap": {},
+    "maxColumnFamilyId": 0,
+}
+"""What Spark 4.3 says of a database without column families."""
 
 
 class Source(NamedTuple):
@@ -70,11 +80,19 @@ class Unit:
     provider_after: str
     ids: tuple[str, ...] = ()
     """Checkpoint format 2: the id of the new files, by partition."""
+    about: Mapping[str, Any] = field(default_factory=lambda: NO_FAMILIES)
+    """Of RocksDB: what Spark's metadata of a database says of its column families."""
 
     @property
     def reader(self) -> StoreReader:
         """What reads its files."""
         return READERS[PROVIDERS[self.provider_before]]
+
+    @property
+    def internal(self) -> list[int]:
+        """The numbers of the column families that are Spark's own, whose keys it counts apart."""
+        kinds = self.about.get("columnFamilyTypeMap") or {}
+        return [self.families[name] for name, own in kinds.items() if own and name in self.families]
 
     @property
     def name(self) -> str:
@@ -96,15 +114,10 @@ class Unit:
         """How many partitions are written."""
         return self.after if self.keyed else 1
 
-    def database(self, keys: int) -> dict[str, Any]:
-        """Return what Spark's metadata of a RocksDB database says beside its files."""
-        return {
-            "numKeys": keys,
-            "numInternalKeys": 0,
-            "columnFamilyMapping": {},
-            "columnFamilyTypeMap": {},
-            "maxColumnFamilyId": 0,
-        }
+    @property
+    def families(self) -> Mapping[str, int]:
+        """The numbers of the column families; empty where there are none."""
+        return self.about.get("columnFamilyMapping") or {}
 
 
 @dataclass(frozen=True)
@@ -228,8 +241,8 @@ def _check_provider(source: SparkSource, before: str, after: str) -> None:
 
 def _units(source: SparkSource, after: int, provider_before: str, provider_after: str, url: str) -> Iterator[Unit]:
     grouped: dict[tuple[int, str], list[tuple[Store, int]]] = {}
-    for key, store in source.stores.items():
-        hashed = source.shapes[key].hashed
+    found_stores = [(store, source.shapes[key].hashed) for key, store in source.stores.items()]
+    for store, hashed in [*found_stores, *source.hidden.values()]:
         grouped.setdefault((store.operator, store.store_name or store.name), []).append((store, hashed))
     operators = {info.id: info for info in source.operators}
     for number, ((operator, name), found) in enumerate(grouped.items()):
@@ -241,7 +254,20 @@ def _units(source: SparkSource, after: int, provider_before: str, provider_after
             made = uuid5(NAMESPACE_URL, f"{url} {source.query_id} {source.batch} {operator} {name}")
             ids = tuple(str(unique_id(made, partition)) for partition in range(after if keyed else 1))
         about = (source.offsets.partitions, after, provider_before, provider_after, ids)
-        yield Unit(number, operators[operator], stores, counts, *about)
+        unit = Unit(number, operators[operator], stores, counts, *about)
+        if provider_before == "rocksdb":
+            unit = replace(unit, about=_about(source, unit))
+        yield unit
+
+
+def _about(source: SparkSource, unit: Unit) -> dict[str, Any]:
+    """Return what the newest zip of the first partition says of column families."""
+    files = unit.reader.files(unit.stores[0], 0, source.listing)
+    zips = [item for item in files if item.path.endswith(".zip")]
+    if not zips:
+        return dict(NO_FAMILIES)
+    found = dict(read_snapshot(source.folder, zips[-1]).metadata)
+    return {name: value for name, value in found.items() if name not in ("sstFiles", "logFiles", "numKeys")}
 
 
 def unique_id(made: UUID, number: int) -> UUID:

@@ -22,7 +22,7 @@ from stateformat.tables import Spill
 
 from ..logs import batches
 from .plan import RepartitionPlan, Target, turn
-from .work import check_hashable, deal, write_partition
+from .work import deal, write_partition
 
 WRITERS: Final = 4
 """Threads that write files: most of it is waiting."""
@@ -84,8 +84,6 @@ def repartition(
     ``StorageError`` where the query went on meanwhile, or a storage failed.
     """
     check_target(folder, target)
-    for unit in plan.units:
-        check_hashable(unit)
 
     def proven() -> None:
         check_still(folder, plan)

@@ -11,7 +11,7 @@ import io
 import json
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
@@ -157,6 +157,7 @@ def write_database(
     name: str,
     pieces: Iterable[pa.RecordBatch],
     about: Mapping[str, Any],
+    internal: Sequence[int],
     unique: UUID,
 ) -> tuple[int, int]:
     """Write ``place/NAME.zip`` and its tables, from pieces of entries; returns files and bytes.
@@ -166,13 +167,15 @@ def write_database(
         place: the folder of the partition.
         name: ``V``, or ``V_<id>`` in checkpoint format 2.
         pieces: batches of :data:`ENTRIES`; no key twice.
-        about: members of Spark's metadata beside the tables: numbers of keys, column families.
+        about: members of Spark's metadata beside the tables: number of keys, column families.
+        internal: the numbers of the column families whose keys Spark counts apart.
         unique: from which the names of the tables in the checkpoint are made.
     """
     tables: list[TableFile] = []
-    listed, size = [], 0
+    listed, size, apart = [], 0, 0
     for batch in _gathered_entries(pieces):
         keys, values = (from_arrow(batch.column(at)) for at in (0, 1))
+        apart += int(np.isin(keys.fixed(0, "<u2"), internal).sum()) if internal else 0
         number = _FIRST_TABLE + len(tables)
         table = table_file(keys, values, len(tables) + 1)
         stored = f"{number:06}-{UUID(int=unique.int ^ number)}.sst"
@@ -180,7 +183,8 @@ def write_database(
         listed.append({"localFileName": f"{number:06}.sst", "dfsSstFileName": stored, "sizeBytes": len(table.data)})
         tables.append(table.described())
     numbers = [_FIRST_TABLE + at for at in range(len(tables))]
-    metadata = json.dumps({"sstFiles": listed, **about}, separators=(",", ":"))
+    counts = {"numKeys": about["numKeys"] - apart, **({"numInternalKeys": apart} if "numInternalKeys" in about else {})}
+    metadata = json.dumps({"sstFiles": listed, **about, **counts}, separators=(",", ":"))
     files = {
         f"MANIFEST-{_MANIFEST:06}": manifest(tables, numbers, _MANIFEST),
         "CURRENT": f"MANIFEST-{_MANIFEST:06}\n".encode(),

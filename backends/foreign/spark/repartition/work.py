@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
+from stateformat.errors import DamagedCheckpoint
 from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, from_arrow
+from .. import rocksdb_keys, rocksdb_store
 from ..key_columns import spark_hashes
 from ..schemas import SparkField, SparkType, has_values
 from ..stores import Entries, Store
@@ -63,7 +64,7 @@ def deal(folder: Storage, source: Source) -> Iterator[Piece]:
             rows = framed(*_stored(store, entries))
             pieces = frame_pieces(rows, targets, store.codec)
         else:
-            pieces = entry_pieces(*_rocksdb_entries(store, entries), targets)
+            pieces = entry_pieces(*_rocksdb_entries(unit, store, entries), targets)
         for partition, keys, batch in pieces:
             yield Piece(Target(unit.number, partition), keys, batch)
 
@@ -80,7 +81,8 @@ def write_partition(
         return Written(*write_snapshot(folder, place, unit.version, unit.stores[0].codec, pieces))
     name = f"{unit.version}_{unit.ids[partition]}" if unit.ids else str(unit.version)
     made = uuid5(NAMESPACE_URL, f"{folder.url} {place} {name}")
-    return Written(*write_database(folder, place, name, pieces, unit.database(keys), made))
+    about = {"numKeys": keys, **unit.about}
+    return Written(*write_database(folder, place, name, pieces, about, unit.internal, made))
 
 
 def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.NDArray[np.int64]:
@@ -111,23 +113,13 @@ def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.ND
 def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.Array]:
     """Return the columns that the partition of each entry follows from."""
     store, hashed = unit.stores[index], unit.hashed[index]
+    if unit.provider_before == "rocksdb":
+        found = rocksdb_keys.key_columns(store, entries.keys, path)[:hashed]
+        return [column for column, one in zip(found, store.schema.key, strict=False) if has_values(one.type)]
     # The words of the others are stepped over, not decoded.
     fields = [one if at < hashed else SparkField(one.name, _VOID) for at, one in enumerate(store.schema.key)]
     found = decode_rows(entries.keys, fields, path)[:hashed]
     return [column for column, one in zip(found, fields, strict=False) if has_values(one.type)]
-
-
-def check_hashable(unit: Unit) -> None:
-    """Raise ``UnsupportedFormat`` where the hash of a key column is not of what is stored."""
-    for store, hashed in zip(unit.stores, unit.hashed, strict=True):
-        for one in store.schema.key[:hashed]:
-            if one.type.collation not in ("", "UTF8_BINARY"):
-                raise UnsupportedFormat(
-                    f"state/{store.operator}: key column {one.name!r} compares by the collation {one.type.collation}, "
-                    "and is dealt by it; the number of partitions of such a query cannot be changed",
-                    kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
-                    operator=store.operator,
-                )
 
 
 def _stored(store: Store, entries: Entries) -> Entries:
@@ -138,15 +130,25 @@ def _stored(store: Store, entries: Entries) -> Entries:
     return Entries(entries.keys, ByteStrings(values.data, values.start - 4, values.length + 4))
 
 
-def _rocksdb_entries(store: Store, entries: Entries) -> tuple[ByteStrings, ByteStrings]:
+def _rocksdb_entries(unit: Unit, store: Store, entries: Entries) -> tuple[ByteStrings, ByteStrings]:
     """Return keys and values as RocksDB has them: each row after a version byte."""
+    if unit.provider_before == "rocksdb":
+        keys, values = rocksdb_store.stored(store, entries)
+        return _renumbered(keys, unit.families.get(store.family or "")), values
     fields = store.schema.key
-    if store.prefix_columns:
-        by_offset = [lies_outside(one.type) for one in fields]
-        keys = from_arrow(prefixed_keys(entries.keys, len(fields), store.prefix_columns, by_offset))
-    else:
-        keys = with_version(entries.keys)
+    if not store.prefix_columns:
+        return with_version(entries.keys), with_version(entries.values)
+    by_offset = [lies_outside(one.type) for one in fields]
+    keys = from_arrow(prefixed_keys(entries.keys, len(fields), store.prefix_columns, by_offset))
     return keys, with_version(entries.values)
+
+
+def _renumbered(keys: ByteStrings, number: int | None) -> ByteStrings:
+    """Return keys with the number of their column family, which other partitions may have given."""
+    if number is None or not len(keys) or int(keys.fixed(0, "<u2")[0]) == number:
+        return keys
+    prefix = pa.scalar(number.to_bytes(2, "little"), pa.binary())
+    return from_arrow(pc.binary_join_element_wise(prefix, keys.without_prefix(2).to_arrow(), b""))
 
 
 def lies_outside(kind: SparkType) -> bool:
