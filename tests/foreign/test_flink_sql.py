@@ -1,0 +1,284 @@
+"""Values of Flink SQL, written by hand as binary rows: read many at once."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from foreign.flink_sql_written import (
+    COLUMNS,
+    INT,
+    RUNTIME,
+    TEXT,
+    Sql,
+    array,
+    arrays,
+    decimals,
+    mapping,
+    maps,
+    row,
+    row_snapshot,
+    stream,
+    table,
+    timestamps,
+    typed,
+)
+from foreign.flink_written import Kind, blob, composite, list_of, pack, simple, top, utf, versioned, whole
+from hypothesis import given, settings, strategies as some
+
+from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
+from stateformat.backends.foreign.cursor import Cursor
+from stateformat.backends.foreign.flink.serializers import Lanes, Serializer, UnknownClass, read_top
+from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
+from stateformat.schema import make_fields
+
+
+def serializer(snapshot: bytes) -> Serializer:
+    at = Cursor(top(snapshot), "header")
+    found = read_top(at)
+    at.finish("the snapshot")
+    return found
+
+
+def strings(values: list[bytes]) -> ByteStrings:
+    return from_arrow(pa.array(values, pa.binary()))
+
+
+@pytest.mark.parametrize("kind", [table(kind) for kind in COLUMNS], ids=lambda kind: kind.name)
+@settings(max_examples=20, deadline=None)
+@given(data=some.data())
+def test_columns_are_read_as_they_were_written(kind: Kind, data: Any) -> None:
+    values = data.draw(some.lists(kind.values, max_size=6))
+    found = serializer(kind.snapshot)
+    read = found.read_all(strings([kind.write(value) for value in values]))
+    read.validate(full=True)
+    assert read.type == found.arrow_type
+    assert read.to_pylist() == [kind.read(value) for value in values]
+    make_fields(pa.schema([("value", found.arrow_type)]), defaults={})
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=some.data())
+def test_rows_of_all_columns_are_read(data: Any) -> None:
+    kind = table(*COLUMNS, *[INT] * 40)
+    values = data.draw(some.lists(kind.values, min_size=1, max_size=3))
+    found = serializer(kind.snapshot)
+    assert found.read_all(strings([kind.write(value) for value in values])).to_pylist() == list(map(kind.read, values))
+    lanes = Lanes.of(strings([kind.write(value) for value in values]))
+    found.skip(lanes)
+    lanes.finish()
+
+
+@pytest.mark.parametrize("kind", [table(kind) for kind in COLUMNS[:4] + COLUMNS[14:]], ids=lambda kind: kind.name)
+@settings(max_examples=40, deadline=None)
+@given(data=some.data())
+def test_a_flipped_bit_of_a_row_gives_values_or_an_error(kind: Kind, data: Any) -> None:
+    written = bytearray(kind.write(data.draw(kind.values)))
+    at = data.draw(some.integers(0, len(written) * 8 - 1))
+    written[at >> 3] ^= 1 << (at & 7)
+    try:
+        serializer(kind.snapshot).read_all(strings([bytes(written)])).validate(full=True)
+    except (DamagedCheckpoint, UnsupportedFormat):
+        return
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=some.data())
+def test_a_truncated_row_is_an_error(data: Any) -> None:
+    kind = table(TEXT, INT, arrays(INT))
+    written = kind.write(data.draw(kind.values))
+    cut = written[: data.draw(some.integers(0, len(written) - 1))]
+    with pytest.raises(DamagedCheckpoint):
+        serializer(kind.snapshot).read_all(strings([cut]))
+
+
+@pytest.mark.parametrize("kind", [table(kind) for kind in COLUMNS[-3:]], ids=["nested", "structured", "deep"])
+def test_cut_and_flipped_snapshots_of_rows_are_named_or_read(kind: Kind) -> None:
+    whole_ = top(kind.snapshot)
+    for size in range(0, len(whole_), 1 + len(whole_) // 300):
+        with pytest.raises(DamagedCheckpoint):
+            read_top(Cursor(whole_[:size], "header"))
+    for at in range(0, len(whole_), 1 + len(whole_) // 300):
+        flipped = bytearray(whole_)
+        flipped[at] ^= 1 << (at * 5 & 7)
+        try:
+            found = read_top(Cursor(bytes(flipped), "header"))
+        except (DamagedCheckpoint, UnsupportedFormat):
+            continue
+        assert isinstance(found, Serializer)
+
+
+def test_a_row_with_a_column_that_is_not_known_is_framed_bytes() -> None:
+    unknown = Sql("symbol", typed("SymbolType"), some.nothing(), lambda *_: b"")
+    found = serializer(row_snapshot([INT, unknown]))
+    assert not found.takes_rest
+    assert found.opaque == ("org.apache.flink.table.types.logical.SymbolType",)
+    assert found.read_all(strings([blob(b"row"), blob(b"")])).to_pylist() == [b"row", b""]
+
+
+def test_raw_columns_are_bytes_and_are_named() -> None:
+    assert serializer(table(COLUMNS[3]).snapshot).opaque == ("com.example.Mine",)
+
+
+def test_keys_of_sql_have_no_row_kind() -> None:
+    kind = table(INT)
+    found = serializer(kind.snapshot)
+    assert found.java_hash == "BinaryRowData"
+    assert found.as_key().read_all(strings([kind.write((0, 5))])).to_pylist() == [{"f0": 5}]
+    with pytest.raises(UnsupportedFormat, match="a row of kind -U"):
+        found.as_key().read_all(strings([kind.write((1, 5))]))
+
+
+def test_a_row_of_an_unknown_kind_is_damaged() -> None:
+    with pytest.raises(DamagedCheckpoint, match="of kind 9"):
+        serializer(table(INT).snapshot).read_all(strings([blob(row([INT], [1], 9))]))
+
+
+def test_other_versions_of_rows_end_a_header() -> None:
+    with pytest.raises(UnknownClass, match="version 4"):
+        serializer(row_snapshot([INT], 4))
+
+
+def test_rows_without_their_types_are_framed_bytes() -> None:
+    found = serializer(versioned(RUNTIME + "BinaryRowDataSerializer$BinaryRowDataSerializerSnapshot", 3, pack("i", 2)))
+    assert found.opaque == ("a SQL row of 2 columns without their types",)
+    assert found.read_all(strings([blob(b"x")])).to_pylist() == [b"x"]
+
+
+def decimal_data(precision: int) -> Kind:
+    kind = decimals(precision, 2)
+    write = (
+        (lambda v: pack("q", v))
+        if precision <= 18
+        else (lambda v: blob(v.to_bytes((v + (v < 0)).bit_length() // 8 + 1, "big", signed=True)))
+    )
+    name = RUNTIME + "DecimalDataSerializer$DecimalSerializerSnapshot"
+    return Kind(kind.name, versioned(name, 3, pack("ii", precision, 2)), kind.values, write, kind.read)
+
+
+def timestamp_data(precision: int) -> Kind:
+    kind = timestamps(precision)
+    write = lambda v: pack("q", v // 10**6) + (pack("i", v % 10**6) if precision > 3 else b"")  # noqa: E731
+    name = RUNTIME + "TimestampDataSerializer$TimestampDataSerializerSnapshot"
+    return Kind(kind.name, versioned(name, 1, pack("i", precision)), kind.values, write, kind.read)
+
+
+def masked(value: list[int | None]) -> bytes:
+    mask = bytearray((len(value) + 7) // 8)
+    for place, item in enumerate(value):
+        mask[place // 8] |= (item is None) << (7 - place % 8)
+    return pack("i", len(value)) + bytes(mask) + b"".join(pack("q", item) for item in value if item is not None)
+
+
+LONG = Kind("long", simple("LongSerializer"), whole(64), lambda v: pack("q", v))
+MANY = arrays(TEXT)
+PAIRS = maps(TEXT, INT)
+OTHERS = [
+    decimal_data(10),
+    decimal_data(30),
+    timestamp_data(3),
+    timestamp_data(6),
+    timestamp_data(9),
+    Kind("text", simple("StringDataSerializer", RUNTIME), TEXT.values, lambda v: blob(v.encode())),
+    Kind(
+        "array",
+        versioned(RUNTIME + "ArrayDataSerializer$ArrayDataSerializerSnapshot", 3, stream(TEXT.type) + stream(b"\x70")),
+        MANY.values,
+        lambda v: blob(array(TEXT, v)),
+        MANY.read,
+    ),
+    Kind(
+        "map",
+        versioned(
+            RUNTIME + "MapDataSerializer$MapDataSerializerSnapshot",
+            3,
+            stream(TEXT.type) + stream(INT.type) + stream(b"\x70") * 2,
+        ),
+        PAIRS.values,
+        lambda v: blob(mapping(TEXT, INT, v)),
+        PAIRS.read,
+    ),
+    Kind(
+        "linked list",
+        composite(RUNTIME + "LinkedListSerializer$LinkedListSerializerSnapshot", [LONG.snapshot], b"\1", 3),
+        some.lists(some.none() | whole(64), max_size=20),
+        masked,
+    ),
+    Kind(
+        "linked list without nulls",
+        composite(RUNTIME + "LinkedListSerializer$LinkedListSerializerSnapshot", [LONG.snapshot], b"\0", 3),
+        some.lists(whole(64), max_size=5),
+        list_of(LONG).write,
+    ),
+    Kind(
+        "window and key",
+        composite(RUNTIME + "WindowKeySerializer$WindowKeySerializerSnapshot", [table(INT).snapshot]),
+        some.tuples(whole(64), whole(32)),
+        lambda v: pack("q", v[0]) + table(INT).write((0, v[1])),
+        lambda v: {"window": v[0], "key": {"f0": v[1], "row_kind": "+I"}},
+    ),
+    Kind(
+        "map with null keys",
+        composite("org.apache.flink.table.dataview.NullAwareMapSerializerSnapshot", [LONG.snapshot, LONG.snapshot]),
+        some.lists(some.tuples(some.none() | whole(64), some.none() | whole(64)), max_size=4),
+        lambda v: (
+            pack("i", len(v)) + b"".join(b"\1" if x is None else b"\0" + pack("q", x) for pair in v for x in pair)
+        ),
+        lambda v: [{"key": k, "value": x} for k, x in v],
+    ),
+    Kind(
+        "raw value",
+        composite(RUNTIME + "RawValueDataSerializer$RawValueDataSerializerSnapshot", [LONG.snapshot], b"", 0),
+        some.binary(max_size=5),
+        blob,
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
+@settings(max_examples=30, deadline=None)
+@given(data=some.data())
+def test_other_values_of_sql_are_read(kind: Kind, data: Any) -> None:
+    values = data.draw(some.lists(kind.values, min_size=1, max_size=6))
+    found = serializer(kind.snapshot)
+    written = [kind.write(value) for value in values]
+    read = found.read_all(strings(written))
+    read.validate(full=True)
+    assert read.to_pylist() == [kind.read(value) for value in values]
+    lanes = Lanes.of(strings(written))
+    found.skip(lanes)
+    lanes.finish()
+
+
+def test_a_timestamp_that_microseconds_cannot_hold_is_refused() -> None:
+    with pytest.raises(UnsupportedFormat, match="9223372036854775807 ms since 1970"):
+        serializer(timestamp_data(3).snapshot).read_all(strings([pack("q", (1 << 63) - 1)]))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x71" + pack("i", 0x7E0005), "refers to object 5 of 0"),
+        (b"\x73\x70", "an object has no class"),
+        (b"\x7b", "has the code 0x7b"),
+        (b"\x75" + b"\x72" + utf("[X") + bytes(8) + b"\2\0\0\x78\x70" + bytes(4), "an array of 'X'"),
+    ],
+)
+def test_java_streams_that_cannot_be_are_named(content: bytes, said: str) -> None:
+    with pytest.raises((DamagedCheckpoint, UnsupportedFormat), match=said):
+        serializer(row_snapshot([Sql("x", content, some.nothing(), lambda *_: b"")]))
+
+
+def test_decimals_and_times_say_what_they_are() -> None:
+    found = serializer(table(decimals(30, 3), timestamps(9)).snapshot)
+    written = blob(row([decimals(30, 3), timestamps(9)], [-1500, 1_000_000_001]))
+    assert found.read_all(strings([written])).to_pylist() == [
+        {
+            "f0": decimal.Decimal("-1.500"),
+            "f1": {"timestamp": dt.datetime(1970, 1, 1, 0, 0, 1), "nanos": 1},  # noqa: DTZ001
+            "row_kind": "+I",
+        }
+    ]
