@@ -157,7 +157,8 @@ class Pojo(Serializer):
         if serializer is None or serializer.opaque or not pa.types.is_struct(serializer.arrow_type):
             raise UnsupportedFormat(
                 f"{lanes.path or 'state'}: a value of {self.class_name} is of the subclass {name}, whose fields the "
-                "checkpoint does not describe; register the subclass in the job and take a savepoint",
+                "checkpoint does not describe; register it in the job (`pipeline.serialization-config`, before Flink 2 "
+                "`registerPojoType`) and take a savepoint",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
                 path=lanes.path,
                 java_class=name,
