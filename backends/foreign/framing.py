@@ -100,9 +100,10 @@ def spark_joined(codec: str, files: Iterable[Any]) -> Iterator[Any]:
 class _Frames:
     """Decompressed frames in one growing buffer."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, expected: int = 1 << 16) -> None:
+        """``expected`` bytes are made room for at once; nobody has proven yet that they come."""
         self.path = path
-        self.data: Octets = np.empty(1 << 16, np.uint8)
+        self.data: Octets = np.empty(expected, np.uint8)
         self.size = 0
 
     def add(self, frame: Any) -> None:
@@ -129,7 +130,7 @@ def _unpack(codec: pa.Codec, body: Any, size: int, path: str, at: int) -> Any:
 
 
 def _lz4_decode(view: memoryview, path: str) -> Octets:
-    frames, codec, at, ended = _Frames(path), pa.Codec("lz4_raw"), 0, False
+    frames, codec, at, ended = _Frames(path, _lz4_room(view)), pa.Codec("lz4_raw"), 0, False
     while at < len(view):
         if ended:
             raise damaged(path, f"{len(view) - at} bytes follow the end of the stream", offset=at)
@@ -164,6 +165,18 @@ def _lz4_decode(view: memoryview, path: str) -> Octets:
     if not ended:
         raise damaged(path, f"it ends after {at} bytes without an end mark", offset=at)
     return frames.whole()
+
+
+def _lz4_room(view: memoryview) -> int:
+    """Return what the heads of frames declare, as far as it is not much for the file's size."""
+    at, total = 0, 0
+    while len(view) - at >= _LZ4_HEAD.size:
+        _, _, packed, raw, _ = _LZ4_HEAD.unpack_from(view, at)
+        if packed < 0 or raw < 0:
+            break
+        total += raw
+        at += _LZ4_HEAD.size + packed
+    return min(total, 16 * len(view))
 
 
 def _lz4_encode(view: memoryview) -> bytes:

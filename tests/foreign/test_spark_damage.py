@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from spark_rows import array_of, checkpoint, encode_entries, encode_row, lz4_stream, schema_file, struct_of
 
-from stateformat.backends.foreign.spark import SparkSource, recognises
+from stateformat.backends.foreign.spark import SparkSource, recognises, sources
 from stateformat.errors import CheckpointError, DamagedCheckpoint, NotFound, UnsupportedFormat
 from stateformat.keys import hash_keys, key_groups
 from stateformat.problems import Problem
@@ -287,6 +287,9 @@ def test_a_missing_schema_is_named() -> None:
         (OFFSETS, b"v1\n" + b"[" * 100_000, DamagedCheckpoint),
         (OPERATOR, b"v1\n{}", DamagedCheckpoint),
         (OPERATOR, b'v1\n{"operatorInfo": {"operatorId": 3, "operatorName": "x"}, "stateStoreInfo": []}', DamagedCheckpoint),
+        (OPERATOR, WHOLE[OPERATOR].replace(b'"default"', b'"../../.."'), DamagedCheckpoint),
+        (OPERATOR, WHOLE[OPERATOR].replace(b'"numPartitions": 2', b'"numPartitions": 1e999'), DamagedCheckpoint),
+        (OFFSETS, WHOLE[OFFSETS].replace(b"1700000000002", b"9" * 40), DamagedCheckpoint),
         ("metadata", b'{"id": 5}', DamagedCheckpoint),
         ("commits/2", b"v1\n{", DamagedCheckpoint),
         ("state/0/0/_metadata/schema", b"\x00\x02v7", UnsupportedFormat),
@@ -323,6 +326,13 @@ def test_only_a_query_is_recognised() -> None:
     assert recognises(Files(WHOLE))  # type: ignore[arg-type]
     assert not recognises(Files({"_metadata": b"", "state/x": b""}))  # type: ignore[arg-type]
     assert not recognises(Files({"offsets/x": b"", "commits/0": b""}))  # type: ignore[arg-type]
+
+
+def test_history_reads_every_log_once_and_several_at_a_time_where_that_helps() -> None:
+    folder = Files(WHOLE)
+    folder.reads_at_once = 4  # type: ignore[attr-defined]
+    assert [source.version for source in sources(folder)] == [3, 2, 1]  # type: ignore[arg-type]
+    assert len(folder.reads) == len(set(folder.reads)) == 9
 
 
 def test_opening_reads_no_data_file() -> None:

@@ -20,7 +20,7 @@ from stateformat.storage import ObjectInfo, Storage
 
 from ..source import Level, Note, Part, Progress
 from .key_columns import partitions_of
-from .logs import OffsetLog, OperatorInfo, batches, read_offsets
+from .logs import OffsetLog, OperatorInfo, batches, is_number, read_offsets
 from .states import StateShape
 from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store
 
@@ -211,7 +211,7 @@ def _partitions(source: Checked) -> Iterator[Problem]:
 def _partition_folders(listing: Listing, operator: int) -> set[int]:
     start = f"state/{operator}/"
     names = (path.removeprefix(start).partition("/")[0] for path in listing.folders if path.startswith(start))
-    return {int(name) for name in names if name.isdigit()}
+    return {int(name) for name in names if is_number(name)}
 
 
 def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> Iterator[Problem]:

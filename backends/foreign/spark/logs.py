@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from stateformat.errors import CheckpointError, ErrorKind, NotFound, UnsupportedFormat
-from stateformat.storage import Storage
+from stateformat.storage import ObjectInfo, Storage, reads_at_once
 
 from ..framing import damaged
 from .schemas import parse_json
 
 _NUMBER: Final = re.compile(r"0|[1-9]\d{0,17}")
+_NO_NAME: Final = re.compile(r"[/\\\x00-\x1f\ud800-\udfff]|^\.")
+"""What the name of a store, which is a folder's, never has."""
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
 PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+_TIMES_MS: Final = 1 << 52
+"""Milliseconds are below this, so that microseconds fit 64 bits."""
+SMALL_BYTES: Final = 1 << 26
+"""More than any log or schema has."""
 MAX_PARTITIONS: Final = 32768
 """Our number of key groups is bounded by this; Spark's number of partitions is not."""
 
@@ -48,7 +56,7 @@ class OffsetLog:
     def number(self, name: str) -> int:
         """Return a number of the metadata, 0 where it does not stand there."""
         found = self.metadata.get(name, 0)
-        if isinstance(found, bool) or not isinstance(found, int):
+        if isinstance(found, bool) or not isinstance(found, int) or abs(found) >= _TIMES_MS:
             raise damaged(self.path, f"its {name} is {found!r}, no number", kind=ErrorKind.DAMAGED_MANIFEST)
         return found
 
@@ -123,13 +131,57 @@ class OperatorInfo:
         return f"operator-{self.id}"
 
 
-def batches(folder: Storage, log: str) -> list[int]:
+class Reads(Protocol):
+    """What logs are read from: a ``Storage``, or :class:`Remembered`."""
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """All files whose path begins so."""
+
+    def read_range(self, path: str, offset: int, length: int) -> Any:
+        """At most so many bytes of a file."""
+
+
+class Remembered:
+    """A folder of which no small file is read twice, and some ahead of time, several at once."""
+
+    def __init__(self, folder: Storage, ahead: Sequence[str]) -> None:
+        self._folder = folder
+        self._lists: dict[str, list[ObjectInfo]] = {}
+        self._files: dict[str, Any] = {}
+        if (at_once := reads_at_once(folder)) > 1:
+            with ThreadPoolExecutor(at_once) as pool:
+                list(pool.map(self._try, ahead))
+
+    def _try(self, path: str) -> None:
+        # What cannot be read is tried again, and said, by who needs it.
+        with suppress(FileNotFoundError, CheckpointError):
+            self.read_range(path, 0, SMALL_BYTES + 1)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """As of a storage."""
+        if prefix not in self._lists:
+            self._lists[prefix] = self._folder.list(prefix)
+        return self._lists[prefix]
+
+    def read_range(self, path: str, offset: int, length: int) -> Any:
+        """As of a storage; the file's beginning is kept."""
+        if path not in self._files:
+            self._files[path] = self._folder.read_range(path, 0, offset + length)
+        return self._files[path][offset : offset + length]
+
+
+def is_number(name: str) -> bool:
+    """Whether the name of a file or folder is a batch, a version, an operator or a partition."""
+    return _NUMBER.fullmatch(name) is not None
+
+
+def batches(folder: Reads, log: str) -> list[int]:
     """Return the batches that ``offsets`` or ``commits`` has files of, ascending."""
     found = (item.path.removeprefix(f"{log}/") for item in folder.list(f"{log}/"))
-    return sorted(int(name) for name in found if _NUMBER.fullmatch(name))
+    return sorted(int(name) for name in found if is_number(name))
 
 
-def read_small(folder: Storage, path: str, limit: int = 1 << 26) -> bytes:
+def read_small(folder: Reads, path: str, limit: int = SMALL_BYTES) -> bytes:
     """Return a small file; ``DamagedCheckpoint`` where it is missing or not small."""
     try:
         data = folder.read_range(path, 0, limit + 1)
@@ -140,7 +192,7 @@ def read_small(folder: Storage, path: str, limit: int = 1 << 26) -> bytes:
     return bytes(data)
 
 
-def read_lines(folder: Storage, path: str, versions: Sequence[int]) -> tuple[int, list[str]]:
+def read_lines(folder: Reads, path: str, versions: Sequence[int]) -> tuple[int, list[str]]:
     """Return the version of a log file and its other lines."""
     try:
         first, *lines = read_small(folder, path).decode().splitlines() or [""]
@@ -159,7 +211,7 @@ def read_lines(folder: Storage, path: str, versions: Sequence[int]) -> tuple[int
     return int(first[1:]), lines
 
 
-def read_query_id(folder: Storage) -> str:
+def read_query_id(folder: Reads) -> str:
     """Return the query's id."""
     found = parse_json(read_small(folder, "metadata").decode("utf-8", "replace"), "metadata").get("id")
     if not isinstance(found, str) or not found:
@@ -167,7 +219,7 @@ def read_query_id(folder: Storage) -> str:
     return found
 
 
-def read_offsets(folder: Storage, batch: int) -> OffsetLog:
+def read_offsets(folder: Reads, batch: int) -> OffsetLog:
     """Return the offset log of a batch."""
     path = f"offsets/{batch}"
     version, lines = read_lines(folder, path, (1, 2))
@@ -181,14 +233,14 @@ def read_offsets(folder: Storage, batch: int) -> OffsetLog:
     return OffsetLog(batch, version, metadata, offsets)
 
 
-def read_commit(folder: Storage, batch: int) -> CommitLog:
+def read_commit(folder: Reads, batch: int) -> CommitLog:
     """Return the commit log of a batch."""
     path = f"commits/{batch}"
     _, lines = read_lines(folder, path, (1, 2, 3))
     return CommitLog(batch, parse_json(lines[0], path) if lines[0].strip() != "{}" else {})
 
 
-def committed(folder: Storage) -> list[int]:
+def committed(folder: Reads) -> list[int]:
     """Return the committed batches, ascending; ``NotFound`` where there is none."""
     found = batches(folder, "commits")
     if not found:
@@ -199,13 +251,13 @@ def committed(folder: Storage) -> list[int]:
     return found
 
 
-def read_operator(folder: Storage, operator: int, batch: int, names: Mapping[str, int]) -> OperatorInfo | None:
+def read_operator(folder: Reads, operator: int, batch: int, names: Mapping[str, int]) -> OperatorInfo | None:
     """Return an operator's metadata as of a batch; None where Spark wrote none (3.5).
 
     ``names`` are the files below ``state/<operator>/_metadata``.
     """
     base = f"state/{operator}/_metadata"
-    newer = [int(name) for name in names if name.isdigit() and int(name) <= batch]
+    newer = [int(name) for name in names if is_number(name) and int(name) <= batch]
     path = f"{base}/v2/{max(newer)}" if newer else f"{base}/metadata"
     if not newer and "metadata" not in names:
         return None
@@ -222,18 +274,21 @@ def read_operator(folder: Storage, operator: int, batch: int, names: Mapping[str
             for item in found["stateStoreInfo"]
         }
         identity, name = int(info["operatorId"]), str(info["operatorName"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise damaged(
             path, f"it lacks a part of an operator's metadata ({error!r})", kind=ErrorKind.DAMAGED_MANIFEST
         ) from error
     text = found.get("operatorPropertiesJson")
     properties = parse_json(text, path) if isinstance(text, str) and text.strip() else {}
+    names_of = [store.name for store in stores]
+    if len(set(names_of)) < len(names_of) or any(not name or _NO_NAME.search(name) for name in names_of):
+        raise damaged(path, f"its stores are named {names_of}", kind=ErrorKind.DAMAGED_MANIFEST)
     if identity != operator:
         raise damaged(path, f"it is of operator {identity}, not {operator}", kind=ErrorKind.DAMAGED_MANIFEST)
     return OperatorInfo(operator, name, stores, path, properties, paths)
 
 
-def recognises(folder: Storage) -> bool:
+def recognises(folder: Reads) -> bool:
     """Whether a folder holds a streaming query's checkpoint: offsets, and commits or state."""
     try:
         if not batches(folder, "offsets"):

@@ -28,6 +28,7 @@ from stateformat.model import (
 from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, Storage
 
+from ..framing import damaged
 from ..source import Level, Note, Part, Progress
 from . import hdfs_store, rocksdb_store
 from .checks import check
@@ -36,8 +37,11 @@ from .key_columns import NESTED_KEY_HASH, infer_operator
 from .logs import (
     PROVIDER,
     OperatorInfo,
+    Reads,
+    Remembered,
     StoreInfo,
     committed,
+    is_number,
     read_commit,
     read_offsets,
     read_operator,
@@ -62,15 +66,24 @@ class SparkSource:
     Opening reads logs and schemas and lists files; data files are read by what yields rows.
     """
 
-    def __init__(self, folder: Storage, checkpoint_id: int | None = None, *, listing: Listing | None = None) -> None:
+    def __init__(
+        self,
+        folder: Storage,
+        checkpoint_id: int | None = None,
+        *,
+        listing: Listing | None = None,
+        logs: Reads | None = None,
+    ) -> None:
         """Open the newest committed batch, or that of ``checkpoint_id``.
 
-        ``listing`` is that of ``state/``, where it is known already.
+        ``listing`` is that of ``state/``, where it is known already; ``logs`` is where logs and
+        schemas are read, if they are known too.
 
         Raises ``NotFound``, ``DamagedCheckpoint`` and ``UnsupportedFormat``.
         """
         self.folder = folder
-        self.batches = committed(folder)
+        self._logs = logs = logs or folder
+        self.batches = committed(logs)
         self.batch = self.batches[-1] if checkpoint_id is None else checkpoint_id - 1
         if self.batch not in self.batches:
             raise NotFound(
@@ -78,9 +91,9 @@ class SparkSource:
                 f"checkpoints {self.batches[0] + 1} to {self.batches[-1] + 1}",
                 kind=ErrorKind.CHECKPOINT_NOT_FOUND,
             )
-        self.query_id = read_query_id(folder)
-        self.offsets = read_offsets(folder, self.batch)
-        self.commit = read_commit(folder, self.batch)
+        self.query_id = read_query_id(logs)
+        self.offsets = read_offsets(logs, self.batch)
+        self.commit = read_commit(logs, self.batch)
         self.listing = listing or Listing(folder.list("state/"))
         self.provider = self.offsets.conf.get(PROVIDER, HDFS_PROVIDER)
         self.operators: tuple[OperatorInfo, ...] = tuple(self._operators())
@@ -95,7 +108,7 @@ class SparkSource:
 
     def __getstate__(self) -> dict[str, Any]:
         # Entries stay where they were read.
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_kept": None, "_logs": self.folder}
 
     @property
     def version(self) -> int:
@@ -116,10 +129,10 @@ class SparkSource:
 
     def _operators(self) -> Iterator[OperatorInfo]:
         numbers = {path.split("/")[1] for path in self.listing.folders if path.count("/")}
-        for number in sorted(int(text) for text in numbers if text.isdigit()):
+        for number in sorted(int(text) for text in numbers if is_number(text)):
             names = self.listing.files(f"state/{number}/_metadata")
             newer = self.listing.files(f"state/{number}/_metadata/v2")
-            found = read_operator(self.folder, number, self.batch, {**names, **newer})
+            found = read_operator(self._logs, number, self.batch, {**names, **newer})
             yield found or infer_operator(number, self._schemas_of(number), self.offsets.partitions)
 
     def _schemas_of(self, operator: int) -> dict[str, StoreSchema]:
@@ -129,7 +142,7 @@ class SparkSource:
         for path, files in self.listing.folders.items():
             if "schema" in files and path.startswith(f"{base}/") and path.endswith("/_metadata"):
                 name = path.removeprefix(base).removesuffix("/_metadata").strip("/") or "default"
-                found[name] = parse_schema_file(read_small(self.folder, f"{path}/schema"), f"{path}/schema")[0]
+                found[name] = parse_schema_file(read_small(self._logs, f"{path}/schema"), f"{path}/schema")[0]
         if not found:
             raise DamagedCheckpoint(
                 f"{base}/_metadata/schema is missing, and the operator has no other metadata: what its state holds is "
@@ -146,7 +159,7 @@ class SparkSource:
                 path, elsewhere = self._schema_path(operator, store.name)
                 if elsewhere:
                     notes.append(Note("elsewhere", operator.uid, f"{elsewhere} is not here; {path} was read instead"))
-                schemas = parse_schema_file(read_small(self.folder, path), path)
+                schemas = parse_schema_file(read_small(self._logs, path), path)
                 try:
                     families = list(families_of(operator, store, schemas))
                 except UnsupportedFormat as error:
@@ -163,6 +176,9 @@ class SparkSource:
 
     def _add(self, operator: OperatorInfo, info: StoreInfo, family: Family, ids: tuple[str, ...]) -> Iterator[Note]:
         key = (operator.uid, family.name)
+        if key in self.stores or key in self.hidden:
+            path, _ = self._schema_path(operator, info.name)
+            raise damaged(path, f"it declares {family.name!r} twice", kind=ErrorKind.DAMAGED_MANIFEST)
         store = Store(
             operator=operator.id,
             name=family.name,
@@ -333,9 +349,11 @@ class SparkSource:
 def sources(folder: Storage) -> list[SparkSource]:
     """Return the committed batches whose state can still be opened, newest first."""
     listing, found = Listing(folder.list("state/")), []
-    for batch in reversed(committed(folder)):
+    done = committed(folder)
+    logs = Remembered(folder, [f"{log}/{batch}" for batch in done for log in ("offsets", "commits")])
+    for batch in reversed(done):
         try:
-            source = SparkSource(folder, batch + 1, listing=listing)
+            source = SparkSource(folder, batch + 1, listing=listing, logs=logs)
             for part in source.parts:
                 source.files(part)
         except CheckpointError:
