@@ -6,7 +6,7 @@ graph of a damaged record can be shown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -213,13 +213,6 @@ class JobGraph:
     def with_operators(self, change: Mapping[OperatorId, Operator]) -> JobGraph:
         """Return the same graph with some operators replaced, by uid."""
         return replace(self, operators=tuple(change.get(op.uid, op) for op in self.operators))
-
-    def without(self, uids: Collection[str]) -> JobGraph:
-        """Return the graph without some operators and the edges that join them; others are fine."""
-        return JobGraph(
-            tuple(operator for operator in self.operators if operator.uid not in uids),
-            tuple(edge for edge in self.edges if edge.source not in uids and edge.target not in uids),
-        )
 
     def at(
         self,

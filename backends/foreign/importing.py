@@ -7,10 +7,12 @@ kept as properties, and the positions of sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
@@ -18,6 +20,7 @@ from stateformat.formats import refuse_foreign
 from stateformat.history import record_ids
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
+from stateformat.problems import Problem
 from stateformat.segments import WriteOptions
 from stateformat.storage import without_secrets
 
@@ -25,15 +28,13 @@ from ..dataflow.graph import ENUMERATOR, SPLITS
 from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, plan_rewrite
 from .checkpoint import ForeignCheckpoint
 from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, source_state
+from .source import ForeignSource, Level, Note, Part, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stateformat.publication import PendingCheckpoint
     from stateformat.reading import Checkpoint
     from stateformat.store import CheckpointStore
 
-    from .source import Note
 
 KeyHash = Literal["rehash", "keep"]
 UNKNOWN_HASH: Final = "flink-user-hashcode"
@@ -100,7 +101,7 @@ def import_checkpoint(
     leaves the store empty, but for segments that nothing names.
     """
     spec = spec or ImportSpec()
-    found = check_places(checkpoint, target)
+    found = without(check_places(checkpoint, target), spec.drop)
     starts = [parse_start(uid, text) for uid, text in spec.sources.items()]
     plan = plan_import(found, spec)
     sources = _sources(found, starts, plan)
@@ -129,9 +130,8 @@ def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
     """The tasks of an import. Counts rows, so it may read data files; writes nothing."""
     record = checkpoint.record
     ceiling = _max_parallelism(record, spec)
-    drop = _dropped(checkpoint, spec)
     if spec.key_hash == "rehash":
-        _check_keys_known(record, drop)
+        _check_keys_known(record)
     renames, states, columns = resolve_names(record, spec.names)
     rewrite = RewriteSpec(
         per_operator={
@@ -142,7 +142,6 @@ def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
         max_parallelism=ceiling,
         key_hash=DEFAULT_KEY_HASH if spec.key_hash == "rehash" else None,
         renames=renames,
-        drop=drop,
         states=states,
         columns=columns,
         verify_keys=True,
@@ -203,32 +202,76 @@ def _max_parallelism(record: Record, spec: ImportSpec) -> int | None:
     return None
 
 
-def _dropped(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> tuple[str, ...]:
-    """What is left out of what can be read. ``InvalidInput`` for a state that cannot be and is not.
+def without(checkpoint: ForeignCheckpoint, drop: Sequence[str]) -> ForeignCheckpoint:
+    """The checkpoint without some operators and states, of which then nothing is read.
 
-    ``plan_restore`` refuses names of nothing.
+    ``InvalidInput`` for a name of nothing, and for a state that cannot be read and is not named.
     """
     record = checkpoint.record
-    refused = [note for note in checkpoint.notes if note.kind == "refused"]
-    for note in refused:
-        if not any(note.subject == name or note.subject.startswith(f"{name}/") for name in spec.drop):
+    subjects = [note.subject for note in checkpoint.notes if note.kind == "refused"]
+    for note in checkpoint.notes:
+        if note.kind == "refused" and not any(
+            note.subject == name or note.subject.startswith(f"{name}/") for name in drop
+        ):
             raise InvalidInput(
                 f"{note.subject or 'a part of the checkpoint'} cannot be read: {note.message}. Leave it out with "
                 f"--drop {note.subject}, if the rest is worth something without it",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
             )
-    known = {*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states)}
-    subjects = {note.subject for note in refused}
-    return tuple(name for name in spec.drop if name in known or name not in subjects)
+    known = [*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states), *subjects]
+    for name in drop:
+        if name not in known:
+            raise InvalidInput(
+                f"nothing to drop under {name!r}; {known_names(known, name)}", kind=ErrorKind.UNKNOWN_OPERATOR
+            )
+    if not drop:
+        return checkpoint
+    return ForeignCheckpoint(checkpoint.storage, _Without(checkpoint.source, frozenset(drop)), checkpoint.system)
 
 
-def _check_keys_known(record: Record, drop: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class _Without:
+    """A source of which some operators and states are left out; picklable."""
+
+    source: ForeignSource
+    drop: frozenset[str]
+
+    def _kept(self, operator: str, state: str) -> bool:
+        return {operator, f"{operator}/{state}"}.isdisjoint(self.drop)
+
+    @property
+    def record(self) -> Record:
+        found = self.source.record
+        graph = replace(found.graph, operators=tuple(one for one in found.graph.operators if one.uid not in self.drop))
+        states = tuple(state for state in found.states if self._kept(state.operator, state.name))
+        return replace(found, graph=graph, states=states)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        return [part for part in self.source.parts if self._kept(part.operator, part.state)]
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        return self.source.notes
+
+    def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
+        return self.source.group_rows(part)
+
+    def read(
+        self, part: Part, first_group: int | None = None, last_group: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        return self.source.read(part, first_group, last_group)
+
+    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+        return self.source.check(level, progress)
+
+
+def _check_keys_known(record: Record) -> None:
     """Raise ``InvalidInput`` for keys that are opaque: our hash of their bytes means nothing."""
     opaque = [
         f"{state.name!r} of {state.operator!r}"
         for state in record.states
         if state.mode is Mode.KEYED
-        and {state.operator, f"{state.operator}/{state.name}"}.isdisjoint(drop)
         and record.graph.operator(state.operator).key_hash == UNKNOWN_HASH
         and all(item.type == "binary" for item in state.current.fields if item.name in state.key_columns)
     ]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId
-from stateformat.keys import key_group_count, key_hash
+from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_group_count
 from stateformat.model import Field, Record, RescaledFrom, SchemaVersion, State, known_names
 from stateformat.reading import ReadTask
 from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, segment_schema
@@ -83,10 +83,12 @@ def shaped(read: ReadTask, reshape: Reshape | None, written_by: Operator | None)
         yield batch if reshape is None else reshape(batch)
 
 
-def is_known(operator: Operator) -> bool:
-    """Whether this process can hash the keys of an operator."""
+def is_hashable(state: State, operator: Operator) -> bool:
+    """Whether this process can hash the keys of a state of an operator."""
+    schema = segment_schema(state)
+    columns = [pa.chunked_array([], schema.field(name).type) for name in state.key_columns]
     try:
-        key_hash(operator.key_hash or "")
+        hash_keys(columns, operator.key_hash or DEFAULT_KEY_HASH)
     except InvalidInput:
         return False
     return True

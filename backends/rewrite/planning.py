@@ -30,7 +30,7 @@ from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import States, assemble, cut_keyed, plan_restore, read_handles, rescale
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
-from .naming import Names, Reshape, is_known
+from .naming import Names, Reshape, is_hashable
 from .spec import RewriteSpec
 
 SOURCE_BYTES: Final = 256 * 2**20
@@ -126,8 +126,8 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     names.check_states(checkpoint.record)
     rehash = _rehashed_states(checkpoint, spec)
     view = _view_for_planner(checkpoint, spec, rehash)
-    topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator).without(spec.drop)
-    plan = plan_restore(view, topology, drop=spec.drop)
+    topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator)
+    plan = plan_restore(view, topology)
     plan.check()
     rescaled = rescale(view, plan)
     # If nothing moved, each subtask may go on from its own watermark; ``rescaled_from`` would
@@ -136,7 +136,6 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
         rescaled.graph.operator(operator.uid).parallelism != operator.parallelism
         or operator.status is Status.PARTIALLY_FINISHED
         for operator in graph.operators
-        if operator.uid in rescaled.graph.by_uid
     )
     moves, empty = _moves(checkpoint, rescaled.slices, names, rehash)
     sources, targets = _sources(checkpoint, rescaled.graph, names, rehash)
@@ -160,8 +159,6 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
         changes = spec.max_parallelism not in (None, operator.max_parallelism)
         changes = changes or spec.key_hash not in (None, operator.key_hash)
         if not changes or not has_key_groups(state) or operator.status is Status.FULLY_FINISHED:
-            continue
-        if not {state.operator, f"{state.operator}/{state.name}"}.isdisjoint(spec.drop):
             continue
         unkeyed = [edge for edge in graph.inputs(state.operator) if not edge.partitioner.all_to_all]
         if state.mode is Mode.KEYED and unkeyed:
@@ -228,10 +225,11 @@ def _moves(
 
 
 def _facts(checkpoint: Checkpoint, names: Names, state: State, slices: pa.Table) -> dict[str, Any]:
-    verified = names.spec.verify_keys and has_key_groups(state) and is_known(checkpoint.graph.operator(state.operator))
+    operator = checkpoint.graph.operator(state.operator)
+    verified = names.spec.verify_keys and has_key_groups(state) and is_hashable(state, operator)
     return {
         "reshape": names.reshape(state),
-        "written_by": checkpoint.graph.operator(state.operator) if verified else None,
+        "written_by": operator if verified else None,
         "rows": pc.sum(slices["rows"]).as_py(),
         "bytes": pc.sum(slices["bytes"]).as_py(),
         "exact": state.mode is not Mode.PROGRESS and pc.max(slices["layer"]).as_py() == 0,

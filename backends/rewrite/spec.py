@@ -28,8 +28,6 @@ class RewriteSpec:
     parallelism is greater keeps its own max parallelism, which means nothing any more."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Old uid to new uid. Edges and states follow."""
-    drop: tuple[str, ...] = ()
-    """Operators (``UID``) and states (``UID/STATE``) to leave out, by their old names."""
     states: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """New names of states, by their old uid and name."""
     columns: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)

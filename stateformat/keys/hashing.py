@@ -112,6 +112,8 @@ def register_key_hash(name: str, function: KeyHash) -> None:
 
 def key_hash(name: str) -> KeyHash:
     """The function registered as ``name``; ``InvalidInput`` (UNKNOWN_KEY_HASH) if none is."""
+    if name not in _registry:
+        _register_installed(name)
     try:
         return _registry[name]
     except KeyError:
@@ -120,6 +122,14 @@ def key_hash(name: str) -> KeyHash:
             "register the function with stateformat.keys.hashing.register_key_hash before the checkpoint is used",
             kind=ErrorKind.UNKNOWN_KEY_HASH,
         ) from None
+
+
+def _register_installed(name: str) -> None:
+    """Register what an installed package brings, by the entry points ``stateformat.key_hashes``."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="stateformat.key_hashes", name=name):
+        register_key_hash(name, entry.load())
 
 
 def normalize_key_column(array: Any) -> Any:

@@ -15,7 +15,7 @@ from stateformat.graph import SubtaskSet
 from stateformat.store import open as open_store
 from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.foreign.foreign_fakes import FakeSource, flink_like, spark_like
-from tests.foreign.test_importing import LOG, file_log, finished
+from tests.foreign.import_runs import LOG, file_log, finished
 
 PAGES = Path(__file__).parent / "pages"
 TOLD = tuple(Note("lost", f"op/state {i}", f"sentence {i}") for i in range(23))
@@ -33,7 +33,8 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry(name: str, source: FakeSource) -> Any:
         form = ForeignFormat(
             f"a fake of {name}",
-            lambda folder: [source.record.checkpoint_id] if f"/{name}-" in folder.url else [],
+            lambda folder: f"/{name}-" in folder.url,
+            lambda folder, outside: [source],
             lambda folder, checkpoint_id, outside: source,
         )
         return type("Entry", (), {"load": lambda self: form.found})()
@@ -139,7 +140,7 @@ def test_a_name_that_is_given_twice_is_misuse(tmp_path: Path) -> None:
 
 def test_damage_is_an_answer_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = spark_like(moved=1)
-    form = ForeignFormat("a fake", lambda folder: [3] if "/broken-" in folder.url else [], lambda *_: broken)
+    form = ForeignFormat("a fake", lambda folder: "/broken-" in folder.url, lambda *_: [broken], lambda *_: broken)
     entry = type("Entry", (), {"load": lambda self: form.found})()
     monkeypatch.setattr(stateformat.formats, "_formats", lambda: {"broken": entry})
     found = failure("import", place(tmp_path, "broken"), "--to", tmp_path / "store", status=1)

@@ -15,17 +15,8 @@ from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
 from stateformat.backends.local import LocalRuntime
 from stateformat.store import CheckpointStore
 from tests.foreign.foreign_fakes import WORDS, flink_like, spark_like
-from tests.foreign.test_importing import file_log, foreign
+from tests.foreign.import_runs import DROPPED, NAMES, file_log, foreign, more, wanted
 from tests.rewrite.rewrite_jobs import new_store
-
-NAMES = {
-    "Counts": "totals",
-    "counts/accState": "counts/totals",
-    "counts/accState.key": "word",
-    "counts/accState.value.count": "rows",
-    "counts/accState.value.total": "sum",
-}
-DROPPED = [f"totals/{name}" for name in ("perDay", "last", "_timer_state/event_user-timers", "rules")]
 
 
 def totals(
@@ -37,17 +28,6 @@ def totals(
     kept = {"rows": ("*", "count"), "sum": ("x", "sum")}
     rows.key_by("word").aggregate(kept, emit="end", uid=operator).apply(out, uid="out")
     return flow, out
-
-
-def more() -> pa.Table:
-    return pa.table({"word": [*WORDS[:20], "new", "new"], "x": [0.5] * 22})
-
-
-def wanted(rows: dict[str, int], sums: dict[str, float]) -> list[dict[str, Any]]:
-    for word in [*WORDS[:20], "new", "new"]:
-        rows[word] = rows.get(word, 0) + 1
-        sums[word] = sums.get(word, 0.0) + 0.5
-    return [{"word": word, "rows": rows[word], "sum": sums[word]} for word in sorted(rows)]
 
 
 @pytest.mark.parametrize("parallelism", [3, 2, 5])

@@ -19,8 +19,7 @@ from stateformat.backends.spark import SparkRuntime
 from stateformat.backends.spark.rewrite import SparkEngine
 from stateformat.validation import validate
 from tests.foreign.foreign_fakes import WORDS, flink_like
-from tests.foreign.test_going_on import DROPPED, NAMES, more, wanted
-from tests.foreign.test_importing import foreign, rows
+from tests.foreign.import_runs import DROPPED, NAMES, foreign, more, rows, wanted
 from tests.rewrite.rewrite_jobs import new_store
 
 ROOT = Path(__file__).resolve().parents[2]

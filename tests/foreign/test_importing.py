@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,62 +10,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.foreign.checkpoint import ForeignCheckpoint
-from stateformat.backends.foreign.importing import PROPERTY_CHARS, Imported, ImportSpec, bounded, import_checkpoint
+from stateformat.backends.foreign.importing import PROPERTY_CHARS, bounded, import_checkpoint
 from stateformat.backends.foreign.positions import files_read
 from stateformat.backends.foreign.source import Note
 from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
 from stateformat.graph import Operator, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import CheckpointKind
-from stateformat.schema import segment_schema
 from stateformat.states import declare
-from stateformat.storage import Storage, folder_of, open_storage
-from stateformat.store import CheckpointStore
-from stateformat.validation import validate
 from tests.foreign.foreign_fakes import WORDS, FakeSource, fake_record, flink_like, spark_like
+from tests.foreign.import_runs import (
+    LOG,
+    assert_same_rows,
+    assert_valid,
+    file_log,
+    finished,
+    folder,
+    foreign,
+    imported,
+    rows,
+)
 from tests.rewrite.rewrite_jobs import new_store
 
 UNKNOWN = "flink-user-hashcode"
-
-
-def folder(path: Path) -> Storage:
-    path.mkdir(parents=True, exist_ok=True)
-    found = folder_of(open_storage(str(path)))
-    assert found is not None
-    return found
-
-
-def foreign(source: FakeSource, path: Path) -> ForeignCheckpoint:
-    return ForeignCheckpoint(folder(path / "foreign"), source, "a fake")
-
-
-def imported(source: FakeSource, path: Path, **spec: Any) -> tuple[CheckpointStore, Imported]:
-    store = new_store(path / "store")
-    return store, import_checkpoint(foreign(source, path), store, ImportSpec(**spec))
-
-
-def rows(store: CheckpointStore, operator: str, state: str) -> list[dict[str, Any]]:
-    found = store.open().read(operator, state).table()
-    return sorted(
-        found.drop_columns([name for name in ("_key_group",) if name in found.column_names]).to_pylist(), key=repr
-    )
-
-
-def given(source: FakeSource, operator: str, state: str) -> list[dict[str, Any]]:
-    schema = segment_schema(source.record.state(operator, state))
-    kept = pa.schema([item for item in schema if item.name != "_key_group"])
-    columns = [pa.array([row[item.name] for row in source.rows[operator, state]], item.type) for item in kept]
-    return sorted(pa.table(columns, schema=kept).to_pylist(), key=repr)
-
-
-def assert_valid(store: CheckpointStore) -> None:
-    assert [problem.message for problem in validate(store, level="full").problems] == []
-
-
-def assert_same_rows(store: CheckpointStore, source: FakeSource) -> None:
-    for operator, state in source.rows:
-        assert rows(store, operator, state) == given(source, operator, state), (operator, state)
 
 
 @pytest.mark.parametrize("key_hash", ["rehash", "keep"])
@@ -110,6 +76,13 @@ def test_keys_whose_hash_is_unknown_keep_their_groups_and_can_be_hashed_anew(tmp
     assert store.open().graph.operator("counts").key_hash == DEFAULT_KEY_HASH
     assert_same_rows(store, source)
     assert_valid(store)
+
+
+def test_keys_whose_hash_only_the_program_knows_are_not_compared(tmp_path: Path) -> None:
+    source = flink_like("test-user-hashcode", hashed=False)
+    store, _ = imported(source, tmp_path, key_hash="keep")
+    assert store.open().graph.operator("counts").key_hash == "test-user-hashcode"
+    assert_same_rows(store, source)
 
 
 @pytest.mark.parametrize("key_hash", ["rehash", "keep"])
@@ -164,12 +137,6 @@ def test_a_state_that_cannot_be_read_is_not_lost_in_silence(tmp_path: Path) -> N
 def test_opaque_keys_that_are_dropped_are_in_nobodys_way(tmp_path: Path) -> None:
     store, _ = imported(opaque(), tmp_path, drop=["op/users"])
     assert store.open().states == ()
-
-
-def finished(source: FakeSource, uid: str, subtasks: SubtaskSet) -> FakeSource:
-    graph = source.record.graph
-    changed = graph.with_operators({uid: replace(graph.operator(uid), finished=subtasks)})
-    return replace(source, record=replace(source.record, graph=changed), _tables={})
 
 
 def test_who_had_finished_wholly_stays_so_and_who_had_in_part_runs_and_is_remembered(tmp_path: Path) -> None:
@@ -290,18 +257,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, sp
         imported(spark_like(), tmp_path, **spec)
     assert said in str(refused.value)
     assert list((tmp_path / "store").rglob("*")) == []
-
-
-def file_log(path: Path, entries: dict[str, list[str]], *, first: str = "v1") -> None:
-    """A log of Spark's file source: paths by the names of its files."""
-    place = path / "foreign" / "sources" / "0"
-    place.mkdir(parents=True)
-    for name, paths in entries.items():
-        lines = [json.dumps({"path": one, "timestamp": 1, "batchId": 0}) for one in paths]
-        (place / name).write_text("\n".join([first, *lines]))
-
-
-LOG = {"0": ["file:///in/a"], "1": ["file:///in/b", "/in/c%20d"], "2": ["file:///in/e"], "3": ["file:///in/f"]}
 
 
 def test_a_source_of_files_has_seen_those_that_the_query_has_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Source: Flink 2.3, ``KeyGroupRangeAssignment`` and ``MathUtils``; Java's own doc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from ..byte_strings import ByteStrings
 FLINK_KEY_HASH: Final = "flink-java-hashcode-murmur"
 """Over one key column of a type that :func:`is_hashable` knows; a struct is a tuple."""
 USER_KEY_HASH: Final = "flink-user-hashcode"
-"""Of keys whose ``hashCode`` is the user's own code, or not the same in two runs."""
+"""Of keys whose ``hashCode`` is the user's own code, or not the same in two runs. Nobody registers
+it but a user who knows that code."""
 
 _U32 = npt.NDArray[np.uint32]
 _I32 = npt.NDArray[np.int32]
@@ -155,13 +156,4 @@ def flink_key_hash(columns: Sequence[Any]) -> _I32:
     return murmur(java_hash_codes(pa.StructArray.from_arrays(plain, [f"f{i}" for i in range(len(plain))])))
 
 
-def _user_key_hash(columns: Sequence[Any]) -> NoReturn:
-    raise InvalidInput(
-        f"keys of type {', '.join(str(column.type) for column in columns)} have key groups by the hashCode of the "
-        "user's own Java class, which cannot be computed here; import with `--key-hash rehash`",
-        kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
-    )
-
-
 register_key_hash(FLINK_KEY_HASH, flink_key_hash)
-register_key_hash(USER_KEY_HASH, _user_key_hash)

@@ -166,9 +166,9 @@ def elements_of(element: Serializer, lists: ByteStrings, path: str) -> tuple[Pos
 
 
 def count_elements(form: Form, entries: Entries, path: str) -> Positions:
-    """Count the rows of each entry: the elements of a list."""
+    """Count the rows of each entry: the elements of a list, unless the list is one value."""
     element = form.parts.value
-    if form.parts.layout is not Layout.LIST or element is None:
+    if form.parts.layout is not Layout.LIST or element is None or not form.spreads:
         return np.ones(len(entries), np.int64)
     if element.fixed_length is not None:
         return (entries.values.length + 1) // (element.fixed_length + 1)
