@@ -27,6 +27,14 @@ from stateformat.storage import without_secrets
 from ..dataflow.graph import ENUMERATOR, SPLITS
 from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, plan_rewrite
 from .checkpoint import ForeignCheckpoint
+from .flink import FlinkSource
+from .flink.writing import (
+    TEMPLATE_OPERATOR,
+    TEMPLATE_STATE,
+    template_of,
+    template_operator,
+    template_state,
+)
 from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, source_state
 from .source import ForeignSource, Level, Note, Part, Progress
 
@@ -105,11 +113,15 @@ def import_checkpoint(
     starts = [parse_start(uid, text) for uid, text in spec.sources.items()]
     plan = plan_import(found, spec)
     sources = _sources(found, starts, plan)
+    flink = found.source if spec.key_hash == "keep" else None
+    template = template_of(flink) if isinstance(flink, FlinkSource) else None
+    added = [*(one.operator for one in sources), *([template_operator()] if template else [])]
+    declared = [*(state for one in sources for state in one.states), *([template_state()] if template else [])]
     pending = target.begin(
         job_id=spec.job_id or found.record.job_id,
         job_name=found.record.job_name if spec.job_name is None else spec.job_name,
-        graph=replace(plan.graph, operators=(*plan.graph.operators, *(one.operator for one in sources))),
-        states=[*plan.states, *(state for one in sources for state in one.states)],
+        graph=replace(plan.graph, operators=(*plan.graph.operators, *added)),
+        states=[*plan.states, *declared],
         parent=None,
         kind=CheckpointKind.CHECKPOINT,
         rescaled_from=plan.rescaled_from,
@@ -118,6 +130,11 @@ def import_checkpoint(
     )
     for one in sources:
         _write_source(pending, one)
+    if template is not None:
+        # What a savepoint needs that only Flink can say, so that the state can go back.
+        with pending.context.coordinator(TEMPLATE_OPERATOR) as writer:
+            writer.write(TEMPLATE_STATE, template.table())
+        pending.add(writer)
     return Imported(
         carry_out(pending, plan, engine, progress),
         found.notes,

@@ -51,17 +51,17 @@ class Fixture(NamedTuple):
 
 
 FORMS = {
-    "core": "hashmap-canonical rocksdb-canonical hashmap-native",
+    "core": "hashmap-canonical rocksdb-canonical",
     "brief": "hashmap-canonical+inline hashmap-canonical+snappy hashmap-native hashmap-native+snappy"
     " hashmap-checkpoint hashmap-checkpoint+snappy hashmap-checkpoint+changelog rocksdb-canonical"
     " rocksdb-canonical+snappy rocksdb-native rocksdb-checkpoint rocksdb-checkpoint+changelog",
     "keys": "hashmap-canonical",
-    "types": "hashmap-canonical hashmap-native",
-    "windows": "hashmap-canonical hashmap-native rocksdb-canonical",
+    "types": "hashmap-canonical",
+    "windows": "hashmap-canonical hashmap-native",
     "namespaces": "hashmap-canonical rocksdb-checkpoint",
     "ttl": "hashmap-canonical hashmap-native rocksdb-checkpoint",
     "shared": "hashmap-canonical hashmap-canonical+snappy",
-    "wide": "hashmap-canonical hashmap-native rocksdb-canonical",
+    "wide": "hashmap-canonical rocksdb-canonical",
     "sink": "hashmap-canonical+inline",
     "finished": "hashmap-canonical",
     "sql": "hashmap-canonical hashmap-native",
@@ -76,15 +76,13 @@ OLDER = {
         "shared": "hashmap-canonical+snappy",
         "sql": "hashmap-canonical",
     },
-    "1.15.4": {"brief": "hashmap-native rocksdb-canonical rocksdb-native", "sql": "hashmap-canonical"},
+    "1.15.4": {"brief": "hashmap-native rocksdb-canonical rocksdb-native"},
     "1.20.5": {
-        "core": "hashmap-canonical",
-        "brief": "hashmap-native rocksdb-checkpoint hashmap-checkpoint+changelog",
+        "brief": "hashmap-native hashmap-checkpoint+changelog",
         "types": "hashmap-canonical",
         "ttl": "hashmap-canonical",
         "shared": "hashmap-canonical+snappy",
         "finished": "hashmap-canonical",
-        "sql": "hashmap-canonical",
     },
 }
 

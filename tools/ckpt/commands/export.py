@@ -15,6 +15,7 @@ import click
 from ..options import Address, Session, command, operator_uid
 from ..output import Document, on_standard_output
 from ..text import Look, label, render
+from ._savepoint import SAVEPOINT, export_savepoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,34 +34,51 @@ _TEXT_BYTES: Final = 4 << 20
 
 
 @command("export", foreign=True)
-@click.option("--operator", required=True, metavar="UID", help="The operator, by uid or name.")
-@click.option("--state", required=True, metavar="NAME", help="The state.")
+@click.option("--operator", metavar="UID", help="The operator, by uid or name.")
+@click.option("--state", metavar="NAME", help="The state.")
 @click.option("--subtask", type=click.IntRange(min=0), metavar="N", help="Only what this subtask owns.")
-@click.option("--to", "target", required=True, metavar="FILE", help="The file to write; - is standard output.")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="FILE",
+    help="The file to write, - for standard output; or an empty folder.",
+)
 @click.option(
     "--as",
     "file_format",
-    type=click.Choice(["parquet", "csv", "jsonl"]),
-    help="The file's format; by default its name's ending decides.",
+    type=click.Choice(["parquet", "csv", "jsonl", SAVEPOINT]),
+    help="The file's format; by default its name's ending decides. flink-savepoint: the whole checkpoint.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def export(
     session: Session,
     address: Address,
     *,
-    operator: str,
-    state: str,
+    operator: str | None,
+    state: str | None,
     subtask: int | None,
     target: str,
     file_format: str | None,
     force: bool,
 ) -> None:
-    """Write a state to a Parquet, CSV or JSON lines file.
+    """Write a state to a file, or a checkpoint as a savepoint of Flink's.
 
     Rows are as a restore would give them: layers merged, with the columns of the current schema,
     without the key group. Of broadcast state one copy is written. CSV and JSON lines have binary
     values as hexadecimal text, and CSV has nested ones as JSON. The file appears when it is whole.
+
+    With --as flink-savepoint the whole checkpoint becomes a canonical savepoint, which Flink
+    restores at any parallelism. It was imported from Flink with --key-hash keep, or is Flink's.
     """
+    if file_format == SAVEPOINT:
+        if operator or state or subtask is not None or force:
+            raise click.UsageError(f"--as {SAVEPOINT} writes all operators into an empty folder; give --to alone")
+        export_savepoint(session, address, target)
+        return
+    if operator is None or state is None:
+        missing = "--operator" if operator is None else "--state"
+        raise click.UsageError(f"Missing option '{missing}'; a file holds one state of one operator")
     chosen = _format_of(target, file_format)
     if target != "-":
         _check_target(Path(target), force=force)

@@ -7,10 +7,23 @@ import), ``savepoint`` (the whole).
 
 from __future__ import annotations
 
-from .savepoint import Written as Written, write_savepoint as write_savepoint
+from .savepoint import Written, write_savepoint
 from .template import (
-    Template as Template,
-    template_of as template_of,
-    template_operator as template_operator,
-    template_state as template_state,
+    OPERATOR as TEMPLATE_OPERATOR,
+    STATE as TEMPLATE_STATE,
+    Template,
+    template_of,
+    template_operator,
+    template_state,
 )
+
+__all__ = [
+    "TEMPLATE_OPERATOR",
+    "TEMPLATE_STATE",
+    "Template",
+    "Written",
+    "template_of",
+    "template_operator",
+    "template_state",
+    "write_savepoint",
+]
