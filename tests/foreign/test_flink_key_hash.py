@@ -129,5 +129,5 @@ def test_what_only_java_knows_is_refused_by_name():
     with pytest.raises(InvalidInput, match="rehash") as caught:
         hash_keys([pa.array([b"x"])], FLINK_KEY_HASH)
     assert caught.value.kind is ErrorKind.UNSUPPORTED_KEY_TYPE
-    with pytest.raises(InvalidInput, match="hashCode of the user's own Java class"):
+    with pytest.raises(InvalidInput, match="unknown key hash 'flink-user-hashcode'"):
         hash_keys([pa.array([1])], USER_KEY_HASH)
