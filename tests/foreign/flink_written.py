@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import strategies as some
 
 BASE = "org.apache.flink.api.common.typeutils.base."
+TUPLE = "org.apache.flink.api.java.tuple.Tuple"
 RUNTIME = "org.apache.flink.api.java.typeutils.runtime."
 
 
@@ -283,7 +284,12 @@ def map_of(child: Kind) -> Kind:
 def tuple_of(*children: Kind) -> Kind:
     return Kind(
         f"tuple of {[child.name for child in children]}",
-        composite(RUNTIME + "TupleSerializerSnapshot", [child.snapshot for child in children], utf("a.Tuple"), 2),
+        composite(
+            RUNTIME + "TupleSerializerSnapshot",
+            [child.snapshot for child in children],
+            utf(TUPLE + str(len(children))),
+            2,
+        ),
         some.tuples(*(child.values for child in children)),
         lambda value: b"".join(child.write(item) for child, item in zip(children, value, strict=True)),
         lambda value: {f"f{i}": child.read(item) for i, (child, item) in enumerate(zip(children, value, strict=True))},
@@ -518,8 +524,30 @@ AVRO = Kind(
     lambda value: avro_written(AVRO_SCHEMA, value),
     lambda value: {name: avro_read(name, item) for name, item in value.items()},
 )
+SCALA = "org.apache.flink.api.scala.typeutils."
+
+
+def option(child: Kind) -> Kind:
+    return Kind(
+        f"option of {child.name}",
+        composite(SCALA + "ScalaOptionSerializerSnapshot", [child.snapshot], b"", 2),
+        some.none() | child.values,
+        lambda value: b"\0" if value is None else b"\1" + child.write(value),
+        lambda value: None if value is None else child.read(value),
+    )
+
+
+def case_class(*children: Kind) -> Kind:
+    alike = tuple_of(*children)
+    snapshots = [child.snapshot for child in children]
+    snapshot = composite(SCALA + "ScalaCaseClassSerializerSnapshot", snapshots, utf("scala.Tuple2"), 2)
+    return Kind(f"case class like {alike.name}", snapshot, alike.values, alike.write, alike.read)
+
+
 COMPOSITE = [
     AVRO,
+    case_class(LONG, TEXT),
+    option(TEXT),
     list_of(LONG),
     list_of(NULL_TEXT),
     list_of(list_of(INT)),

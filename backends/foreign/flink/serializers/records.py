@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -94,12 +95,19 @@ class Sequential(Serializer):
             child.skip(lanes)
 
 
+_TUPLES: Final = "org.apache.flink.api.java.tuple.Tuple"
+
+
 class Tuple(Sequential):
-    """Flink's ``Tuple1`` to ``Tuple25``, and Scala's case classes; fields ``f0``, ``f1``."""
+    """Flink's ``Tuple1`` to ``Tuple25``, and Scala's case classes; fields ``f0``, ``f1``.
+
+    The hash is known of Flink's own classes only: Scala has another, and so may a user's subclass.
+    """
 
     def __init__(self, class_name: str, children: Sequence[Serializer]) -> None:
         self.class_name = class_name
-        super().__init__([f"f{i}" for i in range(len(children))], children, "Tuple")
+        known = "Tuple" if class_name.startswith(_TUPLES) else None
+        super().__init__([f"f{i}" for i in range(len(children))], children, known)
 
 
 class Ttl(Sequential):
@@ -130,16 +138,20 @@ class Timer(Sequential):
 
 
 class Nullable(Serializer):
-    """A byte that is 1 for null, then the value; a null of a fixed length has zeros behind it."""
+    """A byte that is 1 for null, then the value; a null of a fixed length has zeros behind it.
 
-    def __init__(self, child: Serializer, padding: int) -> None:
+    With ``option`` (Scala's ``Option``) the byte is 0 for null.
+    """
+
+    def __init__(self, child: Serializer, padding: int, *, option: bool = False) -> None:
         self.child = child
         self.padding = padding
+        self.option = option
         self.arrow_type = child.arrow_type
         self.least_length = 1
         self.opaque = child.opaque
         self.takes_rest = child.takes_rest
-        self.java_hash = child.java_hash
+        self.java_hash = None if option else child.java_hash
         if padding and child.fixed_length == padding:
             self.fixed_length = 1 + padding
 
@@ -151,7 +163,7 @@ class Nullable(Serializer):
         skip_some(self.child, lanes, ~self._nulls(lanes))
 
     def _nulls(self, lanes: Lanes) -> Present:
-        null = lanes.flags("whether a value is null")
+        null = lanes.flags("whether a value is null") ^ self.option
         if self.padding and null.any():
             lanes.skip(np.where(null, self.padding, 0))
         return null

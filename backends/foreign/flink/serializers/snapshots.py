@@ -413,6 +413,7 @@ _PARSERS: Final[dict[str, Parse]] = {
     "WindowKeySerializer$WindowKeySerializerSnapshot": _composite(
         1, lambda found, _own: Sequential(("window", "key"), (plain.LONG, found[0]))
     ),
+    "ScalaOptionSerializerSnapshot": _composite(1, lambda found, _own: Nullable(found[0], 0, option=True)),
     "JavaEitherSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1])),
     "ScalaEitherSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1])),
     "CoGroupedStreams$UnionSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1], (1, 2))),
