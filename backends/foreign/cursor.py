@@ -98,7 +98,9 @@ class Cursor:
         """Take ``size`` bytes of modified UTF-8: NUL is C0 80, a character beyond U+FFFF two
         surrogates of three bytes. A lone surrogate stays one.
         """
-        raw = self.take(size)
+        raw = bytes(self.take(size))
+        if raw.isascii() and 0 not in raw:
+            return raw.decode("ascii")
         try:
             return modified_utf8(raw, self.path)
         except DamagedCheckpoint:

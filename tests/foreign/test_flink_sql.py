@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -135,6 +136,16 @@ def test_keys_of_sql_have_no_row_kind() -> None:
 def test_a_row_of_an_unknown_kind_is_damaged() -> None:
     with pytest.raises(DamagedCheckpoint, match="of kind 9"):
         serializer(table(INT).snapshot).read_all(strings([blob(row([INT], [1], 9))]))
+
+
+def test_values_that_share_their_bytes_take_no_memory() -> None:
+    count, size = 20_000, 1 << 20
+    head = 4 + count // 8
+    words = struct.pack("<II", size, head + 8 * count) * count
+    found = struct.pack("<i", count) + bytes(count // 8) + words + b"x" * size
+    written = bytes(8) + struct.pack("<II", len(found), 16) + found
+    with pytest.raises(DamagedCheckpoint, match="points to the same bytes twice"):
+        serializer(table(arrays(TEXT)).snapshot).read_all(strings([blob(written)]))
 
 
 def test_other_versions_of_rows_end_a_header() -> None:

@@ -32,9 +32,15 @@ class Places:
     lanes: Lanes
     begin: Positions
     end: Positions
+    total: int
+    """What lies in them has no more bytes: a place that stands twice here is counted once."""
+
+    @classmethod
+    def of(cls, lanes: Lanes, found: ByteStrings) -> Places:
+        return cls(lanes, found.start, found.start + found.length, int(found.length.sum()))
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Places:
-        return Places(self.lanes, self.begin[chosen], self.end[chosen])
+        return Places(self.lanes, self.begin[chosen], self.end[chosen], self.total)
 
     def require(self, sizes: int | Positions, what: str) -> None:
         """Raise ``DamagedCheckpoint`` unless each has ``sizes`` bytes."""
@@ -75,8 +81,8 @@ def read_maps(kind: Logical, places: Places) -> pa.Array:
     middle = places.begin + 4 + size
     if ((size < 0) | (middle > places.end)).any():
         places.damaged(int(np.flatnonzero((size < 0) | (middle > places.end))[0]), "a map")
-    counts, keys = _elements(kind.children[0], Places(places.lanes, places.begin + 4, middle))
-    others, values = _elements(kind.children[1], Places(places.lanes, middle, places.end))
+    counts, keys = _elements(kind.children[0], Places(places.lanes, places.begin + 4, middle, places.total))
+    others, values = _elements(kind.children[1], Places(places.lanes, middle, places.end, places.total))
     if (counts != others).any():
         places.damaged(int(np.flatnonzero(counts != others)[0]), "a map with as many keys as values")
     if keys.null_count:
@@ -155,7 +161,10 @@ def _behind(places: Places, words: npt.NDArray[np.int64], width: int | None = No
     wrong = (offset < 0) | (begin + size > places.end)
     if wrong.any():
         places.damaged(int(np.flatnonzero(wrong)[0]), "what points into a row or array")
-    return Places(places.lanes, begin, begin + size)
+    # Nothing that was written points to the same bytes twice; a few bytes could stand for gigabytes.
+    if int(size.sum()) > places.total:
+        places.damaged(0, "of it and those after it, one points to the same bytes twice; a row or array")
+    return Places(places.lanes, begin, begin + size, places.total)
 
 
 def _inline_or_behind(places: Places, slots: Positions) -> ByteStrings:

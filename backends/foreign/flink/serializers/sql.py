@@ -67,7 +67,7 @@ class RowData(Framed):
 
     def read(self, lanes: Lanes) -> pa.Array:
         found = self.take(lanes)
-        rows, kinds = read_rows(self.kind, Places(lanes, found.start, found.start + found.length))
+        rows, kinds = read_rows(self.kind, Places.of(lanes, found))
         wrong = kinds > 3
         if wrong.any():
             lane = int(np.flatnonzero(wrong)[0])
@@ -100,7 +100,7 @@ class ManyData(Framed):
 
     def read(self, lanes: Lanes) -> pa.Array:
         found = self.take(lanes)
-        places = Places(lanes, found.start, found.start + found.length)
+        places = Places.of(lanes, found)
         return read_lists(self.kind, places) if self.kind.kind == "list" else read_maps(self.kind, places)
 
 
