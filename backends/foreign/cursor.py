@@ -12,6 +12,9 @@ from .framing import modified_utf8
 DEPTH_MAX = 32
 """How deep things may stand in one another; nothing real comes near it."""
 
+NAME_MAX = 1024
+"""Characters of a class, field or constant; Java allows more, and nobody writes them."""
+
 
 class Cursor:
     """A place in bytes that moves on. All that goes wrong is a ``DamagedCheckpoint`` with path and
@@ -108,12 +111,12 @@ class Cursor:
             self.damaged("a name is not modified UTF-8")
 
     def name(self, what: str) -> str:
-        """Take a ``UTF`` that is printable, so that it can stand in messages and paths."""
+        """Take a ``UTF`` that is printable and short, so that it can stand in messages and values."""
         begin = self.position
         found = self.utf()
-        if not found.isprintable():
+        if not found.isprintable() or len(found) > NAME_MAX:
             self.position = begin
-            self.damaged(f"{what} has characters that no name has: {found[:80]!r}")
+            self.damaged(f"{what} is none that a name can be: {found[:80]!r}, {len(found)} characters")
         return found
 
     def finish(self, what: str) -> None:

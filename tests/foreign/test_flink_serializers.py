@@ -334,6 +334,16 @@ def test_a_count_that_does_not_fit_takes_no_memory(count: int) -> None:
         serializer(list_of(LONG).snapshot).read_all(strings([pack("i", count) + bytes(16)]))
 
 
+@pytest.mark.parametrize("name", ["X" * 2000, "a\nb", "\x1b[31m"])
+def test_names_that_are_none_are_damaged(name: str) -> None:
+    # A long constant would make gigabytes of values of four bytes.
+    body = utf("a.B") + pack("i", 1) + utf(name)
+    with pytest.raises(DamagedCheckpoint, match="a constant is none that a name can be"):
+        serializer(
+            versioned("org.apache.flink.api.common.typeutils.base.EnumSerializer$EnumSerializerSnapshot", 3, body)
+        )
+
+
 def test_serializers_in_serializers_have_a_limit() -> None:
     snapshot = LONG.snapshot
     for _ in range(2000):

@@ -161,7 +161,7 @@ def _behind(places: Places, words: npt.NDArray[np.int64], width: int | None = No
     wrong = (offset < 0) | (begin + size > places.end)
     if wrong.any():
         places.damaged(int(np.flatnonzero(wrong)[0]), "what points into a row or array")
-    # Nothing that was written points to the same bytes twice; a few bytes could stand for gigabytes.
+    # No writer points to the same bytes twice; a few bytes could stand for gigabytes.
     if int(size.sum()) > places.total:
         places.damaged(0, "of it and those after it, one points to the same bytes twice; a row or array")
     return Places(places.lanes, begin, begin + size, places.total)

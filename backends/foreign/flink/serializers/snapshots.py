@@ -215,7 +215,7 @@ def _outer_padding(at: Cursor, _version: int) -> int:
 def _enumeration(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "an enum's serializer")
     name = at.name("the class of an enum")
-    return Enumeration(name, [at.utf() for _ in range(at.count(2, "constants"))])
+    return Enumeration(name, [at.name("a constant") for _ in range(at.count(2, "constants"))])
 
 
 def _ttl_aware(at: Cursor, version: int, depth: int) -> Serializer:
@@ -230,7 +230,7 @@ def _entries(at: Cursor) -> list[tuple[str, memoryview | None]]:
         at.damaged("a map of serializers does not begin as one")
     found = []
     for _ in range(at.count(4, "entries")):
-        name = at.utf()
+        name = at.name("a field or class")
         if at.flag("whether there is a key"):
             at.take(at.i32())
         value = at.take(at.i32()) if at.flag("whether there is a value") else None
