@@ -111,7 +111,7 @@ class Cursor:
             self.damaged("a name is not modified UTF-8")
 
     def name(self, what: str) -> str:
-        """Take a ``UTF`` that is printable and short, so that it can stand in messages and values."""
+        """Take a ``UTF`` that is printable and short: it may stand in messages and values."""
         begin = self.position
         found = self.utf()
         if not found.isprintable() or len(found) > NAME_MAX:
