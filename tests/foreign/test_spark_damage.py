@@ -207,6 +207,18 @@ def test_what_is_wrong_is_found_and_named(files: dict[str, bytes], level: str, m
     assert all(problem.advice and problem.clause == "Spark state store" for problem in found)
 
 
+def test_a_damaged_snapshot_is_needless_where_its_deltas_are_there() -> None:
+    path = "state/0/1/2.snapshot"
+    broken = {**WHOLE, path: WHOLE[path][:-1]}
+    (found,) = findings(broken)
+    assert found.path == path
+    assert "remove the snapshot" in found.advice
+    by_deltas = rows(opened({name: data for name, data in broken.items() if name != path}))
+    assert sorted(map(repr, by_deltas)) == sorted(map(repr, rows(opened(WHOLE))))
+    (alone,) = findings({name: data for name, data in broken.items() if name != "state/0/1/1.delta"})
+    assert "put the file back" in alone.advice
+
+
 def test_a_right_crc_is_no_finding() -> None:
     data = WHOLE["state/0/1/3.delta"]
     sums = b"crc\x00\x00\x00\x02\x00" + zlib.crc32(data).to_bytes(4, "big")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from stateformat.problems import Problem, Severity
 from stateformat.storage import ObjectInfo, Storage
 
 from ..source import Level, Note, Part, Progress
+from .hdfs_store import chain_names
 from .key_columns import partitions_of
 from .logs import OffsetLog, OperatorInfo, batches, is_number, read_offsets
 from .states import StateShape
@@ -28,6 +30,9 @@ _ADVICE_COPY: Final = "put the file back from a copy, or go on from another batc
 _ADVICE_PARTITIONS: Final = (
     "do not start the query on it: Spark goes on without a word and its results are wrong. Put the partitions' files "
     "back from a copy"
+)
+_ADVICE_DELTAS: Final = (
+    "remove the snapshot from a copy of the checkpoint: the deltas that it stands for are all there, and are read then"
 )
 _ADVICE_CRC: Final = "remove the .crc file if the file beside it is the right one; Spark refuses to read it as it is"
 _CRC_CHUNK: Final = 512
@@ -277,10 +282,22 @@ def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Proble
                 for number, count in zip(numbers.tolist(), many.tolist(), strict=True):
                     away[number] = away.get(number, 0) + count
     except CheckpointError as error:
-        yield _of_error(error, part)
+        yield replace(_of_error(error, part), advice=_advice(source, store, str(error.details.get("path", ""))))
         return
     if away:
         yield _misdealt(part, away, rows, first)
+
+
+def _advice(source: Checked, store: Store, path: str) -> str:
+    """Return what to do about a damaged file: without a snapshot its deltas may do."""
+    folder, _, name = path.rpartition("/")
+    if not name.endswith(".snapshot"):
+        return _ADVICE_COPY
+    try:
+        chain_names([other for other in source.listing.files(folder) if other != name], store.version, folder)
+    except CheckpointError:
+        return _ADVICE_COPY
+    return _ADVICE_DELTAS
 
 
 def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Problem]:
