@@ -18,17 +18,18 @@ import pytest
 from stateformat.backends.foreign.framing import spark_decode, spark_encode
 from stateformat.backends.foreign.spark.repartition import Outcome, plan_repartition, repartition
 from stateformat.backends.foreign.spark.source import SparkSource
+from stateformat.backends.foreign.spark.stores import Store
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
 from stateformat.storage import Storage, folder_of, open_storage
 
 FIXTURES = Path(__file__).parent / "fixtures"
-ALL = sorted(str(path.relative_to(FIXTURES).parent) for path in FIXTURES.glob("spark-*/*/checkpoint"))
+AVRO = FIXTURES / "spark-4.3.0" / "transform-rocksdb-avro" / "checkpoint"
+ALL = sorted(str(one.relative_to(FIXTURES).parent) for one in FIXTURES.glob("spark-*/*/checkpoint") if one != AVRO)
 DEFAULT_STORE = [
     name
     for name in ALL
     if any("HDFSBacked" in log.read_text() for log in (FIXTURES / name / "checkpoint" / "offsets").iterdir())
 ]
-ROCKSDB = sorted({*ALL} - {*DEFAULT_STORE})
 AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
 
 
@@ -48,7 +49,8 @@ def content(path: Path) -> dict[tuple[str, str], dict[bytes, bytes]]:
     """Entries as bytes by key, each once, of every store and of hidden column families too."""
     source = SparkSource(folder(path))
     found: dict[tuple[str, str], dict[bytes, bytes]] = {}
-    for name, store in [*source.stores.items(), *((key, store) for key, (store, _) in source.hidden.items())]:
+    hidden = [(name, store) for name, (store, _) in source.hidden.items() if is_there(path, source, store)]
+    for name, store in [*source.stores.items(), *hidden]:
         rows = found[name] = {}
         for partition in range(store.partitions):
             files = source.reader.files(store, partition, source.listing)
@@ -58,6 +60,16 @@ def content(path: Path) -> dict[tuple[str, str], dict[bytes, bytes]]:
                 assert key not in rows
                 rows[key] = value
     return found
+
+
+def is_there(path: Path, source: SparkSource, store: Store) -> bool:
+    """Whether a family is in the database: of a list with a TTL Spark's schema names one that is
+    not.
+    """
+    zips = [item for item in source.reader.files(store, 0, source.listing) if item.path.endswith(".zip")]
+    with zipfile.ZipFile(path / zips[-1].path) as archive:
+        found = json.loads(archive.read("metadata").decode().partition("\n")[2])
+    return store.family in found["columnFamilyMapping"]
 
 
 def rows(path: Path) -> dict[tuple[str, str], list[str]]:
@@ -111,6 +123,12 @@ def test_every_state_moves_to_rocksdb(name: str, tmp_path: Path) -> None:
 def test_rows_with_checksums_do_not_move_to_rocksdb(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedFormat, match="its rows carry checksums"):
         deal(FIXTURES / "spark-4.3.0" / "totals-row-checksum" / "checkpoint", tmp_path / "to", 4, "rocksdb")
+
+
+def test_state_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match=r"operator-0.* cannot be read.* encoded as 'avro'"):
+        deal(AVRO, tmp_path / "to", 4)
+    assert not (tmp_path / "to").exists()
 
 
 def test_state_in_rocksdb_does_not_move_back(tmp_path: Path) -> None:

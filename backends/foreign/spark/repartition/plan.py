@@ -256,8 +256,24 @@ def _units(source: SparkSource, after: int, provider_before: str, provider_after
         about = (source.offsets.partitions, after, provider_before, provider_after, ids)
         unit = Unit(number, operators[operator], stores, counts, *about)
         if provider_before == "rocksdb":
-            unit = replace(unit, about=_about(source, unit))
+            unit = _with_families(unit, _about(source, unit))
         yield unit
+
+
+def _with_families(unit: Unit, about: Mapping[str, Any]) -> Unit:
+    """Return a unit without the column families that the database does not have.
+
+    Spark lists some of its own in the schema that it then does not make (of lists with a TTL).
+    """
+    known = about.get("columnFamilyMapping") or {}
+    pairs = zip(unit.stores, unit.hashed, strict=True)
+    kept = [(store, hashed) for store, hashed in pairs if not _is_absent(store, known)]
+    stores, hashed = tuple(store for store, _ in kept), tuple(count for _, count in kept)
+    return replace(unit, about=about, stores=stores, hashed=hashed)
+
+
+def _is_absent(store: Store, known: Mapping[str, int]) -> bool:
+    return (store.family or "").startswith("$") and store.family not in known
 
 
 def _about(source: SparkSource, unit: Unit) -> dict[str, Any]:

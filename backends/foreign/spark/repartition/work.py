@@ -20,6 +20,7 @@ from stateformat.errors import DamagedCheckpoint
 from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, from_arrow
+from ...framing import damaged
 from .. import rocksdb_keys, rocksdb_store
 from ..key_columns import spark_hashes
 from ..schemas import SparkField, SparkType, has_values
@@ -54,9 +55,10 @@ def deal(folder: Storage, source: Source) -> Iterator[Piece]:
     Holds the whole partition. Raises ``DamagedCheckpoint`` where a key lies in a partition that is
     not its own, or a file is missing or damaged.
     """
-    unit = source.unit
+    unit, found = source.unit, 0
     for index, store in enumerate(unit.stores):
         entries = unit.reader.entries(folder, store, source.partition, source.files)
+        found += len(entries.keys)
         if not len(entries.keys):
             continue
         targets = _targets(unit, index, entries, source)
@@ -67,6 +69,8 @@ def deal(folder: Storage, source: Source) -> Iterator[Piece]:
             pieces = entry_pieces(*_rocksdb_entries(unit, store, entries), targets)
         for partition, keys, batch in pieces:
             yield Piece(Target(unit.number, partition), keys, batch)
+    if unit.families:
+        _check_count(folder, source, found)
 
 
 def write_partition(
@@ -83,6 +87,22 @@ def write_partition(
     made = uuid5(NAMESPACE_URL, f"{folder.url} {place} {name}")
     about = {"numKeys": keys, **unit.about}
     return Written(*write_database(folder, place, name, pieces, about, unit.internal, made))
+
+
+def _check_count(folder: Storage, source: Source, found: int) -> None:
+    """Compare the keys of all column families with what the database says it has.
+
+    So a family that no schema names is not left out. Only a zip alone says it, without changelogs.
+    """
+    if len(source.files) != 1:
+        return
+    said = rocksdb_store.read_snapshot(folder, source.files[0]).metadata
+    counts = [said.get("numKeys", -1), said.get("numInternalKeys", -1)]
+    if min(counts) >= 0 and sum(counts) != found:
+        raise damaged(
+            source.files[0].path,
+            f"it says that there are {sum(counts)} keys, and the column families of the schema have {found}",
+        )
 
 
 def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.NDArray[np.int64]:
