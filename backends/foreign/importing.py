@@ -109,11 +109,12 @@ def import_checkpoint(
     leaves the store empty, but for segments that nothing names.
     """
     spec = spec or ImportSpec()
-    found = without(check_places(checkpoint, target), spec.drop)
+    whole = check_places(checkpoint, target)
+    found = without(whole, spec.drop)
     starts = [parse_start(uid, text) for uid, text in spec.sources.items()]
     plan = plan_import(found, spec)
     sources = _sources(found, starts, plan)
-    flink = found.source if spec.key_hash == "keep" else None
+    flink = whole.source if spec.key_hash == "keep" else None
     template = template_of(flink) if isinstance(flink, FlinkSource) else None
     added = [*(one.operator for one in sources), *([template_operator()] if template else [])]
     declared = [*(state for one in sources for state in one.states), *([template_state()] if template else [])]
