@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ OLD = ["aggregate", "whole", "unnamed", "window", "session", "join-outer", "dedu
 FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
     (4, 3): {
         **{name: Fixture(name) for name in PLAIN},
+        "group-state": Fixture("group-state"),
         "totals-5-partitions": Fixture("totals", partitions=5),
         "totals-uncommitted": Fixture("totals", fails=True),
         "totals-with-crc": Fixture("totals"),
@@ -108,6 +110,7 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
     },
     (3, 5): {
         **{name: Fixture(name) for name in OLD},
+        "group-state": Fixture("group-state"),
         "aggregate-rocksdb": Fixture("aggregate", FEW),
         "session-rocksdb": Fixture("session", FEW),
         "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
@@ -115,20 +118,24 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
 }  # fmt: skip
 
 
+COMMON = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "false",
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -Djava.net.preferIPv4Stack=true",
+    CONF + "stateStore.minDeltasForSnapshot": "2",
+    CONF + "stateStore.maintenanceInterval": "300ms",
+}
+
+
 def session() -> SparkSession:
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.ansi.enabled", "false")
-        .config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC -Djava.net.preferIPv4Stack=true")
-        .config(CONF + "stateStore.minDeltasForSnapshot", "2")
-        .config(CONF + "stateStore.maintenanceInterval", "300ms")
-        .getOrCreate()
-    )
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in COMMON.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
@@ -142,6 +149,9 @@ def make(spark: SparkSession, name: str, fixture: Fixture, folder: Path) -> None
         conf[CONF + "minBatchesToRetain"] = "2"
     if fixture.query == "transform-ttl":
         make_slowly(spark, fixture, folder, conf)
+        return
+    if fixture.query == "group-state":
+        make_in_scala(fixture, folder, conf)
         return
     snapshot_after = fixture.batches // 2 + 1
     fail_at = fixture.batches if fixture.fails else None
@@ -169,6 +179,23 @@ def make_slowly(spark: SparkSession, fixture: Fixture, folder: Path, conf: dict[
             if not wait_for(lambda at=number: (folder / "checkpoint" / "commits" / str(at)).exists(), 60):
                 raise SystemExit(f"{fixture.query}: batch {number} did not end")
             wait_for(lambda: _snapshots(folder / "checkpoint"), 3)
+
+
+def make_in_scala(fixture: Fixture, folder: Path, conf: dict[str, str]) -> None:
+    """Run the program for ``spark-shell``: Python has no ``flatMapGroupsWithState``."""
+    for number in range(fixture.batches):
+        write_batch(folder / "input", QUERIES["totals"], number)
+    home = Path(pyspark.__file__).parent
+    conf = {
+        **conf,
+        **COMMON,
+        "spark.driver.extraJavaOptions": COMMON["spark.driver.extraJavaOptions"]
+        + (f" -Dfixture.input={folder}/input/input-0 -Dfixture.checkpoint={folder}/checkpoint"),
+    }
+    options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
+    program = Path(__file__).with_name("group_state.scala")
+    command = [home / "bin" / "spark-shell", "--master", "local[2]", *options, "-i", program]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "SPARK_HOME": str(home)})
 
 
 def _snapshots(checkpoint: Path) -> bool:
