@@ -143,8 +143,8 @@ def measure() -> Iterator[Row]:
     spark = local_session("bench foreign state", **{"spark.driver.memory": "5g", "spark.sql.ansi.enabled": "false"})
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            for provider, kind in BUDGETS:
-                checkpoint = store(spark, provider, kind, Path(scratch) / f"{provider}-{kind}")
+            for number, (provider, kind) in enumerate(BUDGETS):
+                checkpoint = store(spark, provider, kind, Path(scratch) / str(number))
                 yield reading(spark, checkpoint, provider, kind)
                 yield dealing(checkpoint, provider, kind)
                 shutil.rmtree(checkpoint.parent)
