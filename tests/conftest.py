@@ -59,6 +59,8 @@ def spark() -> Iterator[Any]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # Seconds for a Python worker to start; machines may be busy.
+        .config("spark.python.authenticate.socketTimeout", "60")
         .config("spark.executorEnv.PYTHONSAFEPATH", "1")
         .getOrCreate()
     )
