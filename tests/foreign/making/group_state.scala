@@ -22,14 +22,15 @@ def step(key: (String, Option[Int]), events: Iterator[Event], state: GroupState[
     Iterator(Told(key._1, now.rows))
   }
 
-// Each line below is an object of its own for the shell; who waits must not be the one that defines.
+// Each line below is an object of its own for the shell: who waits must not be the one that defines, and what
+// stands beside a closure is serialized with it.
 val folder = sys.props("fixture.input")
 val schema = "k string, n int, v bigint, at timestamp, price double, note string"
-val rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(folder)
-val events = rows.select("k", "n", "v", "at", "note").as[Event].withWatermark("at", "2 minutes")
-val groups = events.groupByKey(event => (event.k, event.n))
-val told = groups.flatMapGroupsWithState(OutputMode.Update, GroupStateTimeout.EventTimeTimeout)(step _)
-val writer = told.writeStream.outputMode("update").format("noop").trigger(Trigger.AvailableNow())
-val query = writer.option("checkpointLocation", sys.props("fixture.checkpoint")).start()
+@transient val rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(folder)
+@transient val events = rows.select("k", "n", "v", "at", "note").as[Event].withWatermark("at", "2 minutes")
+@transient val groups = events.groupByKey(event => (event.k, event.n))
+@transient val told = groups.flatMapGroupsWithState(OutputMode.Update, GroupStateTimeout.EventTimeTimeout)(step _)
+@transient val writer = told.writeStream.outputMode("update").format("noop").trigger(Trigger.AvailableNow())
+@transient val query = writer.option("checkpointLocation", sys.props("fixture.checkpoint")).start()
 query.awaitTermination()
 System.exit(0)

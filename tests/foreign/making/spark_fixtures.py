@@ -195,7 +195,9 @@ def make_in_scala(fixture: Fixture, folder: Path, conf: dict[str, str]) -> None:
     options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
     program = Path(__file__).with_name("group_state.scala")
     command = [home / "bin" / "spark-shell", "--master", "local[2]", *options, "-i", program]
-    subprocess.run(command, check=True, timeout=300, stdin=subprocess.DEVNULL, env={**os.environ, "SPARK_HOME": str(home)})
+    subprocess.run(
+        command, check=True, timeout=300, stdin=subprocess.DEVNULL, env={**os.environ, "SPARK_HOME": str(home)}
+    )
 
 
 def _snapshots(checkpoint: Path) -> bool:
