@@ -80,17 +80,52 @@ def parse_chains(
         raise damaged(paths[short], "it holds no end mark")
     hops = _Hops(data, ends, may_delete, gap)
     begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    starts, chain = _guess(hops, begins, ends, least)
-    stops = np.append(starts[1:], ends[-1])
-    stops = np.minimum(stops, ends[chain])
-    marked = np.zeros(len(data) + 1, np.bool_)
+    found = [_even(hops, begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    uneven = np.array([at for at, entries in enumerate(found) if entries is None], np.int64)
+    if len(uneven):
+        by_lanes = _by_lanes(hops, begins, uneven, least, paths)
+        bounds = np.searchsorted(by_lanes, begins[uneven]).tolist()
+        for at, first, stop in zip(uneven.tolist(), bounds, [*bounds[1:], len(by_lanes)], strict=True):
+            found[at] = by_lanes[first:stop]
+    entries = np.concatenate([one for one in found if one is not None])
+    keys = hops.sizes[entries].astype(np.int64)
+    values = hops.sizes[entries + 4 + keys].astype(np.int64)
+    return Chain(ByteStrings(data, entries + 4, keys), ByteStrings(data, entries + 8 + keys, values))
+
+
+def _even(hops: _Hops, begin: int, end: int) -> Positions | None:
+    """Return where entries begin if all of a chain are of one size, like rows of numbers."""
+    room = end - begin - 4
+    key = hops.sizes.item(begin)
+    if not 0 <= key <= room - hops.frame or hops.sizes.item(end - 4) != -1:
+        return None
+    value = hops.sizes.item(begin + 4 + key)
+    if not 0 <= value <= room - hops.frame - key:
+        return None
+    stride = hops.frame + key + value
+    # A few first: most chains that are not even show it soon.
+    for stop in (min(end - 4, begin + 64 * stride), end - 4):
+        for at, size in ((begin, key), (begin + 4 + key, value)):
+            if room % stride or not (hops.sizes[at:stop:stride] == size).all():
+                return None
+    return np.arange(begin, end - 4, stride, dtype=np.int64)
+
+
+def _by_lanes(
+    hops: _Hops, begins: Positions, chosen: npt.NDArray[np.int64], least: tuple[int, int], paths: list[str]
+) -> Positions:
+    """Return where the entries of some chains begin."""
+    starts, chain = _guess(hops, begins, chosen, least)
+    stops = np.minimum(np.append(starts[1:], hops.ends[-1]), hops.ends[chain])
+    marked = np.zeros(int(hops.ends[-1]) + 1, np.bool_)
     landed = _run(hops, starts, chain, stops, marked)
     _mend(hops, starts, chain, landed, stops, marked, paths)
     entries = np.flatnonzero(marked)
     keys = hops.sizes[entries].astype(np.int64)
     values = hops.sizes[entries + 4 + keys].astype(np.int64)
-    _check_tiling(entries, entries + hops.frame + keys + np.maximum(values, 0), begins, ends, paths)
-    return Chain(ByteStrings(data, entries + 4, keys), ByteStrings(data, entries + 8 + keys, values))
+    after = entries + hops.frame + keys + np.maximum(values, 0)
+    _check_tiling(entries, after, begins[chosen], hops.ends[chosen], [paths[at] for at in chosen])
+    return entries
 
 
 def _check_tiling(entries: Positions, after: Positions, begins: Positions, ends: Positions, paths: list[str]) -> None:
@@ -111,16 +146,15 @@ def _check_tiling(entries: Positions, after: Positions, begins: Positions, ends:
 
 
 def _guess(
-    hops: _Hops, begins: Positions, ends: Positions, least: tuple[int, int]
+    hops: _Hops, begins: Positions, firsts: npt.NDArray[np.int64], least: tuple[int, int]
 ) -> tuple[Positions, npt.NDArray[np.int64]]:
-    """Return where lanes begin: at every chain's begin, and at likely places between."""
-    sizes = ends - begins
+    """Return where lanes begin, and their chains: at the begin of each, and at likely places."""
+    sizes = hops.ends[firsts] - begins[firsts]
     lane = max(_LANE_BYTES, int(sizes.sum()) // _MAX_LANES)
     counts = sizes // lane
     total = int(counts.sum())
-    firsts = np.arange(len(begins), dtype=np.int64)
-    if total <= len(begins):
-        return begins, firsts
+    if total <= len(firsts):
+        return begins[firsts], firsts
     chain = np.repeat(firsts, counts)
     index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     aim = begins[chain] + index * lane
@@ -129,7 +163,7 @@ def _guess(
     found = np.full(len(aim), -1, np.int64)
     # Candidates are tried a word apart from the chain's begin on: rows are multiples of 8 bytes,
     # and so are entries, but for those that carry a version byte or a checksum.
-    width = min(lane, 2 * _entry_size(hops, begins, firsts))
+    width = min(lane, 2 * _entry_size(hops, begins[firsts], firsts))
     for align in (8, 1):
         left = np.flatnonzero(found < 0)
         per_round = max(1, (1 << 20) * align // width)
@@ -137,7 +171,7 @@ def _guess(
             some = left[first : first + per_round]
             found[some] = _first_likely(hops, aim[some], chain[some], align, width, least)
     kept = found >= 0
-    starts = np.concatenate([begins, found[kept]])
+    starts = np.concatenate([begins[firsts], found[kept]])
     chains = np.concatenate([firsts, chain[kept]])
     order = np.argsort(starts, kind="stable")
     starts, chains = starts[order], chains[order]

@@ -212,9 +212,13 @@ def _shared_hash(keys: ByteStrings) -> npt.NDArray[np.bool_]:
     for word in range(min(int(words.max()), _HASHED_WORDS)):
         places = keys.start + 8 * word
         short = words <= word
-        if short.any():
-            places = np.where(short, 0, places)
-        mixed = (mixed ^ np.where(short, np.uint64(0), view[places])) * _PRIMES[1]
+        some = short.any()
+        found_word = np.where(short, np.uint64(0), view[np.where(short, 0, places)]) if some else view[places]
+        if not some and word + 1 < int(words.max()) and not found_word.any():
+            # The null bits of most keys.
+            continue
+        mixed ^= found_word
+        mixed *= _PRIMES[1]
         mixed ^= mixed >> np.uint64(29)
     if int(words.max()) > _HASHED_WORDS or np.any(keys.length & 7):
         long = keys.length >= 8
