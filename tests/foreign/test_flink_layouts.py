@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from flink_streams import WINDOW, State, Stream, canonical, heap, savepoint
-from flink_written import DOUBLE, INT, LONG, NULL_TEXT, TEXT, Kind, pack, versioned
+from flink_written import BASE, DOUBLE, INT, LONG, NULL_TEXT, TEXT, Kind, composite, pack, versioned
 from hypothesis import given, settings, strategies as some
 
 from stateformat.backends.foreign.flink import FLINK_KEY_HASH, USER_KEY_HASH, FlinkSource
@@ -224,6 +224,69 @@ def test_opaque_keys_are_kept_as_bytes(layout, tmp_path):
     assert table_of(source, "map").select(["key", "value"]).to_pylist() == [{"key": b"k1\0\x02a", "value": 40}]
     (timer,) = table_of(source, "_timer_state/event_t").to_pylist()
     assert (timer["_timestamp"], timer["key"][:2]) == (50_000, b"k1")
+
+
+LISTS = Kind(
+    "list of ints",
+    composite(f"{BASE}ListSerializerSnapshot", [INT.snapshot]),
+    some.lists(INT.values),
+    lambda items: pack("i", len(items)) + b"".join(map(INT.write, items)),
+)
+
+
+@LAYOUTS
+def test_map_keys_that_cannot_be_ours_are_kept_as_bytes(layout, tmp_path):
+    entries = [(1, 7, None, ([1, 2], "a")), (1, 7, None, ([], None)), (2, 8, None, ([3], "b"))]
+    spaced = [(1, 7, (5, 9), ([1], "a")), (1, 7, (6, 9), ([1], "b"))]
+    states = [
+        State("plain", "map", NULL_TEXT, LISTS, entries=entries),
+        State("spaced", "map", NULL_TEXT, LISTS, WINDOW_KIND, entries=spaced),
+    ]
+    source = opened(savepoint(tmp_path / "s", written(layout, LONG, states, 128, fixed_key=True), CODES[layout], 128))
+    assert {(note.kind, note.subject) for note in source.notes} == {("opaque", "op/plain"), ("opaque", "op/spaced")}
+    found = table_of(source, "plain").select(["key", "_map_key", "value"]).to_pylist()
+    assert found == [{"key": key, "_map_key": LISTS.write(own), "value": value} for _, key, _, (own, value) in entries]
+    found = table_of(source, "spaced").select(["_map_key", "value"]).to_pylist()
+    assert found == [
+        {"_map_key": WINDOW_KIND.write(space) + LISTS.write(own), "value": value}
+        for _, _, space, (own, value) in spaced
+    ]
+
+
+@LAYOUTS
+def test_keys_that_cannot_be_ours_are_kept_as_bytes(layout, tmp_path):
+    states = [
+        State("value", "value", LONG, entries=[(1, [1, 2], None, 5), (2, [], None, 6)]),
+        State("spaced", "list", TEXT, namespace=TEXT, fixed=False, entries=[(1, [1, 2], "x", ["a", ","])]),
+        State("_timer_state/processing_t", "timers", entries=[(2, [9], None, 4)]),
+    ]
+    source = opened(savepoint(tmp_path / "s", written(layout, LISTS, states, 128, fixed_key=False), CODES[layout], 128))
+    assert source.record.graph.operator("op").key_hash == USER_KEY_HASH
+    found = table_of(source, "value").select(["key", "value"]).to_pylist()
+    assert found == [{"key": LISTS.write([1, 2]), "value": 5}, {"key": LISTS.write([]), "value": 6}]
+    (row,) = table_of(source, "spaced").to_pylist()
+    assert row == {"_key_group": 1, "key": LISTS.write([1, 2]), "_map_key": "x", "value": ["a", ","]}
+    (timer,) = table_of(source, "_timer_state/processing_t").to_pylist()
+    assert (timer["key"], timer["_timestamp"], timer["_tag"]) == (LISTS.write([9]), 4000, "processing/t")
+    found = list(source.check("full", lambda done, total: None))
+    assert [(item.severity, item.operator) for item in found] == [("warning", "op")]
+
+
+@pytest.mark.parametrize("layout", ["canonical", "canonical, compressed"])
+def test_opaque_namespaces_are_kept_as_bytes(layout, tmp_path):
+    odd = Kind("kryo", KRYO, some.binary(), lambda value: value)
+    states = [
+        State("value", "value", LONG, namespace=odd, entries=[(1, 7, b"space", 5)]),
+        State("list", "list", TEXT, namespace=odd, entries=[(1, 7, b"space", ["a", "b"])]),
+        State("map", "map", TEXT, INT, odd, entries=[(1, 7, b"space", (3, "v"))]),
+        State("_timer_state/event_t", "timers", namespace=odd, entries=[(1, 7, b"\x0f\xa0", 4)]),
+    ]
+    source = opened(savepoint(tmp_path / "s", written(layout, LONG, states, 128, fixed_key=True), 7, 128))
+    rows = {name: table_of(source, name).to_pylist() for name in ("value", "list", "map", "_timer_state/event_t")}
+    assert [(row["_map_key"], row["value"]) for row in rows["value"]] == [(b"space", 5)]
+    assert [(row["_map_key"], row["value"]) for row in rows["list"]] == [(b"space", ["a", "b"])]
+    assert [(row["_map_key"], row["value"]) for row in rows["map"]] == [(b"space\0\0\0\3", "v")]
+    assert [(row["_tag"], row["key"]) for row in rows["_timer_state/event_t"]] == [("event/t/0fa0", 7)]
 
 
 def test_states_behind_an_unknown_class_are_refused_by_name_and_those_before_it_read(tmp_path):

@@ -7,7 +7,7 @@ key groups with the hashes of keys, where Java's hash of their type is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -19,9 +19,10 @@ from stateformat.keys import key_groups
 from stateformat.problems import Problem
 from stateformat.storage import Storage
 
+from ..byte_strings import from_arrow
 from ..source import Level, Part, Progress
 from .contents import Contents, KeyedPart, RocksReader
-from .described import HASHED
+from .described import BINARY_ROW, HASHED
 from .groups import HeapReader
 from .handles import (
     Changelog,
@@ -35,7 +36,9 @@ from .handles import (
     Segment,
     Stream,
 )
-from .key_hash import java_hash_codes, murmur
+from .key_hash import binary_row_codes, java_hash_codes, murmur
+from .layouts import form_of
+from .serializers import Framed
 from .streams import Place, Places
 
 CLAUSE = "Flink metadata"
@@ -175,12 +178,12 @@ class _Files:
 
 def _opaque_keys(contents: Contents) -> Iterator[Problem]:
     for uid, java in contents.keys.items():
-        if java not in (*HASHED, "Tuple"):
-            what = "is Flink SQL's own" if java else "is the user's own code"
+        if java not in (*HASHED, "Tuple", BINARY_ROW):
             yield Problem(
                 ErrorKind.UNKNOWN_KEY_HASH,
                 _STATE,
-                f"whether keys of {uid} lie in their key groups could not be checked: the hash of their type {what}",
+                f"whether keys of {uid} lie in their key groups could not be checked: the hash of their type is the "
+                "user's own code",
                 "nothing is to be done; key groups were compared with where entries lie",
                 operator=uid,
                 severity="warning",
@@ -224,10 +227,10 @@ class _Rows:
             rows = 0
             for batch in self.source.read(part):
                 rows += batch.num_rows
-                if isinstance(content, KeyedPart) and not wrong:
-                    wrong.extend(self._misplaced(part, content, batch))
             if part.rows is not None and rows != part.rows:
                 wrong.append(f"has {rows} rows, and {part.rows} by the metadata")
+            if isinstance(content, KeyedPart):
+                wrong.extend(self._misplaced(part, content))
 
         yield from self._caught(look, part.operator, part.state, part.subtask, part.path)
         for message in wrong:
@@ -242,21 +245,30 @@ class _Rows:
                 part.subtask,
             )
 
-    def _misplaced(self, part: Part, content: KeyedPart, batch: pa.RecordBatch) -> Iterator[str]:
+    def _misplaced(self, part: Part, content: KeyedPart) -> Iterator[str]:
+        """Compare the key groups of all rows with the hashes of their keys."""
         java = self.contents.keys.get(part.operator)
-        if java not in (*HASHED, "Tuple") or content.form.raw_key:
+        form, reader = content.form, content.reader
+        if reader is None or java not in (*HASHED, "Tuple", BINARY_ROW):
+            return
+        if java == BINARY_ROW:
+            # The hash is of the row's bytes: keys are read as these.
+            form, _ = form_of(part.operator, replace(form.parts, key=Framed()))
+        elif form.raw_key:
             return
         limit = self.contents.graph.operator(part.operator).max_parallelism or 1
-        expected = key_groups(murmur(java_hash_codes(batch.column("key"))), limit)
-        found = batch.column("_key_group").to_numpy()
-        wrong = np.flatnonzero(expected != found)
-        if len(wrong):
-            first = int(wrong[0])
-            key = batch.column("key")[first].as_py()
-            yield (
-                f"has {len(wrong)} rows whose keys lie in other key groups than their hashes say, the first with key "
-                f"{key!r:.80} in {found[first]} instead of {expected[first]}"
-            )
+        for batch in reader.batches(form, content.first, content.last):
+            keys = batch.column("key")
+            codes = binary_row_codes(from_arrow(keys)) if java == BINARY_ROW else java_hash_codes(keys)
+            expected, found = key_groups(murmur(codes), limit), batch.column("_key_group").to_numpy()
+            wrong = np.flatnonzero(expected != found)
+            if len(wrong):
+                first = int(wrong[0])
+                yield (
+                    f"has {len(wrong)} rows whose keys lie in other key groups than their hashes say, the first with "
+                    f"key {keys[first].as_py()!r:.80} in {found[first]} instead of {expected[first]}"
+                )
+                return
 
 
 def _walk(reader: HeapReader) -> None:

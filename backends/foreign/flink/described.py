@@ -83,9 +83,9 @@ def _parts(info: StateInfo, key: Serializer) -> Parts:
     namespace = _namespace(info.namespace)
     kind = info.options.get("KEYED_STATE_TYPE", "VALUE")
     if kind == "MAP":
-        if isinstance(value, MapOf):
+        if isinstance(value, MapOf) and not value.nullable_keys:
             return Parts(info.name, Layout.MAP, key, namespace, value.key.as_key(), value.value)
-        return Parts(info.name, Layout.MAP, key, namespace, Opaque(), value)
+        return Parts(info.name, Layout.MAP, key, namespace, Opaque(), Opaque(*value.opaque))
     if kind == "LIST":
         element = value.element if isinstance(value, ListOf) else Opaque(*value.opaque)
         return Parts(info.name, Layout.LIST, key, namespace, None, element)

@@ -33,6 +33,8 @@ def rows_of(form: Form, entries: Entries, prefix: int, path: str) -> pa.RecordBa
         return batch_of(form, _timers(form, entries, lanes))
     rows = Rows(entries.groups, _key(form, lanes))
     if form.raw_rest:
+        if form.parts.namespace is None:
+            _namespace(form, lanes)
         rows.rest = lanes.rest().to_arrow()
     elif not form.whole_key:
         rows.namespace = _namespace(form, lanes)

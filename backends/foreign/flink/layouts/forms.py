@@ -234,7 +234,8 @@ def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
     if rows.milliseconds is not None:
         columns["_timestamp"] = pa.array(_microseconds(rows.milliseconds))
         columns["_tag"] = rows.tag
-    if rows.counts is not None and form.parts.layout is Layout.LIST and rows.namespace is not None:
+    spaced = form.parts.namespace is not None and not form.whole_key
+    if rows.counts is not None and form.parts.layout is Layout.LIST and spaced:
         offsets = np.append(0, np.cumsum(rows.counts)).astype(np.int32)
         values = pa.ListArray.from_arrays(offsets, values)
     elif rows.counts is not None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ...byte_strings import Octets, Positions
-from ..serializers import Lanes, Serializer, element_lanes
+from ...byte_strings import ByteStrings, Octets, Positions
+from ..serializers import Lanes, Serializer, element_lanes, scattered
 from .canonical import timer_key, timer_namespace
 from .forms import Form, Layout, Parts, Rows, batch_of, tags, taken_raw
 
@@ -192,26 +193,52 @@ def rows_of_heap(form: Form, entry: Stored, entries: HeapEntries) -> pa.RecordBa
         namespace, raw = timer_namespace(form, lanes)
         tag = tags(parts.name, namespace, raw, len(entries))
         return batch_of(form, Rows(entries.groups, key, milliseconds=moments, tag=tag))
-    space = None
-    rest = None
+    rows = Rows(entries.groups, pa.nulls(0))
+    space: ByteStrings | None = None
     if parts.namespace is None:
         lanes.skip(1)
-    elif form.raw_rest and parts.map_key is None:
-        rest = taken_raw(parts.namespace, lanes).to_arrow()
+    elif form.raw_rest:
+        space = taken_raw(parts.namespace, lanes)
+        rows.rest = space.to_arrow()
     else:
-        space = parts.namespace.read(lanes)
-    rows = Rows(entries.groups, timer_key(form, lanes), space, rest=rest)
-    if form.raw_value:
+        rows.namespace = parts.namespace.read(lanes)
+    rows.key = timer_key(form, lanes)
+    if form.raw_value and parts.layout is not Layout.MAP:
         rows.values = taken_raw(entry.value, lanes).to_arrow()
-        return batch_of(form, rows)
-    values = entry.value.read(lanes)
-    if parts.layout is Layout.MAP:
-        rows.counts, rows.map_key, rows.values = _counts(values), values.keys, values.items
-    elif parts.layout is Layout.LIST:
-        rows.counts, rows.values = _counts(values), values.flatten()
+    elif parts.layout is Layout.MAP:
+        _entries(form, lanes, rows)
     else:
-        rows.values = values
+        rows.values = entry.value.read(lanes)
+        if parts.layout is Layout.LIST:
+            rows.counts, rows.values = _counts(rows.values), rows.values.flatten()
     return batch_of(form, rows)
+
+
+def _entries(form: Form, lanes: Lanes, rows: Rows) -> None:
+    """Take the entries of maps; ``rows.rest`` is the namespace's bytes, if map keys stay bytes."""
+    key, value = form.parts.map_key, form.parts.value
+    if key is None or value is None:
+        raise AssertionError("a map without serializers")
+
+    def skip(some: Lanes) -> None:
+        key.skip(some)
+        present = np.flatnonzero(~some.flags("whether a map's value is null"))
+        chosen = some.take(present)
+        value.skip(chosen)
+        some.put(present, chosen)
+
+    counts = lanes.counts(key.least_length + 1)
+    entries = element_lanes(lanes, counts, skip, None)
+    if form.raw_rest:
+        raw = taken_raw(key, entries).to_arrow()
+        before = rows.rest.take(np.repeat(np.arange(len(counts)), counts)) if rows.rest is not None else None
+        rows.rest = raw if before is None else pc.binary_join_element_wise(before, raw, pa.scalar(b"", pa.binary()))
+    else:
+        rows.map_key = key.read(entries)
+    present = ~entries.flags("whether a map's value is null")
+    some = entries.take(present)
+    found = taken_raw(value, some).to_arrow() if form.raw_value else value.read(some)
+    rows.counts, rows.values = counts, scattered(found, present)
 
 
 def _counts(lists: pa.Array) -> Positions:

@@ -15,6 +15,7 @@ from .pojo import CLASS, Pojo
 from .records import ROW_KINDS, Either, Enumeration, FlippedLong, Nullable, Row, Sequential, Timer, Ttl
 from .serializer import Opaque, Serializer, scattered
 from .snapshots import UnknownClass, read_top, read_versioned
+from .sql import Framed
 from .text import Character, Text
 from .times import LocalDate, LocalDateTime, LocalTime, Milliseconds, Moment
 
@@ -28,6 +29,7 @@ __all__ = [
     "Either",
     "Enumeration",
     "FlippedLong",
+    "Framed",
     "Lanes",
     "ListOf",
     "LocalDate",
