@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from stateformat.backends.foreign.framing import spark_encode
 from stateformat.backends.foreign.source import Part
-from stateformat.backends.foreign.spark import SparkSource
+from stateformat.backends.foreign.spark import SparkSource, rocksdb_store
 from stateformat.backends.foreign.spark.changelogs import read_changes
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import segment_schema
@@ -210,20 +212,113 @@ def test_files_that_are_damaged_or_gone_are_named(
     assert len(some.entries(some.parts[1]).keys)
 
 
-def test_a_number_of_keys_that_differs_is_named(tmp_path: Path) -> None:
-    def say_more(file: Path) -> None:
-        import zipfile
+def saying(old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Change the metadata in a zip."""
 
-        with zipfile.ZipFile(file) as old:
-            contents = {name: old.read(name) for name in old.namelist()}
-        contents["metadata"] = contents["metadata"].replace(b'"numKeys":', b'"numKeys":1')
-        with zipfile.ZipFile(file, "w") as new:
+    def change(file: Path) -> None:
+        with zipfile.ZipFile(file) as archive:
+            contents = {name: archive.read(name) for name in archive.namelist()}
+        assert old in contents["metadata"]
+        contents["metadata"] = contents["metadata"].replace(old, new)
+        with zipfile.ZipFile(file, "w") as archive:
             for name, octets in contents.items():
-                new.writestr(name, octets)
+                archive.writestr(name, octets)
 
-    some = broken(AGGREGATE, tmp_path / "copy", "state/0/0/5.zip", say_more)
-    with pytest.raises(DamagedCheckpoint, match="its metadata says 1"):
+    return change
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "what"),
+    [
+        (b'"numKeys":', b'"numKeys":1', DamagedCheckpoint, "keys, its metadata says 1"),
+        (b'"numKeys":', b'"numKeys":null,"x":', DamagedCheckpoint, "are none"),
+        (b'"columnFamilyMapping":{}', b'"columnFamilyMapping":[1]', DamagedCheckpoint, "are none"),
+        (b'"columnFamilyMapping":{}', b'"columnFamilyMapping":{"a":-1}', DamagedCheckpoint, "are none"),
+        (b'"columnFamilyMapping":{}', b'"columnFamilyMapping":{"a":1}', DamagedCheckpoint, "column family 'default'"),
+        (b'"dfsSstFileName":"', b'"dfsSstFileName":"../', DamagedCheckpoint, "lists the table file"),
+        (b'"sstFiles":[', b'"sstFiles":[7,', DamagedCheckpoint, "lists the table file 7"),
+        (b'"sizeBytes":', b'"sizeBytes":9', DamagedCheckpoint, "bytes, state/0/0/5.zip says 9"),
+        (b'"numKeys"', b'"logFiles":[{"localFileName":"1.log"}],"numKeys"', UnsupportedFormat, "lists logs"),
+        (b"v1", b"v2", UnsupportedFormat, "metadata is of version 'v2'"),
+        (b"{", b"[", DamagedCheckpoint, "no JSON"),
+    ],
+)
+def test_a_zip_that_says_otherwise_is_named(
+    old: bytes, new: bytes, error: type[Exception], what: str, tmp_path: Path
+) -> None:
+    some = broken(AGGREGATE, tmp_path / "copy", "state/0/0/5.zip", saying(old, new))
+    with pytest.raises(error, match=what):
         some.entries(some.parts[0])
+
+
+def its_table(change: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Change the first table file that a zip lists."""
+
+    def change_it(file: Path) -> None:
+        with zipfile.ZipFile(file) as archive:
+            found = json.loads(archive.read("metadata").partition(b"\n")[2])
+        change(file.parent / "SSTs" / found["sstFiles"][0]["dfsSstFileName"])
+
+    return change_it
+
+
+TRANSFORM = FIXTURES / "spark-4.3.0" / "transform-rocksdb"
+
+
+@pytest.mark.parametrize(
+    ("fixture", "pattern", "change", "level", "what"),
+    [
+        (AGGREGATE, "state/0/0/5.zip", its_table(Path.unlink), "quick", "sst: it is missing, and .*5.zip lists it"),
+        (AGGREGATE, "state/0/0/5.zip", its_table(cut), "quick", "bytes, .*5.zip says"),
+        (TRANSFORM, "state/0/0/10.zip", saying(b'"numKeys":', b'"numKeys":1'), "full", "keys, its metadata says 1"),
+        (TRANSFORM, "state/0/0/10.zip", saying(b'"numInternalKeys":', b'"numInternalKeys":1'), "full", "Spark's own"),
+        (TRANSFORM, "state/0/0/10.zip", saying(b'"by":5', b'"by":9'), "full", "column family 5, which it does not"),
+        (TRANSFORM, "state/0/0/10.zip", saying(b'"by":', b'"bye":'), "quick", "no column family 'by'"),
+    ],
+)
+def test_checks_find_what_is_wrong_with_a_database(
+    fixture: Path, pattern: str, change: Any, level: Any, what: str, tmp_path: Path
+) -> None:
+    some = broken(fixture, tmp_path / "copy", pattern, change)
+    found = [problem for problem in some.check(level, lambda done, total: None) if problem.severity == "error"]
+    assert len(found) == 1
+    assert re.search(what, found[0].message)
+    assert found[0].subtask == 0
+
+
+def test_parts_tell_about_what_they_take() -> None:
+    some = source(TRANSFORM / "checkpoint")
+    there = sum(file.stat().st_size for file in (TRANSFORM / "checkpoint/state/0").glob("[0-9]/**/*.*"))
+    assert 0.3 * there < sum(part.size_bytes for part in some.parts) <= there
+
+
+def test_hidden_families_follow_from_those_that_are_shown() -> None:
+    some = source(TRANSFORM / "checkpoint")
+    assert {name for _, name in some.hidden} == {"$eventTimers_timestampToKey", "$rowCounter_notes"}
+    index, hashed = some.hidden["operator-0", "$eventTimers_timestampToKey"]
+    assert hashed == 1
+    for partition in range(3):
+        timers = next(part for part in some.parts if part.state == "timers" and part.subtask == partition)
+        want = [[column.to_pylist() for column in columns[:2]] for _, columns in some.columns(timers)]
+        files = rocksdb_store.files(index, partition, some.listing)
+        entries = rocksdb_store.entries(some.folder, index, partition, files)
+        got = [column.to_pylist() for column in rocksdb_store.columns(index, entries, "x")[:2]]
+        assert sorted(map(str, zip(*got, strict=True))) == sorted(map(str, zip(*want[0], strict=True)) if want else [])
+        # They come in the order of their times.
+        assert got[1] == sorted(got[1])
+
+
+def test_what_another_attempt_left_is_passed_over(tmp_path: Path) -> None:
+    fixture = FIXTURES / "spark-4.3.0" / "aggregate-rocksdb-ids"
+
+    def leave(file: Path) -> None:
+        version = file.name.partition("_")[0]
+        file.with_name(f"{version}_another-attempt.changelog").write_bytes(file.read_bytes()[:-9] or b"x")
+
+    want = source(fixture / "checkpoint")
+    some = broken(fixture, tmp_path / "copy", "state/0/*/*.changelog", leave)
+    for one, other in zip(some.parts, want.parts, strict=True):
+        assert list(rows(some, one)) == list(rows(want, other))
 
 
 # Changelogs

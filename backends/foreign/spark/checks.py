@@ -24,7 +24,7 @@ from .hdfs_store import chain_names
 from .key_columns import partitions_of
 from .logs import OffsetLog, OperatorInfo, batches, is_number, read_offsets
 from .states import StateShape
-from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store
+from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
 
 _ADVICE_COPY: Final = "put the file back from a copy, or go on from another batch (`ckpt history` lists them)"
 _ADVICE_PARTITIONS: Final = (
@@ -61,6 +61,10 @@ class Checked(Protocol):
     def parts(self) -> Sequence[Part]:
         """All parts."""
 
+    @property
+    def reader(self) -> StoreReader:
+        """The reader of the state store."""
+
     def files(self, part: Part) -> Sequence[ObjectInfo]:
         """The files of a part."""
 
@@ -94,6 +98,11 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
                     part,
                 )
     yield from _stale_sums(source, [item for files in found.values() for item in files], level)
+    broken: set[str] = set()
+    for part, problem in _file_problems(source, found, level):
+        yield problem
+        broken.add(_folder(source, part))
+    found = {part: files for part, files in found.items() if _folder(source, part) not in broken}
     if level == "full":
         total = sum(item.size_bytes for files in found.values() for item in files)
         done = 0
@@ -103,6 +112,25 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
             done += sum(item.size_bytes for item in files)
             progress(done, total)
         yield from _joins(source, joins)
+
+
+def _folder(source: Checked, part: Part) -> str:
+    return source.stores[part.operator, part.state].folder(part.subtask or 0)
+
+
+def _file_problems(
+    source: Checked, found: Mapping[Part, Sequence[ObjectInfo]], level: Level
+) -> Iterator[tuple[Part, Problem]]:
+    """What a provider's reader finds of its files, once for each folder."""
+    seen: set[str] = set()
+    for part, files in found.items():
+        folder = _folder(source, part)
+        if folder not in seen:
+            seen.add(folder)
+            store = source.stores[part.operator, part.state]
+            arguments = (source.folder, store, part.subtask or 0, files, source.listing, level)
+            for error in source.reader.problems(*arguments):
+                yield part, _of_error(error, part)
 
 
 def _problem(

@@ -7,19 +7,14 @@ carry an id (``V_<id>.zip``), and a changelog says of which files it goes on (it
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.errors import ErrorKind
 from stateformat.storage import ObjectInfo, Storage
 
 from ..byte_strings import ByteStrings
@@ -29,13 +24,12 @@ from ..sst import (
     MERGE as _MERGE,
     PUT as _PUT,
     Run,
-    Table,
     Tombstone,
     newest,
-    open_table,
     read_tables,
 )
 from .changelogs import DELETE, DELETE_RANGE, MERGE, PUT, Changes, read_changes
+from .rocksdb_files import Snapshot, file_problems, open_tables, read_snapshot, read_whole
 from .rocksdb_keys import (
     PLAIN,
     delimiter_of,
@@ -46,32 +40,13 @@ from .rocksdb_keys import (
     split_values,
     without_sums,
 )
-from .schemas import parse_json
 from .stores import Entries, Listing, Store
 from .unsafe_row import decode_rows
 
 FILE: Final = re.compile(r"([1-9]\d{0,17})(?:_([^/.]+))?\.(zip|changelog)")
 """Names of the store's files: version, id, kind."""
-_ZIP_MAX: Final = 1 << 26
-_METADATA_MAX: Final = 1 << 24
 _LATER: Final = 1 << 55
 """Changes of changelogs get sequence numbers above this, which no table file reaches."""
-_SST_NAME: Final = re.compile(r"[^/\\\x00]+\.sst")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What the ``metadata`` of a zip says."""
-
-    path: str
-    tables: tuple[tuple[str, int], ...]
-    """Names in ``SSTs/``, and sizes."""
-    keys: int
-    """Of all column families that are not Spark's own; negative where it is not counted."""
-    families: Mapping[str, int]
-    """The numbers of the column families; empty where keys carry none."""
-    metadata: Mapping[str, Any]
-    """All of it, as Spark wrote it."""
 
 
 def files(store: Store, partition: int, listing: Listing) -> list[ObjectInfo]:
@@ -159,6 +134,9 @@ def stored(store: Store, entries: Entries) -> Entries:
     )
 
 
+problems = file_problems
+
+
 def count(store: Store, entries: Entries) -> int:
     """Return how many rows the entries decode to: of a list one for each value."""
     if not store.multiple:
@@ -181,83 +159,6 @@ def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
     ]
 
 
-def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
-    """Read the ``metadata`` of a zip."""
-    path = item.path
-    if item.size_bytes > _ZIP_MAX:
-        raise damaged(path, f"it has {item.size_bytes:,} bytes, more than lists of files have")
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(_read(folder, path)))
-        names = {info.filename: info.file_size for info in archive.infolist()}
-        logs = {name: size for name, size in names.items() if name.endswith(".log") and size}
-        if not 0 < names.get("metadata", 0) <= _METADATA_MAX:
-            raise damaged(path, f"its metadata has {names.get('metadata', 0)} bytes")
-        text = archive.read("metadata").decode("utf-8")
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError, OSError) as error:
-        raise damaged(path, f"it is no zip that can be read ({error})") from error
-    if logs:
-        raise UnsupportedFormat(
-            f"{path} holds a log of RocksDB ({next(iter(logs))}) that is not empty: changes may stand in it alone. Let "
-            "the query run one more batch",
-            kind=ErrorKind.UNSUPPORTED_FEATURE,
-            path=path,
-        )
-    version, _, body = text.partition("\n")
-    if version.strip() != "v1":
-        raise UnsupportedFormat(
-            f"{path}: its metadata is of version {version[:20]!r}; v1 is known. Use a newer stateformat",
-            kind=ErrorKind.UNSUPPORTED_VERSION,
-            path=path,
-        )
-    return _snapshot(path, parse_json(body, path))
-
-
-def _snapshot(path: str, found: Mapping[str, Any]) -> Snapshot:
-    tables: list[tuple[str, int]] = []
-    for item in found.get("sstFiles") or ():
-        name, size = item.get("dfsSstFileName"), item.get("sizeBytes")
-        if not isinstance(name, str) or not _SST_NAME.fullmatch(name) or not isinstance(size, int):
-            raise damaged(path, f"it lists the table file {item!r}", kind=ErrorKind.DAMAGED_MANIFEST)
-        tables.append((name, size))
-    if found.get("logFiles"):
-        raise UnsupportedFormat(
-            f"{path} lists logs of RocksDB, which are not read here. Let the query run one more batch",
-            kind=ErrorKind.UNSUPPORTED_FEATURE,
-            path=path,
-        )
-    families = found.get("columnFamilyMapping") or {}
-    keys = found.get("numKeys", -1)
-    if not isinstance(keys, int) or not all(isinstance(one, int) and 0 <= one < 1 << 16 for one in families.values()):
-        raise damaged(path, "its numbers of keys or column families are none", kind=ErrorKind.DAMAGED_MANIFEST)
-    return Snapshot(path, tuple(tables), keys, dict(families), found)
-
-
-def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:
-    """Open the table files that a zip lists."""
-    tables = []
-    for name, size in snapshot.tables:
-        path = f"{place}/SSTs/{name}"
-        try:
-            found = folder.size(path)
-        except FileNotFoundError as error:
-            raise damaged(
-                path, f"it is missing, and {snapshot.path} lists it", kind=ErrorKind.OBJECT_MISSING
-            ) from error
-        if found != size:
-            raise damaged(
-                path, f"it has {found} bytes, {snapshot.path} says {size}", kind=ErrorKind.OBJECT_SIZE_DIFFERS
-            )
-        tables.append(open_table(partial(folder.read_range, path), size, path))
-    return tables
-
-
-def _read(folder: Storage, path: str) -> bytes:
-    try:
-        return bytes(folder.read(path))
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
-
-
 def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[ObjectInfo | None, list[Changes]]:
     """Return the zip that a version goes back to, and the changes after it, the oldest first."""
     named = [(FILE.fullmatch(item.path.rpartition("/")[2]), item) for item in files]
@@ -274,7 +175,7 @@ def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[
                 "it is missing, and a later changelog goes on from it",
                 kind=ErrorKind.OBJECT_MISSING,
             )
-        logs.append(read_changes(spark_decode(store.codec, _read(folder, item.path), item.path), item.path))
+        logs.append(read_changes(spark_decode(store.codec, read_whole(folder, item.path), item.path), item.path))
         if own:
             ids.update({number: one for number, one in logs[-1].lineage if number < version})
             if version > 1 and version - 1 not in ids:

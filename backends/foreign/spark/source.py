@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -271,13 +272,17 @@ class SparkSource:
     def parts(self) -> Sequence[Part]:
         """One part per state and partition, sizes from the listing."""
         found = []
+        sharing = Counter((store.operator, store.store_name) for store in self.stores.values())
         for (operator, state), store in sorted(self.stores.items()):
+            shares = sharing[store.operator, store.store_name]
             for partition in range(store.partitions):
                 try:
                     files = self.reader.files(store, partition, self.listing)
                 except DamagedCheckpoint:
                     files = []
-                size = sum(item.size_bytes for item in files)
+                # Which tables are of this version stands in the zip: all of them are counted.
+                tables = self.listing.files(f"{store.folder(partition)}/SSTs").values()
+                size = (sum(item.size_bytes for item in files) + sum(tables)) // shares
                 path = files[-1].path if files else store.folder(partition)
                 found.append(Part(operator, state, partition, size, path, None, partition, partition))
         return tuple(found)

@@ -13,9 +13,11 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from stateformat.errors import CheckpointError
 from stateformat.storage import ObjectInfo, Storage
 
 from ..byte_strings import ByteStrings
+from ..source import Level
 from .schemas import SparkField, StoreSchema
 
 HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
@@ -127,3 +129,14 @@ class StoreReader(Protocol):
 
         Where an entry holds several values there are more rows than entries.
         """
+
+    def problems(
+        self,
+        folder: Storage,
+        store: Store,
+        partition: int,
+        files: Sequence[ObjectInfo],
+        listing: Listing,
+        level: Level,
+    ) -> Iterable[CheckpointError]:
+        """Return what is wrong with a partition's files, beside what reading its entries meets."""

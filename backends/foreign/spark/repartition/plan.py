@@ -19,7 +19,7 @@ from stateformat.storage import ObjectInfo, Storage
 
 from ...framing import damaged
 from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
-from ..rocksdb_store import read_snapshot
+from ..rocksdb_files import read_snapshot
 from ..source import READERS, SparkSource
 from ..stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Store, StoreReader
 from .logs import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, edit_operator, location_like, moved_schema
