@@ -21,7 +21,7 @@ from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, from_arrow
 from ...framing import damaged
-from .. import rocksdb_keys, rocksdb_store
+from .. import rocksdb_files, rocksdb_keys, rocksdb_store
 from ..key_columns import spark_hashes
 from ..schemas import SparkField, SparkType, has_values
 from ..stores import Entries, Store
@@ -96,7 +96,7 @@ def _check_count(folder: Storage, source: Source, found: int) -> None:
     """
     if len(source.files) != 1:
         return
-    said = rocksdb_store.read_snapshot(folder, source.files[0]).metadata
+    said = rocksdb_files.read_snapshot(folder, source.files[0]).metadata
     counts = [said.get("numKeys", -1), said.get("numInternalKeys", -1)]
     if min(counts) >= 0 and sum(counts) != found:
         raise damaged(
