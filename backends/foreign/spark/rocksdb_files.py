@@ -122,6 +122,7 @@ def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:
 
 
 def read_whole(folder: Storage, path: str) -> bytes:
+    """Read a file; ``DamagedCheckpoint`` where it is missing."""
     try:
         return bytes(folder.read(path))
     except FileNotFoundError as error:
