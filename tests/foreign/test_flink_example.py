@@ -22,7 +22,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
-@pytest.mark.parametrize("name", ["core-hashmap-canonical", "core-hashmap-native", "core-rocksdb-canonical"])
+@pytest.mark.parametrize("name", ["core-hashmap-canonical", "core-rocksdb-canonical"])
 def test_a_flink_savepoint_goes_on_as_a_job_of_ours(
     moves: ModuleType, tmp_path: Path, name: str, parallelism: int
 ) -> None:
