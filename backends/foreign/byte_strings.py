@@ -12,8 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stateformat.errors import ErrorKind, UnsupportedFormat
+
 Octets: TypeAlias = "npt.NDArray[np.uint8]"
 Positions: TypeAlias = "npt.NDArray[np.int64]"
+
+_LOW = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(13)], np.uint64)
+_HIGH = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(13)], np.uint32)
+"""By the length of a short string: which of its first eight bytes, and of the next four, are its
+own.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +80,33 @@ def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
     view_type = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
     if not count:
         return pa.array([], kind)
+    total = int(strings.length.sum())
+    if total >= 1 << 31:
+        raise UnsupportedFormat(
+            f"strings of {total} bytes are to be read at once, and a column of Arrow holds 2147483647; read fewer key "
+            "groups or partitions at once",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        )
     views = np.zeros((count, 4), np.int32)
     views[:, 0] = strings.length
     short = strings.length <= 12
     longer = ~short
     data = np.ascontiguousarray(strings.data)
     # A view has the first four bytes of a long string, or all of a short one, in itself.
-    inline = views.view(np.uint8).reshape(count, 16)
-    padded = data if len(data) >= 12 else np.concatenate([data, np.zeros(12 - len(data), np.uint8)])
     if short.any():
-        start, length = strings.start[short], strings.length[short]
-        columns = np.arange(12)
-        taken = padded[np.minimum(start[:, None] + columns, len(padded) - 1)]
-        inline[short, 4:] = np.where(columns < length[:, None], taken, 0)
+        chosen = slice(None) if short.all() else short
+        start, length = strings.start[chosen], strings.length[chosen]
+        padded = data
+        if int(start.max()) + 12 > len(data):
+            padded = np.concatenate([data, np.zeros(12, np.uint8)])
+        low = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))[start] & _LOW[length]
+        high = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))[start + 8] & _HIGH[length]
+        views[chosen, 1:3] = low.view(np.int32).reshape(-1, 2)
+        views[chosen, 3] = high.view(np.int32)
     # Buffers of a view are addressed by 32 bits.
     if longer.any():
         start = strings.start[longer]
-        inline[longer, 4:8] = padded[start[:, None] + np.arange(4)]
+        views[longer, 1] = np.ndarray((len(data) - 3,), "<i4", data, strides=(1,))[start]
         views[longer, 2] = start >> 30
         views[longer, 3] = start & ((1 << 30) - 1)
         crossing = int(start.max()) >> 30
