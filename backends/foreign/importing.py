@@ -25,7 +25,7 @@ from stateformat.segments import WriteOptions
 from stateformat.storage import without_secrets
 
 from ..dataflow.graph import ENUMERATOR, SPLITS
-from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, plan_rewrite
+from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, is_hashable, plan_rewrite
 from .checkpoint import ForeignCheckpoint
 from .flink import FlinkSource
 from .flink.writing import (
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 
 KeyHash = Literal["rehash", "keep"]
-UNKNOWN_HASH: Final = "flink-user-hashcode"
-"""Key groups came from a hash code that only the user's program knows."""
 SPARK_MAX_PARALLELISM: Final = 128
 """What a Spark query gets: the number of its partitions is no number of key groups."""
 PROPERTY: Final = "import."
@@ -287,18 +285,20 @@ class _Without:
 def _check_keys_known(record: Record) -> None:
     """Raise ``InvalidInput`` for keys that are opaque: our hash of their bytes means nothing."""
     opaque = [
-        f"{state.name!r} of {state.operator!r}"
+        state
         for state in record.states
         if state.mode is Mode.KEYED
-        and record.graph.operator(state.operator).key_hash == UNKNOWN_HASH
-        and all(item.type == "binary" for item in state.current.fields if item.name in state.key_columns)
+        and any(item.type == "binary" for item in state.current.fields if item.name in state.key_columns)
+        and not is_hashable(state, record.graph.operator(state.operator))
     ]
     if opaque:
+        named = ", ".join(f"{state.name!r} of {state.operator!r}" for state in opaque[:20])
         raise InvalidInput(
-            f"the keys of state {', '.join(opaque[:20])}{' and more' if len(opaque) > 20 else ''} are bytes of a "
-            "serializer that only the program knows, so no record's key can be hashed as they are. Keep their key "
-            "groups with --key-hash keep, or leave the states out with --drop",
+            f"the keys of state {named}{' and more' if len(opaque) > 20 else ''} are kept as bytes, of types that our "
+            "hash does not take, so no record's key would find them. Keep their key groups with --key-hash keep, or "
+            "leave the states out with --drop",
             kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
+            states=[f"{state.operator}/{state.name}" for state in opaque],
         )
 
 

@@ -6,6 +6,7 @@ Users call ``rewrite`` with a ``RewriteSpec`` and an ``Engine``;
 another parallelism without touching data.
 """
 
+from .naming import is_hashable
 from .planning import Move, RehashSource, RewritePlan, plan_rewrite
 from .rescale import publish_rescaled
 from .rewrite import Engine, Rewritten, carry_out, rewrite
@@ -23,6 +24,7 @@ __all__ = [
     "carry_out",
     "ThreadEngine",
     "distribute",
+    "is_hashable",
     "plan_rewrite",
     "publish_rescaled",
     "rewrite",

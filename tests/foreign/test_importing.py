@@ -102,7 +102,7 @@ def opaque() -> FakeSource:
 
 
 def test_opaque_keys_are_refused_by_name_unless_their_groups_are_kept(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"keys of state 'users' of 'op' are bytes .* --key-hash keep"):
+    with pytest.raises(InvalidInput, match=r"keys of state 'users' of 'op' are kept as bytes, .* --key-hash keep"):
         imported(opaque(), tmp_path)
     store, _ = imported(opaque(), tmp_path, key_hash="keep")
     assert rows(store, "op", "users") == [{"key": b"k", "value": b"v"}]
