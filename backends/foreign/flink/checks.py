@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
@@ -227,10 +228,12 @@ class _Rows:
             rows = 0
             for batch in self.source.read(part):
                 rows += batch.num_rows
+                if isinstance(content, KeyedPart) and not wrong:
+                    wrong.extend(self._misplaced(part, content, batch))
             if part.rows is not None and rows != part.rows:
                 wrong.append(f"has {rows} rows, and {part.rows} by the metadata")
-            if isinstance(content, KeyedPart):
-                wrong.extend(self._misplaced(part, content))
+            if isinstance(content, KeyedPart) and not wrong:
+                wrong.extend(self._misplaced_rows(part, content))
 
         yield from self._caught(look, part.operator, part.state, part.subtask, part.path)
         for message in wrong:
@@ -245,30 +248,29 @@ class _Rows:
                 part.subtask,
             )
 
-    def _misplaced(self, part: Part, content: KeyedPart) -> Iterator[str]:
-        """Compare the key groups of all rows with the hashes of their keys."""
-        java = self.contents.keys.get(part.operator)
-        form, reader = content.form, content.reader
-        if reader is None or java not in (*HASHED, "Tuple", BINARY_ROW):
+    def _misplaced(self, part: Part, content: KeyedPart, batch: pa.RecordBatch) -> Iterator[str]:
+        """Compare the key groups of rows with Java's hash codes of their keys."""
+        if self.contents.keys.get(part.operator) in (*HASHED, "Tuple") and not content.form.raw_key:
+            yield from self._other_groups(part, batch, java_hash_codes(batch.column("key")))
+
+    def _misplaced_rows(self, part: Part, content: KeyedPart) -> Iterator[str]:
+        """Do the same for keys of SQL: the hash is of a row's bytes, so keys are read as these."""
+        if self.contents.keys.get(part.operator) != BINARY_ROW or content.reader is None:
             return
-        if java == BINARY_ROW:
-            # The hash is of the row's bytes: keys are read as these.
-            form, _ = form_of(part.operator, replace(form.parts, key=Framed()))
-        elif form.raw_key:
-            return
+        form, _ = form_of(part.operator, replace(content.form.parts, key=Framed()))
+        for batch in content.reader.batches(form, content.first, content.last):
+            yield from self._other_groups(part, batch, binary_row_codes(from_arrow(batch.column("key"))))
+
+    def _other_groups(self, part: Part, batch: pa.RecordBatch, codes: npt.NDArray[np.int32]) -> Iterator[str]:
         limit = self.contents.graph.operator(part.operator).max_parallelism or 1
-        for batch in reader.batches(form, content.first, content.last):
-            keys = batch.column("key")
-            codes = binary_row_codes(from_arrow(keys)) if java == BINARY_ROW else java_hash_codes(keys)
-            expected, found = key_groups(murmur(codes), limit), batch.column("_key_group").to_numpy()
-            wrong = np.flatnonzero(expected != found)
-            if len(wrong):
-                first = int(wrong[0])
-                yield (
-                    f"has {len(wrong)} rows whose keys lie in other key groups than their hashes say, the first with "
-                    f"key {keys[first].as_py()!r:.80} in {found[first]} instead of {expected[first]}"
-                )
-                return
+        expected, found = key_groups(murmur(codes), limit), batch.column("_key_group").to_numpy()
+        wrong = np.flatnonzero(expected != found)
+        if len(wrong):
+            first = int(wrong[0])
+            yield (
+                f"has {len(wrong)} rows whose keys lie in other key groups than their hashes say, the first with key "
+                f"{batch.column('key')[first].as_py()!r:.80} in {found[first]} instead of {expected[first]}"
+            )
 
 
 def _walk(reader: HeapReader) -> None:

@@ -100,6 +100,7 @@ class Places:
     elsewhere: dict[str, str] = field(default_factory=dict)
     """By URI: where in the folder it was found."""
     _known: dict[str, int] | None = None
+    _opened: dict[str, Storage] = field(default_factory=dict)
 
     def of(self, stream: Stream | None) -> Place:
         """Return the place of a stream. Nothing is opened.
@@ -145,7 +146,9 @@ class Places:
             raise DamagedCheckpoint(
                 f"{self.home}_metadata names {uri!r}, which is no file", kind=ErrorKind.INVALID_PATH, path=uri
             )
-        return Place(uri, size, None, self.outside(_openable(above)), last, start, whole)
+        if above not in self._opened:
+            self._opened[above] = self.outside(_openable(above))
+        return Place(uri, size, None, self._opened[above], last, start, whole)
 
     def within(self, uri: str) -> str | None:
         """Return the path of a URI relative to the folder; None if it lies outside."""
