@@ -21,7 +21,7 @@ from stateformat.model import Kind
 from stateformat.storage import Storage, folder_of, open_storage
 
 FIXTURES = Path(__file__).parent / "fixtures"
-JOBS = ("core", "brief", "keys", "namespaces", "shared", "sink", "ttl", "wide", "windows", "finished")
+JOBS = ("core", "brief", "keys", "namespaces", "shared", "sink", "sql", "ttl", "wide", "windows", "finished")
 SAVED = [
     path.parent
     for path in sorted(FIXTURES.glob("flink-*/*/savepoint"))

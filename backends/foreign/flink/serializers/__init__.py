@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from .collections import Characters, ListOf, MapOf, MaskedList, Octets, element_lanes
 from .lanes import Lanes, gathered, ramp
+from .logical import Logical
 from .numbers import BigDecimal, BigInteger
 from .plain import Boolean, Nothing, Number, TimeWindow
 from .pojo import CLASS, Pojo
-from .records import ROW_KINDS, Either, Enumeration, FlippedLong, Nullable, Row, Sequential, Timer, Ttl
+from .records import ROW_KINDS, Either, Enumeration, FlippedLong, Nullable, Row, Sequential, Timer, Ttl, Tuple
 from .serializer import Opaque, Serializer, scattered
 from .snapshots import UnknownClass, read_top, read_versioned
-from .sql import Framed
+from .sql import DecimalData, Framed, ManyData, RowData, TextData, TimestampData
 from .text import Character, Text
 from .times import LocalDate, LocalDateTime, LocalTime, Milliseconds, Moment
 
@@ -26,6 +27,7 @@ __all__ = [
     "CLASS",
     "Character",
     "Characters",
+    "DecimalData",
     "Either",
     "Enumeration",
     "FlippedLong",
@@ -35,6 +37,8 @@ __all__ = [
     "LocalDate",
     "LocalDateTime",
     "LocalTime",
+    "Logical",
+    "ManyData",
     "MapOf",
     "MaskedList",
     "Milliseconds",
@@ -47,12 +51,16 @@ __all__ = [
     "Pojo",
     "ROW_KINDS",
     "Row",
+    "RowData",
     "Sequential",
     "Serializer",
     "Text",
+    "TextData",
     "TimeWindow",
     "Timer",
+    "TimestampData",
     "Ttl",
+    "Tuple",
     "UnknownClass",
     "element_lanes",
     "gathered",

@@ -119,3 +119,23 @@ def children(values: pa.Array) -> list[pa.Array]:
     """Return the fields of structs, null where a struct is."""
     found: list[pa.Array] = values.flatten()
     return found
+
+
+def fewest_octets(wide: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return big-endian numbers in two's complement without the bytes that they do not need."""
+    lengths = _fewest(wide)
+    width = wide.shape[1]
+    return of_lengths(wide[np.arange(width) >= width - lengths[:, None]], lengths)
+
+
+def _fewest(wide: npt.NDArray[np.uint8]) -> Positions:
+    """Return how many bytes each number needs, one at least."""
+    extension = np.where(wide[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
+    needless = np.cumprod(wide == extension, axis=1).sum(axis=1)
+    width = wide.shape[1]
+    left = np.minimum(needless, width - 1)
+    # The byte that is kept first must have the sign in its top bit.
+    first = wide[np.arange(len(wide)), left]
+    back = (needless > 0) & ((first >= 0x80) != (extension[:, 0] >= 0x80)) & (left > 0)
+    fewest: Positions = (width - left + back).astype(np.int64)
+    return fewest

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
 
-from ...byte_strings import Positions
-from .binaries import joined, of_lengths, of_numbers, present, repeated, scattered
+from .binaries import fewest_octets, joined, of_numbers, present, repeated, scattered
 
 _DIGITS = 76
 """What Arrow's widest decimal holds."""
@@ -67,9 +66,7 @@ def _unscaled(digits: pa.Array) -> pa.Array:
         found = found.combine_chunks()
     raw = np.frombuffer(found.buffers()[1], np.uint8)[32 * found.offset : 32 * (found.offset + len(found))]
     wide = raw.reshape(-1, 32)[:, ::-1]
-    fewest = _fewest(wide)
-    kept = np.arange(32) >= 32 - fewest[:, None]
-    octets = of_lengths(wide[kept], fewest)
+    octets = fewest_octets(wide)
     if not rare.any():
         return octets
     # More digits than any decimal of Arrow has: one by one, for nobody has many of these.
@@ -78,19 +75,6 @@ def _unscaled(digits: pa.Array) -> pa.Array:
     source = np.arange(len(digits))
     source[places] = len(digits) + np.arange(len(places))
     return pa.concat_arrays([octets, long]).take(pa.array(source))
-
-
-def _fewest(wide: npt.NDArray[np.uint8]) -> Positions:
-    """Return how many bytes each number needs, one at least."""
-    extension = np.where(wide[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
-    needless = np.cumprod(wide == extension, axis=1).sum(axis=1)
-    width = wide.shape[1]
-    left = np.minimum(needless, width - 1)
-    # The byte that is kept first must have the sign in its top bit.
-    first = wide[np.arange(len(wide)), left]
-    back = (needless > 0) & ((first >= 0x80) != (extension[:, 0] >= 0x80)) & (left > 0)
-    fewest: Positions = (width - left + back).astype(np.int64)
-    return fewest
 
 
 def _one(text: str) -> bytes:

@@ -10,10 +10,10 @@ from ...byte_strings import Positions, from_arrow
 from .binaries import joined, of_lengths, of_rows, present, varints
 
 
-def encode_text(values: pa.Array) -> pa.Array:
-    """Encode strings: their length in units + 1, 0 for null, then the units."""
+def encode_text(values: pa.Array, more: int = 1) -> pa.Array:
+    """Encode strings: their length in units + ``more``, 0 for null, then the units."""
     units, counts = units_of(values)
-    lengths = varints(np.where(present(values), counts + 1, 0))
+    lengths = varints(np.where(present(values), counts + more, 0))
     if not len(units) or units.max() < 0x80:
         return joined(lengths, of_lengths(units.astype(np.uint8), counts))
     each = varints(units.astype(np.int64))

@@ -23,13 +23,16 @@ from ..serializers import (
     Boolean,
     Character,
     Characters,
+    DecimalData,
     Either,
     Enumeration,
     FlippedLong,
+    Framed,
     ListOf,
     LocalDate,
     LocalDateTime,
     LocalTime,
+    ManyData,
     MapOf,
     MaskedList,
     Milliseconds,
@@ -41,10 +44,16 @@ from ..serializers import (
     Opaque,
     Pojo,
     Row,
+    RowData,
     Sequential,
     Serializer,
     Text,
+    TextData,
+    Timer,
+    TimestampData,
     TimeWindow,
+    Ttl,
+    Tuple,
 )
 from .binaries import (
     Mask,
@@ -60,6 +69,14 @@ from .binaries import (
     scattered,
 )
 from .numbers import encode_big_decimal, encode_big_integer
+from .sql import (
+    encode_decimal_data,
+    encode_framed,
+    encode_many_data,
+    encode_row_data,
+    encode_text_data,
+    encode_timestamp_data,
+)
 from .text import encode_character, encode_text, units_of
 
 _I64_MIN = np.iinfo(np.int64).min
@@ -71,9 +88,10 @@ def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
     Raises ``InvalidInput`` for a value that the serializer cannot write, and ``UnsupportedFormat``
     for a serializer whose values are not written.
     """
-    for kind, make in _ENCODERS.items():
-        if isinstance(serializer, kind):
-            return make(serializer, values)
+    # By the very class: what is derived from one that is written may lie otherwise.
+    make = _ENCODERS.get(type(serializer))
+    if make is not None:
+        return make(serializer, values)
     raise UnsupportedFormat(
         f"values of {type(serializer).__name__} are read from Flink, and not written; leave the state out with --drop",
         kind=ErrorKind.UNSUPPORTED_FEATURE,
@@ -119,8 +137,10 @@ def _window(_serializer: Serializer, values: pa.Array) -> pa.Array:
     return joined(*(of_numbers(numbers(item), ">i8") for item in children(values)))
 
 
-def _text(_serializer: Serializer, values: pa.Array) -> pa.Array:
-    return encode_text(values)
+def _text(serializer: Text, values: pa.Array) -> pa.Array:
+    if not serializer.nullable:
+        _refuse_nulls(values, "StringValue")
+    return encode_text(values, 1 if serializer.nullable else 0)
 
 
 def _character(_serializer: Serializer, values: pa.Array) -> pa.Array:
@@ -364,6 +384,9 @@ _ENCODERS: dict[type[Serializer], Callable[[Any, pa.Array], pa.Array]] = {
     Character: _character,
     Opaque: _opaque,
     Sequential: _sequential,
+    Timer: _sequential,
+    Ttl: _sequential,
+    Tuple: _sequential,
     Nullable: _nullable,
     Row: _row,
     Either: _either,
@@ -381,4 +404,10 @@ _ENCODERS: dict[type[Serializer], Callable[[Any, pa.Array], pa.Array]] = {
     BigInteger: lambda _serializer, values: encode_big_integer(values),
     BigDecimal: lambda _serializer, values: encode_big_decimal(values),
     Pojo: _pojo,
+    RowData: encode_row_data,
+    Framed: encode_framed,
+    TextData: encode_text_data,
+    ManyData: encode_many_data,
+    DecimalData: encode_decimal_data,
+    TimestampData: encode_timestamp_data,
 }
