@@ -52,8 +52,12 @@ def rows(kind: str, count: int) -> pa.Table:
     values = pa.array(rng.integers(0, 1 << 40, count))
     if kind == "long → long":
         return pa.table({"k": keys, "v": values})
-    texts = pc.utf8_lpad(values.cast(pa.string()), 40, "value of a key ")
-    return pa.table({"k": pc.utf8_lpad(keys.cast(pa.string()), 16, "key-"), "v": texts})
+    # Texts of several lengths, about 10 and 30 bytes long.
+    names, texts = (
+        pc.binary_join_element_wise(before, numbers.cast(pa.string()), "")
+        for before, numbers in (("key-", keys), ("value of a key: ", values))
+    )
+    return pa.table({"k": names, "v": texts})
 
 
 def store(spark: SparkSession, provider: str, kind: str, folder: Path) -> Path:
