@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +98,25 @@ def aggregate(tmp_path: Path) -> Path:
     return Path(shutil.copytree(AGGREGATE, tmp_path / "source"))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_every_state_is_the_same_by_key_at_any_number_of_partitions(name: str, tmp_path: Path) -> None:
-    source = FIXTURES / name / "checkpoint"
+def check_dealt(source: Path, folders: Path, numbers: Sequence[int]) -> None:
     before, files = content(source), bytes_of(source)
     at = source
-    for number in (4, 61, 8, 1):
-        deal(at, tmp_path / str(number), number)
-        at = tmp_path / str(number)
+    for number in numbers:
+        deal(at, folders / str(len(list(folders.iterdir()))), number)
+        at = folders / str(len(list(folders.iterdir())) - 1)
         assert content(at) == before
         assert problems(at) == problems(source)
     assert bytes_of(source) == files
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_state_is_the_same_by_key_at_any_number_of_partitions(name: str, tmp_path: Path) -> None:
+    check_dealt(FIXTURES / name / "checkpoint", tmp_path, (7, 2))
+
+
+@pytest.mark.parametrize("name", ["aggregate", "session-rocksdb"])
+def test_there_and_back_again(name: str, tmp_path: Path) -> None:
+    check_dealt(FIXTURES / "spark-4.3.0" / name / "checkpoint", tmp_path, (4, 200, 8, 4))
 
 
 @pytest.mark.parametrize("name", [name for name in DEFAULT_STORE if "row-checksum" not in name])

@@ -34,7 +34,7 @@ ENTRIES: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.fie
 """Pieces of RocksDB: its own keys and values."""
 PIECE_BYTES: Final = 16 << 20
 """What one row of frames, or one batch of entries, holds at most, before compression."""
-TABLE_BYTES: Final = 64 << 20
+TABLE_BYTES: Final = 32 << 20
 """Entries that one table takes into memory."""
 _END: Final = struct.pack(">i", -1)
 _FIRST_TABLE: Final = 10
