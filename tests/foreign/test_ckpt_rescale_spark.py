@@ -6,18 +6,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stateformat.storage import folder_of, open_storage
 from stateformat.tools.jobs import rescale
 from tests.ckpt.ckpt_runs import document, failure, page
 from tests.foreign.test_spark_repartition import AGGREGATE, FIXTURES, bytes_of, content, deal, swap
 from tests.rewrite import rewrite_jobs as jobs
+from tests.servers.server import BUCKET, S3Server
 
 PAGES = Path(__file__).parent / "pages"
 JOIN = FIXTURES / "spark-4.3.0" / "join-outer" / "checkpoint"
+TRANSFORM = FIXTURES / "spark-4.3.0" / "transform-rocksdb" / "checkpoint"
 CALLS = {
     "rescale-spark": ["--parallelism", "12"],
     "rescale-spark-rocksdb": ["--parallelism", "2", "--provider", "rocksdb"],
@@ -140,3 +144,33 @@ def test_the_program_for_spark_submit_is_the_same_command(
     monkeypatch.setattr(rescale, "session", lambda _: type("Kept", (), {"stop": lambda self: None})())
     assert rescale.run([str(AGGREGATE), "--parallelism", "5", "--to", str(tmp_path / "copy")]) == 0
     assert content(tmp_path / "copy") == content(AGGREGATE)
+
+
+@pytest.mark.s3
+def test_a_query_on_s3_is_written_to_s3(moto: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ACCESS_KEY_ID", moto.key), ("SECRET_ACCESS_KEY", moto.secret), ("REGION", moto.region)):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    base = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    options: dict[str, Any] = {"endpoint_url": moto.endpoint}
+    there = folder_of(open_storage(f"{base}/query", **options))
+    assert there is not None
+    for path, data in bytes_of(TRANSFORM).items():
+        with there.open_output(path) as output:
+            output.write(data)
+    where = ("--to", f"{base}/copy", "--parallelism", "5", "--endpoint-url", moto.endpoint)
+    found = document("rescale", f"{base}/query", *where)
+    copy = folder_of(open_storage(f"{base}/copy", **options))
+    assert copy is not None
+    assert found["location"] == f"s3a://{base.removeprefix('s3://')}/copy"
+    (path,) = (item.path for item in copy.list("state/0/_metadata/v2/"))
+    schema = json.loads(bytes(copy.read(path)).splitlines()[1])["stateStoreInfo"][0]["stateSchemaFilePaths"][0]
+    assert schema.startswith(f"{found['location']}/state/0/_stateSchema/default/")
+    copy.size(schema.removeprefix(f"{found['location']}/"))
+    assert {item.path for item in there.list("")} == set(bytes_of(TRANSFORM))
+    for item in copy.list(""):
+        target = tmp_path / "copy" / item.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(bytes(copy.read(item.path)))
+    assert content(tmp_path / "copy") == content(TRANSFORM)
+    refused = failure("rescale", f"{base}/query", *where, status=2)
+    assert "holds a query's checkpoint" in refused["message"]
