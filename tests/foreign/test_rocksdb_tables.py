@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stateformat.backends.foreign.sst import Table, merged
+from stateformat.backends.foreign.sst import Table, lanes, merged
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from tests.foreign.rocks_tables import DELETE, MERGE, PUT, SINGLE_DELETE, model, opened, table
 
@@ -202,6 +202,13 @@ def test_what_is_wrong_with_a_table_is_said(octets: bytes, kind: ErrorKind, what
         merged([opened(octets)])
     assert caught.value.kind is kind
     assert caught.value.details["path"] == "000001.sst"
+
+
+def test_a_restart_point_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_STEPS_MAX", 20)
+    assert contents([opened(table(RECORDS, per_block=40, interval=20))]) == model(RECORDS)
+    with pytest.raises(DamagedCheckpoint, match="more than 20 entries"):
+        merged([opened(table(RECORDS, per_block=40, interval=21))])
 
 
 def test_no_tables_hold_nothing() -> None:

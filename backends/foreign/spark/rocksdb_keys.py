@@ -14,8 +14,9 @@ A key may have several values, each after its i32 size (Spark 4: of merges, one 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,10 @@ RANGE: Final = "RangeKeyScanStateEncoderSpec"
 TIME_FIRST: Final = "TimestampAsPrefixKeyStateEncoderSpec"
 TIME_LAST: Final = "TimestampAsPostfixKeyStateEncoderSpec"
 _KNOWN: Final = (PLAIN, PREFIX, RANGE, TIME_FIRST, TIME_LAST)
+_FEW: Final = 16
+"""So many lists are walked one after another, not a value of each a step."""
+_Step: TypeAlias = "tuple[Positions, Positions, Positions, Positions]"
+"""Of values: the list, the place in it, where it begins, and its size."""
 _NULL: Final = 2
 _NEGATIVE: Final = 0
 _SORTED: Final = {
@@ -217,9 +222,13 @@ def _walked(values: ByteStrings, lead: int, gap: int, path: str) -> tuple[Positi
     data: Octets = values.data
     at, end = values.start.copy(), values.start + values.length
     counts = np.zeros(len(values), np.int64)
-    steps: list[tuple[Positions, Positions, Positions]] = []
+    steps: list[_Step] = []
     active = np.flatnonzero(at < end)
     while len(active):
+        if len(active) <= _FEW:
+            # The last long lists: a step of numpy costs as much as many plain ones.
+            steps += _walked_singly(data, active, at, end, counts, lead, gap, path)
+            break
         here = at[active]
         room = end[active] - here - lead - 4
         if (room < 1).any():
@@ -229,7 +238,7 @@ def _walked(values: ByteStrings, lead: int, gap: int, path: str) -> tuple[Positi
         if wrong.any():
             which = int(np.argmax(wrong))
             raise damaged(path, f"a value in a list declares {int(size[which])} bytes, {int(room[which])} are left")
-        steps.append((active, here, size + lead + 4))
+        steps.append((active, counts[active], here, size + lead + 4))
         counts[active] += 1
         at[active] = here + lead + 4 + size
         active = active[at[active] < end[active]]
@@ -239,9 +248,46 @@ def _walked(values: ByteStrings, lead: int, gap: int, path: str) -> tuple[Positi
             at[active] += gap
     place = np.cumsum(counts) - counts
     start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int64)
-    for number, (owner, begin, size) in enumerate(steps):
-        start[place[owner] + number], length[place[owner] + number] = begin, size
+    for owner, nth, begin, size in steps:
+        start[place[owner] + nth], length[place[owner] + nth] = begin, size
     return counts, ByteStrings(data, start, length)
+
+
+def _walked_singly(
+    data: Octets,
+    lists: Positions,
+    at: Positions,
+    end: Positions,
+    counts: Positions,
+    lead: int,
+    gap: int,
+    path: str,
+) -> list[_Step]:
+    """Walk the rest of a few lists, one after another, as :func:`_walked` does."""
+    view, unpack = np.ascontiguousarray(data).data, struct.Struct("<i").unpack_from
+    found = []
+    for owner in lists.tolist():
+        here, stop = int(at[owner]), int(end[owner])
+        starts: list[int] = []
+        sizes: list[int] = []
+        while here < stop:
+            room = stop - here - lead - 4
+            size = unpack(view, here + lead)[0] if room >= 1 else 0
+            if not 1 <= size <= room:
+                raise damaged(path, f"a value in a list declares {size} bytes, {max(room, 0)} are left")
+            starts.append(here)
+            sizes.append(size + lead + 4)
+            here += lead + 4 + size
+            if gap and here < stop:
+                if view[here] != 0x2C:
+                    raise damaged(path, "values in a list are not joined by commas")
+                here += gap
+                if here == stop:
+                    raise damaged(path, "a list of values ends within a size")
+        nth = np.arange(counts[owner], counts[owner] + len(starts))
+        found.append((np.full(len(starts), owner), nth, np.array(starts, np.int64), np.array(sizes, np.int64)))
+        counts[owner] += len(starts)
+    return found
 
 
 def without_sums(keys: ByteStrings, values: ByteStrings, path: str) -> ByteStrings:

@@ -22,6 +22,8 @@ from .blocks import PAD, Blocks, unsupported
 _HASHED: Final = 1 << 31
 _FEATURES: Final = 0x70000000
 _KEYS_MAX: Final = 1 << 34
+_STEPS_MAX: Final = 1 << 16
+"""No restart point has so many entries; RocksDB's usual number is 16."""
 
 
 class Entries(NamedTuple):
@@ -156,7 +158,8 @@ def _walk(
     measure: Measure | None,
 ) -> tuple[list[_Step], Positions]:
     """Take one step after another; returns them, and how many each lane has taken."""
-    steps, counts = [], np.zeros(len(start), np.int64)
+    steps: list[_Step] = []
+    counts = np.zeros(len(start), np.int64)
     lane = np.flatnonzero(start < end)
     at, until = start[lane], end[lane]
     while len(lane):
@@ -174,6 +177,8 @@ def _walk(
             wrong = np.flatnonzero(after > until)
         if len(wrong):
             raise broken(int(lane[wrong[0]]), "an entry passes its end")
+        if len(steps) == _STEPS_MAX:
+            raise broken(int(lane[0]), f"a restart point has more than {_STEPS_MAX} entries")
         steps.append(_Step(lane, shared, own, key_at, value_at, value_size))
         counts[lane] += 1
         more = after < until
