@@ -256,6 +256,19 @@ def list_of(child: Kind) -> Kind:
     )
 
 
+def set_of(child: Kind) -> Kind:
+    """Values are lists: the order of a set is that of its bytes."""
+    return Kind(
+        f"set of {child.name}",
+        composite(BASE + "SetSerializerSnapshot", [child.snapshot]),
+        some.lists(some.none() | child.values, max_size=4),
+        lambda value: (
+            pack("i", len(value)) + b"".join(b"\1" if item is None else b"\0" + child.write(item) for item in value)
+        ),
+        lambda value: [None if item is None else child.read(item) for item in value],
+    )
+
+
 def array_of(child: Kind) -> Kind:
     return Kind(
         f"array of {child.name}",
@@ -552,6 +565,8 @@ COMPOSITE = [
     list_of(NULL_TEXT),
     list_of(list_of(INT)),
     array_of(TEXT),
+    set_of(TEXT),
+    set_of(LONG),
     map_of(LONG),
     map_of(list_of(TEXT)),
     tuple_of(LONG, TEXT, BOOL),

@@ -124,7 +124,7 @@ def test_every_truncation_of_a_snapshot_is_an_error(kind: Kind) -> None:
             read_top(Cursor(whole[:size], "header"))
 
 
-@pytest.mark.parametrize("kind", COMPOSITE[3:9] + COMPOSITE[-4:], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", COMPOSITE[3:11] + COMPOSITE[-4:], ids=lambda kind: kind.name)
 def test_flipped_bits_of_a_snapshot_are_read_or_named(kind: Kind) -> None:
     for at in range(len(top(kind.snapshot))):
         flipped = bytearray(top(kind.snapshot))

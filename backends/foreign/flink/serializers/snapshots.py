@@ -394,7 +394,7 @@ _PARSERS: Final[dict[str, Parse]] = {
     "EnumSerializer$EnumSerializerSnapshot": _enumeration,
     "ListSerializerSnapshot": _composite(1, _list),
     "ArrayListSerializerSnapshot": _composite(1, _list),
-    "SetSerializerSnapshot": _composite(1, _list),
+    "SetSerializerSnapshot": _composite(1, lambda found, _own: ListOf(Nullable(found[0], 0))),
     "ListViewSerializerSnapshot": _composite(1, lambda found, _own: found[0]),
     "MapViewSerializerSnapshot": _composite(1, lambda found, _own: found[0]),
     "LinkedListSerializer$LinkedListSerializerSnapshot": _composite(1, _masked, _outer_masked),
@@ -425,6 +425,7 @@ _PARSERS: Final[dict[str, Parse]] = {
     "DecimalDataSerializer$DecimalSerializerSnapshot": _decimal_data,
     "TimestampDataSerializer$TimestampDataSerializerSnapshot": _timestamp_data,
     "StringDataSerializer$StringDataSerializerSnapshot": _simple(sql.TextData(logical.TEXT)),
+    "BitmapSerializer$BitmapSerializerSnapshot": _simple(sql.Framed("org.apache.flink.types.bitmap.Bitmap")),
     "RawValueDataSerializer$RawValueDataSerializerSnapshot": _composite(
         1, lambda _found, _own: sql.Framed("a raw value of SQL")
     ),
