@@ -1,0 +1,70 @@
+"""The recipes of docs/foreign.md run as they stand, on a fixture of each system."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import stateformat
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "foreign" / "fixtures"
+PAGE = (ROOT / "docs" / "foreign.md").read_text()
+RECIPES = dict(re.findall(r"<!-- recipe: (\w+) -->\n```bash\n(.*?)```", PAGE, re.DOTALL))
+SQL = re.compile(r'duckdb -c "(.*?)"\n')
+
+
+def run(recipe: str, folder: Path, **variables: Path) -> str:
+    """What the shell prints; ``ckpt`` is that of this environment."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, **{name: str(value) for name, value in variables.items()}}
+    done = subprocess.run(
+        ["bash", "-euc", recipe], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_recipe_is_run() -> None:
+    assert set(RECIPES) == {"partitions", "duckdb"}
+
+
+def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None:
+    query = shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query")
+    run(RECIPES["partitions"], tmp_path, QUERY=query, COPY=tmp_path / "copy")
+    before, after = stateformat.open(query).open(), stateformat.open(tmp_path / "copy").open()
+    assert [operator.parallelism for operator in before.graph.operators] == [3]
+    assert [operator.parallelism for operator in after.graph.operators] == [12]
+    contents = [
+        Counter(map(repr, one.read("operator-0", "default").table().drop_columns(["_key_group"]).to_pylist()))
+        for one in (before, after)
+    ]
+    assert contents[0] == contents[1]
+    assert sorted(path.name for path in (tmp_path / "copy" / "state" / "0").iterdir() if path.name.isdigit()) == sorted(
+        map(str, range(12))
+    )
+
+
+@pytest.mark.parametrize("form", ["core-hashmap-canonical", "core-rocksdb-canonical"])
+def test_a_flink_savepoint_is_queried_with_duckdb(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # DuckDB's Python package has no program: its line is run by the library.
+    (sql,) = SQL.findall(RECIPES["duckdb"])
+    run(SQL.sub("", RECIPES["duckdb"]), tmp_path, SAVEPOINT=FIXTURES / "flink-2.3.0" / form / "savepoint")
+    monkeypatch.chdir(tmp_path)
+    found = duckdb.sql(sql).fetchall()
+    assert len(found) == 3
+    entries = [
+        json.loads(line) for line in (FIXTURES / "flink-2.3.0" / form / "expected.jsonl").read_text().splitlines()
+    ]
+    means = [one["value"] for one in entries if (one["operator"], one["state"]) == ("by-string", "mean")]
+    greatest = sorted((value["f1"] / value["f0"] for value in means), reverse=True)[:3]
+    assert [mean for _, mean in found] == greatest
