@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.flink_state import write_savepoint
-from benchmarks.measuring import Row, cost, duration, side_by_side
+from benchmarks.measuring import Cost, Row, cost, duration, seconds
 from stateformat.backends.foreign.flink import FlinkSource
 from stateformat.backends.foreign.spark import SparkSource
 from stateformat.backends.foreign.spark.repartition import plan_repartition, repartition
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS, PARTITIONS, TARGETS = 1_000_000, 4, 12
+ROUNDS = 5
 PROVIDERS = {"HDFS-backed": "HDFSBackedStateStoreProvider", "RocksDB": "RocksDBStateStoreProvider"}
 BUDGETS = {
     ("HDFS-backed", "long → long"): "≥ 10 ×",
@@ -93,20 +96,27 @@ def read(checkpoint: Path) -> None:
     assert count == KEYS, f"{count} of {KEYS} keys were read"
 
 
+def own_cost(action: Callable[[], object]) -> Cost:
+    """What this process takes: what the JVM does after its own turn is not ours."""
+    begun = time.process_time()
+    return Cost(seconds(action), time.process_time() - begun)
+
+
 def reading(spark: SparkSession, checkpoint: Path, provider: str, kind: str) -> Row:
     source = spark.read.format("statestore")
-    mine, theirs = side_by_side(
-        lambda: read(checkpoint),
-        lambda: source.load(str(checkpoint)).write.format("noop").mode("overwrite").save(),
-        rounds=3,
-    )
+
+    def theirs() -> Cost:
+        return cost(lambda: source.load(str(checkpoint)).write.format("noop").mode("overwrite").save())
+
+    pairs = [(own_cost(lambda: read(checkpoint)), theirs()) for _ in range(ROUNDS + 1)][1:]
+    mine, other = (Cost(*map(median, zip(*costs, strict=True))) for costs in zip(*pairs, strict=True))
     return Row(
         f"Spark's {provider} store read, {KEYS:,} keys, {kind}",
         duration(mine.seconds),
-        f"`statestore` source: {duration(theirs.seconds)}",
-        f"{theirs.cpu / mine.cpu:.2f} ×",
+        f"`statestore` source: {duration(other.seconds)}",
+        f"{other.cpu / mine.cpu:.2f} ×",
         BUDGETS[provider, kind],
-        (mine.cpu, theirs.cpu),
+        (mine.cpu, other.cpu),
         faster=True,
     )
 
@@ -120,7 +130,7 @@ def dealing(checkpoint: Path, provider: str, kind: str) -> Row:
             there = folder_at(checkpoint)
             repartition(there, target, plan_repartition(there, target.url, TARGETS))
 
-    taken = min(cost(deal).cpu for _ in range(3))
+    taken = min(own_cost(deal).cpu for _ in range(3))
     what = f"Spark's {provider} store dealt anew, {PARTITIONS} → {TARGETS}, {KEYS:,} keys, {kind}"
     return Row(what, f"{KEYS / taken / 1e6:.2f} M keys a CPU second", "–", "–", "≥ 2 M keys a CPU second")
 
