@@ -19,7 +19,7 @@ import pytest
 import stateformat
 from stateformat.backends.foreign.flink.writing import TEMPLATE_OPERATOR, write_savepoint
 from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
-from stateformat.backends.rewrite import publish_rescaled
+from stateformat.backends.rewrite import RewriteSpec, publish_rescaled, rewrite
 from stateformat.graph import JobGraph
 from stateformat.storage import folder_of, open_storage
 
@@ -101,8 +101,11 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], list[
         )
     )
     publish_rescaled(source.open(), topology, store=source, target=rescaled)
-    savepoint = export(rescaled.open(), home / "rescaled-savepoint")
-    orders.append(f"dump {savepoint} hashmap 0 {home}/rescaled-0.jsonl")
+    rewritten = stateformat.open(str(home / "rewritten"))
+    rewrite(source, source.open(), RewriteSpec(parallelism=3, max_parallelism=60), target=rewritten)
+    for store, name in ((rescaled, "rescaled"), (rewritten, "rewritten")):
+        savepoint = export(store.open(), home / f"{name}-savepoint")
+        orders.append(f"dump {savepoint} hashmap 0 {home}/{name}-0.jsonl")
     maker.run(classpath, orders)
 
     def lines(name: str, number: int) -> list[dict[str, Any]]:
@@ -154,3 +157,14 @@ def test_flink_restores_what_was_rescaled_in_our_store(said: Callable[[str, int]
     assert {line["subtask"] for line in found if line["operator"] == "by-long"} == {0, 1, 2, 3, 4}
     wanted = expected("flink-2.3.0/core-hashmap-canonical", ())
     assert comparable(found, placed=False) == comparable(wanted, placed=False)
+
+
+def test_flink_restores_what_was_hashed_to_other_key_groups(
+    said: Callable[[str, int], list[dict[str, Any]]],
+) -> None:
+    def without_groups(lines: list[dict[str, Any]]) -> list[str]:
+        return comparable([{**line, "key_group": 0} if "key_group" in line else line for line in lines], placed=False)
+
+    found = said("rewritten", 0)
+    assert max(line["key_group"] for line in found if "key_group" in line) < 60
+    assert without_groups(found) == without_groups(expected("flink-2.3.0/core-hashmap-canonical", ()))

@@ -133,3 +133,19 @@ def test_a_checkpoint_of_ours_without_a_template_is_refused(tmp_path: Path) -> N
     pending.publish()
     with pytest.raises(InvalidInput, match="has no template of a savepoint"):
         write_savepoint(store.open(), folder(tmp_path))
+
+
+def test_lists_kept_as_the_bytes_of_a_heap_are_refused() -> None:
+    from stateformat.backends.foreign.flink.layouts import Layout, Parts, form_of
+    from stateformat.backends.foreign.flink.serializers import ListOf, Serializer, Text
+    from stateformat.backends.foreign.flink.writing.savepoint import check_bytes
+
+    nested: Serializer = Text()
+    for _ in range(80):
+        nested = ListOf(nested)
+    form, _ = form_of("op", Parts("deep", Layout.LIST, Text(), None, None, nested))
+    assert form.raw_value
+    with pytest.raises(InvalidInput, match="state 'deep' of operator 'op' was kept as bytes of the hash-map backend"):
+        check_bytes("op", form)
+    plain, _ = form_of("op", Parts("plain", Layout.LIST, Text(), None, None, Text()))
+    check_bytes("op", plain)

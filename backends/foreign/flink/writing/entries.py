@@ -66,10 +66,12 @@ def _key(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
     pieces = [found]
     if is_ambiguous(parts):
         pieces.append(_length_of(found))
-    if form.raw_rest:
+    if form.raw_rest and parts.namespace is not None:
         return [*pieces, columns["_map_key"]]
     if parts.namespace is None:
         pieces.append(repeated(b"\0", len(key)))
+        if form.raw_rest:
+            return [*pieces, columns["_map_key"]]
         return [*pieces, encode(parts.map_key, columns["_map_key"])] if parts.map_key is not None else pieces
     space = _namespace(form, columns["_map_key"])
     encoded = encode(parts.namespace, space)

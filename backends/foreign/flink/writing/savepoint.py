@@ -40,7 +40,7 @@ from ..handles import (
 )
 from ..header import StateInfo
 from ..key_hash import FLINK_KEY_HASH, USER_KEY_HASH
-from ..layouts import Form, form_of, prefix_size
+from ..layouts import Form, Layout, form_of, is_ambiguous, prefix_size
 from ..metadata import FILE_NAME
 from ..metadata_writing import encode_metadata
 from ..operator_state import OperatorForm, operator_form
@@ -186,6 +186,8 @@ class _Writer:
         self.left_out += [f"{operator.uid}/{name}" for name in described if name not in mine]
         for name in chosen:
             _check_columns(mine[name], forms[name].state)
+            if saved.id in self.template.heaps:
+                check_bytes(operator.uid, forms[name])
         return _Keyed(keyed_header(key, chosen), tuple(forms[name] for name in chosen))
 
     def _lists_plan(self, saved: Operator, mine: Mapping[str, State]) -> _Lists | None:
@@ -290,6 +292,18 @@ class _Writer:
 
 def _uid(operator: Operator) -> str:
     return operator.uid or operator.id.hex()
+
+
+def check_bytes(uid: str, form: Form) -> None:
+    """Raise ``InvalidInput`` for bytes of a heap's layout that a canonical stream has otherwise."""
+    lists = form.parts.layout is Layout.LIST and (form.raw_value or form.whole_list)
+    if lists or (form.raw_rest and is_ambiguous(form.parts)):
+        raise InvalidInput(
+            f"state {form.parts.name!r} of operator {uid!r} was kept as bytes of the hash-map backend's own layout, "
+            "which are others in a canonical savepoint; import a canonical savepoint of the job, or leave the state "
+            "out with --drop",
+            kind=ErrorKind.UNSUPPORTED_TYPE,
+        )
 
 
 def _check_columns(found: State, wanted: State) -> None:

@@ -21,7 +21,7 @@ from stateformat.reading import Checkpoint
 from stateformat.states import coordinator_state
 
 from ..contents import operator_header_end
-from ..handles import Incremental, KeyGroups, Metadata, Operator, Subtask
+from ..handles import CANONICAL, Incremental, KeyGroups, Metadata, Operator, Subtask
 from ..header import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
 from ..metadata import decode_metadata
 from ..metadata_writing import encode_metadata
@@ -43,12 +43,17 @@ class Template:
     """By operator id: all keyed states that any subtask describes."""
     lists: Mapping[bytes, bytes]
     """By operator id: all operator states."""
+    heaps: frozenset[bytes] = frozenset()
+    """Ids of operators whose keyed state lay in the hash-map backend's own layout: what was kept as
+    bytes is not always what a canonical stream has.
+    """
 
     def table(self) -> pa.Table:
         """As rows, which :func:`template_in` reads."""
         rows = [(_METADATA, encode_metadata(self.metadata))]
         rows += [(f"keyed/{identity.hex()}", header) for identity, header in self.keyed.items()]
         rows += [(f"operator/{identity.hex()}", header) for identity, header in self.lists.items()]
+        rows += [(f"heap/{identity.hex()}", b"") for identity in sorted(self.heaps)]
         names, values = zip(*rows, strict=True)
         return pa.table([list(names), list(values)], schema=COLUMNS)
 
@@ -66,6 +71,7 @@ def template_state() -> State:
 def template_of(source: FlinkSource) -> Template:
     """Read the headers of all streams of a checkpoint of Flink's."""
     keyed, lists = {}, {}
+    heaps = frozenset(operator.id for operator in source.metadata.operators if _is_heap(operator))
     for operator in source.metadata.operators:
         header = _keyed_header(source, operator)
         if header is not None:
@@ -74,7 +80,7 @@ def template_of(source: FlinkSource) -> Template:
         if header is not None:
             lists[operator.id] = header
     operators = tuple(replace(operator, subtasks=()) for operator in source.metadata.operators)
-    return Template(replace(source.metadata, operators=operators), keyed, lists)
+    return Template(replace(source.metadata, operators=operators), keyed, lists, heaps)
 
 
 def template_in(checkpoint: Checkpoint) -> Template:
@@ -88,12 +94,18 @@ def template_in(checkpoint: Checkpoint) -> Template:
         )
     table = checkpoint.read(OPERATOR, STATE).table()
     rows = dict(zip(table["name"].to_pylist(), table["value"].to_pylist(), strict=True))
-    by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}}
+    by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}, "heap": {}}
     for name, value in rows.items():
         kind, _, identity = name.partition("/")
         if kind in by_kind:
             by_kind[kind][bytes.fromhex(identity)] = value
-    return Template(decode_metadata(rows[_METADATA], _METADATA), by_kind["keyed"], by_kind["operator"])
+    metadata = decode_metadata(rows[_METADATA], _METADATA)
+    return Template(metadata, by_kind["keyed"], by_kind["operator"], frozenset(by_kind["heap"]))
+
+
+def _is_heap(operator: Operator) -> bool:
+    handles = (subtask.managed_keyed for subtask in operator.subtasks)
+    return any(isinstance(handle, KeyGroups) and handle.code != CANONICAL for handle in handles)
 
 
 def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
