@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stateformat.backends.foreign.sst import Table, lanes, merged
+from stateformat.backends.foreign.sst import Table, lanes, merged, table as table_module
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from tests.foreign.rocks_tables import DELETE, MERGE, PUT, SINGLE_DELETE, model, opened, table
 
@@ -202,6 +202,25 @@ def test_what_is_wrong_with_a_table_is_said(octets: bytes, kind: ErrorKind, what
         merged([opened(octets)])
     assert caught.value.kind is kind
     assert caught.value.details["path"] == "000001.sst"
+
+
+def test_a_range_that_is_deleted_beyond_its_file_is_refused_where_that_is_not_sure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points, stones = [(b"f", 20, PUT, b"kept"), (b"h", 21, PUT, b"kept too")], [(b"a", b"m", 10)]
+    older = [(b"b", 5, PUT, b"gone"), (b"z", 6, PUT, b"there"), (b"g", 0, PUT, b"gone too")]
+    monkeypatch.setattr(table_module, "_SPLIT_MIN", 0)
+    tables = [opened(table(points, ranges=stones)), opened(table(older), "2.sst")]
+    assert contents(tables) == model([*points, *older], stones)
+    for key in (b"a", b"k"):
+        # Perhaps newer than the deletion: compactions take numbers away where nothing is below.
+        unsure = [*tables[:1], opened(table([*older, (key, 0, PUT, b"?")]), "2.sst")]
+        with pytest.raises(UnsupportedFormat, match="stands in the manifest only"):
+            merged(unsure)
+        assert contents(unsure, b"l") == {b"z": b"there"}
+    monkeypatch.setattr(table_module, "_SPLIT_MIN", 1 << 20)
+    small = [opened(table(points, ranges=stones)), opened(table([*older, (b"k", 0, PUT, b"gone")]), "2.sst")]
+    assert contents(small) == model([*points, *older], stones)
 
 
 def test_a_restart_point_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def newest(
     if ordered.order is not None:
         key, stamp, value = key.take(ordered.order), stamp[ordered.order], value.take(ordered.order)
     begins = ordered.begins
-    alive = stamp >> np.uint64(8) >= _covered(key, tombstones)
+    alive = stamp >> np.uint64(8) >= _covered(key, stamp, tombstones, path)
     if not alive.all():
         key, stamp, value = key.take(alive), stamp[alive], value.take(alive)
         begins = _begins(key)
@@ -113,9 +113,13 @@ def newest(
     return keys, _joined(value.take(kept), firsts, counts, path, delimiter)
 
 
-def _covered(key: ByteStrings, tombstones: Iterable[Tombstone]) -> npt.NDArray[np.uint64]:
+def _covered(
+    key: ByteStrings, stamp: npt.NDArray[np.uint64], tombstones: Iterable[Tombstone], path: str
+) -> npt.NDArray[np.uint64]:
     """Return the newest range deletion over each key, as its sequence number; 0 where none is."""
-    spans = [(_search(key, stone.start), _search(key, stone.end), stone.sequence) for stone in tombstones]
+    stones = list(tombstones)
+    spans = [(_search(key, stone.start), _search(key, stone.end), stone.sequence) for stone in stones]
+    _check_spans(key, stamp, [(*span[:2], stone) for span, stone in zip(spans, stones, strict=True)], path)
     spans = sorted(span for span in spans if span[0] < span[1])
     found = np.zeros(len(key), np.uint64)
     cuts = sorted({at for first, last, _ in spans for at in (first, last)})
@@ -130,6 +134,28 @@ def _covered(key: ByteStrings, tombstones: Iterable[Tombstone]) -> npt.NDArray[n
         if over:
             found[begin:end] = -over[0][0]
     return found
+
+
+def _check_spans(
+    key: ByteStrings, stamp: npt.NDArray[np.uint64], found: Sequence[tuple[int, int, Tombstone]], path: str
+) -> None:
+    """Refuse deletions that may have lost their say over keys outside of their table.
+
+    A compaction writes a range deletion whole into each of its outputs, and it counts within the
+    output alone. Elsewhere a newer key may have had its sequence number set to 0 since.
+    """
+    found = [(first, last, stone) for first, last, stone in found if first < last and stone.span is not None]
+    if not found:
+        return
+    zeros = np.concatenate([[0], np.cumsum(stamp >> np.uint64(8) == 0)])
+    for first, last, stone in found:
+        low, high = stone.span or (b"", b"")
+        begin = min(max(first, _search(key, low)), last)
+        end = max(min(last, _search(key, high + b"\0")), begin)
+        if zeros[begin] > zeros[first] or zeros[last] > zeros[end]:
+            raise unsupported(
+                path, "a range of keys is deleted in one file, and whether in others too stands in the manifest only"
+            )
 
 
 def _clipped(run: Run, low: bytes | None, high: bytes | None) -> Run:

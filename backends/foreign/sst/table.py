@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -45,6 +45,8 @@ _HANDLE_KEY_FIRST: Final = 3
 """The index type that keeps each block's first key beside its handle."""
 _TWO_LEVEL: Final = 2
 _GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
+_SPLIT_MIN: Final = 1 << 20
+"""No compaction ends a table with less data to begin another one."""
 _SMALL_MAX: Final = 1 << 20
 """No properties block has so many entries."""
 
@@ -91,6 +93,10 @@ class Tombstone(NamedTuple):
     start: bytes
     end: bytes
     sequence: int
+    span: tuple[bytes, bytes] | None = None
+    """First and last key of a table that may be one of several outputs of a compaction. Beyond
+    them the deletion may not count, which stands in the manifest only.
+    """
 
 
 class Separators(Sequence[bytes]):
@@ -179,7 +185,13 @@ def open_table(read: ReadRange, size: int, path: str) -> Table:
         raise damaged(
             path, f"it has {len(tombstones)} range deletions, its properties say {properties.range_deletions}"
         )
-    return Table(file, properties, blocks, separators, tombstones)
+    table = Table(file, properties, blocks, separators, tombstones)
+    if not tombstones or table.stored_bytes < _SPLIT_MIN or not len(separators):
+        return table
+    count = len(separators)
+    first, last = (Separators(read_run([(table, at, at + 1)]).key) for at in (0, count - 1))
+    span = (first[0], last[-1])
+    return replace(table, tombstones=tuple(stone._replace(span=span) for stone in tombstones))
 
 
 def read_run(wanted: Sequence[tuple[Table, int, int]], *, whole: bool = False) -> Run:
