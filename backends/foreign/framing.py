@@ -23,6 +23,8 @@ from .byte_strings import Octets
 
 LIMIT_BYTES: Final = 1 << 36
 """Above this no decompressed file is taken into memory, whatever it declares."""
+_ZSTD_RATIO, _ZSTD_SMALL = 2048, 1 << 28
+"""How many times its size a zstd file may hold, and what any may: zstd declares no size."""
 
 _LZ4_MAGIC: Final = b"LZ4Block"
 _LZ4_HEAD: Final = struct.Struct("<8sBiiI")
@@ -100,17 +102,17 @@ def spark_joined(codec: str, files: Iterable[Any]) -> Iterator[Any]:
 class _Frames:
     """Decompressed frames in one growing buffer."""
 
-    def __init__(self, path: str, expected: int = 1 << 16) -> None:
+    def __init__(self, path: str, expected: int = 1 << 16, limit: int = LIMIT_BYTES) -> None:
         """``expected`` bytes are made room for at once; nobody has proven yet that they come."""
-        self.path = path
+        self.path, self.limit = path, min(limit, LIMIT_BYTES)
         self.data: Octets = np.empty(expected, np.uint8)
         self.size = 0
 
     def add(self, frame: Any) -> None:
         piece = np.frombuffer(frame, np.uint8)
         end = self.size + len(piece)
-        if end > LIMIT_BYTES:
-            raise damaged(self.path, f"it holds more than {LIMIT_BYTES:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+        if end > self.limit:
+            raise damaged(self.path, f"it holds more than {self.limit:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
         if end > len(self.data):
             grown = np.empty(max(end, 2 * len(self.data)), np.uint8)
             grown[: self.size] = self.data[: self.size]
@@ -232,7 +234,7 @@ def _xerial_encode(view: memoryview) -> bytes:
 
 
 def _zstd_decode(view: memoryview, path: str) -> Octets:
-    frames = _Frames(path)
+    frames = _Frames(path, limit=max(_ZSTD_SMALL, _ZSTD_RATIO * len(view)))
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(view)), "zstd") as stream:
             while piece := stream.read(1 << 20):

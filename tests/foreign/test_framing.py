@@ -82,6 +82,14 @@ def test_a_frame_that_declares_more_than_its_bytes_can_hold_takes_no_memory() ->
         framing.spark_decode("lz4", head, "1.delta")
 
 
+def test_a_zstd_file_that_unpacks_to_thousands_of_times_its_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "_ZSTD_SMALL", 1 << 20)
+    whole = framing.spark_encode("zstd", bytes(1 << 24))
+    assert 2048 * len(whole) < 1 << 24
+    with pytest.raises(DamagedCheckpoint, match="it holds more than"):
+        framing.spark_decode("zstd", whole, "1.delta")
+
+
 @pytest.mark.parametrize("size", [0, 1, 5, 127, 128, 129, 65535, 65536, 65537, 300_000])
 def test_framed_snappy_is_what_it_was(size: int) -> None:
     for spread in (3, 256):
