@@ -75,7 +75,7 @@ class ForeignFolder:
                 findings.append(problem)
             chosen = source.record.checkpoint_id
             counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
-        except (DamagedCheckpoint, UnsupportedFormat) as error:
+        except (DamagedCheckpoint, UnsupportedFormat, InvalidInput) as error:
             # What it stands on cannot be read; the check may have said so, and more.
             if not any(problem.severity == "error" for problem in findings):
                 path = str(error.details.get("path", ""))

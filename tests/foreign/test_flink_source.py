@@ -220,6 +220,24 @@ def test_files_outside_of_the_folder_are_read_only_where_that_is_allowed(copied,
     assert table_of(allowed, "by-long", "words").equals(expected)
 
 
+def test_the_folder_of_one_checkpoint_lacks_what_its_job_shares(tmp_path):
+    job = next((FIXTURES / "brief-rocksdb-checkpoint" / "savepoint").glob("*/shared")).parent
+    whole = opened(job)
+    # Its paths are those of the place where it was made.
+    assert {(note.kind, note.subject) for note in whole.notes} == {("elsewhere", "shared")}
+    assert table_of(whole, "brief", "texts").num_rows
+    chk = Path(shutil.copytree(job / whole.home, tmp_path / "chk-12"))
+    with pytest.raises(InvalidInput, match="Give the folder that has both"):
+        _ = opened(chk).record
+    (found,) = problems_of(chk)
+    assert (found.kind, found.severity) == (ErrorKind.INVALID_PATH, "error")
+    assert "files of file:/" in found.message
+    assert "--allow-outside" in found.advice
+    shared = folder_at(job / "shared")
+    allowed = FlinkSource(folder_at(chk), None, lambda url: shared)
+    assert table_of(allowed, "brief", "texts").equals(table_of(whole, "brief", "texts"))
+
+
 @pytest.mark.parametrize("name", ["../secret", "a/../../b", "/etc/passwd", "x/./y"])
 def test_a_path_that_leaves_the_folder_is_damage(name, copied):
     path = copied(CANONICAL)

@@ -127,6 +127,7 @@ class _Files:
     def check(self, metadata: Metadata) -> Generator[Problem, None, set[str]]:
         """Yield problems, and return the paths of files that cannot be read."""
         broken: set[str] = set()
+        outside: dict[str, tuple[int, CheckpointError]] = {}
         seen: set[Stream] = set()
         for uid, subtask, stream in streams_of(metadata):
             if stream in seen or not isinstance(stream, (File, Relative, Segment)):
@@ -136,14 +137,22 @@ class _Files:
                 place = self.source.places.of(stream)
             except CheckpointError as error:
                 path = stream.path if isinstance(stream, Relative) else stream.uri
-                yield _problem(error, CLAUSE, path, uid, subtask)
                 broken.add(path)
+                if isinstance(error, InvalidInput):
+                    above = path.rpartition("/")[0]
+                    outside[above] = outside.get(above, (0, error))[0] + 1, error
+                else:
+                    yield _problem(error, CLAUSE, path, uid, subtask)
                 continue
             self.used.add(place.name)
             problem = self._size(place, uid, subtask)
             if problem is not None:
                 yield problem
                 broken.add(place.path)
+        for above, (count, first) in outside.items():
+            message = f"{count} files of {above} do not lie in {self.source.folder.url}: {first}"
+            advice = "give the folder above, or allow files outside of it (`--allow-outside`)"
+            yield Problem(first.kind, CLAUSE, message, advice, above)
         yield from self._left_over()
         return broken
 

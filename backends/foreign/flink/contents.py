@@ -243,16 +243,13 @@ class _OperatorReader:
         return _KeyedStream(index, first, last, place.size, path, described, reader, heap)
 
     def _rocks(self, handle: Incremental, prefix: int, first: int, last: int, path: str) -> RocksReader:
-        places = self.places
+        every = [(name, self.places.of(stream)) for name, stream in (*handle.shared, *handle.private)]
+        tables = [place for name, place in every if name.endswith(".sst")]
 
         @functools.cache
         def opened() -> Database:
-            tables = []
-            for name, stream in (*handle.shared, *handle.private):
-                if name.endswith(".sst"):
-                    place = places.of(stream)
-                    tables.append(TableSource(place.path, place.size, _reading(place)))
-            return open_database(tables, prefix, first, last)
+            sources = [TableSource(place.path, place.size, _reading(place)) for place in tables]
+            return open_database(sources, prefix, first, last)
 
         return RocksReader(opened, prefix, path)
 
