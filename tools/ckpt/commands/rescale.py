@@ -14,7 +14,7 @@ from ._published import draw_published, published
 from ._repartitioned import rescale_foreign
 
 
-@command("rescale", foreign=True)
+@command("rescale")
 @parallelism_options
 @click.option(
     "--to",

@@ -231,6 +231,11 @@ def _check_provider(source: SparkSource, before: str, after: str) -> None:
             f"{refused[0].subject} cannot be read, and without it the copy would not be whole: {refused[0].message}",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
         )
+    if after == "hdfs" and any(store.unique_ids for store in source.stores.values()):
+        raise UnsupportedFormat(
+            f"commits/{source.batch} names files of the default store by ids (checkpoint format 2), which is not known",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+        )
     if before != after and any(store.has_row_checksums for store in source.stores.values()):
         raise UnsupportedFormat(
             "its rows carry checksums (spark.sql.streaming.stateStore.rowChecksum.enabled), which are different in "
