@@ -22,6 +22,7 @@ FIXTURES = HERE.parent / "fixtures"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "stateformat-fixtures"
 # Metadata of checkpoints has absolute paths: these, on every machine.
 MADE = Path("/tmp/flink-fixtures")
+SERIALIZERS = "flink-2.3.0/serializers/values.jsonl"
 PRIVATE = (
     "java.lang",
     "java.lang.reflect",
@@ -142,6 +143,15 @@ def run(classpath: str, orders: Sequence[str]) -> None:
     subprocess.run([*command, str(script)], check=True)
 
 
+def serializers() -> None:
+    """Write what Flink's serializers make of values that no job has (``Serializers.java``)."""
+    target = FIXTURES / SERIALIZERS
+    target.parent.mkdir(parents=True, exist_ok=True)
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in PRIVATE]
+    command = ["java", "-Duser.timezone=UTC", *opened, "-cp", compiled("2.3.0"), "fixtures.Serializers", str(target)]
+    subprocess.run(command, check=True)
+
+
 def _make(version: str, fixtures: Sequence[Fixture]) -> None:
     orders = []
     for fixture in fixtures:
@@ -173,6 +183,8 @@ def main(names: Sequence[str]) -> None:
     chosen = [fixture for fixture in _all() if not names or fixture.name in names]
     for version in sorted({fixture.version for fixture in chosen}):
         _make(version, [fixture for fixture in chosen if fixture.version == version])
+    if not names or SERIALIZERS in names:
+        serializers()
 
 
 if __name__ == "__main__":
