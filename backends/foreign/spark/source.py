@@ -171,7 +171,8 @@ class SparkSource:
                     notes.extend(self._add(operator, store, family, ids))
                 hidden = [family.family for family in families if family.kind == "hidden"]
                 if hidden:
-                    message = f"{', '.join(hidden)} follow from the states that are shown, and are not"
+                    names = ", ".join(hidden)
+                    message = f"what Spark keeps to find entries by, {names}, is not shown: it follows from the rest"
                     notes.append(Note("lost", operator.uid, message))
         self.notes = tuple(notes)
 

@@ -1,6 +1,6 @@
 """Makes ``fixtures/rocksdb-9.8.4`` with the RocksDB that PySpark 4.3 brings; needs Java 17.
 
-``python tests/foreign/making/rocksdb_tables.py``
+``python tests/foreign/making/make_rocksdb.py``
 """
 
 from __future__ import annotations
