@@ -420,6 +420,13 @@ def test_a_join_that_counts_other_rows_than_it_has_is_found() -> None:
     assert (found.subtask, found.severity) == (part.subtask, "warning")
 
 
+def test_a_join_of_spark_3_without_one_of_its_schemas_is_no_other_operator() -> None:
+    files = files_of("spark-3.5.9/join-outer")
+    path = "state/0/0/right-keyToNumValues/_metadata/schema"
+    with pytest.raises(DamagedCheckpoint, match=path):
+        opened({name: data for name, data in files.items() if name != path})
+
+
 def test_offsets_of_sources_by_name_and_sources_without_an_offset() -> None:
     log = WHOLE[OFFSETS].decode().splitlines()
     text = "\n".join(["v2", log[1], 'orders:{"logOffset":5}', "users:-"])

@@ -136,6 +136,10 @@ def infer_operator(operator: int, stores: dict[str, StoreSchema], partitions: in
     """Return what Spark 3.5, which writes no operator metadata, says by its stores and schemas."""
     names = tuple(sorted(stores))
     prefix = 0
+    missing = sorted({*JOIN_STORES} - stores.keys()) if stores.keys() & {*JOIN_STORES} else []
+    if missing:
+        path = f"state/{operator}/0/{missing[0]}/_metadata/schema"
+        raise damaged(path, "it is missing, and other stores of the join are there", kind=ErrorKind.OBJECT_MISSING)
     if names == tuple(sorted(JOIN_STORES)):
         kind = "symmetricHashJoin"
     else:
