@@ -38,6 +38,8 @@ SUITES = {
         "not truth",
         (
             "tests/conformance",
+            "tests/foreign/test_ckpt_rescale_spark.py",
+            "tests/foreign/test_import_on_spark.py",
             "tests/foreign/test_spark_goes_on.py",
             "tests/packaging",
             "tests/rewrite",

@@ -18,6 +18,7 @@ from tests.servers.server import BUCKET, S3Server
 FIXTURES = Path(__file__).parent / "fixtures"
 KINDS = {
     "Spark": ("spark-4.3.0/aggregate/checkpoint", "operator-0", "default"),
+    "Flink": ("flink-2.3.0/core-rocksdb-canonical/savepoint", "by-string", "mean"),
 }
 
 
