@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from flink_streams import WINDOW, State, Stream, canonical, heap, savepoint
-from flink_written import BASE, DOUBLE, INT, LONG, NULL_TEXT, TEXT, Kind, composite, pack, versioned
+from flink_written import BASE, DOUBLE, INT, LONG, NULL_TEXT, TEXT, Kind, composite, pack, top, utf, versioned
 from hypothesis import given, settings, strategies as some
 
 from stateformat.backends.foreign.flink import FLINK_KEY_HASH, USER_KEY_HASH, FlinkSource
+from stateformat.backends.foreign.flink.handles import Inline, OperatorPartitions, OperatorStates
+from stateformat.backends.foreign.flink.metadata import decode_metadata
+from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
 from stateformat.errors import DamagedCheckpoint
 from stateformat.model import Kind as StateKind
 from stateformat.storage import folder_of, open_storage
@@ -341,3 +346,26 @@ def test_timers_beyond_our_clock_stay_at_its_ends(tmp_path):
     stream = canonical(LONG, states, 128, fixed_key=True, compressed=False)
     found = table_of(opened(savepoint(tmp_path / "s", stream, 7, 128)), "_timer_state/event_t")
     assert found["_timestamp"].to_pylist() == [-(1 << 63), -(1 << 63), 0, (1 << 63) - 1]
+
+
+def test_operator_state_of_the_name_of_a_keyed_one_gets_a_name_of_its_own(tmp_path):
+    states = [State("same", "value", LONG, entries=[(1, 7, None, 10)])]
+    folder = savepoint(tmp_path / "s", canonical(LONG, states, 128, fixed_key=True, compressed=False), 7, 128)
+    head = pack("i", 5) + pack("H", 1) + utf("same") + pack("ii", 1, 1)
+    head += utf("OPERATOR_STATE_DISTRIBUTION_MODE") + utf("SPLIT_DISTRIBUTE") + pack("i", 1)
+    head += utf("VALUE_SERIALIZER") + top(TEXT.snapshot) + pack("H", 0)
+    offsets = np.array([len(head), len(head) + 3], np.int64)
+    stream = Inline("x", head + TEXT.write("ab") + TEXT.write("c"))
+    old = decode_metadata((folder / "_metadata").read_bytes())
+    (saved,) = old.operators
+    handle = OperatorStates((OperatorPartitions("same", 0, offsets),), stream)
+    subtask = replace(saved.subtasks[0], managed_operator=handle)
+    operator = replace(saved, subtasks=(subtask,), coordinator=Inline("c", b"of all"))
+    (folder / "_metadata").write_bytes(encode_metadata(replace(old, operators=(operator,))))
+    source = opened(folder)
+    assert [(note.kind, note.subject) for note in source.notes] == [("renamed", "op/same_2")]
+    assert table_of(source, "same")["value"].to_pylist() == [10]
+    parts = {part.state: part for part in source.parts}
+    assert [row["value"] for batch in source.read(parts["same_2"]) for row in batch.to_pylist()] == ["ab", "c"]
+    assert source.group_rows(parts["same_2"]) == parts["same_2"].rows == 2
+    assert [batch["value"].to_pylist() for batch in source.read(parts["coordinator"])] == [[b"of all"]]

@@ -157,10 +157,10 @@ class _OperatorReader:
         # One that reported nothing had nothing, and goes on.
         running = [index for index in range(saved.parallelism) if index not in finished]
         self.running = [reported.get(index, Subtask(index)) for index in running]
-        if saved.coordinator is not None:
-            self._coordinator(saved.coordinator.data)
         self._keyed()
         self._operator_state()
+        if saved.coordinator is not None:
+            self._coordinator(saved.coordinator.data)
         self._rest()
         return Operator(
             uid=self.uid,
@@ -180,8 +180,18 @@ class _OperatorReader:
         self.found.parts[part.operator, part.state, part.subtask] = part, content
 
     def _coordinator(self, data: bytes) -> None:
-        self.found.states.append(coordinator_state(self.uid, COORDINATOR, columns={"value": pa.binary()}))
-        self._add(Part(self.uid, COORDINATOR, None, len(data), rows=1), Bytes(data))
+        name = self._free(COORDINATOR)
+        self.found.states.append(coordinator_state(self.uid, name, columns={"value": pa.binary()}))
+        self._add(Part(self.uid, name, None, len(data), rows=1), Bytes(data))
+
+    def _free(self, name: str) -> str:
+        """Return a name that no state of the operator has: keyed and operator state may share."""
+        taken = {state.name for state in self.found.states if state.operator == self.uid}
+        found, number = name, 1
+        while found in taken:
+            number += 1
+            found = f"{name}_{number}"
+        return found
 
     # Keyed state
 
@@ -338,29 +348,25 @@ class _OperatorReader:
         infos = {info.name: info for info in (*header.lists, *header.broadcasts)}
         return OperatorReader(place, handle, header.compressed), infos
 
-    def _operator_parts(self, name: str, readers: dict[int, tuple[OperatorReader, dict[str, StateInfo]]]) -> None:
-        form: OperatorForm | None = None
+    def _operator_parts(self, stored: str, readers: dict[int, tuple[OperatorReader, dict[str, StateInfo]]]) -> None:
+        name = self._free(stored)
+        forms: list[tuple[OperatorForm, list[Note]]] = []
         for reader, infos in readers.values():
-            partitions = reader.partitions(name)
-            if partitions is None:
-                continue
-            info = infos.get(name)
-            made, notes = operator_form(
-                self.uid, name, partitions.mode, info.value if info else None, info.key if info else None
-            )
-            if form is None:
-                form = made
-                self.found.notes += notes
-            elif made.state != form.state:
-                message = "subtasks describe it differently; restore the job and take another savepoint"
-                self._note("refused", message, name)
-                return
-        if form is None:
-            return
+            partitions = reader.partitions(stored)
+            if partitions is not None:
+                info = infos.get(stored)
+                value, key = (info.value, info.key) if info else (None, None)
+                forms.append(operator_form(self.uid, name, partitions.mode, value, key, stored))
+                mode = partitions.mode
+        form, notes = forms[0]
+        if any(other.state != form.state for other, _ in forms):
+            # One header may have stopped before it, or know other subclasses: its bytes are whole.
+            form, notes = operator_form(self.uid, name, mode, None, None, stored)
+        self.found.notes += notes
         self.found.states.append(form.state)
         for subtask in self.running:
             found = readers.get(subtask.index)
-            partitions = found[0].partitions(name) if found else None
+            partitions = found[0].partitions(stored) if found else None
             if found is None or partitions is None:
                 self._add(Part(self.uid, name, subtask.index, 0, rows=0), OperatorPart(form))
                 continue

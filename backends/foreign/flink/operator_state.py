@@ -39,14 +39,22 @@ class OperatorForm:
     key: Serializer | None = None
     raw: bool = False
     """Entries are kept as their bytes."""
+    stored: str = ""
+    """Its name in Flink."""
 
 
 def operator_form(
-    operator: str, name: str, mode: int, value: Serializer | None, key: Serializer | None
+    operator: str, name: str, mode: int, value: Serializer | None, key: Serializer | None, stored: str | None = None
 ) -> tuple[OperatorForm, list[Note]]:
-    """Declare one state; serializers are None where the header does not tell them."""
+    """Declare one state as ``name``; ``stored`` is its name in Flink, if that is another.
+
+    Serializers are None where the header does not tell them.
+    """
+    stored = stored or name
     notes: list[Note] = []
     subject = f"{operator}/{name}"
+    if name != stored:
+        notes.append(Note("renamed", subject, f"it is {stored!r} in Flink, as another state of the operator"))
     value = NOTHING if value is None else value
     opaque = tuple(dict.fromkeys((*(key.opaque if key else ()), *value.opaque)))
     declare = {BROADCAST: broadcast_state, UNION: union_state}.get(mode, even_split_state)
@@ -66,7 +74,7 @@ def operator_form(
         notes.append(Note("opaque", subject, message))
     if raw and mode == BROADCAST:
         notes.append(Note("opaque", subject, "entries of the map end nowhere: `value` has the bytes of the whole map"))
-    return OperatorForm(state, value, None if raw else key, raw), notes
+    return OperatorForm(state, value, None if raw else key, raw, stored), notes
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class OperatorReader:
 
     def batches(self, form: OperatorForm) -> Iterator[pa.RecordBatch]:
         """Stream the entries of a state as they lie."""
-        found = self.partitions(form.state.name)
+        found = self.partitions(form.stored)
         if found is None or not len(found.offsets):
             return
         ends = self._ends(found.offsets)
@@ -100,7 +108,7 @@ class OperatorReader:
 
     def rows(self, form: OperatorForm) -> int:
         """Count the entries of a state."""
-        found = self.partitions(form.state.name)
+        found = self.partitions(form.stored)
         if found is None:
             return 0
         if found.mode != BROADCAST or form.raw:
