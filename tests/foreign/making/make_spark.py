@@ -52,7 +52,7 @@ def keep(made: Path) -> None:
     target = FIXTURES / made.parent.name / made.name
     shutil.rmtree(target, ignore_errors=True)
     hidden = () if made.name.endswith("-with-crc") else (".*.crc",)
-    shutil.copytree(made, target, ignore=shutil.ignore_patterns("input", "told", *hidden))
+    shutil.copytree(made, target, ignore=shutil.ignore_patterns("input", "told", "classes", *hidden))
 
 
 def main() -> None:

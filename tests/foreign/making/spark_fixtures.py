@@ -151,7 +151,7 @@ def make(spark: SparkSession, name: str, fixture: Fixture, folder: Path) -> None
         make_slowly(spark, fixture, folder, conf)
         return
     if fixture.query == "group-state":
-        make_in_scala(fixture, folder, conf)
+        make_in_java(fixture, folder, conf)
         return
     snapshot_after = fixture.batches // 2 + 1
     fail_at = fixture.batches if fixture.fails else None
@@ -181,23 +181,18 @@ def make_slowly(spark: SparkSession, fixture: Fixture, folder: Path, conf: dict[
             wait_for(lambda: _snapshots(folder / "checkpoint"), 3)
 
 
-def make_in_scala(fixture: Fixture, folder: Path, conf: dict[str, str]) -> None:
-    """Run the program for ``spark-shell``: Python has no ``flatMapGroupsWithState``."""
+def make_in_java(fixture: Fixture, folder: Path, conf: dict[str, str]) -> None:
+    """Compile and run the program beside this one: Python has no ``flatMapGroupsWithState``."""
     for number in range(fixture.batches):
         write_batch(folder / "input", QUERIES["totals"], number)
-    home = Path(pyspark.__file__).parent
-    conf = {
-        **conf,
-        **COMMON,
-        "spark.driver.extraJavaOptions": COMMON["spark.driver.extraJavaOptions"]
-        + (f" -Dfixture.input={folder}/input/input-0 -Dfixture.checkpoint={folder}/checkpoint"),
-    }
+    home, classes = Path(pyspark.__file__).parent, folder / "classes"
+    program = Path(__file__).with_name("spark") / "GroupStateQuery.java"
+    subprocess.run(["javac", "-cp", f"{home}/jars/*", "-d", classes, program], check=True)
+    conf = {**COMMON, **conf, "spark.driver.extraClassPath": str(classes)}
     options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
-    program = Path(__file__).with_name("group_state.scala")
-    command = [home / "bin" / "spark-shell", "--master", "local[2]", *options, "-i", program]
-    subprocess.run(
-        command, check=True, timeout=300, stdin=subprocess.DEVNULL, env={**os.environ, "SPARK_HOME": str(home)}
-    )
+    command = [home / "bin" / "spark-submit", "--master", "local[2]", *options, "--class", "GroupStateQuery"]
+    command += ["spark-internal", folder / "input" / "input-0", folder / "checkpoint"]
+    subprocess.run(command, check=True, timeout=300, env={**os.environ, "SPARK_HOME": str(home)})
 
 
 def _snapshots(checkpoint: Path) -> bool:
