@@ -24,8 +24,8 @@ from ..logs import batches
 from .plan import RepartitionPlan, Target, turn
 from .work import deal, write_partition
 
-WRITERS: Final = 4
-"""Threads that write files: most of it is waiting."""
+WRITERS: Final = {"hdfs": 4, "rocksdb": 2}
+"""Threads that write partitions: most of it is waiting. Tables take memory."""
 Progress = Callable[[str, int, int], None]
 """Takes ``reading`` or ``writing``, how much is done, and of how much: bytes, then partitions."""
 
@@ -167,7 +167,7 @@ class LocalEngine:
                 written = write_partition(target, plan.units[one.unit], one.partition, waiting.read(one), count)
                 return Result(one, count, *written)
 
-            with ThreadPoolExecutor(WRITERS, thread_name_prefix="repartition") as pool:
+            with ThreadPoolExecutor(WRITERS[plan.provider_after], thread_name_prefix="repartition") as pool:
                 return list(_counted(pool.map(write, targets), len(targets), progress))
 
 
@@ -188,7 +188,7 @@ def _write_rest(folder: Storage, target: Storage, plan: RepartitionPlan) -> tupl
             return output.write(memoryview(data))
 
     size = 0
-    with ThreadPoolExecutor(WRITERS, thread_name_prefix="repartition") as pool:
+    with ThreadPoolExecutor(WRITERS["hdfs"], thread_name_prefix="repartition") as pool:
         # One kind after another: while a file is missing, so are all that come after its kind.
         for _, some in groupby(paths, key=lambda path: turn(path)[0]):
             size += sum(pool.map(write, list(some)))

@@ -165,10 +165,16 @@ def _entries(keys: ByteStrings, values: ByteStrings, trailer: bytes) -> tuple[Oc
     """Return the entries of a table, no key sharing a prefix, and the size of each."""
     key_size, value_size = varints(keys.length + len(trailer)), varints(values.length)
     sizes = 1 + key_size.length + value_size.length + keys.length + len(trailer) + values.length
-    parts = [key_size.to_arrow(), value_size.to_arrow(), keys.to_arrow(), pa.scalar(trailer, pa.binary())]
-    large = [part.cast(pa.large_binary()) for part in [pa.scalar(b"\0", pa.binary()), *parts, values.to_arrow()]]
-    joined = pc.binary_join_element_wise(*large, pa.scalar(b"", pa.large_binary()))
-    return np.frombuffer(joined.buffers()[2], np.uint8, int(sizes.sum())), sizes
+    total = int(sizes.sum())
+    # Offsets of 32 bits do for nearly all tables, and spare a copy of everything.
+    kind = pa.binary() if total < 1 << 31 else pa.large_binary()
+    begin, end = pa.scalar(b"\0", kind), pa.scalar(b"", kind)
+    parts = [
+        one if isinstance(one, pa.Scalar) else one.to_arrow().cast(kind)
+        for one in (begin, key_size, value_size, keys, pa.scalar(trailer, kind), values)
+    ]
+    joined = pc.binary_join_element_wise(*parts, end)
+    return np.frombuffer(joined.buffers()[2], np.uint8, total), sizes
 
 
 def _block(content: Octets | bytes, restarts: npt.NDArray[Any]) -> bytes:
