@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import zipfile
@@ -14,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.foreign.framing import spark_encode
+from stateformat.backends.foreign.byte_strings import from_arrow
+from stateformat.backends.foreign.framing import spark_decode, spark_encode
 from stateformat.backends.foreign.source import Part
 from stateformat.backends.foreign.spark import SparkSource, rocksdb_store
 from stateformat.backends.foreign.spark.changelogs import read_changes
+from stateformat.backends.foreign.spark.stores import Entries
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import segment_schema
 from stateformat.storage import folder_of, open_storage
@@ -386,3 +389,44 @@ def test_changelogs_alone_make_a_state(tmp_path: Path) -> None:
     some = broken(AGGREGATE, tmp_path / "copy", "state/0/0/5.zip", full)
     want = source(AGGREGATE / "checkpoint")
     assert list(rows(some, some.parts[0])) == list(rows(want, want.parts[0]))
+
+
+def spoiled(rng: random.Random, octets: bytes) -> bytes:
+    found = bytearray(octets)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(found))
+        found[at] = rng.choice((0, 255, 128, 127, rng.randrange(256), found[at] ^ 1 << rng.randrange(8)))
+    return bytes(found[: rng.randrange(len(found))] if rng.random() < 0.1 else found)
+
+
+def test_spoiled_changes_end_in_a_named_error_or_in_none() -> None:
+    rng = random.Random(12)
+    files = sorted(FIXTURES.glob("spark-4.3.0/*/checkpoint/state/0/0/*.changelog"))[::4]
+    whole = [spark_decode("lz4", file.read_bytes(), file.name).tobytes() for file in files]
+    refused = 0
+    for _ in range(1500):
+        try:
+            read_changes(np.frombuffer(spoiled(rng, rng.choice(whole)), np.uint8), "x")
+        except (DamagedCheckpoint, UnsupportedFormat):
+            refused += 1
+    assert refused > 300
+
+
+def test_spoiled_entries_end_in_a_named_error_or_in_none() -> None:
+    rng = random.Random(13)
+    some = source(TRANSFORM / "checkpoint")
+    parts = [(part, some.entries(part)) for part in some.parts]
+    refused = 0
+    for _ in range(1500):
+        part, entries = rng.choice([one for one in parts if len(one[1].keys)])
+        texts = [strings.to_arrow().to_pylist() for strings in entries]
+        side, at = rng.randrange(2), rng.randrange(len(texts[0]))
+        texts[side][at] = spoiled(rng, texts[side][at]) if texts[side][at] else b"\1"
+        # The number of the family and the version lie before each key.
+        changed = Entries(*(from_arrow(pa.array([bytes(3) + one for one in text])).without_prefix(3) for text in texts))
+        store = some.stores[part.operator, part.state]
+        try:
+            rocksdb_store.columns(store, changed, "x")
+        except (DamagedCheckpoint, UnsupportedFormat):
+            refused += 1
+    assert refused > 150
