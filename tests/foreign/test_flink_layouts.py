@@ -369,3 +369,42 @@ def test_operator_state_of_the_name_of_a_keyed_one_gets_a_name_of_its_own(tmp_pa
     assert [row["value"] for batch in source.read(parts["same_2"]) for row in batch.to_pylist()] == ["ab", "c"]
     assert source.group_rows(parts["same_2"]) == parts["same_2"].rows == 2
     assert [batch["value"].to_pylist() for batch in source.read(parts["coordinator"])] == [[b"of all"]]
+
+
+def test_a_key_of_an_unknown_class_refuses_all_keyed_state_of_the_operator(tmp_path):
+    key = Kind("own", CUSTOM, some.binary(), lambda value: value)
+    states = [State("value", "value", LONG, entries=[(1, b"k", None, 10)])]
+    stream = canonical(key, states, 128, fixed_key=False, compressed=False)
+    source = opened(savepoint(tmp_path / "s", stream, 7, 128))
+    assert source.record.states == ()
+    (note,) = source.notes
+    assert (note.kind, note.subject) == ("refused", "op")
+    assert "example.OwnSerializer$Snapshot" in note.message
+
+
+@pytest.mark.parametrize("change", ["equal", "behind the end", "negative", "in the header"])
+def test_key_groups_that_cannot_begin_where_the_metadata_says_are_damage(change, tmp_path):
+    entries = [(group, group, None, 10) for group in (1, 2, 3)]
+    states = [State("value", "value", LONG, entries=entries)]
+    data, offsets = canonical(LONG, states, 128, fixed_key=True, compressed=False)
+    offsets[2] = {"equal": offsets[1], "behind the end": len(data) + 1, "negative": -5, "in the header": 7}[change]
+    source = opened(savepoint(tmp_path / "s", (data, offsets), 7, 128))
+    with pytest.raises(DamagedCheckpoint):
+        table_of(source, "value")
+    assert any(item.severity == "error" for item in source.check("full", lambda done, total: None))
+
+
+@LAYOUTS
+def test_states_that_share_a_stream_are_read_apart_and_by_ranges_of_bytes(layout, tmp_path, monkeypatch):
+    monkeypatch.setattr("stateformat.backends.foreign.flink.groups.RANGE_BYTES", 64)
+    many = [
+        (group, group * 1000 + number, None, f"{number}" * (number % 5)) for group in range(128) for number in range(4)
+    ]
+    states = [
+        State("texts", "value", TEXT, entries=many),
+        State("few", "value", TEXT, entries=many[::37]),
+        State("none", "value", TEXT),
+    ]
+    source = opened(savepoint(tmp_path / "s", written(layout, LONG, states, 128, fixed_key=True), CODES[layout], 128))
+    for state in states:
+        assert shown(table_of(source, state.name).to_pylist()) == shown(expected(state))
