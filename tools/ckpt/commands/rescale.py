@@ -54,8 +54,8 @@ def rescale(
     publication. With --to the store stays as it is, and its segments are copied to the new one.
 
     STORE may also be the checkpoint location of a Structured Streaming query. Its state is then
-    written to the empty folder --to at --parallelism partitions, which Spark itself cannot do, and
-    the query goes on from there. The query must be stopped; its own checkpoint stays as it is.
+    written to the empty folder --to at --parallelism partitions, and the query goes on from there.
+    The query must be stopped; its own checkpoint stays as it is.
     """
     from stateformat.backends.rewrite import publish_rescaled
 
