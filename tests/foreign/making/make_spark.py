@@ -62,6 +62,9 @@ def main() -> None:
         run(environment(version), *names)
     run(sys.executable, *names)
     run(sys.executable, "--say", *names)
+    if not names:
+        for old in FIXTURES.glob("spark-*"):
+            shutil.rmtree(old)
     for made in sorted(WORK.glob("spark-*/*")):
         keep(made)
 

@@ -58,26 +58,17 @@ class Fixture:
     """Whether the last batch fails: its offsets stand without a commit."""
 
 
-PLAIN = [
-    "aggregate",
-    "key-types",
-    "whole",
-    "unnamed",
-    "window",
-    "session",
-    "join-inner",
-    "join-outer",
-    "dedupe",
-    "dedupe-watermark",
-    "pandas-state",
-    "two",
-    "limit",
-]
-OLD = ["aggregate", "whole", "unnamed", "window", "session", "join-outer", "dedupe", "dedupe-watermark", "pandas-state"]
+PLAIN = (
+    "aggregate", "key-types", "whole", "unnamed", "window", "session", "join-inner", "join-outer", "dedupe",
+    "dedupe-watermark", "pandas-state", "two", "limit", "group-state",
+)  # fmt: skip
+OLD = (
+    "aggregate", "whole", "unnamed", "window", "session", "join-outer", "dedupe", "dedupe-watermark", "pandas-state",
+    "group-state",
+)  # fmt: skip
 FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
     (4, 3): {
         **{name: Fixture(name) for name in PLAIN},
-        "group-state": Fixture("group-state"),
         "totals-5-partitions": Fixture("totals", partitions=5),
         "totals-uncommitted": Fixture("totals", fails=True),
         "totals-with-crc": Fixture("totals"),
@@ -90,7 +81,6 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
         },
         "window-rocksdb": Fixture("window", FEW, batches=3),
         "two-rocksdb": Fixture("two", FEW, batches=2),
-        "join-outer-rocksdb": Fixture("join-outer", FEW, batches=2),
         "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
         "transform-rocksdb-changelog": Fixture("transform", CHANGELOG, batches=3),
         "transform-ttl-rocksdb-changelog": Fixture("transform-ttl", CHANGELOG, batches=3),
@@ -105,12 +95,10 @@ FIXTURES: dict[tuple[int, int], dict[str, Fixture]] = {
     (4, 0): {
         "aggregate": Fixture("aggregate"),
         "session": Fixture("session"),
-        "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
         "transform-rocksdb-changelog": Fixture("transform", CHANGELOG, batches=3),
     },
     (3, 5): {
         **{name: Fixture(name) for name in OLD},
-        "group-state": Fixture("group-state"),
         "aggregate-rocksdb": Fixture("aggregate", FEW),
         "session-rocksdb": Fixture("session", FEW),
         "aggregate-rocksdb-changelog": Fixture("aggregate", CHANGELOG),
