@@ -145,6 +145,34 @@ def test_state_in_rocksdb_does_not_move_back(tmp_path: Path) -> None:
         deal(FIXTURES / "spark-4.3.0" / "aggregate-rocksdb" / "checkpoint", tmp_path / "to", 4, "hdfs")
 
 
+def rewritten_zip(path: Path, change: dict[str, Any]) -> None:
+    """Change members of the metadata in a zip."""
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    head, _, body = files["metadata"].decode().partition("\n")
+    files["metadata"] = f"{head}\n{json.dumps({**json.loads(body), **change})}".encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"numInternalKeys": 77}, "and the column families of the schema have"),
+        ({"columnFamilyTypeMap": [1]}, "column families are none"),
+        ({"numInternalKeys": "many"}, "its numbers of keys or"),
+    ],
+)
+def test_a_database_whose_numbers_disagree_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    fixture = FIXTURES / "spark-4.3.0" / "transform-rocksdb" / "checkpoint"
+    source = Path(shutil.copytree(fixture, tmp_path / "source"))
+    rewritten_zip(source / "state" / "0" / "0" / f"{SparkSource(folder(source)).version}.zip", change)
+    with pytest.raises(DamagedCheckpoint, match=message):
+        deal(source, tmp_path / "to", 4)
+    assert not (tmp_path / "to").exists()
+
+
 @pytest.mark.parametrize("name", ["aggregate-rocksdb", "transform-rocksdb"])
 def test_a_database_says_how_many_keys_it_has(name: str, tmp_path: Path) -> None:
     source = FIXTURES / "spark-4.3.0" / name / "checkpoint"

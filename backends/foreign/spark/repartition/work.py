@@ -98,7 +98,7 @@ def _check_count(folder: Storage, source: Source, found: int) -> None:
         return
     said = rocksdb_files.read_snapshot(folder, source.files[0]).metadata
     counts = [said.get("numKeys", -1), said.get("numInternalKeys", -1)]
-    if min(counts) >= 0 and sum(counts) != found:
+    if all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) != found:
         raise damaged(
             source.files[0].path,
             f"it says that there are {sum(counts)} keys, and the column families of the schema have {found}",
