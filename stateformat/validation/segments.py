@@ -49,6 +49,10 @@ WHOLE_BYTES_MAX: Final = 16 << 20
 """Up to this size a segment is fetched once for both digest and rows."""
 
 _DAMAGED: Final = ErrorKind.DAMAGED_SEGMENT
+_ADVICE_HASH: Final = (
+    "validate again where the hash is known. Where nobody knows it, rows can be read and rescaled all the same; only "
+    "that each lies in the key group of its key is not shown"
+)
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ class _SegmentCheck:
         problem = Problem(kind, clause, message, advice, segment.path, uid, state, segment.subtask)
         if kind is ErrorKind.UNKNOWN_KEY_HASH:
             # Nothing is wrong with it: whoever knows the hash can check what could not be checked.
-            problem = replace(problem, severity="warning")
+            problem = replace(problem, severity="warning", advice=_ADVICE_HASH)
         self.result.problems.append(problem)
 
     def run(self, sizes: Mapping[str, int], level: Level) -> None:
