@@ -99,16 +99,18 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
     low, high = (None, None) if prefix is None else (prefix, _after(prefix))
     tables = open_tables(folder, place, snapshot) if snapshot else []
     run, stones = read_tables(tables, low, high)
+    settled = False  # Whether each key is there once, as its newest value.
     if snapshot is not None and prefix is None and snapshot.keys >= 0:
         keys, values = newest(run, stones, snapshot.path, delimiter=delimiter_of(store))
         if len(keys) != snapshot.keys:
             raise damaged(snapshot.path, f"its tables have {len(keys)} keys, its metadata says {snapshot.keys}")
-        run, stones = Run(keys, np.ones(len(keys), np.uint64), values), []
+        run, stones, settled = Run(keys, np.ones(len(keys), np.uint64), values), [], not logs
     for nth, changes in enumerate(logs):
         if store.has_row_checksums:
             changes = _deletes_checked(changes)
         run, stones = _applied(run, stones, changes, _LATER + (nth << 32), prefix)
-    keys, values = newest(run, stones, files[-1].path, delimiter=delimiter_of(store))
+    if not settled:
+        keys, values = newest(run, stones, files[-1].path, delimiter=delimiter_of(store))
     path = files[-1].path
     if store.has_row_checksums and not store.multiple:
         values = without_sums(keys, values, path)
