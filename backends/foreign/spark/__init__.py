@@ -5,7 +5,7 @@ Read in this order: ``logs`` (which batches there are), ``schemas`` (what column
 ``hdfs_store`` with ``chains``, and ``rocksdb_store`` with ``rocksdb_files``, ``rocksdb_keys`` and
 ``changelogs``; ``unsafe_row`` (rows into Arrow), ``families`` (column families as states),
 ``states`` (our names for all of it), ``source`` (the checkpoint as a whole), ``checks`` (all that
-can be wrong with it).
+can be wrong with it); then ``repartition``, which writes one.
 """
 
 from __future__ import annotations
