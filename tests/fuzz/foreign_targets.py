@@ -118,7 +118,7 @@ def folders(place: str, form: Any, inner: str, codec_of: Callable[[str], str]) -
     """One file of a folder changed, removed or exchanged: validated in full, every state read."""
     # A message that shows a time would read the time zone's file, once in a process.
     pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
-    found = {path.parent.name: files_of(path) for path in sorted(FIXTURES.glob(f"{place}/{inner}"))}
+    found = {"/".join(path.parts[-3:-1]): files_of(path) for path in sorted(FIXTURES.glob(f"{place}/{inner}"))}
 
     def prepare(choices: Choices) -> Reading:
         name = choices.of(sorted(found))
@@ -165,6 +165,11 @@ def drain(batches: Iterable[pa.RecordBatch]) -> None:
 def spark_target() -> Preparation:
     """The folder of a Structured Streaming query."""
     return folders("spark-*", formats.spark, "*/checkpoint", lambda name: "zstd" if "zstd" in name else "lz4")
+
+
+def flink_target() -> Preparation:
+    """The folder of a Flink savepoint: headers, canonical and native key groups, operator state."""
+    return folders("flink-*", formats.flink, "*/savepoint", lambda name: name)
 
 
 def metadata_target() -> Preparation:
@@ -249,6 +254,7 @@ def _unused(value: object) -> None:
 def all_targets() -> Iterator[tuple[str, Callable[[], Preparation]]]:
     """The targets by their names."""
     yield "spark folder", spark_target
+    yield "flink folder", flink_target
     yield "flink metadata", metadata_target
     yield "rocksdb tables", table_target
     yield "foreign frames", frames_target

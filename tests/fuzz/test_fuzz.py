@@ -25,6 +25,7 @@ RUNS = {"record": 60, "manifest": 30, "segment": 60, "store": 4}
 FOREIGN_RUNS = {
     "spark folder": 60,
     "spark schemas": 300,
+    "flink folder": 60,
     "flink metadata": 300,
     "rocksdb tables": 60,
     "foreign frames": 300,
