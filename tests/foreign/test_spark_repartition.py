@@ -289,6 +289,11 @@ NEWEST = json.loads((AGGREGATE.parent / "made.json").read_text())["newest_commit
 REFUSALS = {
     "partitions swapped": (swap, DamagedCheckpoint, "state/0/1.* do not belong there"),
     "a delta missing": (remove(f"state/0/1/{NEWEST + 1}.delta"), DamagedCheckpoint, f"state/0/1/{NEWEST + 1}.delta"),
+    "the last partition missing": (
+        lambda at: shutil.rmtree(at / "state" / "0" / "2"),
+        DamagedCheckpoint,
+        f"state/0/2/{NEWEST + 1}.delta",
+    ),
     "a bit flipped": (flip(f"state/0/2/{NEWEST + 1}.delta"), DamagedCheckpoint, f"state/0/2/{NEWEST + 1}.delta"),
     "another number in the operator's metadata": (
         number_in("state/0/_metadata/metadata", "numPartitions", "2"),
