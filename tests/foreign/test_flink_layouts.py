@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def unique(entries: list[tuple[int, Any, Any, Any]], layout: str) -> list[tuple[
     for group, key, space, content in entries:
         inner = content[0] if layout == "map" else content if layout == "timers" else None
         # One key has one key group.
-        group = hash(str(key)) % 3 * 60 if group >= 0 else group
+        group = zlib.crc32(str(key).encode()) % 3 * 60
         found.setdefault(str((key, space, inner)), (group, key, space, content))
     return list(found.values())
 
