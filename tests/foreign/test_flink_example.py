@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+import stateformat
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,3 +31,15 @@ def test_a_flink_savepoint_goes_on_as_a_job_of_ours(
     folder = moves.FIXTURE.parent / name
     assert moves.move(folder / "savepoint", folder / "expected.jsonl", tmp_path / "store", parallelism)
     assert len(moves.wanted(folder / "expected.jsonl")) > 10
+
+
+def test_it_goes_on_with_the_key_groups_of_flink_too(
+    moves: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, command = moves.LocalRuntime, moves.ckpt
+    monkeypatch.setattr(moves, "ckpt", lambda arguments: command([*arguments, "--key-hash", "keep"]))
+    # What a savepoint needs to be written again is of no use to a dataflow.
+    monkeypatch.setattr(moves, "LocalRuntime", lambda store: runtime(store, drop=["flink-savepoint"]))
+    assert moves.move(moves.FIXTURE / "savepoint", moves.FIXTURE / "expected.jsonl", tmp_path / "store", 5)
+    kept = stateformat.open(tmp_path / "store").open().graph.operator("totals")
+    assert (kept.key_hash, kept.parallelism) == ("flink-java-hashcode-murmur", 5)
