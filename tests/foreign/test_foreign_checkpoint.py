@@ -195,6 +195,12 @@ def test_inspect_shows_it_without_counting_rows(folder: Path, monkeypatch: pytes
     assert sum(entry["bytes"] for entry in state["subtasks"]) == state["bytes"] == 100 * len(WORDS)
 
 
+def test_a_time_that_nobody_wrote_down_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spark_like()
+    path = make_folder(tmp_path, monkeypatch, replace(source, record=replace(source.record, created_at_us=0)))
+    assert "1970" not in run("history", path).out
+
+
 def test_the_other_pages_show_it(folder: Path, tmp_path: Path) -> None:
     rows = run("inspect", f"fake:{folder}@3", "--operator", "dedupe", "--rows", "2")
     assert rows.status == 0

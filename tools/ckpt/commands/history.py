@@ -91,11 +91,13 @@ def draw(document: Document, look: Look) -> Iterator[str]:
 
 def _row(entry: Document, now_us: int) -> list[str]:
     partly = f", {entry['partially_finished']} partly" if entry["partially_finished"] else ""
+    made_us = entry["created_at_us"]
     return [
         str(entry["checkpoint_id"]),
         entry["kind"],
-        render.clock(entry["created_at_us"], seconds=False),
-        render.age(entry["created_at_us"], now_us),
+        # Flink's metadata has no time.
+        render.clock(made_us, seconds=False) if made_us else "-",
+        render.age(made_us, now_us) if made_us else "",
         f"{entry['finished']} of {entry['operators']}{partly}",
         render.count(entry["totals"]["rows"]),
         render.size(entry["totals"]["bytes"]),
