@@ -222,7 +222,10 @@ class CheckpointStore:
                 f"the parent is {parent!r}; give the permit of start() or publish(), or None for the first"
             )
         if held is not None and held.system is not None:
-            raise InvalidInput(f"{held!r} is no parent: `ckpt import` makes a checkpoint of ours of it")
+            raise InvalidInput(
+                f"{held.storage.url} is {held.system}, of which nothing is rewritten or carried on; `ckpt import "
+                f"{held.storage.url} --to STORE` makes a checkpoint of ours of it"
+            )
         if held is not None:
             self._check_job(job_id, held.record)
             if not isinstance(parent, CommitPermit) and held.storage.url == self.url:

@@ -22,7 +22,7 @@ from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
 from stateformat.problems import Problem
 from stateformat.segments import WriteOptions
-from stateformat.storage import without_secrets
+from stateformat.storage import lies_in, without_secrets
 
 from ..dataflow.graph import ENUMERATOR, SPLITS
 from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, is_hashable, plan_rewrite
@@ -178,7 +178,7 @@ def check_places(checkpoint: Checkpoint, target: CheckpointStore) -> ForeignChec
             f"{checkpoint!r} is a checkpoint of ours already; `ckpt copy` copies it and `ckpt rewrite` changes it"
         )
     folder = checkpoint.storage.url.rstrip("/")
-    if f"{target.url.rstrip('/')}/".startswith(f"{folder}/"):
+    if lies_in(target.url, folder):
         raise InvalidInput(
             f"{target.url} lies in {folder}, which is another system's and stays as it is; give a store elsewhere",
             kind=ErrorKind.INVALID_URL,

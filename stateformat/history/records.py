@@ -202,7 +202,8 @@ def no_records(storage: Storage) -> NotFound:
     if not storage.list(layout.MANIFESTS) and not storage.list(layout.SEGMENTS):
         return NotFound(
             f"{storage.url} is no store of checkpoints: nothing lies in its {layout.RECORDS}, {layout.MANIFESTS} and "
-            f"{layout.SEGMENTS}. Check the address; a job makes them with its first checkpoint",
+            f"{layout.SEGMENTS}, nor what makes a folder of Flink's (`_metadata`) or of a Spark query (`offsets/`). "
+            "Check the address; a job makes a store with its first checkpoint",
             kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
         )

@@ -72,6 +72,12 @@ def check_no_secrets(url: str, what: str) -> None:
         )
 
 
+def lies_in(url: str, folder_url: str) -> bool:
+    """Whether a place is a folder or lies in it; local links are followed."""
+    (place, parts), (folder, above) = _place(url), _place(folder_url)
+    return place == folder and parts[: len(above)] == above
+
+
 def check_outside(url: str, store_url: str) -> None:
     """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it."""
     (place, parts), (store, above) = _place(url), _place(store_url)

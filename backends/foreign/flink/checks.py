@@ -45,6 +45,7 @@ from .streams import Place, Places
 CLAUSE = "Flink metadata"
 _STATE = "Flink state"
 _OTHER = "put the file back, or take another checkpoint or savepoint"
+_OTHER_FORM = "take a canonical savepoint; if Flink does not restore this one either, it is damaged"
 _DAMAGE = "take another checkpoint or savepoint of the job"
 
 
@@ -84,6 +85,7 @@ def check_source(source: Checked, level: Level, progress: Progress) -> Iterator[
         if not (broken and isinstance(error, CheckpointError) and error.details.get("path") in broken):
             yield _problem(error, CLAUSE, source.home + "_metadata")
         return
+    yield from _refused(contents)
     yield from _opaque_keys(contents)
     if level == "full":
         yield from _Rows(source, contents, broken, progress).check()
@@ -150,7 +152,8 @@ class _Files:
                 yield problem
                 broken.add(place.path)
         for above, (count, first) in outside.items():
-            message = f"{count} files of {above} do not lie in {self.source.folder.url}: {first}"
+            what = "1 file" if count == 1 else f"{count} files"
+            message = f"{what} of {above} outside of {self.source.folder.url}: {first}"
             advice = "give the folder above, or allow files outside of it (`--allow-outside`)"
             yield Problem(first.kind, CLAUSE, message, advice, above)
         yield from self._left_over()
@@ -184,6 +187,17 @@ class _Files:
 
     def _listed(self, home: str) -> list[str]:
         return [item.path for item in self.source.folder.list(home)]
+
+
+def _refused(contents: Contents) -> Iterator[Problem]:
+    """Say what no reader of this checkpoint gets: by its form, or because a header is damaged."""
+    for note in contents.notes:
+        if note.kind == "refused":
+            uids = [one.uid for one in contents.graph.operators]
+            operator = next((uid for uid in uids if f"{note.subject}/".startswith(f"{uid}/")), "")
+            state = note.subject[len(operator) + 1 :]
+            message = f"{note.subject or 'a part of the checkpoint'} cannot be read, nor checked: {note.message}"
+            yield Problem(ErrorKind.UNSUPPORTED_FEATURE, _STATE, message, _OTHER_FORM, "", operator, state)
 
 
 def _opaque_keys(contents: Contents) -> Iterator[Problem]:

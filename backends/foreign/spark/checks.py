@@ -76,9 +76,9 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
     """Yield what is wrong; ``quick`` by logs, names and sizes, ``full`` by every byte too."""
     for note in source.notes:
         if note.kind == "refused":
-            yield _problem(
-                ErrorKind.UNSUPPORTED_FEATURE, note.message, "use a newer stateformat", operator=note.subject
-            )
+            operator, _, state = note.subject.partition("/")
+            advice = f"`ckpt import` leaves it out with --drop {note.subject}, if the rest is worth something without"
+            yield Problem(ErrorKind.UNSUPPORTED_FEATURE, CLAUSE, note.message, advice, operator=operator, state=state)
     yield from _logs(source)
     yield from _partitions(source)
     found: dict[Part, Sequence[ObjectInfo]] = {}

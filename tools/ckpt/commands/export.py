@@ -83,6 +83,7 @@ def export(
     if target != "-":
         _check_target(Path(target), force=force)
     store, checkpoint = session.checkpoint(address)
+    _check_outside(target, checkpoint)
     uid = operator_uid(checkpoint, operator)
     declared = checkpoint.record.state(uid, state)
     task = _read_task(checkpoint, declared, subtask)
@@ -175,6 +176,19 @@ def _check_target(target: Path, *, force: bool) -> None:
         raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
+
+
+def _check_outside(target: str, checkpoint: Checkpoint) -> None:
+    """Refuses a file in the folder of another system, where nothing is ever written."""
+    from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.storage import lies_in
+
+    folder = checkpoint.storage.url
+    if target != "-" and checkpoint.system is not None and lies_in(target, folder):
+        raise InvalidInput(
+            f"{target} lies in {folder}, which is {checkpoint.system} and stays as it is; give a file elsewhere",
+            kind=ErrorKind.INVALID_URL,
+        )
 
 
 @contextmanager

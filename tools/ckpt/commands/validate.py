@@ -81,7 +81,9 @@ def _finding(problem: Mapping[str, Any], look: Look, mark: str, role: str) -> It
     where = [f"{what} {label(problem[what])}" for what in ("operator", "state") if problem[what]]
     where += [f"subtask {problem['subtask']}"] if problem["subtask"] is not None else []
     if where:
-        yield "    " + look.paint(", ".join(where), "dim")
+        for line in render.wrap(", ".join(where), look.width - 4):
+            yield "    " + look.paint(line, "dim")
     if problem["path"] and problem["path"] not in problem["message"]:
-        yield "    " + look.paint(label(problem["path"]), "dim")
+        for line in render.wrap(label(problem["path"]), look.width - 4):
+            yield "    " + look.paint(line, "dim")
     yield from render.explanation(problem["message"], problem["advice"], look)

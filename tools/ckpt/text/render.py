@@ -310,9 +310,14 @@ def _wrap_wide(text: str, width: int) -> list[str]:
 
 
 def sentence(text: object) -> str:
-    """A stranger's text as a sentence: on one line, with a capital and a full stop."""
+    """A stranger's text as a sentence: on one line, with a capital and a full stop.
+
+    A path or a name in front stays as it is: `state/0` is not `State/0`.
+    """
     safe = label(text)
-    return safe[:1].upper() + safe[1:] + ("" if safe.endswith(".") else ".")
+    first = safe.partition(" ")[0].rstrip(".,:;")
+    start = safe[:1].upper() if first.replace("-", "").replace("'", "").isalpha() else safe[:1]
+    return start + safe[1:] + ("" if safe.endswith(".") else ".")
 
 
 def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from stateformat.keys import key_group_range
 from stateformat.model import Mode, State
 from stateformat.reading import Checkpoint
 from stateformat.schema import segment_schema
-from stateformat.storage import Storage
+from stateformat.storage import Storage, lies_in
 
 from ...byte_strings import Positions, from_arrow
 from ...checkpoint import ForeignCheckpoint
@@ -83,7 +83,7 @@ def write_savepoint(checkpoint: Checkpoint, target: Storage) -> Written:
     ``InvalidInput`` for what Flink would not restore, before anything is written, but for values
     that its serializers cannot hold: then the folder has no ``_metadata``.
     """
-    _check_target(target)
+    _check_target(target, checkpoint)
     foreign = checkpoint.source if isinstance(checkpoint, ForeignCheckpoint) else None
     refused = [note for note in checkpoint.notes if note.kind == "refused"]
     if refused:
@@ -96,7 +96,13 @@ def write_savepoint(checkpoint: Checkpoint, target: Storage) -> Written:
     return _Writer(checkpoint, template, target).write()
 
 
-def _check_target(target: Storage) -> None:
+def _check_target(target: Storage, checkpoint: Checkpoint) -> None:
+    if checkpoint.system is not None and lies_in(target.url, checkpoint.storage.url):
+        raise InvalidInput(
+            f"{target.url} lies in {checkpoint.storage.url}, which is {checkpoint.system} and stays as it is; give a "
+            "folder elsewhere",
+            kind=ErrorKind.INVALID_URL,
+        )
     found = target.list("")
     if found:
         raise InvalidInput(

@@ -86,6 +86,11 @@ def template_of(source: FlinkSource) -> Template:
 def template_in(checkpoint: Checkpoint) -> Template:
     """Return the template that a checkpoint of ours holds. ``InvalidInput`` if it has none."""
     names = {(state.operator, state.name) for state in checkpoint.states}
+    if checkpoint.system is not None:
+        raise InvalidInput(
+            f"{checkpoint.storage.url} is {checkpoint.system}; a savepoint is made of what came from Flink only",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+        )
     if (OPERATOR, STATE) not in names:
         raise InvalidInput(
             f"checkpoint {checkpoint.id} has no template of a savepoint ({OPERATOR}/{STATE}): its serializers are not "

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import Storage
+from stateformat.storage import Storage, lies_in
 from stateformat.tables import Spill
 
 from ..logs import batches
@@ -107,7 +107,7 @@ def repartition(
 
 def check_target(folder: Storage, target: Storage) -> None:
     """Raise ``InvalidInput`` unless the target is empty or absent, and another place."""
-    if f"{target.url}/".startswith(f"{folder.url}/"):
+    if lies_in(target.url, folder.url):
         raise InvalidInput(
             f"{target.url} is the checkpoint itself or lies in it, and it is never changed; name another folder"
         )
