@@ -278,10 +278,10 @@ class _ForeignReader:
             # Owners come as they are; what one owns comes by key group.
             for _, owned in groupby(slices, key=lambda row: row["subtask"]):
                 for row in sorted(owned, key=lambda row: row["first_group"]):
-                    yield from self._keyed(row)
+                    yield from _named(state, self._keyed(row))
             return
         for row in slices:
-            yield from self._cut(row)
+            yield from _named(state, self._cut(row))
 
     def _keyed(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
         part = self._task.parts[row["handle"]]
@@ -311,3 +311,12 @@ class _ForeignReader:
             f"counted, and {read} when it was read; did its files change meanwhile? Open the checkpoint again",
             path=part.path or "",
         )
+
+
+def _named(state: State, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The tables; what nobody can decode is told with its state, as `--drop` takes it."""
+    try:
+        yield from tables
+    except UnsupportedFormat as error:
+        message = f"{state.operator}/{state.name} cannot be read: {error}"
+        raise UnsupportedFormat(message, kind=error.kind, **error.details) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ckpt.ckpt_runs import document, failure, page
+from tests.ckpt.ckpt_runs import document, failure, page, run
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FLINK = FIXTURES / "flink-2.3.0/core-rocksdb-canonical/savepoint"
@@ -58,6 +58,21 @@ def test_state_in_a_changelog_is_a_problem_with_the_way_out(tmp_path: Path) -> N
     (checkpoint,) = (tmp_path / "theirs").glob("*/chk-*")
     said = [one["message"] for one in document("validate", checkpoint, status=1)["problems"]]
     assert any("lies in a changelog, which is not read: take a savepoint" in message for message in said)
+
+
+def test_values_that_nobody_can_decode_are_told_with_their_state(tmp_path: Path) -> None:
+    types = FIXTURES / "flink-2.3.0/types-hashmap-canonical/savepoint"
+    drop: list[str] = []
+    while True:
+        found = run("import", types, "--to", tmp_path / "store", *drop, "--format", "json")
+        if not found.status:
+            break
+        said = found.document["error"]["message"]
+        name, _, rest = said.partition(" cannot be read: ")
+        assert "whose fields the checkpoint does not describe" in rest
+        assert ["--drop", name] != drop[-2:]
+        drop += ["--drop", name]
+    assert drop
 
 
 def test_paths_stay_as_they_are_in_sentences_and_no_line_is_too_wide(tmp_path: Path) -> None:
