@@ -61,7 +61,14 @@ class ForeignFolder:
         return self.form.system
 
     def history(self) -> list[Record]:
-        return [record_of(source) for source in self.form.sources(self.folder, self.outside)]
+        found = [record_of(source) for source in self.form.sources(self.folder, self.outside)]
+        if not found:
+            record_of(self._source(None))  # the reason, where the newest one's record has it
+            raise DamagedCheckpoint(
+                f"no checkpoint in {self.folder.url}, {self.system}, can be opened; `ckpt validate {self.folder.url}` "
+                "says why"
+            )
+        return found
 
     def open(self, checkpoint_id: int | None = None) -> ForeignCheckpoint:
         return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)

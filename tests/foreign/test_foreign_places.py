@@ -87,5 +87,14 @@ def test_paths_stay_as_they_are_in_sentences_and_no_line_is_too_wide(tmp_path: P
     assert "    Shared/" not in text
 
 
+def test_no_history_is_shown_of_checkpoints_that_cannot_be_opened(tmp_path: Path) -> None:
+    (checkpoint,) = (FIXTURES / "flink-2.3.0/brief-rocksdb-checkpoint/savepoint").glob("*/chk-*")
+    assert "--allow-outside" in failure("history", checkpoint, status=2)["message"]
+    shutil.copytree(SPARK, tmp_path / "query")
+    for path in (tmp_path / "query/state/0/0").glob("*.*"):
+        path.unlink()
+    assert "can be opened; `ckpt validate" in failure("history", tmp_path / "query", status=1)["message"]
+
+
 def test_a_time_that_flink_does_not_keep_is_not_shown() -> None:
     assert "1970" not in page("history", FLINK)
