@@ -66,7 +66,16 @@ def foreign_checkpoints(
     if folder is not None:
         formats = _formats()
         wanted = [formats[name]] if name is not None else [formats[key] for key in sorted(formats)]
-        found = next((made for made in (entry.load()(folder, outside) for entry in wanted) if made is not None), None)
+        made = [entry.load()(folder, outside) for entry in wanted]
+        there = [one for one in made if one is not None]
+        if len(there) > 1:
+            raise InvalidInput(
+                f"{storage.url} is {' and '.join(one.system for one in there)} at once; say which is meant: "
+                f"{' or '.join(f'{key}:PATH' for key in sorted(formats))}",
+                kind=ErrorKind.INVALID_URL,
+                url=storage.url,
+            )
+        found = there[0] if there else None
     if found is None and name is not None:
         raise NotFound(
             f"there is no {name} checkpoint at {storage.url}; check the address",

@@ -78,6 +78,14 @@ def test_only_installed_formats_are_prefixes(folder: Path) -> None:
     assert formats.split_format("s3://fake/x") == (None, "s3://fake/x")
 
 
+def test_a_folder_of_two_formats_is_opened_by_the_name_of_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = formats._formats() | {"other": formats._formats()["fake"]}
+    monkeypatch.setattr(formats, "_formats", lambda: twice)
+    assert stateformat.open(f"other:{folder}").open().id == 3
+    with pytest.raises(InvalidInput, match="say which is meant: fake:PATH or other:PATH"):
+        stateformat.open(folder).open()
+
+
 def test_a_store_of_ours_is_one_whatever_lies_beside_it(folder: Path) -> None:
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/00000000000000000001.json").write_bytes(b"{}")
@@ -207,6 +215,9 @@ def test_the_other_pages_show_it(folder: Path, tmp_path: Path) -> None:
     assert "word 1" in rows.out
     assert run("history", folder).out.count("checkpoint") >= 2
     assert "operator-0" in run("explain-restore", folder, "--parallelism", "2").out
+    beyond = run("explain-restore", folder, "--parallelism", "6")
+    assert beyond.status == 1
+    assert "`ckpt import --max-parallelism N`" in " ".join(beyond.out.split())
     target = tmp_path / "rows.jsonl"
     exported = run("export", folder, "--operator", "operator-0", "--state", "default", "--to", target)
     assert exported.status == 0, exported.err

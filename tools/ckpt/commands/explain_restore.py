@@ -46,8 +46,9 @@ def explain_restore(
     """Show who would restore what at another parallelism.
 
     Without options the job stays as it is. With --topology a program declares its states, and the
-    page says what becomes of each column. Nothing is written, and no segment is opened. Exit status
-    1 if the restore would be refused; the page lists every reason and what to do about it.
+    page says what becomes of each column. Nothing is written, and no segment is opened; of another
+    system's checkpoint, whose metadata does not say it, rows are counted first. Exit status 1 if
+    the restore would be refused; the page lists every reason and what to do about it.
     """
     from ..documents import plan_document
 

@@ -40,6 +40,7 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
     whole = plan.to_document()
     return {
         "store": store,
+        "system": checkpoint.system,
         "refused": plan.refused,
         "load": list(_loads(plan)),
         "states": states,

@@ -51,6 +51,10 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
         yield ""
         yield from _refusal(refusal, look)
     yield from _more(len(plan["refusals"]) - LISTED, "refusal", look)
+    if document["system"] and plan["refusals"]:
+        yield ""
+        advice = "`ckpt import --max-parallelism N` makes a checkpoint of ours of it, which all commands change"
+        yield from paragraph(render.sentence(f"this is {document['system']}, which is only read: {advice}"), look)
     if plan["warnings"]:
         yield ""
         yield render.heading("Worth knowing", look)
