@@ -40,7 +40,8 @@ def differences(source: FlinkSource, state: State, expected: list[dict[str, Any]
     try:
         rows = told(state, list(rows_of(source, state)), expected)
     except UnsupportedFormat as error:
-        return [] if "whose fields the checkpoint does not describe" in str(error) else [str(error)]
+        undescribed = state.name == "base-pojo" and "whose fields the checkpoint does not describe" in str(error)
+        return [] if undescribed else [str(error)]
     if state.mode is Mode.UNION:
         # After its restore every subtask has all of it.
         owners = {row["subtask"] for row in expected}
