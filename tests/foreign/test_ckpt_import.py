@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[str, list[str]]] = {
     ),
     "import-spark": ("spark", ["--source", "ticks=rate@7"]),
     "import-spark-files": ("spark", ["--key-hash", "keep", "--source", "lines=files"]),
-    "import-told": ("told", ["--max-parallelism", "64"]),
+    "import-told": ("told", ["--max-parallelism", "64", "--drop", "counts/last"]),
 }
 
 

@@ -118,6 +118,7 @@ def import_(
         "job_name": done.record.job_name,
         "written": {"segments": done.rewritten.segments, "rows": done.rewritten.rows, "bytes": done.rewritten.bytes},
         "key_hashes": sorted({operator.key_hash or "" for operator in done.record.graph.operators}),
+        "dropped": list(drop),
         "finished": [
             {"uid": one.uid, "subtasks": [list(pair) for pair in one.done.ranges], "parallelism": one.parallelism}
             for one in checkpoint.graph.operators
@@ -168,6 +169,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             ("job", job),
             ("key hash", label(", ".join(document["key_hashes"]))),
             ("size", look.dotted(*sizes)),
+            ("left out", label(", ".join(document["dropped"]))),
             *draw_changes(document["changes"], look),
             *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),
             *((("watermark", render.precise_moment(watermark * 1000)),) if watermark else ()),
