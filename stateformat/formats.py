@@ -15,6 +15,7 @@ from .errors import ErrorKind, InvalidInput, NotFound
 from .storage import Storage, folder_of, open_storage
 
 if TYPE_CHECKING:
+    from .errors import CheckpointError
     from .model import Record
     from .problems import Report
     from .reading import Checkpoint
@@ -34,8 +35,8 @@ class ForeignCheckpoints(Protocol):
     def system(self) -> str:
         """What it is, in a sentence: "a Flink savepoint"."""
 
-    def history(self) -> list[Record]:
-        """Return the checkpoints that can be opened, newest first."""
+    def history(self) -> tuple[list[Record], dict[int, CheckpointError]]:
+        """Return the checkpoints that can be opened, newest first, and why newer ones cannot."""
 
     def open(self, checkpoint_id: int | None) -> Checkpoint:
         """Return one, by default the newest. Raises ``NotFound`` for an unknown id."""

@@ -111,8 +111,10 @@ class CheckpointStore:
         """Return all records, or those down to ``limit`` checkpoints. Raises ``NotFound``."""
         found = Survey() if self.format is not None else history.survey(self.storage, limit=limit)
         if not found.listed and (foreign := self._foreign()) is not None:
-            records = foreign.history()
-            return Survey(tuple(sorted(record.checkpoint_id for record in records)), tuple(records[:limit]))
+            records, damaged = foreign.history()
+            unreadable = {CheckpointId(number): damaged[number] for number in sorted(damaged, reverse=True)}
+            listed = tuple(sorted([*unreadable, *(record.checkpoint_id for record in records)]))
+            return Survey(listed, tuple(records[:limit]), unreadable=unreadable, damaged=tuple(unreadable))
         history.require_records(self.storage, found.listed)
         return found
 

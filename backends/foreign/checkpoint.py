@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.formats import Outside
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
@@ -25,7 +25,7 @@ from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
-from .source import ForeignSource, Level, Note, Part
+from .source import ForeignSource, Level, Note, Opened, Part
 
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
@@ -38,8 +38,8 @@ class ForeignFormat:
     """As a sentence says it: "a Flink savepoint"."""
     recognises: Callable[[Storage], bool]
     """Whether a folder holds what this format reads; by a few small requests."""
-    sources: Callable[[Storage, Outside | None], Sequence[ForeignSource]]
-    """All checkpoints that can be opened, newest first."""
+    sources: Callable[[Storage, Outside | None], Opened]
+    """All checkpoints that can be opened."""
     source: Callable[[Storage, int | None, Outside | None], ForeignSource]
     """Opens one, by default the newest. Raises ``NotFound`` for an unknown id."""
 
@@ -60,15 +60,15 @@ class ForeignFolder:
     def system(self) -> str:
         return self.form.system
 
-    def history(self) -> list[Record]:
-        found = [record_of(source) for source in self.form.sources(self.folder, self.outside)]
-        if not found:
+    def history(self) -> tuple[list[Record], dict[int, CheckpointError]]:
+        opened = self.form.sources(self.folder, self.outside)
+        if not opened.sources:
             record_of(self._source(None))  # the reason, where the newest one's record has it
             raise DamagedCheckpoint(
                 f"no checkpoint in {self.folder.url}, {self.system}, can be opened; `ckpt validate {self.folder.url}` "
                 "says why"
             )
-        return found
+        return [record_of(source) for source in opened.sources], opened.damaged
 
     def open(self, checkpoint_id: int | None = None) -> ForeignCheckpoint:
         return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)

@@ -7,12 +7,14 @@ these too. A source is picklable and opens nothing twice that it can keep; it ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stateformat.errors import CheckpointError
 from stateformat.model import Record
 from stateformat.problems import Problem
 
@@ -86,3 +88,17 @@ class ForeignSource(Protocol):
 
     def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
         """Find all that is wrong; ``quick`` reads metadata, names and sizes, ``full`` all."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The checkpoints of a folder, newest first."""
+
+    sources: list[ForeignSource] = field(default_factory=list)
+    damaged: dict[int, CheckpointError] = field(default_factory=dict)
+    """Why those that are newer than all ``sources`` cannot be opened, by id."""
+
+    def failed(self, checkpoint_id: int, error: CheckpointError) -> None:
+        """Keep why one cannot be opened; of older ones the state is often gone, and no loss."""
+        if not self.sources:
+            self.damaged[checkpoint_id] = error

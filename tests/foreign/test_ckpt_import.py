@@ -10,7 +10,7 @@ import pytest
 
 import stateformat.formats
 from stateformat.backends.foreign.checkpoint import ForeignFormat
-from stateformat.backends.foreign.source import Note
+from stateformat.backends.foreign.source import Note, Opened
 from stateformat.graph import SubtaskSet
 from stateformat.store import open as open_store
 from tests.ckpt.ckpt_runs import document, failure, page, run
@@ -34,7 +34,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         form = ForeignFormat(
             f"a fake of {name}",
             lambda folder: f"/{name}-" in folder.url,
-            lambda folder, outside: [source],
+            lambda folder, outside: Opened([source]),
             lambda folder, checkpoint_id, outside: source,
         )
         return type("Entry", (), {"load": lambda self: form.found})()

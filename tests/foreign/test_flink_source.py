@@ -258,7 +258,7 @@ def test_checkpoints_of_a_job_are_opened_newest_first(copied, tmp_path):
     (job / "chk-3").mkdir()
     folder = folder_at(job)
     assert recognises(folder)
-    assert [source.home for source in sources(folder)] == ["chk-10/", "chk-2/"]
+    assert [getattr(source, "home", "") for source in sources(folder).sources] == ["chk-10/", "chk-2/"]
     assert FlinkSource(folder).home == "chk-10/"
     older = FlinkSource(folder, 2)
     expected = table_of(opened(FIXTURES / CANONICAL / "savepoint"), "by-long", "count")

@@ -15,7 +15,7 @@ import pytest
 import stateformat
 from stateformat import formats
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFormat
-from stateformat.backends.foreign.source import Note
+from stateformat.backends.foreign.source import Note, Opened
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.problems import Problem
 from tests.ckpt.ckpt_runs import run
@@ -48,7 +48,7 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: FakeSou
     form = ForeignFormat(
         "a fake checkpoint",
         recognises=lambda folder: bool(folder.list("fake")),
-        sources=lambda folder, outside: [opened(folder, 3, None), opened(folder, 2, None)],
+        sources=lambda folder, outside: Opened([opened(folder, 3, None), opened(folder, 2, None)]),
         source=opened,
     )
     monkeypatch.setattr(formats, "_formats", lambda: {"fake": _Entry(form)})

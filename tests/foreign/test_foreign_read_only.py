@@ -89,3 +89,27 @@ def test_on_s3_nothing_is_sent_but_reads(
             arguments = refused(f"s3://{BUCKET}/{prefix}", tmp_path)
             assert run(*arguments, "--endpoint-url", proxy.endpoint).status in (2, 3)
         assert {request.method for request in proxy.requests} <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize(
+    ("path", "newest", "damaged"),
+    [
+        ("spark-4.3.0/window/checkpoint", 10, "state/0/1/10.delta"),
+        ("flink-2.3.0/brief-rocksdb-checkpoint/savepoint/*", 12, "chk-12/_metadata"),
+    ],
+)
+def test_history_shows_a_newest_checkpoint_that_cannot_be_opened(
+    path: str, newest: int, damaged: str, tmp_path: Path
+) -> None:
+    (found,) = FIXTURES.glob(path)
+    shutil.copytree(found, tmp_path / "theirs")
+    file = tmp_path / "theirs" / damaged
+    if file.name == "_metadata":
+        older = tmp_path / "theirs/chk-2"
+        shutil.copytree(file.parent, older)
+        file.write_bytes(file.read_bytes()[:100])
+    else:
+        file.unlink()
+    result = run("history", tmp_path / "theirs")
+    assert result.status == 1, result.out
+    assert f"{newest}  damaged" in result.out

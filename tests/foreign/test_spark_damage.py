@@ -361,7 +361,7 @@ def test_only_a_query_is_recognised() -> None:
 def test_history_reads_every_log_once_and_several_at_a_time_where_that_helps() -> None:
     folder = Files(WHOLE)
     folder.reads_at_once = 4  # type: ignore[attr-defined]
-    assert [source.version for source in sources(folder)] == [3, 2, 1]  # type: ignore[arg-type]
+    assert [source.record.checkpoint_id for source in sources(folder).sources] == [3, 2, 1]  # type: ignore[arg-type]
     assert len(folder.reads) == len(set(folder.reads)) == 9
 
 

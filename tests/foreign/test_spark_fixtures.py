@@ -166,7 +166,7 @@ def test_a_source_is_the_same_after_pickling_and_is_recognised(name: str) -> Non
 @every_fixture
 def test_history_is_every_committed_batch_that_can_be_opened(name: str) -> None:
     source = SparkSource(folder(name))
-    ids = [found.record.checkpoint_id for found in sources(folder(name))]
+    ids = [found.record.checkpoint_id for found in sources(folder(name)).sources]
     assert ids == sorted(ids, reverse=True)
     assert ids[0] == source.batch + 1 == source.record.checkpoint_id
     older = SparkSource(folder(name), ids[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -20,7 +19,7 @@ from stateformat.problems import Problem
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage
 
-from ..source import Level, Note, Part, Progress
+from ..source import Level, Note, Opened, Part, Progress
 from .checks import check_source
 from .contents import Bytes, Contents, KeyedPart, OperatorPart, contents_of, job_id_of
 from .handles import Metadata
@@ -50,14 +49,16 @@ def checkpoint_ids(folder: Storage) -> list[int]:
     return [number for number in ids if (_head(folder, f"chk-{number}/{FILE_NAME}") or b"")[:4] == _START]
 
 
-def sources(folder: Storage, outside: Outside | None = None) -> list[FlinkSource]:
+def sources(folder: Storage, outside: Outside | None = None) -> Opened:
     """Return all checkpoints of a folder that can be opened, newest first."""
-    found = []
+    found = Opened()
     for number in checkpoint_ids(folder):
         source = FlinkSource(folder, number, outside)
-        with contextlib.suppress(DamagedCheckpoint, UnsupportedFormat, InvalidInput):
+        try:
             if source.contents:
-                found.append(source)
+                found.sources.append(source)
+        except (DamagedCheckpoint, UnsupportedFormat, InvalidInput) as error:
+            found.failed(number, error)
     return found
 
 

@@ -30,7 +30,7 @@ from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, Storage
 
 from ..framing import damaged
-from ..source import Level, Note, Part, Progress
+from ..source import Level, Note, Opened, Part, Progress
 from . import hdfs_store, rocksdb_store
 from .checks import check
 from .families import Family, families_of
@@ -352,9 +352,9 @@ class SparkSource:
         return check(self, level, progress)
 
 
-def sources(folder: Storage) -> list[SparkSource]:
+def sources(folder: Storage) -> Opened:
     """Return the committed batches whose state can still be opened, newest first."""
-    listing, found = Listing(folder.list("state/")), []
+    listing, found = Listing(folder.list("state/")), Opened()
     done = committed(folder)
     logs = Remembered(folder, [f"{log}/{batch}" for batch in done for log in ("offsets", "commits")])
     for batch in reversed(done):
@@ -362,7 +362,8 @@ def sources(folder: Storage) -> list[SparkSource]:
             source = SparkSource(folder, batch + 1, listing=listing, logs=logs)
             for part in source.parts:
                 source.files(part)
-        except CheckpointError:
+        except CheckpointError as error:
+            found.failed(batch + 1, error)
             continue
-        found.append(source)
+        found.sources.append(source)
     return found
