@@ -38,9 +38,7 @@ SUITES = {
         "not truth",
         (
             "tests/conformance",
-            "tests/foreign/test_ckpt_rescale_spark.py",
-            "tests/foreign/test_import_on_spark.py",
-            "tests/foreign/test_spark_goes_on.py",
+            "tests/foreign",
             "tests/packaging",
             "tests/rewrite",
             "tests/spark",
