@@ -4,7 +4,7 @@ Each module ``bench_*`` has a function ``measure()`` that gives rows, as a list 
 that draws has ``save() -> str`` too, which a whole run calls at its end. A whole run replaces the
 table of each module in README.md as soon as the module is done. ``python -m benchmarks NAME …`` (or
 ``make bench ONLY="NAME …"``) runs some of them, ``segments`` or ``bench_segments``, and prints;
-with ``--update-readme`` it replaces their tables, too. With ``--full`` those whose ``measure``
+with ``--update`` it replaces their tables, too. With ``--full`` those whose ``measure``
 takes ``full`` leave nothing out.
 """
 
@@ -42,6 +42,7 @@ ASKED = (
     "Spark's RocksDB store read, 1,000,000 keys, long → long",
     "Spark's RocksDB store read, 1,000,000 keys, string → string",
     "Spark's HDFS-backed store dealt anew, 4 → 12, 1,000,000 keys, long → long",
+    "Spark's HDFS-backed store dealt anew, 4 → 12, 1,000,000 keys, string → string",
     "Flink's canonical savepoint read, 4,000,000 entries, long → long",
     "Flink's canonical savepoint read, 1,000,000 entries, string → string",
 )
