@@ -7,6 +7,7 @@ these are not what refuses.
 
 from __future__ import annotations
 
+import codecs
 import copy
 import io
 import json
@@ -25,6 +26,10 @@ from tests.fuzz.mutations import VALUES, Choices, changed_bytes, nodes
 
 if TYPE_CHECKING:
     from tests.fuzz.targets import Preparation, Reading
+
+# Python imports a codec when it is first used; that is no file that a checkpoint has opened.
+for _codec in ("utf-16-le", "utf-16-be", "utf-16", "latin-1", "ascii"):
+    codecs.lookup(_codec)
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 ROWS_MAX = 100_000
