@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from .problems import Problem as Problem, Report as Report
     from .publication import CommitPermit as CommitPermit, PendingCheckpoint as PendingCheckpoint
-    from .reading import Checkpoint as Checkpoint, ReadTask as ReadTask
+    from .reading import Checkpoint as Checkpoint, ReadTask as ReadTask, StateRows as StateRows
     from .redistribution import plan_restore as plan_restore
     from .segments import WriteOptions as WriteOptions
     from .snapshot import Snapshot as Snapshot, SnapshotWriter as SnapshotWriter, WriteContext as WriteContext
@@ -94,7 +94,7 @@ else:
             ".model": "CheckpointKind Kind Mode State Stop StopMode",
             ".problems": "Problem Report",
             ".publication": "CommitPermit PendingCheckpoint",
-            ".reading": "Checkpoint ReadTask",
+            ".reading": "Checkpoint ReadTask StateRows",
             ".redistribution": "plan_restore",
             ".segments": "WriteOptions",
             ".snapshot": "Snapshot SnapshotWriter WriteContext",

@@ -1,7 +1,8 @@
 """Reading a published checkpoint.
 
-Read ``checkpoint`` (what users and runs hold), ``scan`` (from slices to rows), ``merge`` (layers
-and schemas), then ``overlay`` (a key group that is too large to merge at once).
+Read ``checkpoint`` (what users and runs hold), ``task`` (what one worker reads), ``rows`` (what
+users look at), ``scan`` (from slices to rows), ``merge`` (layers and schemas), then ``overlay`` (a
+key group that is too large to merge at once). ``loading`` fetches record and manifest.
 
 The door is lazy: ``ckpt inspect`` is a cold process, and reads no rows.
 """
@@ -13,20 +14,19 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoint import (
-        Checkpoint as Checkpoint,
-        ReadTask as ReadTask,
-        load_manifest as load_manifest,
-        load_record as load_record,
-        missing_object as missing_object,
-        whole_slices as whole_slices,
-    )
+    from .checkpoint import Checkpoint as Checkpoint, whole_slices as whole_slices
+    from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
     from .merge import evolve_table as evolve_table, rekey as rekey
+    from .rows import StateRows as StateRows
+    from .task import ReadTask as ReadTask
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Checkpoint ReadTask load_manifest load_record missing_object whole_slices",
+            ".checkpoint": "Checkpoint whole_slices",
+            ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table rekey",
+            ".rows": "StateRows",
+            ".task": "ReadTask",
         },
     )

@@ -6,9 +6,8 @@ of slices (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -16,141 +15,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import paths as layout
-from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
-from ..graph import JobGraph, OperatorId, Status, shortened
-from ..manifest import Manifest, carried_by_plan, decode_manifest
-from ..model import CheckpointId, Mode, Record, SchemaVersion, State
-from ..record import RECORD_BYTES_MAX, decode_record
+from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from ..graph import JobGraph, OperatorId, Status
+from ..manifest import Manifest, carried_by_plan
+from ..model import CheckpointId, Mode, Record, State
 from ..schema import SLICE_SCHEMA
 from ..storage import Storage
+from .loading import load_manifest
+from .task import ReadTask
 
 if TYPE_CHECKING:
     from stateformat.redistribution import RestorePlan
 
     from ..states import Layer
-    from .scan import SliceReader
-
-
-def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
-    """Return the verified record of an id (SPEC.md section 7.1), or raise ``NotFound``."""
-    path = layout.record_path(checkpoint_id)
-    try:
-        data = storage.read_range(path, 0, RECORD_BYTES_MAX + 1)
-    except FileNotFoundError as error:
-        raise NotFound(
-            f"no checkpoint {checkpoint_id} in {storage.url}; `ckpt history {storage.url}` lists what is there",
-            checkpoint_id=checkpoint_id,
-        ) from error
-    return decode_record(data.to_pybytes(), path=path)
-
-
-def missing_object(storage: Storage, record: Record, path: str, *, bound_to_run: bool = False) -> Exception:
-    """Return the error for a missing object of a checkpoint: expired or damaged (SPEC 7.3).
-
-    ``bound_to_run``: a run goes on from this checkpoint as from the newest. If there is a newer
-    one, the run has been overtaken, even where a late create has brought the record back.
-    """
-    try:
-        now = load_record(storage, record.checkpoint_id)
-        gone = now.attempt_id != record.attempt_id
-    except NotFound:
-        gone = True
-    if not gone and bound_to_run:
-        gone = storage.list(layout.RECORDS)[-1].path > layout.record_path(record.checkpoint_id)
-    if gone:
-        return CheckpointExpired(
-            f"checkpoint {record.checkpoint_id} in {storage.url} has expired while it was read ({path} is gone); "
-            "open the newest",
-            checkpoint_id=record.checkpoint_id,
-        )
-    return DamagedCheckpoint(
-        f"{path} is missing from {storage.url}, but checkpoint {record.checkpoint_id} still exists and names it; "
-        f"`ckpt validate {storage.url}@{record.checkpoint_id}` lists everything that is wrong",
-        kind=ErrorKind.OBJECT_MISSING,
-        path=path,
-    )
-
-
-def load_manifest(storage: Storage, record: Record, *, bound_to_run: bool = False) -> Manifest:
-    """Return the verified manifest of a record; ``bound_to_run`` as in :func:`missing_object`."""
-    try:
-        # One byte more than the record says shows an object that is too large.
-        data = storage.read_range(record.manifest.path, 0, record.manifest.size_bytes + 1)
-    except FileNotFoundError as error:
-        raise missing_object(storage, record, record.manifest.path, bound_to_run=bound_to_run) from error
-    return decode_manifest(data, record.manifest)
-
-
-@dataclass(frozen=True)
-class ReadTask:
-    """Slices of one state with the handles that they need: what one worker reads. Picklable."""
-
-    storage: Storage
-    record: Record
-    handles: pa.Table
-    slices: pa.Table
-    bound_to_run: bool = False
-
-    def __repr__(self) -> str:
-        place = f"{self.storage.url}@{self.record.checkpoint_id}"
-        return f"ReadTask({shortened(place, 40)}, {self.state!r}, {self.slices.num_rows} slices)"
-
-    @property
-    def state(self) -> State:
-        """The state that is read."""
-        return self.record.states[0]
-
-    def batches(self, *, as_schema: SchemaVersion | None = None, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
-        """Stream the rows, merged and evolved to the current schema (or to ``as_schema``).
-
-        Columns: ``schema.segment_schema`` of the state, without ``_op``. Order: keyed state by
-        ``_key_group``, list-like modes as their entries were written.
-
-        Raises ``DamagedCheckpoint``, and ``CheckpointExpired`` where the files have been deleted.
-        """
-        with self._missing_explained():
-            yield from self._reader(as_schema).batches(batch_rows)
-
-    def layers(self, *, as_schema: SchemaVersion | None = None) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-        """Stream the layers of a keyed state as they were written, lowest first: number and rows.
-
-        Columns and order are those of :meth:`batches`; above layer 0 ``_op`` comes second. Read the
-        rows of a layer before you ask for the next one. Layers without rows are left out.
-
-        Raises as :meth:`batches` does, and ``InvalidInput`` for a state that is not keyed.
-        """
-        with self._missing_explained():
-            for layer, batches in self._reader(as_schema).layers():
-                yield layer, self._guarded(batches)
-
-    def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
-        """Return the rows of :meth:`batches` as one table."""
-        return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=self._reader(as_schema).schema)
-
-    def _reader(self, as_schema: SchemaVersion | None) -> SliceReader:
-        from .scan import SliceReader
-
-        return SliceReader(self.storage, self.record, Manifest(self.handles), self.slices, as_schema)
-
-    def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with self._missing_explained():
-            yield from batches
-
-    @contextmanager
-    def _missing_explained(self) -> Iterator[None]:
-        """Turn the error for a missing object into the right one: expired or damaged."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise self._missing(str(error.filename or error)) from error
-        except DamagedCheckpoint as error:
-            if error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
-            raise self._missing(str(error.details.get("path", ""))) from error
-
-    def _missing(self, path: str) -> Exception:
-        return missing_object(self.storage, self.record, path, bound_to_run=self.bound_to_run)
+    from .rows import StateRows
 
 
 class Checkpoint:
@@ -241,6 +119,28 @@ class Checkpoint:
             mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
         indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
         return self._task(declared, whole_slices(handles, indices))
+
+    def state(self, operator: str | State, state: str | None = None) -> StateRows:
+        """Return the rows of one state, for any tool: ``duckdb.sql("from rows")``.
+
+        Takes a uid and a name, or one of :attr:`states`. Raises ``InvalidInput`` for a state that
+        the checkpoint does not have.
+        """
+        from .rows import StateRows
+
+        uid, name = (operator.operator, operator.name) if isinstance(operator, State) else (operator, state)
+        if name is None:
+            names = [declared.name for declared in self.states if declared.operator == uid]
+            raise InvalidInput(
+                f"operator {uid!r} is given without a state; it has {', '.join(map(repr, names)) or 'none'}",
+                kind=ErrorKind.UNKNOWN_STATE,
+            )
+        task = self.read(uid, name)
+        if task.state.mode is Mode.BROADCAST:
+            # Every subtask has the same rows; read those of the first that reported some.
+            first = pc.min(task.slices["subtask"]).as_py()
+            task = task if first is None else self.read(uid, name, first)
+        return StateRows.of(task)
 
     def layers(self, operator: str, state: str, subtask: int) -> tuple[Layer, ...]:
         """Return the layers of a subtask's part of a keyed state, lowest first.

@@ -1,7 +1,7 @@
 """Arrow tables larger than memory, with no word about state.
 
 ``pieces`` cuts and gathers them by bytes, ``prefetch`` reads ahead, ``spill`` sets rows aside on
-disk, ``merging`` merges sorted streams.
+disk, ``merging`` merges sorted streams. ``stream`` is what any Arrow tool scans.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from .pieces import (
 )
 from .prefetch import SizedCall, prefetch
 from .spill import HELD_BYTES, Spill, buckets_of, split_by_bucket
+from .stream import ArrowStream
 
 __all__ = [
     "BATCH_BYTES",
     "HELD_BYTES",
     "TAKEN_BYTES",
+    "ArrowStream",
     "SizedCall",
     "Spill",
     "buckets_of",

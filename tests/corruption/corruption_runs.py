@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from stateformat.manifest import codec as manifest
 from stateformat.model import ManifestRef
-from stateformat.reading import checkpoint, scan as reading
+from stateformat.reading import loading, scan as reading
 from stateformat.record import codec
 from stateformat.rules import content as validation_content
 from stateformat.validation import validator as validation
@@ -50,7 +50,7 @@ def prepared() -> Iterator[None]:
     changes: list[tuple[Any, str, Any]] = [
         (reading, "_SMALL_BYTES", 0),
         (reading, "prefetch", lambda calls, **_: (call() for call in calls)),
-        (checkpoint, "decode_record", lambda data, *, path="": records(data, path=path)),
+        (loading, "decode_record", lambda data, *, path="": records(data, path=path)),
         (validation, "decode_record", lambda data, *, path="": records(data, path=path)),
         (validation, "read_manifest", lambda data, ref: manifests(data.to_pybytes(), ref)),
         (validation, "check_content", check_content),
