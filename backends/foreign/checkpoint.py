@@ -165,6 +165,7 @@ class ForeignCheckpoint(Checkpoint):
 
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
         """As of any checkpoint; nothing is counted first, so rows of ``slices`` may be -1."""
+        operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
         parts = [
             part

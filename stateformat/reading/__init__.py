@@ -2,7 +2,8 @@
 
 Read ``checkpoint`` (what users and runs hold), ``task`` (what one worker reads), ``rows`` (what
 users look at), ``scan`` (from slices to rows), ``merge`` (layers and schemas), then ``overlay`` (a
-key group that is too large to merge at once). ``loading`` fetches record and manifest.
+key group that is too large to merge at once). ``key_values`` makes keys of what a user names,
+``loading`` fetches record and manifest.
 
 The door is lazy: ``ckpt inspect`` is a cold process, and reads no rows.
 """
@@ -15,6 +16,7 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint as Checkpoint, whole_slices as whole_slices
+    from .key_values import key_table as key_table, keys_from_json as keys_from_json
     from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
     from .merge import evolve_table as evolve_table, rekey as rekey
     from .rows import StateRows as StateRows
@@ -24,6 +26,7 @@ else:
         __name__,
         {
             ".checkpoint": "Checkpoint whole_slices",
+            ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table rekey",
             ".rows": "StateRows",

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -109,8 +109,30 @@ class Checkpoint:
         """The bytes of the distinct inline segments, before the manifest compresses them."""
         return 0 if self.system else self.manifest.inline_bytes()
 
+    def operator_uid(self, given: str) -> str:
+        """Return the uid that ``given`` is, or that of the one operator with this name.
+
+        Raises ``InvalidInput`` where no operator, or more than one, is called so.
+        """
+        if given in self.graph.by_uid:
+            return given
+        uids = [operator.uid for operator in self.graph.operators if operator.name == given]
+        if len(uids) == 1:
+            return uids[0]
+        if uids:
+            message = f"{len(uids)} operators are named {given!r}; give the uid of one: {', '.join(uids)}"
+        else:
+            known = _known_operators(self.graph, given)
+            message = f"checkpoint {self.id} has no operator {given!r}, by uid or by name; {known}"
+        raise InvalidInput(message, kind=ErrorKind.UNKNOWN_OPERATOR, operator=given)
+
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
-        """Return a task that reads one state, or one subtask's part of it, as it was written."""
+        """Return a task that reads one state, or one subtask's part of it, as it was written.
+
+        ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` for an unknown
+        operator or state.
+        """
+        operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
         handles = self.handles
         mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
@@ -123,12 +145,13 @@ class Checkpoint:
     def state(self, operator: str | State, state: str | None = None) -> StateRows:
         """Return the rows of one state, for any tool: ``duckdb.sql("from rows")``.
 
-        Takes a uid and a name, or one of :attr:`states`. Raises ``InvalidInput`` for a state that
-        the checkpoint does not have.
+        Takes an operator, by uid or by name, and the name of a state, or one of :attr:`states`.
+        Raises ``InvalidInput`` for a state that the checkpoint does not have.
         """
         from .rows import StateRows
 
-        uid, name = (operator.operator, operator.name) if isinstance(operator, State) else (operator, state)
+        given, name = (operator.operator, operator.name) if isinstance(operator, State) else (operator, state)
+        uid = self.operator_uid(given)
         if name is None:
             names = [declared.name for declared in self.states if declared.operator == uid]
             raise InvalidInput(
@@ -266,6 +289,24 @@ class Checkpoint:
         """Return what a worker needs of the record to read one state."""
         operator = self.record.graph.operator(state.operator)
         return replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
+
+
+_OPERATORS_LISTED: Final = 20
+
+
+def _known_operators(graph: JobGraph, given: str) -> str:
+    """Return which operators there are, and which one was probably meant: the end of a sentence."""
+    from difflib import get_close_matches
+
+    uids = {text: one.uid for one in graph.operators for text in (one.name, one.uid) if text}
+    close = get_close_matches(given, uids, n=1)
+    meant = f"did you mean {uids[close[0]]!r}? It" if close else "it"
+    listed = ", ".join(
+        one.uid if one.name in ("", one.uid) else f"{one.uid} ({one.name})"
+        for one in graph.operators[:_OPERATORS_LISTED]
+    )
+    left = len(graph.operators) - _OPERATORS_LISTED
+    return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
 
 
 def whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:

@@ -15,6 +15,7 @@ from ..model import State, known_names
 from ..schema import KEY_GROUP
 from ..segments import row_key_codes
 from ..tables import ArrowStream
+from .key_values import key_table
 from .task import ReadTask
 
 
@@ -91,18 +92,7 @@ class StateRows(ArrowStream):
         In each layer, the row groups of their key groups are read, and no others. Raises
         ``InvalidInput`` for a state that is not keyed, and for keys of other columns or types.
         """
-        if not self.state.key_columns:
-            raise InvalidInput(
-                f"state {self.state.name!r} of {self.state.operator!r} is {self.state.mode} and has no keys; read its "
-                "rows without a key",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
-        wanted = pa.schema([self.task.schema.field(name).remove_metadata() for name in self.state.key_columns])
-        if isinstance(keys, pa.Table):
-            table = keys.select(wanted.names).cast(wanted)
-        else:
-            table = pa.Table.from_pylist([keys] if isinstance(keys, Mapping) else list(keys), wanted)
-        return replace(self, keys=table)
+        return replace(self, keys=key_table(self.state, keys))
 
     def split(self, parts: int) -> list[StateRows]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.

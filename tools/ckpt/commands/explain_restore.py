@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command, operator_uid, parallelism_options, per_operator
+from ..options import Address, Session, command, parallelism_options, per_operator
 from ..text import draw_plan
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def _dropped(checkpoint: Checkpoint, name: str) -> str:
     if name not in known:
         # Uids and names of states may contain a slash.
         for end in (i for i, char in enumerate(name) if char == "/" and name[:i] in known):
-            uid, rest = operator_uid(checkpoint, name[:end]), name[end + 1 :]
+            uid, rest = checkpoint.operator_uid(name[:end]), name[end + 1 :]
             states = {state.name for state in checkpoint.states if state.operator == uid}
             if rest in states or not any(rest.startswith(f"{state}.") for state in states):
                 rest = checkpoint.record.state(uid, rest).name  # For an unknown state, its error lists the known ones.
             return f"{uid}/{rest}"
-    return operator_uid(checkpoint, name)
+    return checkpoint.operator_uid(name)
 
 
 def without(graph: JobGraph, uids: set[str]) -> JobGraph:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from ..options import Address, Session, command, operator_uid
+from ..options import Address, Session, command
 from ..output import Document, on_standard_output
 from ..text import Look, label, render
 
@@ -84,7 +84,7 @@ def export(
         _check_target(Path(target), force=force)
     store, checkpoint = session.checkpoint(address)
     _check_outside(target, checkpoint)
-    uid = operator_uid(checkpoint, operator)
+    uid = checkpoint.operator_uid(operator)
     declared = checkpoint.record.state(uid, state)
     task = _read_task(checkpoint, declared, subtask)
     effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ..options import Address, Session, command, operator_uid
+from ..options import Address, Session, command
 from ..text import draw_checkpoint
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     from ..documents import Holdings, holds_document, record_document
 
     checkpoint = session.read_only(address)
-    uid = None if operator is None else operator_uid(checkpoint, operator)
+    uid = None if operator is None else checkpoint.operator_uid(operator)
     states = chosen_states(checkpoint, uid, state)
     document = record_document(checkpoint.storage.url, checkpoint.record)
     document["inline_bytes"] = checkpoint.inline_bytes()

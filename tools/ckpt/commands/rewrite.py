@@ -12,7 +12,6 @@ from ..options import (
     PairType,
     Session,
     command,
-    operator_uid,
     other_store,
     parallelism_options,
     per_operator,
@@ -76,7 +75,7 @@ def rewrite(
         parallelism=parallelism,
         per_operator=per_operator(checkpoint, operator_parallelism),
         max_parallelism=max_parallelism,
-        renames={operator_uid(checkpoint, old): new for old, new in rename},
+        renames={checkpoint.operator_uid(old): new for old, new in rename},
         options=WriteOptions(codec=codec, encoding=encoding),
     )
     other = None if target is None else other_store(session, store, target, address)

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from ..output import Output
-from ..text import label, render
 from ..watch import Watch
 from .values import Address, AddressType, OperatorParallelism, StorageOptionType, is_local, options_for
 
 if TYPE_CHECKING:
-    from stateformat.graph import JobGraph
     from stateformat.model import CheckpointId
     from stateformat.reading import Checkpoint
     from stateformat.storage import Storage
@@ -247,40 +245,7 @@ def parallelism_options(function: F) -> F:
 
 def per_operator(checkpoint: Checkpoint, pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     """``--operator-parallelism`` by uid; ``InvalidInput`` for an unknown operator."""
-    return {operator_uid(checkpoint, given): number for given, number in pairs}
-
-
-OPERATORS_LISTED: Final = 20
-"""Operators that an error lists."""
-
-
-def operator_uid(checkpoint: Checkpoint, given: str) -> str:
-    """The uid for what a user typed: a uid, or the name of exactly one operator."""
-    from stateformat.errors import ErrorKind, InvalidInput
-
-    graph = checkpoint.graph
-    if given in graph.by_uid:
-        return given
-    uids = [operator.uid for operator in graph.operators if operator.name == given]
-    if len(uids) == 1:
-        return uids[0]
-    if uids:
-        message = f"{len(uids)} operators are named {given!r}; give the uid of one: {', '.join(uids)}"
-    else:
-        message = f"checkpoint {checkpoint.id} has no operator {given!r}, by uid or by name; {_known(graph, given)}"
-    raise InvalidInput(message, kind=ErrorKind.UNKNOWN_OPERATOR, operator=given)
-
-
-def _known(graph: JobGraph, given: str) -> str:
-    """Which operators there are, and which one the user probably meant."""
-    from difflib import get_close_matches
-
-    uids = {label(text): one.uid for one in graph.operators for text in (one.name, one.uid) if text}
-    close = get_close_matches(label(given), uids, n=1)
-    meant = f"did you mean {uids[close[0]]!r}? It" if close else "it"
-    listed = ", ".join(render.named(one.uid, one.name) for one in graph.operators[:OPERATORS_LISTED])
-    left = len(graph.operators) - OPERATORS_LISTED
-    return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
+    return {checkpoint.operator_uid(given): number for given, number in pairs}
 
 
 def other_store(session: Session, store: CheckpointStore, target: Address, address: Address) -> CheckpointStore:
