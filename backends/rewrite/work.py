@@ -80,15 +80,22 @@ def _gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa
 
 
 def write_target(
-    context: WriteContext, place: Place, batches: Iterable[pa.RecordBatch], done: Done = _ignore
+    context: WriteContext,
+    place: Place,
+    batches: Iterable[pa.RecordBatch],
+    done: Done = _ignore,
+    *,
+    check_unique: bool = False,
 ) -> Handle:
     """Write what all sources distributed to one place, in bounded memory.
 
-    ``batches`` are those of :func:`distribute` in any order, at least one, all with ``_key_group``
-    or all without. The writer sorts keyed rows by key group, and records in flight by key group,
-    sender and sequence number.
+    ``batches`` are those of :func:`distribute` in any order, all with ``_key_group`` or all
+    without. The writer sorts keyed rows by key group, and records in flight by key group, sender
+    and sequence number. With ``check_unique`` row keys that stand on several rows are
+    ``InvalidState``, which names three of them; else they are known to be unique.
     """
-    return write_unsorted(context.storage, _segment_place(context, place), _counted(batches, done), _options(context))
+    options = _options(context, check_unique=check_unique)
+    return write_unsorted(context.storage, _segment_place(context, place), _counted(batches, done), options)
 
 
 def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
@@ -111,7 +118,7 @@ def _segment_place(context: WriteContext, place: Place) -> SegmentPlace:
     )
 
 
-def _options(context: WriteContext) -> WriteOptions:
+def _options(context: WriteContext, *, check_unique: bool = False) -> WriteOptions:
     # The reader verified the key groups, or they have just been computed. Row keys were unique in
     # each layer, and merging layers keeps them so.
-    return replace(context.options, check_unique=False, trust_key_groups=True)
+    return replace(context.options, check_unique=check_unique, trust_key_groups=True)

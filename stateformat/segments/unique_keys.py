@@ -20,6 +20,8 @@ from .sort import one_array
 _CODES_MAX: Final = 2**62
 KEYS_BYTES_MAX: Final = 32 << 20
 """Larger row keys of one key group are set aside in a file."""
+REPEATED_SHOWN: Final = 3
+"""Row keys that an error names, of those that stand on several rows."""
 _BUCKETS: Final = 64
 # Values of these types are equal exactly when these integers are.
 _PLAIN_TYPES: Final = {
@@ -68,8 +70,9 @@ def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
 
 
 class RowKeyCheck:
-    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for a second row with the same row key. In a
-    delta a clear counts apart from upserts and deletes.
+    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for row keys that stand on several rows: once
+    :data:`REPEATED_SHOWN` are known, or at the end. In a delta a clear counts apart from upserts
+    and deletes.
     """
 
     def __init__(self, state: State, where: str) -> None:
@@ -79,6 +82,7 @@ class RowKeyCheck:
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._spill: Spill[int] | None = None
+        self._repeated: list[tuple[dict[str, Any], int]] = []
 
     def add(self, rows: pa.Table) -> None:
         """Take the next rows, in segment order, with ``_key_group``."""
@@ -110,6 +114,8 @@ class RowKeyCheck:
         else:
             self._check_spilled(self._spill)
         self._held = []
+        if self._repeated:
+            raise self._refusal()
 
     def _hold(self, keys: pa.Table) -> None:
         self._held.append(keys)
@@ -146,16 +152,22 @@ class RowKeyCheck:
         rows = rows.take(pa.array(suspects))
         codes = row_key_codes([column.take(pa.array(suspects)) for column in columns])
         _, first, counts = np.unique(codes, return_index=True, return_counts=True)
-        if counts.max(initial=0) > 1:
-            found = int(np.argmax(counts > 1))
-            row = int(first[found])
-            key = rows.select(self._row_key).slice(row, 1).to_pylist()[0]
-            raise InvalidState(
-                f"{self._where}: row key {key!r} stands on {counts[found]} rows, and a row key stands at most once in "
-                "what is written at a time; keep the row that counts",
-                kind=ErrorKind.DUPLICATE_ROW_KEY,
-                row_key=key,
-            )
+        for found in np.flatnonzero(counts > 1)[: REPEATED_SHOWN - len(self._repeated)].tolist():
+            key = rows.select(self._row_key).slice(int(first[found]), 1).to_pylist()[0]
+            self._repeated.append((key, int(counts[found])))
+        if len(self._repeated) == REPEATED_SHOWN:
+            raise self._refusal()
+
+    def _refusal(self) -> InvalidState:
+        (key, count), *more = self._repeated
+        others = "".join(f", {other!r} on {times}" for other, times in more)
+        return InvalidState(
+            f"{self._where}: row key {key!r} stands on {count} rows{others}, and a row key stands at most once in what "
+            "is written at a time; keep the row that counts",
+            kind=ErrorKind.DUPLICATE_ROW_KEY,
+            row_key=key,
+            row_keys=[one for one, _ in self._repeated],
+        )
 
 
 def _possible_duplicates(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64] | None:

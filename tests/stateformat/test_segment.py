@@ -474,6 +474,18 @@ def test_the_same_32_bit_hash_is_no_duplicate(storage: CountingStorage) -> None:
     assert write(storage, NAMES, pa.table({"k": [*twins, "other"]})).rows == 3
 
 
+@pytest.mark.parametrize(("repeated", "named"), [(1, 1), (2, 2), (3, 3), (40, 3)])
+def test_up_to_three_repeated_row_keys_are_named_from_all_key_groups(
+    storage: CountingStorage, repeated: int, named: int
+) -> None:
+    rows = [{"k": key, "v": 0} for key in range(60)]
+    error = refuse(storage, "stands on 2 rows", VALUE, [*rows, *rows[:repeated]])
+    shown = [key["k"] for key in error.details["row_keys"]]
+    assert len(set(shown)) == named
+    assert set(shown) <= set(range(repeated))
+    assert str(error).count(" on 2") == named
+
+
 def test_unique_keys_can_be_taken_on_trust(storage: CountingStorage) -> None:
     rows = [{"k": 1, "v": 1}, {"k": 1, "v": 2}]
     assert write(storage, VALUE, rows, WriteOptions(check_unique=False)).rows == 2
