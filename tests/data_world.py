@@ -259,7 +259,7 @@ def _fifth() -> dict[Name, Change]:
 def _sixth() -> dict[Name, Change]:
     return {
         ("totals", "spent"): Change(
-            deletes=_users([0, 12]), upserts=[_spent(2, 4, vip=None), _spent(7001, 4, tier="new"), _spent(18, 4)]
+            deletes=_users([6, 12]), upserts=[_spent(2, 4, vip=None), _spent(7001, 4, tier="new"), _spent(18, 4)]
         ),
         ("totals", "baskets"): Change(deletes=[{"user": user(2500), "_map_key": "tea"}]),
         ("totals", "recent"): Change(),
@@ -397,7 +397,7 @@ def _job(checkpoint_id: int) -> Job:
         for name, change in CHANGES[checkpoint_id]().items()
     }
     written = _Written(checkpoint_id, graph, keyed)
-    return Job("shop", graph, states(checkpoint_id), {name: written.rows(name) for name in NAMES})
+    return Job("shop", graph, states(checkpoint_id), {name: written.rows(name) for name in NAMES}, name="Shop")
 
 
 def data_store(url: str, *, checkpoints: int = NEWEST, **options: Any) -> CheckpointStore:

@@ -75,6 +75,7 @@ class Job:
     graph: JobGraph
     states: tuple[State, ...]
     rows: Mapping[tuple[str, str], Callable[[int], pa.Table]] = field(default_factory=dict)
+    name: str = "Flights"
 
     def publish(
         self,
@@ -91,7 +92,7 @@ class Job:
         """
         finished, finishing, deltas = finished or {}, finishing or {}, deltas or {}
         pending = store.begin(
-            job_id=self.job_id, graph=self.graph, states=self.states, parent=parent, job_name="Flights", **more
+            job_id=self.job_id, graph=self.graph, states=self.states, parent=parent, job_name=self.name, **more
         )
         for at in self.graph.operators:
             states = [state for state in self.states if state.operator == at.uid]

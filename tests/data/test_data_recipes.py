@@ -1,0 +1,60 @@
+"""The recipes of docs/data.md run as they stand and print what the page shows, on disk and on S3.
+
+Those that need Spark run in tests/spark. ``--update`` puts what they print into the page.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import data_recipes
+from tests.data_world import data_store
+from tests.servers.server import BUCKET, S3Server
+
+HEADINGS = [heading for heading in data_recipes.sections() if "Spark" not in heading]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store, made once."""
+    folder = tmp_path_factory.mktemp("made") / "shop"
+    data_store(str(folder), durable=False)
+    return folder
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_a_recipe_runs_as_it_stands_and_prints_what_is_shown(
+    heading: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    shutil.copytree(made, tmp_path / "shop")
+    monkeypatch.chdir(tmp_path)
+    data_recipes.check(list(data_recipes.run(heading)), update=pytestconfig.getoption("--update"))
+
+
+@pytest.fixture(scope="module")
+def on_s3(moto: S3Server) -> str:
+    """The store in a bucket."""
+    url = f"s3://{BUCKET}/shop"
+    data_store(url, **moto.options())
+    return url
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("heading", [heading for heading in HEADINGS if heading != "Never read the segments"])
+def test_the_same_recipe_prints_the_same_of_a_store_on_s3(
+    heading: str, on_s3: str, moto: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = {
+        "AWS_ENDPOINT_URL": moto.endpoint,
+        "AWS_ACCESS_KEY_ID": moto.key,
+        "AWS_SECRET_ACCESS_KEY": moto.secret,
+        "AWS_REGION": moto.region,
+        "AWS_DEFAULT_REGION": moto.region,
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    data_recipes.check(list(data_recipes.run(heading, url=on_s3, environment=environment)), update=False)
