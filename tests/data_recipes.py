@@ -32,6 +32,15 @@ class Recipe(NamedTuple):
     shown: str
 
 
+def headings(*, spark: bool) -> list[str]:
+    """The sections whose Python is given a Spark session as ``spark``, or the others."""
+    uses = {
+        heading: any("spark." in recipe.code for recipe in recipes if recipe.language == "python")
+        for heading, recipes in sections().items()
+    }
+    return [heading for heading, used in uses.items() if used is spark]
+
+
 def sections() -> dict[str, list[Recipe]]:
     """The recipes of each section of the page, by its heading."""
     found = {

@@ -14,7 +14,8 @@ from tests import data_recipes
 from tests.data_world import data_store
 from tests.servers.server import BUCKET, S3Server
 
-HEADINGS = [heading for heading in data_recipes.sections() if "Spark" not in heading]
+FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
+HEADINGS = data_recipes.headings(spark=False)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +26,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with state of Flink and of Spark."""
+    shutil.copytree(FOREIGN / "flink-2.3.0" / "core-hashmap-canonical" / "savepoint", tmp_path / "savepoint")
+    shutil.copytree(FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint", tmp_path / "query")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("heading", HEADINGS)
 def test_a_recipe_runs_as_it_stands_and_prints_what_is_shown(
-    heading: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+    heading: str, made: Path, folder: Path, pytestconfig: pytest.Config
 ) -> None:
-    shutil.copytree(made, tmp_path / "shop")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made, folder / "shop")
     data_recipes.check(list(data_recipes.run(heading)), update=pytestconfig.getoption("--update"))
 
 
@@ -45,9 +54,8 @@ def on_s3(moto: S3Server) -> str:
 @pytest.mark.s3
 @pytest.mark.parametrize("heading", [heading for heading in HEADINGS if heading != "Never read the segments"])
 def test_the_same_recipe_prints_the_same_of_a_store_on_s3(
-    heading: str, on_s3: str, moto: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heading: str, on_s3: str, moto: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     environment = {
         "AWS_ENDPOINT_URL": moto.endpoint,
         "AWS_ACCESS_KEY_ID": moto.key,
