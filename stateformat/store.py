@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -38,6 +38,9 @@ from .segments import WriteOptions
 from .stop_requests import StopAnswer, StopRequest
 from .storage import Stats, Storage, as_url, instrumented, make_durable, open_storage, stats_of
 from .validation import Level
+
+if TYPE_CHECKING:
+    from .inspecting import StateChanges, StateRange
 
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
@@ -138,6 +141,76 @@ class CheckpointStore:
                 if foreign is None:
                     raise
         return foreign.open(checkpoint_id)
+
+    def checkpoints(self, ids: Sequence[int] | None = None) -> list[Checkpoint]:
+        """Return checkpoints to look at, newest first: these, or all of the history.
+
+        Raises as :meth:`history` for all, and as :meth:`open` for an id.
+        """
+        if ids is None:
+            # Of another system's checkpoints the record has no manifest; its format opens them.
+            return [
+                Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
+                for record in self.history()
+            ]
+        return [self.open(checkpoint_id) for checkpoint_id in sorted(set(ids), reverse=True)]
+
+    def changes(self, operator: str, state: str, start: int, end: int, *, every: bool = False) -> StateChanges:
+        """Return what changed in a state from checkpoint ``start`` to ``end``, for any Arrow tool.
+
+        ``operator`` is a uid, or the name of one operator. ``every``: the changes of each
+        checkpoint on the way, in order. Where one side has no such state, all rows of the other
+        have come or gone.
+
+        Raises ``InvalidInput`` where no checkpoint has the state, for a ``start`` after ``end``,
+        and for two states that only share a name; and as :meth:`open`.
+        """
+        from .inspecting import StateChanges
+
+        if start > end:
+            raise InvalidInput(
+                f"changes are asked from checkpoint {start} to {end}, which is older; give the older one first"
+            )
+        if start == end:
+            chosen = [self.open(end)]
+        else:
+            chosen = self._way(start, end) if every else [self.open(start), self.open(end)]
+        return StateChanges.between(chosen, operator, state)
+
+    def states_over(self, operator: str, state: str, checkpoint_ids: Sequence[int] | None = None) -> StateRange:
+        """Return the rows of a state in these checkpoints, by default in all, for any Arrow tool.
+
+        ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` where no
+        checkpoint has the state, and for states that only share a name; and as :meth:`checkpoints`.
+        """
+        from .inspecting import StateRange
+
+        return StateRange.of(self.checkpoints(checkpoint_ids), operator, state)
+
+    def _way(self, start: int, end: int) -> list[Checkpoint]:
+        """Return the checkpoints of the history from ``start`` to ``end``, oldest first."""
+        ends = [self.open(start), self.open(end)]
+        if ends[0].system is not None:
+            ids = [record.checkpoint_id for record in self.history() if start < record.checkpoint_id < end]
+            return [ends[0], *(self.open(checkpoint_id) for checkpoint_id in ids[::-1]), ends[1]]
+        found = history.survey(self.storage, down_to=CheckpointId(start))
+        records = {record.checkpoint_id: record for record in found.checkpoints}
+        way = [ends[1].record]
+        while way[-1].checkpoint_id > start:
+            link = way[-1].link
+            below = None if link is None else records.get(link.checkpoint_id)
+            if below is None:
+                raise found.fault(self.storage) or NotFound(
+                    f"no parent link leads from checkpoint {end} of {self.url} down to {start}",
+                    checkpoint_id=CheckpointId(start),
+                )
+            way.append(below)
+        if way[-1].checkpoint_id < start:
+            raise InvalidInput(
+                f"a repair left checkpoint {start} out of the history between {end} and {way[-1].checkpoint_id}; give "
+                "a checkpoint that is in it"
+            )
+        return [Checkpoint(self.storage, record) for record in way[::-1]]
 
     def start(self, job_id: str) -> CommitPermit | None:
         """Return the permit of the newest checkpoint, which a run restores; None for a first run.

@@ -1,0 +1,161 @@
+"""Steps of a comparison: what is read of both sides, and how its rows are compared."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ..model import SchemaVersion
+from ..reading import ReadTask
+from ..schema import KEY_GROUP
+from ..tables import copy_rows
+from .differences import Comparison, differences
+
+CHUNK_BYTES: Final = 16 << 20
+"""About so much of both sides together is compared at once."""
+
+Tables = Generator[pa.Table, None, None]
+
+
+class Step(ABC):
+    """A part of a comparison. Picklable once it is :meth:`detached`."""
+
+    size_bytes: int
+    """Stored bytes that are read, about."""
+
+    @abstractmethod
+    def changes(self, schema: SchemaVersion) -> Tables:
+        """The rows that differ, in this schema of the state, with ``_change``."""
+
+    @abstractmethod
+    def detached(self) -> Step:
+        """The same step with the handles that it needs, and no others."""
+
+
+@dataclass(frozen=True)
+class ByStreams(Step):
+    """All rows of both sides, compared as they come, or a key group after another.
+
+    ``grouped``: both sides come by ``_key_group``, and equal keys have equal groups.
+    """
+
+    old: ReadTask | None
+    new: ReadTask | None
+    comparison: Comparison
+    grouped: bool
+    size_bytes: int = 0
+
+    def changes(self, schema: SchemaVersion) -> Tables:
+        """As of any step; by key group where the rows come so."""
+        with closing(_rows(self.old, schema)) as old, closing(_rows(self.new, schema)) as new:
+            if not self.grouped:
+                yield from differences(old, new, self.comparison)
+                return
+            first, second = _Head(old), _Head(new)
+            while True:
+                _fill(first, second)
+                if first.is_done and second.is_done:
+                    return
+                ready = min(first.complete_before, second.complete_before)
+                whole = [*first.take_before(ready)], [*second.take_before(ready)]
+                if whole[0] or whole[1]:
+                    compared = differences(whole[0], whole[1], self.comparison)
+                else:
+                    # Not even one group fits: it is read as it is compared.
+                    group = min(first.first_group, second.first_group)
+                    compared = differences(first.stream(group), second.stream(group), self.comparison)
+                with closing(compared) as tables:
+                    yield from tables
+
+    def detached(self) -> ByStreams:
+        """As of any step."""
+        return replace(self, old=detached(self.old), new=detached(self.new))
+
+
+def _rows(task: ReadTask | None, schema: SchemaVersion) -> Tables:
+    if task is not None and task.slices.num_rows:
+        for batch in task.batches(as_schema=schema):
+            yield pa.Table.from_batches([batch])
+
+
+def detached(task: ReadTask | None) -> ReadTask | None:
+    """The task with those of its handles that its slices name."""
+    return task
+
+
+_ALL: Final = 1 << 31
+
+
+class _Head:
+    """The rows of a stream by ``_key_group`` that come next."""
+
+    def __init__(self, tables: Iterator[pa.Table]) -> None:
+        self._tables = tables
+        self._held: list[tuple[pa.Table, np.ndarray]] = []
+        self.size_bytes = 0
+        self._ended = False
+        self._last = -1
+
+    @property
+    def is_done(self) -> bool:
+        return self._ended and not self._held
+
+    @property
+    def complete_before(self) -> int:
+        """All rows of groups below this one are held."""
+        return _ALL if self._ended else self._last
+
+    @property
+    def first_group(self) -> int:
+        return int(self._held[0][1][0]) if self._held else _ALL
+
+    def read(self) -> None:
+        table = next(self._tables, None)
+        if table is None:
+            self._ended = True
+            return
+        if len(table):
+            groups = table[KEY_GROUP.name].combine_chunks().to_numpy()
+            self._held.append((table, groups))
+            self.size_bytes += table.nbytes
+            self._last = int(groups[-1])
+
+    def take_before(self, group: int) -> Iterator[pa.Table]:
+        """Remove and yield the rows of lower groups."""
+        while self._held:
+            table, groups = self._held[0]
+            stop = int(np.searchsorted(groups, group))
+            if not stop:
+                return
+            self.size_bytes -= table.nbytes
+            if stop < len(table):
+                rest = copy_rows(table.slice(stop)) if 2 * stop > len(table) else table.slice(stop)
+                self._held[0] = rest, groups[stop:]
+                self.size_bytes += rest.nbytes
+                yield table.slice(0, stop)
+                return
+            del self._held[0]
+            yield table
+
+    def stream(self, group: int) -> Iterator[pa.Table]:
+        """Remove and yield the rows up to this group, reading on as far as it goes."""
+        while True:
+            yield from self.take_before(group + 1)
+            if self._held or self._ended:
+                return
+            self.read()
+
+
+def _fill(first: _Head, second: _Head) -> None:
+    """Read on, on the side that is behind, until enough is held."""
+    while first.size_bytes + second.size_bytes < CHUNK_BYTES:
+        behind = first if first.complete_before <= second.complete_before else second
+        if behind.complete_before == _ALL:
+            return
+        behind.read()

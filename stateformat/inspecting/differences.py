@@ -1,0 +1,205 @@
+"""Which rows of two sides differ, in bounded memory.
+
+Both sides are streams of tables with the same columns. While they are small they are compared at
+once; larger ones are split into buckets that are compared one by one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..schema import KEY_GROUP
+from ..segments import one_array, row_key_codes
+from ..tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_rows, take_table
+from .values import equal_values, value_buckets, value_codes
+
+CHANGE: Final = pa.field("_change", pa.string(), nullable=False)
+"""What has happened to a row, or which side of an update it is."""
+CHANGES: Final = ("insert", "delete", "update_before", "update_after")
+INSERT, DELETE, BEFORE, AFTER = range(4)
+
+_BUCKETS: Final = 64
+_LEVELS_MAX: Final = 4
+
+Ints = npt.NDArray[np.int64]
+
+
+class Comparison(ABC):
+    """How rows of two sides are compared."""
+
+    @abstractmethod
+    def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """The rows that differ, with :data:`CHANGE` as last column."""
+
+    @abstractmethod
+    def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
+        """One of ``count`` buckets for each row; rows that are compared have the same."""
+
+
+@dataclass(frozen=True)
+class ByKey(Comparison):
+    """Rows with a row key, which stands at most once on each side."""
+
+    row_key: tuple[str, ...]
+
+    def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """As of any comparison; by key group where the rows have one, updates side by side."""
+        if not (len(old) and len(new)):
+            return _as_changes(old, new)
+        first, second = self._matched(old, new)
+        gone, fresh = np.ones(len(old), np.bool_), np.ones(len(new), np.bool_)
+        gone[first], fresh[second] = False, False
+        differ = ~self._equal(old, new, first, second)
+        before, after = first[differ], second[differ]
+        rows = [np.flatnonzero(gone), before, after + len(old), np.flatnonzero(fresh) + len(old)]
+        changes = np.repeat(np.array([DELETE, BEFORE, AFTER, INSERT], np.int8), [len(part) for part in rows])
+        # Both rows of an update stand where the later one does.
+        places = np.concatenate([rows[0], 2 * rows[2], 2 * rows[2] + 1, 2 * rows[3]])
+        chosen = np.concatenate(rows)
+        order = np.argsort(places, kind="stable")
+        table = take_table(pa.concat_tables([old, new]), chosen[order])
+        made = _with_changes(table, changes[order])
+        if KEY_GROUP.name not in table.column_names or not len(table):
+            return made
+        groups = one_array(table[KEY_GROUP.name]).to_numpy()
+        return made if (groups[1:] >= groups[:-1]).all() else take_table(made, np.argsort(groups, kind="stable"))
+
+    def _matched(self, old: pa.Table, new: pa.Table) -> tuple[Ints, Ints]:
+        """The positions of rows with equal keys on both sides, by the order of ``new``."""
+        names = list(self.row_key)
+        codes = row_key_codes(pa.concat_tables([old.select(names), new.select(names)]).columns)
+        position = np.full(int(codes.max()) + 1, -1, np.int64)
+        position[codes[: len(old)]] = np.arange(len(old))
+        first = position[codes[len(old) :]]
+        second = np.flatnonzero(first >= 0)
+        return first[second], second
+
+    def _equal(self, old: pa.Table, new: pa.Table, first: Ints, second: Ints) -> npt.NDArray[np.bool_]:
+        equal = np.ones(len(first), np.bool_)
+        for name in old.column_names:
+            if name in self.row_key or name == KEY_GROUP.name:
+                continue
+            equal &= equal_values(_taken(old[name], first), _taken(new[name], second))
+        return equal
+
+    def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
+        """By the hash of the row key."""
+        return buckets_of([rows[name] for name in self.row_key], count, level)
+
+
+@dataclass(frozen=True)
+class ByRow(Comparison):
+    """Rows without a key: each stands in the difference as often as one side has it more."""
+
+    def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """As of any comparison; deletes first."""
+        if not (len(old) and len(new)):
+            return _as_changes(old, new)
+        codes = value_codes(pa.concat_tables([old, new]).columns)
+        before, after = codes[: len(old)], codes[len(old) :]
+        count = int(codes.max()) + 1
+        gone = np.flatnonzero(_occurrence(before) >= np.bincount(after, minlength=count)[before])
+        fresh = np.flatnonzero(_occurrence(after) >= np.bincount(before, minlength=count)[after])
+        return _as_changes(take_table(old, gone), take_table(new, fresh))
+
+    def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
+        """By the hash of all columns."""
+        return value_buckets(rows.columns, count, level)
+
+
+def differences(
+    old: Iterable[pa.Table], new: Iterable[pa.Table], comparison: Comparison, level: int = 0
+) -> Generator[pa.Table, None, None]:
+    """The rows that differ, with :data:`CHANGE` as last column. ``old`` is read first."""
+    first, second = _Side(old), _Side(new)
+    first.hold()
+    second.hold()
+    if first.is_empty and not second.is_empty:
+        yield from (_all(table, INSERT) for table in second)
+    elif second.is_empty and not first.is_empty:
+        yield from (_all(table, DELETE) for table in first)
+    elif (first.ended and second.ended) or level >= _LEVELS_MAX:
+        both = [*first], [*second]
+        if both[0] and both[1]:
+            yield comparison.changed(pa.concat_tables(both[0]), pa.concat_tables(both[1]))
+    else:
+        with Spill[tuple[int, int]]() as spill:
+            for number, side in enumerate((first, second)):
+                for table in side:
+                    for bucket, rows in split_by_bucket(table, comparison.buckets(table, _BUCKETS, level)):
+                        spill.add((bucket, number), rows)
+            for bucket in range(_BUCKETS):
+                stored = _stored(spill, (bucket, 0)), _stored(spill, (bucket, 1))
+                with closing(differences(stored[0], stored[1], comparison, level + 1)) as tables:
+                    yield from tables
+
+
+def _stored(spill: Spill[tuple[int, int]], bucket: tuple[int, int]) -> Iterator[pa.Table]:
+    return (pa.Table.from_batches([batch]) for batch in spill.read(bucket))
+
+
+class _Side:
+    """A stream of which some megabytes are held; to be read once, from its beginning."""
+
+    def __init__(self, tables: Iterable[pa.Table]) -> None:
+        self._tables = iter(tables)
+        self._held: list[pa.Table] = []
+        self.ended = False
+
+    def hold(self) -> None:
+        size_bytes = 0
+        while size_bytes < HELD_BYTES:
+            table = next(self._tables, None)
+            if table is None:
+                self.ended = True
+                break
+            if len(table):
+                self._held.append(table)
+                size_bytes += table.nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        return self.ended and not self._held
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        return chain(self._held, self._tables)
+
+
+def _taken(column: pa.ChunkedArray, rows: Ints) -> pa.Array:
+    if len(rows) == len(column) and (rows == np.arange(len(rows))).all():
+        return one_array(column)
+    return take_rows(column, rows)
+
+
+def _occurrence(codes: Ints) -> Ints:
+    """How many rows before each one have its code."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    counts = np.diff(np.append(begins, len(codes)))
+    found = np.empty(len(codes), np.int64)
+    found[order] = np.arange(len(codes)) - np.repeat(begins, counts)
+    return found
+
+
+def _as_changes(old: pa.Table, new: pa.Table) -> pa.Table:
+    return pa.concat_tables([_all(old, DELETE), _all(new, INSERT)])
+
+
+def _all(table: pa.Table, change: int) -> pa.Table:
+    return _with_changes(table, np.full(len(table), change, np.int8))
+
+
+def _with_changes(table: pa.Table, changes: npt.NDArray[np.int8]) -> pa.Table:
+    column = pc.take(pa.array(CHANGES), pa.array(changes))
+    return table.append_column(CHANGE, column)

@@ -1,0 +1,275 @@
+"""What a store holds, as tables: checkpoints, operators, states, handles.
+
+:data:`METADATA_TABLES` says their columns. No data file is read; what another system's metadata
+does not tell is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InvalidInput
+from ..graph import Status
+from ..manifest import codes_of, integers, state_runs
+from ..model import Record, State, known_names
+from ..schema import KEY_GROUP, MANIFEST_SCHEMA, PLANNING_COLUMNS, segment_schema
+from ..storage import reads_at_once
+from ..tables import prefetch
+
+if TYPE_CHECKING:
+    from ..reading import Checkpoint
+
+
+class _Store(Protocol):
+    def history(self) -> list[Record]: ...
+
+    def checkpoints(self, ids: Sequence[int] | None = None) -> list[Checkpoint]: ...
+
+
+_TEXT: Final = pa.string()
+_COLUMN: Final = pa.struct(
+    [
+        pa.field("name", _TEXT),
+        pa.field("type", _TEXT),
+        pa.field("nullable", pa.bool_()),
+        pa.field("id", pa.int32()),
+        pa.field("default", _TEXT),
+    ]
+)
+_ID: Final = pa.field("checkpoint_id", pa.int64(), nullable=False)
+
+
+def _handle_field(field: pa.Field) -> pa.Field:
+    kind = pa.binary() if pa.types.is_fixed_size_binary(field.type) else field.type
+    return pa.field(field.name, kind, nullable=field.nullable or field.name == "rows")
+
+
+METADATA_TABLES: Final[Mapping[str, pa.Schema]] = {
+    "checkpoints": pa.schema(
+        [
+            _ID,
+            pa.field("attempt_id", _TEXT, nullable=False),
+            pa.field("kind", _TEXT, nullable=False),
+            pa.field("parent_id", pa.int64()),
+            pa.field("job_id", _TEXT, nullable=False),
+            pa.field("job_name", _TEXT, nullable=False),
+            pa.field("writer", _TEXT, nullable=False),
+            pa.field("created_at", pa.timestamp("us", "UTC"), nullable=False),
+            pa.field("operators", pa.int32(), nullable=False),
+            pa.field("finished_operators", pa.int32(), nullable=False),
+            pa.field("states", pa.int32(), nullable=False),
+            pa.field("handles", pa.int64(), nullable=False),
+            pa.field("rows", pa.int64()),
+            pa.field("segments", pa.int64(), nullable=False),
+            pa.field("bytes", pa.int64(), nullable=False),
+            pa.field("stop", _TEXT),
+            pa.field("rescaled_from", pa.int64()),
+            pa.field("content_of", pa.int64()),
+            pa.field("properties", pa.map_(_TEXT, _TEXT), nullable=False),
+        ]
+    ),
+    "operators": pa.schema(
+        [
+            _ID,
+            pa.field("operator", _TEXT, nullable=False),
+            pa.field("name", _TEXT, nullable=False),
+            pa.field("parallelism", pa.int32(), nullable=False),
+            pa.field("max_parallelism", pa.int32()),
+            pa.field("key_hash", _TEXT),
+            pa.field("status", _TEXT, nullable=False),
+            pa.field("finished_subtasks", pa.int32(), nullable=False),
+            pa.field("finishing_subtasks", pa.int32(), nullable=False),
+            pa.field("chain", _TEXT),
+            pa.field("coordinator", pa.bool_(), nullable=False),
+            pa.field("states", pa.int32(), nullable=False),
+        ]
+    ),
+    "states": pa.schema(
+        [
+            _ID,
+            pa.field("operator", _TEXT, nullable=False),
+            pa.field("state", _TEXT, nullable=False),
+            pa.field("mode", _TEXT, nullable=False),
+            pa.field("kind", _TEXT),
+            pa.field("edge", _TEXT),
+            pa.field("key_columns", pa.list_(_TEXT), nullable=False),
+            pa.field("columns", pa.list_(_COLUMN), nullable=False),
+            pa.field("schemas", pa.int32(), nullable=False),
+            pa.field("handles", pa.int64(), nullable=False),
+            pa.field("layers", pa.int32(), nullable=False),
+            pa.field("rows", pa.int64()),
+            pa.field("segments", pa.int64(), nullable=False),
+            pa.field("bytes", pa.int64(), nullable=False),
+        ]
+    ),
+    "handles": pa.schema([_ID, *(_handle_field(MANIFEST_SCHEMA.field(name)) for name in PLANNING_COLUMNS)]),
+}
+"""The columns of each table. In all of them ``checkpoint_id`` comes first.
+
+- ``checkpoints``: a row per checkpoint, newest first. ``rows`` counts stored rows, of all layers;
+  ``segments`` and ``bytes`` count distinct segments. ``stop`` is ``drain`` or ``no_drain`` where
+  the job stops there. ``content_of``: of a repair, the checkpoint whose content it has.
+- ``operators``: a row per checkpoint and operator, in the order of the job graph. ``operator`` is
+  the uid. ``status`` is ``running``, ``partially_finished`` or ``fully_finished``.
+- ``states``: a row per checkpoint and state. ``columns`` are those of its rows in the newest
+  schema, with Arrow types as text and field ids (null for columns of ours); ``schemas`` counts all.
+  ``layers``: how many layers the subtask with most of them has. ``rows`` counts stored rows: a key
+  that three layers name counts three times.
+- ``handles``: a row per checkpoint and handle, in the manifest's order (SPEC.md section 4.1).
+"""
+
+
+def metadata_table(store: _Store, name: str, checkpoint_id: int | None = None) -> pa.Table:
+    """Return one of :data:`METADATA_TABLES`, of one checkpoint or of the whole history.
+
+    Newest checkpoint first. ``checkpoints`` and ``operators`` read records, the others manifests
+    too. Raises ``InvalidInput`` for an unknown table, and as ``CheckpointStore.checkpoints``.
+    """
+    if name not in METADATA_TABLES:
+        raise InvalidInput(f"there is no table {name!r} of metadata; {known_names(list(METADATA_TABLES), name)}")
+    make = _MAKERS[name]
+    if name in ("states", "handles") or checkpoint_id is not None:
+        found = store.checkpoints(None if checkpoint_id is None else [checkpoint_id])
+        tables = list(_each(found, make)) if name in ("states", "handles") else [make(one.record) for one in found]
+    else:
+        tables = [make(record) for record in store.history()]
+    return pa.concat_tables([METADATA_TABLES[name].empty_table(), *tables])
+
+
+def _each(checkpoints: Sequence[Checkpoint], make: Callable[[Any], pa.Table]) -> Iterator[pa.Table]:
+    """Make a table of each, several at a time where reading is mostly waiting."""
+    at_once = max((reads_at_once(one.storage) for one in checkpoints), default=1)
+    calls = (partial(make, one) for one in checkpoints)
+    with closing(prefetch(calls, workers=max(1, at_once), depth=max(1, at_once))) as tables:
+        yield from tables
+
+
+def _rows(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), METADATA_TABLES[name])
+
+
+def _checkpoints(record: Record) -> pa.Table:
+    totals, operators = record.totals, record.graph.operators
+    row = {
+        "checkpoint_id": record.checkpoint_id,
+        "attempt_id": record.attempt_id,
+        "kind": record.kind.value,
+        "parent_id": None if record.parent is None else record.parent.checkpoint_id,
+        "job_id": record.job_id,
+        "job_name": record.job_name,
+        "writer": record.writer,
+        "created_at": record.created_at_us,
+        "operators": len(operators),
+        "finished_operators": sum(one.status is Status.FULLY_FINISHED for one in operators),
+        "states": len(record.states),
+        "handles": totals.handles,
+        "rows": None if totals.rows < 0 else totals.rows,
+        "segments": totals.segments,
+        "bytes": totals.bytes,
+        "stop": None if record.stop is None else record.stop.mode.value,
+        "rescaled_from": None if record.rescaled_from is None else record.rescaled_from.source.checkpoint_id,
+        "content_of": None if record.content_of is None else record.content_of.checkpoint_id,
+        "properties": list(record.properties.items()),
+    }
+    return _rows("checkpoints", [row])
+
+
+def _operators(record: Record) -> pa.Table:
+    states: dict[str, int] = {}
+    for state in record.states:
+        states[state.operator] = states.get(state.operator, 0) + 1
+    return _rows(
+        "operators",
+        [
+            {
+                "checkpoint_id": record.checkpoint_id,
+                "operator": one.uid,
+                "name": one.name,
+                "parallelism": one.parallelism,
+                "max_parallelism": one.max_parallelism,
+                "key_hash": one.key_hash,
+                "status": one.status.value,
+                "finished_subtasks": len(one.finished),
+                "finishing_subtasks": len(one.finishing),
+                "chain": one.chain,
+                "coordinator": one.coordinator,
+                "states": states.get(one.uid, 0),
+            }
+            for one in record.graph.operators
+        ],
+    )
+
+
+def _states(checkpoint: Checkpoint) -> pa.Table:
+    handles = checkpoint.outline
+    runs = {name: (start, stop - start) for name, start, stop in state_runs(handles)}
+    rows = []
+    for state in checkpoint.states:
+        mine = handles.slice(*runs.get((state.operator, state.name), (0, 0)))
+        rows.append({"checkpoint_id": checkpoint.id, **_declared(state), **_held(mine)})
+    return _rows("states", rows)
+
+
+def _declared(state: State) -> dict[str, Any]:
+    return {
+        "operator": state.operator,
+        "state": state.name,
+        "mode": state.mode.value,
+        "kind": None if state.kind is None else state.kind.value,
+        "edge": state.edge,
+        "key_columns": list(state.key_columns),
+        "columns": _columns(state),
+        "schemas": len(state.schemas),
+    }
+
+
+def _columns(state: State) -> list[dict[str, Any]]:
+    fields = {item.name: item for item in state.current.fields}
+    rows = []
+    for column in segment_schema(state):
+        item = fields.get(column.name)
+        row = {"name": column.name, "type": str(column.type), "nullable": column.nullable, "id": None, "default": None}
+        if item is not None:
+            row |= {"nullable": item.nullable, "id": item.id, "default": item.default}
+        if column.name != KEY_GROUP.name:
+            rows.append(row)
+    return rows
+
+
+def _held(handles: pa.Table) -> dict[str, Any]:
+    """What the handles of one state hold."""
+    codes, count = codes_of(handles["path"])
+    sizes = np.zeros(count, np.int64)
+    sizes[codes[codes >= 0]] = integers(handles["size_bytes"])[codes >= 0]
+    rows = handles["rows"]
+    owned = np.stack([integers(handles["subtask"]), integers(handles["layer"])], axis=1)
+    layers = np.unique(owned[codes >= 0], axis=0)[:, 0]
+    return {
+        "handles": handles.num_rows,
+        "layers": int(np.unique(layers, return_counts=True)[1].max(initial=0)),
+        "rows": None if rows.null_count else pc.sum(rows).as_py() or 0,
+        "segments": count,
+        "bytes": int(sizes.sum()),
+    }
+
+
+def _handles(checkpoint: Checkpoint) -> pa.Table:
+    handles, schema = checkpoint.outline, METADATA_TABLES["handles"]
+    number = pa.repeat(pa.scalar(checkpoint.id, pa.int64()), handles.num_rows)
+    columns = [handles[name].cast(schema.field(name).type) for name in PLANNING_COLUMNS]
+    return pa.Table.from_arrays([number, *columns], schema=schema)
+
+
+_MAKERS: Final[Mapping[str, Callable[[Any], pa.Table]]] = {
+    "checkpoints": _checkpoints,
+    "operators": _operators,
+    "states": _states,
+    "handles": _handles,
+}

@@ -1,0 +1,111 @@
+"""A state over several checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..model import State
+from ..reading import StateRows
+from ..tables import ArrowStream
+from .subjects import CHECKPOINT_ID, chosen_columns, declared_in, newest_declaration, own_columns
+
+if TYPE_CHECKING:
+    from ..reading import Checkpoint
+
+
+class _At(NamedTuple):
+    """The state in one checkpoint; ``rows`` is None until the manifest has been read."""
+
+    checkpoint: Checkpoint | None
+    checkpoint_id: int
+    rows: StateRows | None
+
+    def opened(self, state: State) -> StateRows:
+        if self.rows is not None:
+            return self.rows
+        assert self.checkpoint is not None
+        return self.checkpoint.state(state.operator, state.name)
+
+
+@dataclass(frozen=True)
+class StateRange(ArrowStream):
+    """The rows of a state in several checkpoints, oldest first. Picklable.
+
+    Columns: ``_checkpoint_id`` (int64), then those of the state in the newest checkpoint that has
+    it; rows of older ones are brought to that schema. Committables have a ``_checkpoint_id`` of
+    their own; here it is ``_prepared_checkpoint_id``. Checkpoints without the state have no rows.
+
+    Reading raises as ``ReadTask.batches`` does: ``CheckpointExpired`` for one that is deleted
+    meanwhile.
+    """
+
+    state: State
+    """The state in the newest checkpoint that has it."""
+    sources: tuple[_At, ...]
+    columns: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"StateRange({self.state!r} of {len(self.sources)} checkpoints, {', '.join(self.columns)})"
+
+    @classmethod
+    def of(cls, checkpoints: Sequence[Checkpoint], operator: str, state: str) -> StateRange:
+        """Return all rows and columns; ``CheckpointStore.states_over`` says what is raised."""
+        ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.id)
+        newest = newest_declaration(ordered[::-1], operator, state)
+        sources = [_At(one, one.id, None) for one in ordered if declared_in(one, newest) is not None]
+        return cls(newest, tuple(sources), tuple(_columns(newest)))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch. Reads nothing."""
+        columns = _columns(self.state)
+        return pa.schema([columns[name] for name in self.columns])
+
+    def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
+        """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB, oldest first."""
+        schema = self.schema
+        names = {field.name: name for name, field in own_columns(self.state).items()}
+        for source in self.sources:
+            task = source.opened(self.state).task
+            for batch in task.batches(as_schema=self.state.current, batch_rows=batch_rows):
+                number = pa.repeat(pa.scalar(source.checkpoint_id, pa.int64()), batch.num_rows)
+                columns = [number if name == CHECKPOINT_ID.name else batch[names[name]] for name in schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def select(self, columns: Sequence[str]) -> StateRange:
+        """Return the same rows with these columns only, in this order.
+
+        Raises ``InvalidInput`` for a column that is not there, or that is named twice.
+        """
+        return replace(self, columns=chosen_columns(self.state, list(_columns(self.state)), columns))
+
+    def split(self, parts: int) -> list[StateRange]:
+        """Return the same rows in up to ``parts`` parts of about the same stored size.
+
+        Parts in their order give the rows in theirs. Reads the manifests.
+        """
+        if parts < 2:
+            return [self]
+        rows = [(source.checkpoint_id, source.opened(self.state)) for source in self.sources]
+        sizes = [pc.sum(one.task.slices["bytes"]).as_py() or 0 for _, one in rows]
+        share = max(1, sum(sizes) // parts)
+        found: list[list[_At]] = [[]]
+        held = 0
+        for (number, one), size_bytes in zip(rows, sizes, strict=True):
+            pieces = one.split(max(1, round(size_bytes / share)))
+            for piece in pieces:
+                if found[-1] and held >= share and len(found) < parts:
+                    found.append([])
+                    held = 0
+                found[-1].append(_At(None, number, piece))
+                held += size_bytes // len(pieces)
+        return [replace(self, sources=tuple(sources)) for sources in found]
+
+
+def _columns(state: State) -> dict[str, pa.Field]:
+    return {CHECKPOINT_ID.name: CHECKPOINT_ID, **{field.name: field for field in own_columns(state).values()}}
