@@ -1,5 +1,7 @@
 """Dataflows on Spark: ``SparkRuntime`` runs them, ``SparkSource`` reads DataFrames.
 
+``data_source`` goes the other way: ``spark.read.format("stateformat")`` reads state.
+
 Needs the extra ``spark``. Importing this package imports no pyspark. To follow an epoch, read
 ``driver``, then ``protocol``, then ``worker``; ``sources`` and ``rewrite`` stand beside them.
 """
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
+    from .data_source import register_data_source as register_data_source
     from .options import SparkOptions as SparkOptions
     from .runtime import SparkRuntime as SparkRuntime
     from .sessions import (
@@ -30,6 +33,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
+            ".data_source": "register_data_source",
             ".options": "SparkOptions",
             ".runtime": "SparkRuntime",
             ".sessions": "configure lent_session local_session session",

@@ -1,5 +1,5 @@
-"""One package in the wheel, whatever it is built from; it works beside folders of its parts' names,
-and on Spark's workers.
+"""One package in the wheel, whatever it is built from, and the module by which Spark finds our data
+source; it works beside folders of its parts' names, and on Spark's workers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,21 @@ import pyarrow
 import pytest
 
 import stateformat
+from tests.stores import counts_store
 
 ROOT = Path(__file__).resolve().parents[2]
 WINGS = ("backends", "redistribution", "tools")
+FOUND_BY_SPARK = "pyspark_stateformat.py"
+"""The one name beside our package: Spark imports every top-level module ``pyspark_…``."""
+READ = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").getOrCreate()
+counts = spark.read.format("stateformat").option("operator", "counter").option("state", "counts").load(sys.argv[1])
+print(sorted(map(tuple, counts.collect())))
+spark.stop()
+"""
 JOB = """
 import sys
 import backends, tools  # the user's own, beside this file
@@ -103,15 +115,17 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", ["checkout", "sdist"])
-def test_a_wheel_holds_one_package_and_every_module(wheels: dict[str, Path], source: str) -> None:
+def test_a_wheel_holds_one_package_every_module_and_what_spark_looks_for(wheels: dict[str, Path], source: str) -> None:
     names = zipfile.ZipFile(wheels[source]).namelist()
     assert {name.split("/")[0] for name in names} - {"stateformat"} == {
-        f"stateformat-{stateformat.__version__}.dist-info"
+        f"stateformat-{stateformat.__version__}.dist-info",
+        FOUND_BY_SPARK,
     }
     package = ROOT / "stateformat"
     starts = (package, *(package / wing for wing in WINGS))  # links, which `rglob` follows only as a start
     here = {str(path.relative_to(ROOT)) for start in starts for path in start.rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == here
+    moved = {path for path in here if path.endswith(f"/{FOUND_BY_SPARK}")}
+    assert {name for name in names if name.endswith(".py")} == here - moved | {FOUND_BY_SPARK}
     assert {"stateformat/SPEC.md", "stateformat/py.typed"} <= set(names)
 
 
@@ -147,3 +161,29 @@ def test_a_copy_without_links_is_not_built(wing: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"stateformat/{wing} is not a folder" in done.stderr
     assert "core.symlinks" in done.stderr
+
+
+@pytest.mark.spark
+def test_spark_finds_the_data_source_of_an_installed_wheel_by_itself(
+    installed: Path, project: Path, tmp_path: Path
+) -> None:
+    counts_store(str(tmp_path / "store"), keys=2)
+    (project / "read.py").write_text(READ)
+    done = run(
+        installed / "python", "read.py", tmp_path / "store", cwd=project, PYSPARK_PYTHON=str(installed / "python")
+    )
+    assert done.stdout.endswith("[('w0', 0), ('w1', 1)]\n"), done.stderr[-3000:]
+
+
+def test_what_spark_looks_for_raises_nothing_where_something_is_missing(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "stateformat" / "backends" / "spark" / "data_source" / FOUND_BY_SPARK, tmp_path)
+    bare = [sys.executable, "-S", "-c", "import pyspark_stateformat as found; print(hasattr(found, 'DefaultSource'))"]
+    assert run(*bare, cwd=tmp_path).stdout == "False\n"
+
+
+def test_an_editable_install_has_what_spark_looks_for(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel:editable", "-d", tmp_path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert FOUND_BY_SPARK in names
+    assert not [name for name in names if name.startswith("stateformat/")]

@@ -1,0 +1,24 @@
+"""The Python data source ``stateformat``: state as DataFrames.
+
+``spark.read.format("stateformat").option("operator", "counts").option("state", "total").load(url)``
+
+Spark finds it by itself where the wheel is installed: ``pyspark_stateformat`` stands beside the
+package then. From a checkout, :func:`register_data_source` tells a session of it.
+
+Read ``options`` (what a user may say), ``source`` (what Spark calls), ``streams`` (what is read),
+``types`` (columns of Spark), then ``telling`` (errors as sentences).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stateformat._lazy import lazy
+
+if TYPE_CHECKING:
+    from .registering import register_data_source as register_data_source
+    from .source import StateDataSource as StateDataSource
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__, {".registering": "register_data_source", ".source": "StateDataSource"}
+    )

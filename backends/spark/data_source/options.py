@@ -1,0 +1,182 @@
+"""What a user may say to the data source: the options of a read, understood.
+
+Spark hands options over as text, their names in any case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import known_names
+from stateformat.storage import checkpoint_address, is_id, without_secrets
+
+STORAGE_PREFIX: Final = "option."
+"""``option.KEY`` goes to the storage as KEY: as ``ckpt --option KEY=VALUE``."""
+_STORAGE: Final = ("endpoint_url",)
+"""What goes to the storage under its own name. The others could be ours: S3 has a ``key``."""
+OPTIONS: Final = (
+    *("operator", "state", "checkpoint", "columns", "key", "changes_from", "changes_to", "every", "table"),
+    *("partitions", "allow_outside", *_STORAGE),
+)
+"""The options of a read, beside ``option.KEY``."""
+_BOOLEANS: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What is to be read: a state, its changes between two checkpoints, or a table of metadata."""
+
+    url: str
+    checkpoint: int | None = None
+    operator: str | None = None
+    state: str | None = None
+    columns: tuple[str, ...] | None = None
+    key: str | None = None
+    """One key or an array of them, as JSON."""
+    changes: tuple[int, int | None] | None = None
+    """From which checkpoint to which; None: to the newest."""
+    every: bool = False
+    """Changes of each checkpoint in between, too."""
+    table: str | None = None
+    partitions: int | None = None
+    allow_outside: bool = False
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The address, without secrets."""
+        return without_secrets(self.url)
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Understand the options of a read, their names in lower case.
+
+    Raises ``InvalidInput`` for one that is unknown, of another type, or contradicts another.
+    """
+    rest = dict(given)
+    url, checkpoint = _address(rest)
+    storage: dict[str, Any] = {}
+    for name in [*rest]:
+        if name.startswith(STORAGE_PREFIX) or name in _STORAGE:
+            text = rest.pop(name)
+            storage[name.removeprefix(STORAGE_PREFIX)] = _BOOLEANS.get(text.lower(), text)
+    for name in rest:
+        if name not in OPTIONS:
+            raise InvalidInput(
+                f"the data source stateformat has no option {name!r}; {known_names(OPTIONS, name)}. An option of the "
+                f"storage is written {STORAGE_PREFIX}{name}"
+            )
+    if rest.get("checkpoint") is not None:
+        if checkpoint is not None:
+            raise InvalidInput(
+                f"the address ends in @{checkpoint} and the option checkpoint is {rest['checkpoint']!r}; give one of "
+                "them"
+            )
+        checkpoint = _id(rest, "checkpoint")
+    options = ReadOptions(
+        url,
+        checkpoint,
+        operator=rest.get("operator"),
+        state=rest.get("state"),
+        columns=_columns(rest.get("columns")),
+        key=rest.get("key"),
+        changes=_changes(rest),
+        every=_boolean(rest, "every"),
+        table=rest.get("table"),
+        partitions=_partitions(rest.get("partitions")),
+        allow_outside=_boolean(rest, "allow_outside"),
+        storage=storage,
+    )
+    _check_together(options, rest)
+    return options
+
+
+def _address(rest: dict[str, str]) -> tuple[str, int | None]:
+    """Take the address out of the options: URL, and the id of ``URL@ID``."""
+    if "paths" in rest:
+        raise InvalidInput("load() takes one store, and several paths are given; read each, and union them")
+    path = rest.pop("path", "")
+    if not path.strip():
+        raise InvalidInput(
+            "load() names no store; give the path or URL of one: load('s3://bucket/store')", kind=ErrorKind.INVALID_URL
+        )
+    # Hadoop's name of S3.
+    url, checkpoint = checkpoint_address(f"s3://{path[6:]}" if path.lower().startswith("s3a://") else path)
+    if url.lower().startswith("memory:"):
+        raise InvalidInput(
+            f"{url} exists only in the process that made it, not in Spark's workers; give a store in a folder or on S3",
+            kind=ErrorKind.INVALID_URL,
+        )
+    return url, checkpoint
+
+
+def _id(rest: Mapping[str, str], name: str) -> int:
+    digits = rest[name].strip()
+    if not (digits.isascii() and digits.isdigit() and is_id(digits)):
+        raise InvalidInput(f"the option {name} is {rest[name]!r}, no id of a checkpoint; ids go from 1 to 2^53 - 1")
+    return int(digits)
+
+
+def _boolean(rest: Mapping[str, str], name: str) -> bool:
+    text = rest.get(name, "false").strip().lower()
+    if text not in _BOOLEANS:
+        raise InvalidInput(f"the option {name} is {rest[name]!r}; it is true or false")
+    return _BOOLEANS[text]
+
+
+def _partitions(text: str | None) -> int | None:
+    if text is None:
+        return None
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 7 and int(digits)):
+        raise InvalidInput(f"the option partitions is {text!r}; it is a number from 1 to 999999")
+    return int(digits)
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    """Names with commas between them, or an array of JSON for names that have commas."""
+    if text is None:
+        return None
+    names: Any = [name.strip() for name in text.split(",")]
+    if text.lstrip().startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise InvalidInput(f"the option columns is {text!r}, no array of JSON: {error}") from None
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidInput(f"the option columns is {text!r}; write names with commas between them, or a JSON array")
+    return tuple(names)
+
+
+def _changes(rest: Mapping[str, str]) -> tuple[int, int | None] | None:
+    if "changes_from" not in rest:
+        alone = next((name for name in ("changes_to", "every") if name in rest), None)
+        if alone is not None:
+            raise InvalidInput(f"the option {alone} is given without changes_from, where the changes begin")
+        return None
+    return _id(rest, "changes_from"), _id(rest, "changes_to") if "changes_to" in rest else None
+
+
+def _check_together(options: ReadOptions, rest: Mapping[str, str]) -> None:
+    """Raise ``InvalidInput`` for options that ask for two things, or for none."""
+    for one, others in {
+        "table": ("operator", "state", "key", "changes_from"),
+        "changes_from": ("checkpoint", "key"),
+    }.items():
+        other = next((name for name in others if name in rest), None)
+        if one == "changes_from" and one in rest and options.checkpoint is not None:
+            other = "checkpoint"
+        if one in rest and other is not None:
+            raise InvalidInput(f"the options {one} and {other} are given, which ask for two things; leave one out")
+    if options.table is None:
+        missing = next((name for name in ("operator", "state") if name not in rest), None)
+        if missing is not None:
+            raise InvalidInput(
+                f"the option {missing} is missing: name the operator and the state to be read, or a table of metadata "
+                f"(table). `ckpt inspect {options.shown}` lists the states, and so does option('table', 'states')",
+                kind=ErrorKind.UNKNOWN_OPERATOR if missing == "operator" else ErrorKind.UNKNOWN_STATE,
+            )

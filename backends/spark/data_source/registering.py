@@ -1,0 +1,19 @@
+"""Telling a session of the data source, where Spark does not find it by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register_data_source(spark: SparkSession) -> None:
+    """Let ``spark.read.format("stateformat")`` work in a session. May be called again.
+
+    Needed where the package is imported from a checkout; an installed one is found by Spark. The
+    machines of a cluster must have the package in any case.
+    """
+    from .source import StateDataSource
+
+    spark.dataSource.register(StateDataSource)

@@ -1,0 +1,123 @@
+"""What Spark calls: the data source, its reader, and one partition for each task.
+
+``schema`` runs in one worker, when a user calls ``load``; ``reader`` and ``partitions`` in another,
+for each action; ``read`` in those of the tasks. Between them the objects travel pickled. So
+``schema`` finds the checkpoint, and the source keeps what was found: all actions on a DataFrame
+read the same one, whatever is published meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import known_names
+
+from .options import ReadOptions, read_options
+from .streams import Readable, parts_of, stream_of
+from .telling import told
+from .types import arrow_columns, fitted, spark_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NAME: Final = "stateformat"
+_ASKS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The program of a worker that plans a read with filters."""
+
+
+class StateDataSource(DataSource):  # type: ignore[misc]
+    """``spark.read.format("stateformat")``; ``docs/spark.md`` lists the options."""
+
+    _found: Readable | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """What users give to ``format``."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return the columns, from metadata; from now on this source reads what is found here."""
+        with told():
+            self._found = stream_of(self._asked())
+            return spark_columns(self._found.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of these columns: those of :meth:`schema`, or some that a user named."""
+        with told():
+            found, self._found = self._found or stream_of(self._asked()), None
+            kind = StateReaderWithFilters if _is_asked_for_filters() else StateReader
+            return kind(self._asked(), chosen(found, schema), arrow_columns(schema))
+
+    def _asked(self) -> ReadOptions:
+        return read_options({name.lower(): text for name, text in self.options.items()})
+
+
+class Part(InputPartition):  # type: ignore[misc]
+    """What one task reads: ``value`` is a part of the stream."""
+
+
+class StateReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a stream, split for tasks."""
+
+    def __init__(self, options: ReadOptions, stream: Readable, schema: pa.Schema) -> None:
+        self._asked_parts = options.partitions
+        self._stream: Readable | None = stream
+        self._schema = schema
+
+    def __getstate__(self) -> dict[str, Any]:
+        # It travels to every task, where its partition says what is read.
+        return {**self.__dict__, "_stream": None}
+
+    def partitions(self) -> list[InputPartition]:
+        """Return a partition for each task."""
+        assert self._stream is not None
+        with told():
+            return [Part(part) for part in parts_of(self._stream, self._asked_parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Stream the batches of one partition."""
+        with told():
+            for batch in partition.value.batches():
+                yield fitted(batch, self._schema)
+
+
+class StateReaderWithFilters(StateReader):
+    """A reader that looks at filters. Spark refuses it where pushing filters down is off."""
+
+
+def chosen(stream: Readable, columns: StructType) -> Readable:
+    """Return the stream with these columns only. ``InvalidInput`` unless it has them, so typed."""
+    whole = spark_columns(stream.schema)
+    if whole == columns:
+        return stream
+    types = {column.name: column.dataType for column in whole}
+    for column in columns:
+        if column.name not in types:
+            raise InvalidInput(
+                f"the schema names a column {column.name!r}, which is not read; {known_names([*types], column.name)}",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        said, found = column.dataType.simpleString(), types[column.name].simpleString()
+        if said != found:
+            raise InvalidInput(
+                f"the schema says that column {column.name!r} is {said}, and it is {found}; leave the schema out, and "
+                "cast after reading",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+    return stream.select(columns.names)
+
+
+def _is_asked_for_filters() -> bool:
+    """Whether this worker plans a read with filters, which Spark asks for where that is on.
+
+    No setting of the session reaches a worker that plans, but each kind of planning has a program
+    of its own: a module that a daemon has imported, or that Python was started with.
+    """
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _ASKS_FILTERS in sys.modules or (started is not None and started.name == _ASKS_FILTERS)

@@ -1,0 +1,29 @@
+"""Errors on their way to the user, through Spark's workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from stateformat.errors import CheckpointError
+
+_NO_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""What Spark's workers look at before they send an error to the JVM."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Let a sentence of ours reach the user on a line of its own, without a traceback.
+
+    For code in Spark's workers only: one that has failed ends, and with it the environment that is
+    changed here. Any other error is a fault of the program and keeps its traceback.
+    """
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        os.environ[_NO_TRACEBACK] = "1"
+        if isinstance(error, CheckpointError):
+            error.args = (f"\n{error.args[0]}",)
+        raise
