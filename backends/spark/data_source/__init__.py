@@ -6,7 +6,7 @@ Spark finds it by itself where the wheel is installed: ``pyspark_stateformat`` s
 package then. From a checkout, :func:`register_data_source` tells a session of it.
 
 Read ``options`` (what a user may say), ``source`` (what Spark calls), ``streams`` (what is read),
-``types`` (columns of Spark), then ``telling`` (errors as sentences).
+``filters`` (keys from filters), ``types`` (columns of Spark), ``telling`` (errors as sentences).
 """
 
 from __future__ import annotations

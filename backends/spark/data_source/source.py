@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import known_names
 
+from .filters import with_keys_of
 from .options import ReadOptions, read_options
 from .streams import Readable, parts_of, stream_of
 from .telling import told
@@ -89,6 +90,13 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
 class StateReaderWithFilters(StateReader):
     """A reader that looks at filters. Spark refuses it where pushing filters down is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        """Read only the keys that filters on all key columns allow. Spark applies all of them."""
+        assert self._stream is not None
+        with told():
+            self._stream = with_keys_of(self._stream, filters)
+        return filters
 
 
 def chosen(stream: Readable, columns: StructType) -> Readable:

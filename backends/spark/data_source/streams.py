@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow.compute as pc
 
 from stateformat.formats import open_folder, split_format
-from stateformat.reading import StateRows
+from stateformat.reading import StateRows, keys_from_json
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 
@@ -38,6 +38,8 @@ def stream_of(options: ReadOptions) -> Readable:
     """
     assert options.operator is not None
     rows = open_store(options).open(options.checkpoint).state(options.operator, options.state)
+    if options.key is not None:
+        rows = rows.at_keys(keys_from_json(rows.state, options.key, many=True))
     return rows if options.columns is None else rows.select(options.columns)
 
 

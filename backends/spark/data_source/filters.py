@@ -1,0 +1,58 @@
+"""From filters on all key columns to keys.
+
+A filter that gave keys is still applied by Spark: what is read may have rows too many, never too
+few. So whatever is not certain here is left to Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, IsNull
+
+from stateformat.errors import InvalidInput
+from stateformat.reading import StateRows
+
+KEYS_MAX: Final = 10_000
+"""More keys than this are not looked for: reading everything costs less."""
+
+
+def with_keys_of(rows: StateRows, filters: Sequence[Filter]) -> StateRows:
+    """Return only the rows with keys that the filters, all of them true, allow; or all rows."""
+    if rows.keys is not None:
+        return rows
+    types = {field.name: field.type for field in rows.task.schema}
+    allowed = [_values(name, filters) for name in rows.state.key_columns if not pa.types.is_struct(types[name])]
+    found = [values for values in allowed if values is not None]
+    if not found or len(found) < len(rows.state.key_columns) or prod(map(len, found)) > KEYS_MAX:
+        return rows
+    keys: list[Mapping[str, Any]] = [dict(zip(rows.state.key_columns, key, strict=True)) for key in product(*found)]
+    try:
+        return rows.at_keys(keys)
+    except InvalidInput:
+        return rows  # Python has the values of a filter in another type.
+
+
+def _values(name: str, filters: Sequence[Filter]) -> Sequence[Any] | None:
+    """The fewest values that one filter leaves to a column; None where each leaves any."""
+    fewest: Sequence[Any] | None = None
+    for one in filters:
+        if getattr(one, "attribute", None) != (name,):
+            continue
+        match one:
+            case EqualTo(value=value):
+                values: Sequence[Any] = [] if value is None else [value]
+            case EqualNullSafe(value=value):
+                values = [value]
+            case In(value=value):
+                values = [item for item in value if item is not None]
+            case IsNull():
+                values = [None]
+            case _:
+                continue
+        fewest = values if fewest is None or len(values) < len(fewest) else fewest
+    return fewest

@@ -1,0 +1,193 @@
+"""State as DataFrames: ``spark.read.format("stateformat")``, against rows made in plain Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+
+from stateformat.backends.spark import register_data_source
+from stateformat.store import open as open_store
+from tests.data_world import NAMES, data_store, expected, same_rows
+from tests.stores import counts_job
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shop: layers, deletes, clears, inline state, a rescale, an evolved schema."""
+    url = str(tmp_path_factory.mktemp("shop") / "store")
+    data_store(url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def session(quick: Any) -> Any:
+    register_data_source(quick)
+    register_data_source(quick)  # no harm
+    return quick
+
+
+@pytest.fixture
+def filtering(session: Any) -> Iterator[Any]:
+    """The session with pushing filters down on."""
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    yield session
+    session.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def read(session: Any, url: str, operator: str | None = None, state: str | None = None, **options: Any) -> Any:
+    named = {"operator": operator, "state": state, **options}
+    reader = session.read.format("stateformat")
+    return reader.options(**{name: value for name, value in named.items() if value is not None}).load(url)
+
+
+def table(frame: Any) -> pa.Table:
+    return frame.toArrow()
+
+
+def sentence(call: Any) -> str:
+    """What is left of Spark's message: one line, without a traceback of ours."""
+    with pytest.raises(PySparkException) as caught:
+        call()
+    shown = str(caught.value)
+    assert "Traceback" not in shown
+    assert 'File "' not in shown
+    lines = [line for line in shown.splitlines() if line and "SQLSTATE" not in line]
+    assert lines[-2].endswith(": "), shown
+    return lines[-1]
+
+
+@pytest.mark.parametrize(("operator", "state"), NAMES, ids=[f"{operator}-{state}" for operator, state in NAMES])
+def test_every_state_has_the_rows_that_plain_python_gives(operator: str, state: str, session: Any, store: str) -> None:
+    assert same_rows(table(read(session, store, operator, state)), expected(operator, state))
+
+
+def test_a_state_is_found_by_the_name_of_its_operator_and_by_the_checkpoint(session: Any, store: str) -> None:
+    for at in ({"checkpoint": 3}, {}):
+        url = store if at else f"{store}@3"
+        found = read(session, url, "Totals per user", "spent", columns="town, user", **at)
+        assert found.columns == ["town", "user"]
+        assert same_rows(table(found), expected("totals", "spent", 3).select(["user", "town"]))
+
+
+def test_sql_counts_joins_and_writes_as_of_any_table(session: Any, store: str, tmp_path: Path) -> None:
+    spent, baskets = read(session, store, "totals", "spent"), read(session, store, "totals", "baskets")
+    spent.createOrReplaceTempView("spent")
+    baskets.createOrReplaceTempView("baskets")
+    wanted = expected("totals", "spent")
+    assert spent.count() == len(wanted)
+    assert len(spent.limit(3).collect()) == 3
+    query = "select count(*), sum(a.orders) from spent a join spent b on a.user <=> b.user join baskets c on a.user = c.user"
+    users = {row["user"]: row["orders"] for row in wanted.to_pylist()}
+    joined = [users[row["user"]] for row in expected("totals", "baskets").to_pylist() if row["user"] in users]
+    joined = [n for n, row in zip(joined, joined, strict=True) if row is not None]
+    [(count, total)] = session.sql(query).collect()
+    assert (count, total) == (len(joined), sum(joined))
+    spent.write.parquet(str(tmp_path / "out"))
+    assert same_rows(table(session.read.parquet(str(tmp_path / "out"))), wanted)
+
+
+KEYS = {
+    "one": ("spent", {"user": "u0018"}, "user = 'u0018'"),
+    "several": (
+        "spent",
+        [{"user": "u0018"}, {"user": "u0011"}, {"user": "nobody"}],
+        "user in ('u0018', 'u0011', 'nobody')",
+    ),
+    "null": ("spent", {"user": None}, "user is null"),
+    "null-safe": ("spent", {"user": None}, "user <=> null"),
+    "map": ("baskets", {"user": "u0100"}, "user = 'u0100'"),
+    "two columns": (
+        "by_day",
+        [{"user": "u0007", "day": "2026-03-02"}, {"user": "u0007", "day": "2026-03-01"}],
+        "user = 'u0007' and day in (date'2026-03-02', date'2026-03-01')",
+    ),
+    "none": ("refunds", {"order": 3}, "order = 3"),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_keys_are_found_by_an_option_and_by_a_filter_pushed_down_or_not(case: str, filtering: Any, store: str) -> None:
+    state, key, condition = KEYS[case]
+    keys = [tuple(one.values()) for one in (key if isinstance(key, list) else [key])]
+    rows = expected("totals", state).to_pylist()
+    names = [*(key[0] if isinstance(key, list) else key)]
+    wanted = [row for row in rows if tuple(str(row[n]) if n == "day" else row[n] for n in names) in keys]
+    assert wanted or case == "none"
+    frame = read(filtering, store, "totals", state)
+    assert same_rows(table(read(filtering, store, "totals", state, key=json.dumps(key))), wanted)
+    assert same_rows(table(frame.where(condition)), wanted)
+    filtering.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    assert same_rows(table(read(filtering, store, "totals", state).where(condition)), wanted)
+
+
+REFUSED = {
+    "operator": ({"operator": "total", "state": "spent"}, "'total'"),
+    "state": ({"operator": "totals", "state": "spend"}, "operator 'totals' has no state 'spend'; did you mean 'spent'"),
+    "column": ({"columns": "user,town"}, "has no column 'town'"),
+    "key of another type": ({"key": '{"user": 3}'}, "its key column 'user' is string, and 3 is int; give text"),
+    "key of another column": ({"key": '{"usr": "a"}'}, "'usr' is none of its key columns; did you mean 'user'"),
+    "key without keys": ({"operator": "orders", "state": "shards", "key": '{"shard": 3}'}, "union and has no keys"),
+    "key no JSON": ({"key": "u0018"}, "is no JSON"),
+    "checkpoint": ({"checkpoint": 77}, "no checkpoint 77 of "),
+    "checkpoint no id": ({"checkpoint": "newest"}, "the option checkpoint is 'newest', no id of a checkpoint"),
+    "option": ({"operater": "totals"}, "has no option 'operater'; did you mean 'operator'"),
+    "storage option": ({"endpoint_url": "http://x"}, "endpoint_url"),
+    "partitions": ({"partitions": 0}, "the option partitions is '0'"),
+    "no state": ({"state": None}, "the option state is missing"),
+    "no operator": ({"operator": None}, "the option operator is missing"),
+    "two things": ({"table": "states"}, "the options table and operator are given, which ask for two things"),
+    "changes and key": ({"changes_from": 1, "key": "1"}, "changes_from and key are given"),
+    "every alone": ({"every": "true"}, "every is given without changes_from"),
+    "every what": ({"every": "yes", "changes_from": 1}, "the option every is 'yes'; it is true or false"),
+    "columns": ({"columns": "["}, "no array of JSON"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_told_in_a_sentence_when_it_is_loaded(case: str, session: Any, store: str) -> None:
+    options, words = REFUSED[case]
+    told = sentence(lambda: read(session, store, **{"operator": "totals", "state": "spent", **options}))
+    assert words in told
+
+
+def test_an_address_that_leads_nowhere_is_told_in_a_sentence(session: Any, store: str, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisException):
+        read(session, str(tmp_path / "none"), "totals", "spent")
+    reader = session.read.format("stateformat").options(operator="totals", state="spent")
+    cases = {
+        "load() names no store": lambda: reader.load(),
+        "several paths are given": lambda: reader.load([store, store]),
+        "exists only in the process": lambda: reader.load("memory://here"),
+        "no storage for ftp://": lambda: reader.load("ftp://host/store"),
+        "ends in @3 and the option checkpoint is '2'": lambda: reader.option("checkpoint", 2).load(f"{store}@3"),
+    }
+    for words, call in cases.items():
+        assert words in sentence(call)
+
+
+def test_a_given_schema_chooses_columns_and_casts_nothing(session: Any, store: str) -> None:
+    reader = session.read.format("stateformat").options(operator="totals", state="spent")
+    found = table(reader.schema("city string, user string").load(store))
+    assert same_rows(found, expected("totals", "spent").select(["user", "city"]))
+    told = sentence(reader.schema("user string, orders int").load(store).collect)
+    assert "the schema says that column 'orders' is int, and it is bigint" in told
+    assert "'vip'" in sentence(reader.schema("vipp boolean").load(store).collect)
+
+
+def test_a_frame_reads_the_checkpoint_that_it_was_made_of_until_it_has_expired(session: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "store")
+    store = open_store(url)
+    permit = counts_job(keys=20_000).publish(store, None)
+    frame = read(session, url, "counter", "counts")
+    counts_job(keys=20_009).publish(store, permit)
+    assert [frame.count(), read(session, url, "counter", "counts").count()] == [20_000, 20_009]
+    store.expire(keep=1)
+    assert "has expired" in sentence(frame.collect)
