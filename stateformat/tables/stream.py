@@ -12,7 +12,7 @@ class ArrowStream(ABC):
     """Rows in batches, through the Arrow PyCapsule interface: ``duckdb.sql("from rows")`` works.
 
     They can be scanned any number of times, by several threads at once. Asking for a stream costs
-    nothing; its first batch opens what is read.
+    nothing; its first batch opens what is read. A stream dropped half read ends its threads.
     """
 
     @property
@@ -33,6 +33,10 @@ class ArrowStream(ABC):
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return the rows as a PyCapsule of an ArrowArrayStream."""
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
-        return reader.__arrow_c_stream__(requested_schema)
+        """Return the rows as a PyCapsule of an ArrowArrayStream, cast to a requested schema.
+
+        An error of :meth:`batches` reaches the consumer as its sentence.
+        """
+        from .c_stream import export_stream
+
+        return export_stream(self.schema, self.batches, requested_schema)
