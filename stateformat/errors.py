@@ -74,6 +74,7 @@ class ErrorKind(StrEnum):
     OPERATOR_FAILED = "operator_failed"
     ILLEGAL_EVENT = "illegal_event"
     RECORD_LOST = "record_lost"
+    TRANSFORM_FAILED = "transform_failed"
 
 
 REPAIR_ADVICE = ". `ckpt repair` says what can be done"

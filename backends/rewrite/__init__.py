@@ -1,26 +1,33 @@
 """Writing a checkpoint's data anew: the plan, the tasks, and an engine that runs them in threads.
 
-Users call ``rewrite`` with a ``RewriteSpec`` and an ``Engine``;
-``stateformat.backends.spark.rewrite`` has the engine on Spark, which uses the other names. Read
-``spec``, ``naming``, ``planning``, ``work``, ``threads``, ``rewrite``. ``rescale`` publishes at
-another parallelism without touching data.
+Users call ``rewrite`` with a ``RewriteSpec``, which may hold a ``Transform`` for a state, and an
+``Engine``; ``stateformat.backends.spark.rewrite`` has the engine on Spark, which uses the other
+names. Read ``spec``, ``transforming``, ``naming``, ``planning``, ``work``, ``threads``,
+``rewrite``. ``rescale`` publishes at another parallelism without touching data.
 """
 
 from .naming import is_hashable
-from .planning import Move, RehashSource, RewritePlan, plan_rewrite
+from .planning import Move, Place, RehashSource, RewritePlan, Transformed, plan_rewrite
 from .rescale import publish_rescaled
-from .rewrite import Engine, Rewritten, carry_out, rewrite
-from .spec import RewriteSpec
+from .rewrite import Engine, Rewritten, TransformedRows, carry_out, rewrite
+from .spec import RewriteSpec, Transform
 from .threads import ThreadEngine
-from .work import distribute, write_move, write_target
+from .transforming import ColumnChange
+from .work import Seen, distribute, write_move, write_target
 
 __all__ = [
+    "ColumnChange",
     "Engine",
     "Move",
+    "Place",
     "RehashSource",
     "RewritePlan",
     "RewriteSpec",
     "Rewritten",
+    "Seen",
+    "Transform",
+    "Transformed",
+    "TransformedRows",
     "carry_out",
     "ThreadEngine",
     "distribute",

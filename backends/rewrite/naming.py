@@ -6,9 +6,9 @@ and the columns made of it stand behind it, in the order of its fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_group_count
-from stateformat.model import Field, Record, RescaledFrom, SchemaVersion, State, known_names
+from stateformat.model import Field, Mode, Record, RescaledFrom, SchemaVersion, State, known_names
 from stateformat.reading import ReadTask
 from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, segment_schema
 from stateformat.segments import groups_of_keys
 
 from .spec import RewriteSpec
+from .transforming import Transformation, plan_transformation
 
 Path = tuple[str, ...]
 """A column, or a field of it: names from the outermost on."""
@@ -39,7 +40,7 @@ class Reshape:
     without: Mapping[str, frozenset[str]]
     """By column, the fields that became columns and are left out of it."""
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def apply(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows in the new columns. ``InvalidInput`` for a null where a part of it is a key."""
         schema = segment_schema(self.state)
         own = [name for name in schema.names if name not in {item.name for item in self.state.current.fields}]
@@ -60,7 +61,7 @@ class Reshape:
                 column = _without(column, self.without[path[0]])
             fields.append(schema.field(item.name))
             columns.append(column if column.type == fields[-1].type else column.cast(fields[-1].type))
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _without(column: pa.Array, names: frozenset[str]) -> pa.Array:
@@ -71,16 +72,23 @@ def _without(column: pa.Array, names: frozenset[str]) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=kept, mask=mask)
 
 
-def shaped(read: ReadTask, reshape: Reshape | None, written_by: Operator | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a task in their new columns.
+Shape: TypeAlias = Reshape | Transformation
+"""What makes of rows of a state those of the state that it becomes."""
+
+
+def shaped(
+    read: ReadTask, shape: Shape | None, written_by: Operator | None, seen: Callable[[int], None] = lambda _: None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task in their new columns. ``seen`` takes the row count of each batch read.
 
     With ``written_by``, the operator as it was, each row's key group is compared with that of its
     key: ``DamagedCheckpoint`` names the first that differs.
     """
     for batch in read.batches():
+        seen(batch.num_rows)
         if written_by is not None and KEY_GROUP.name in batch.schema.names:
             _check_key_groups(batch, read.state, written_by)
-        yield batch if reshape is None else reshape(batch)
+        yield from (batch,) if shape is None else shape.apply(batch)
 
 
 def is_hashable(state: State, operator: Operator) -> bool:
@@ -118,6 +126,27 @@ class Names:
     """The renames of a spec, applied to everything that holds a name."""
 
     spec: RewriteSpec
+    transformations: Mapping[tuple[str, str], Transformation] = field(default_factory=dict)
+    """Of the transformed states, by their old uid and name."""
+
+    @classmethod
+    def planned(cls, spec: RewriteSpec, record: Record, rehashed: Container[tuple[str, str]]) -> Names:
+        """The names of a rewrite of a checkpoint, whose transforms are called with no rows."""
+        names = cls(spec)
+        names.check_states(record)
+        found = {}
+        for (uid, name), transform in spec.transforms.items():
+            state = record.state(uid, name)
+            if (uid, name) in spec.columns:
+                raise InvalidInput(
+                    f"state {name!r} of operator {uid!r} has both a transform and new names of columns; give the names "
+                    "as renames of the transform"
+                )
+            made = plan_transformation(state, transform, names.uid(uid), names.state_name(uid, name))
+            if state.mode is Mode.KEYED and (uid, name) not in rehashed:
+                made = replace(made, operator=record.graph.operator(uid))
+            found[uid, name] = made
+        return cls(spec, found)
 
     def uid(self, uid: str) -> OperatorId:
         """The uid that an operator will have."""
@@ -139,9 +168,9 @@ class Names:
 
         No row has an older schema, but they tell the columns' history.
         """
-        reshape = self.reshape(state)
-        if reshape is not None:
-            return reshape.state
+        shape = self.shape(state)
+        if shape is not None:
+            return shape.state
         return replace(state, operator=self.uid(state.operator), name=self.state_name(state.operator, state.name))
 
     def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
@@ -150,8 +179,11 @@ class Names:
             return None
         return replace(former, operators=tuple(replace(item, uid=self.uid(item.uid)) for item in former.operators))
 
-    def reshape(self, state: State) -> Reshape | None:
+    def shape(self, state: State) -> Shape | None:
         """What the rows of a state become; None where its columns stay as they are."""
+        return self.transformations.get((state.operator, state.name)) or self._reshape(state)
+
+    def _reshape(self, state: State) -> Reshape | None:
         renames = self.spec.columns.get((state.operator, state.name))
         if not renames:
             return None
@@ -181,7 +213,7 @@ class Names:
     def check_states(self, record: Record) -> None:
         """Raise ``InvalidInput`` for renames of what is not there, or to what is."""
         for uid, name in (*self.spec.states, *self.spec.columns):
-            self.reshape(record.state(uid, name))
+            self.shape(record.state(uid, name))
         after = [(state.operator, self.state_name(state.operator, state.name)) for state in record.states]
         twice = sorted({place for place in after if after.count(place) > 1})
         if self.spec.states and (twice or not all(name for _, name in after)):

@@ -4,10 +4,11 @@
 Each (operator, state, new subtask) with rows becomes one task, a *move*, that reads its slices and
 writes one segment. No row goes from task to task, so there is no shuffle.
 
-Only a change of max parallelism moves rows, because it makes new key groups. Then the planner sees
-the keyed states (and keyed in-flight states) concerned without rows and with the new max
-parallelism; it plans the rest and refuses what a restore would refuse. The rows it did not see are
-rehashed: *sources* read old key groups and hash, and one *target* per new subtask writes.
+Only a change of max parallelism moves rows, because it makes new key groups, and a transform that
+changes keys. Then the planner sees the keyed states (and keyed in-flight states) concerned without
+rows and with the new max parallelism; it plans the rest and refuses what a restore would refuse.
+The rows it did not see are rehashed: *sources* read old key groups and hash, and one *target* per
+new subtask writes.
 
 Nothing here opens a segment.
 """
@@ -30,8 +31,9 @@ from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import States, assemble, cut_keyed, plan_restore, read_handles, rescale
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
-from .naming import Names, Reshape, is_hashable
+from .naming import Names, Shape, is_hashable
 from .spec import RewriteSpec
+from .transforming import ColumnChange, Transformation
 
 SOURCE_BYTES: Final = 256 * 2**20
 """What a source reads at most, as stored: larger states get more sources than subtasks."""
@@ -58,10 +60,13 @@ class Move:
     bytes: int
     """As stored."""
     exact: bool
-    """Whether as many rows are written. Merging layers and gathering progress makes them fewer."""
-    reshape: Reshape | None = None
+    """Whether as many rows are written. Merging layers and gathering progress makes them fewer,
+    and a function what it likes."""
+    shape: Shape | None = None
     written_by: Operator | None = None
     """The operator as it was, where each key group is to be compared with that of its key."""
+    copies: tuple[Place, ...] = ()
+    """Other places that get the same rows: of broadcast state, a function sees one copy."""
 
     def __repr__(self) -> str:
         return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
@@ -78,12 +83,23 @@ class RehashSource:
     rows: int
     bytes: int
     exact: bool
-    reshape: Reshape | None = None
+    shape: Shape | None = None
     written_by: Operator | None = None
     """As of a :class:`Move`."""
 
     def __repr__(self) -> str:
         return f"RehashSource({self.read.state!r}, {self.rows} rows)"
+
+
+class Transformed(NamedTuple):
+    """What a function makes of a state, by the new names of both."""
+
+    operator: str
+    state: str
+    function: str
+    """What messages call it."""
+    rekeyed: bool
+    columns: tuple[ColumnChange, ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,7 @@ class RewritePlan:
     """The places that sources write to, by number."""
     empty: tuple[Place, ...]
     """Places that report no rows."""
+    transformed: tuple[Transformed, ...] = ()
 
     def __repr__(self) -> str:
         return f"RewritePlan({len(self.moves)} moves, {len(self.sources)} sources, {len(self.targets)} targets)"
@@ -108,6 +125,10 @@ class RewritePlan:
     def rehashed(self) -> tuple[tuple[str, str], ...]:
         """The (operator, state) pairs whose keys are hashed anew, in order, by their new names."""
         return tuple(dict.fromkeys((target.operator, target.state) for target in self.targets))
+
+    def is_transformed(self, place: Place) -> bool:
+        """Whether a function makes the rows of a place."""
+        return any(one[:2] == place[:2] for one in self.transformed)
 
     @property
     def rows(self) -> int:
@@ -121,10 +142,10 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     Raises ``InvalidInput`` for a spec that no checkpoint allows or not this one, and
     ``RestoreRefused`` if a restore at the new parallelism would be refused.
     """
-    graph, names = checkpoint.record.graph, Names(spec)
+    graph = checkpoint.record.graph
     spec.check(graph)
-    names.check_states(checkpoint.record)
     rehash = _rehashed_states(checkpoint, spec)
+    names = Names.planned(spec, checkpoint.record, rehash)
     view = _view_for_planner(checkpoint, spec, rehash)
     topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator)
     plan = plan_restore(view, topology)
@@ -147,21 +168,29 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
         sources=sources,
         targets=targets,
         empty=empty,
+        transformed=tuple(_transformed(names)),
     )
 
 
+def _transformed(names: Names) -> Iterator[Transformed]:
+    for one in names.transformations.values():
+        yield Transformed(one.state.operator, one.state.name, one.transform.label, one.transform.rekey, one.columns())
+
+
 def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple[str, str], State]:
-    """States whose key groups change, by (operator, name)."""
+    """States whose rows change their key groups, by (operator, name)."""
     graph = checkpoint.record.graph
     found: dict[tuple[str, str], State] = {}
     for state in checkpoint.record.states:
         operator = graph.operator(state.operator)
         changes = spec.max_parallelism not in (None, operator.max_parallelism)
         changes = changes or spec.key_hash not in (None, operator.key_hash)
-        if not changes or not has_key_groups(state) or operator.status is Status.FULLY_FINISHED:
+        transform = spec.transforms.get((state.operator, state.name))
+        moves = changes or (transform is not None and transform.rekey)
+        if not moves or not has_key_groups(state) or operator.status is Status.FULLY_FINISHED:
             continue
         unkeyed = [edge for edge in graph.inputs(state.operator) if not edge.partitioner.all_to_all]
-        if state.mode is Mode.KEYED and unkeyed:
+        if changes and state.mode is Mode.KEYED and unkeyed:
             raise InvalidInput(
                 f"state {state.name!r} of operator {state.operator!r} is behind {unkeyed[0].partitioner} edge "
                 f"{unkeyed[0].id!r}, which does not send by key. With other key groups its rows would be where "
@@ -174,7 +203,7 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
 
 def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Any:
     """The checkpoint with the new key groups, and without rows of rehashed states."""
-    if spec.max_parallelism is None and spec.key_hash is None:
+    if spec.max_parallelism is None and spec.key_hash is None and not rehash:
         return checkpoint
     graph = checkpoint.record.graph
     changed = {}
@@ -210,14 +239,18 @@ def _moves(
     checkpoint: Checkpoint, slices: pa.Table, names: Names, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[Move, ...], tuple[Place, ...]]:
     """A task for each (operator, state, subtask) with rows; the places of those without."""
-    moves, empty = [], []
+    moves: list[Move] = []
+    empty: list[Place] = []
     for (operator, name, subtask), mine in _by_place(slices):
         if (operator, name) in rehash:
             continue
         place = Place(names.uid(operator), names.state_name(operator, name), subtask)
         state = checkpoint.record.state(operator, name)
         mine = mine.filter(pc.greater(mine["rows"], 0))
-        if len(mine):
+        copied = state.mode is Mode.BROADCAST and (operator, name) in names.transformations
+        if copied and moves and moves[-1].place[:2] == place[:2]:
+            moves[-1] = replace(moves[-1], copies=(*moves[-1].copies, place))
+        elif len(mine):
             moves.append(Move(checkpoint.read_slices(mine), place, **_facts(checkpoint, names, state, mine)))
         elif state.mode is not Mode.COMMITTABLES:
             empty.append(place)
@@ -226,9 +259,11 @@ def _moves(
 
 def _facts(checkpoint: Checkpoint, names: Names, state: State, slices: pa.Table) -> dict[str, Any]:
     operator = checkpoint.graph.operator(state.operator)
-    verified = names.spec.verify_keys and has_key_groups(state) and is_hashable(state, operator)
+    shape = names.shape(state)
+    wanted = names.spec.verify_keys or isinstance(shape, Transformation)
+    verified = wanted and has_key_groups(state) and is_hashable(state, operator)
     return {
-        "reshape": names.reshape(state),
+        "shape": shape,
         "written_by": operator if verified else None,
         "rows": pc.sum(slices["rows"]).as_py(),
         "bytes": pc.sum(slices["bytes"]).as_py(),

@@ -11,20 +11,21 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState
 from stateformat.manifest import handles_table
-from stateformat.model import CheckpointKind, Handle, Record
+from stateformat.model import CheckpointKind, Handle, Mode, Record
 from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.reading import Checkpoint
 from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
 
-from .planning import Move, Place, RehashSource, RewritePlan, plan_rewrite
+from .planning import Move, Place, RehashSource, RewritePlan, Transformed, plan_rewrite
 from .rescale import begin_again
 from .spec import RewriteSpec
 from .threads import ThreadEngine
+from .work import Seen
 
 Progress = Callable[[int, int], None]
 """Takes the rows written and the rows to write, from any thread."""
@@ -33,12 +34,26 @@ Progress = Callable[[int, int], None]
 class Engine(Protocol):
     """Runs the tasks of a plan."""
 
-    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> Iterable[Handle]:
-        """Returns a handle for each move, and for each target with rows, in any order.
+    def run(
+        self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen
+    ) -> Iterable[Handle]:
+        """Returns a handle for each place of a move, and each target with rows, in any order.
 
-        It calls ``done`` with numbers of rows as they are written, from any thread.
+        It calls ``done`` with numbers of rows as they are written, from any thread; and ``seen``
+        with a place of a state and numbers of rows of that state that were read, each row once
+        whatever ran twice.
         """
         ...
+
+
+class TransformedRows(NamedTuple):
+    """What a function made of a state."""
+
+    state: Transformed
+    read: int
+    """Rows of the state before: layers merged, of broadcast state one copy."""
+    written: int
+    """Rows afterwards; likewise."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,7 @@ class Rewritten:
     bytes: int
     rehashed: tuple[tuple[str, str], ...]
     """The (operator, state) pairs whose keys were hashed anew."""
+    transformed: tuple[TransformedRows, ...] = ()
 
     @property
     def record(self) -> Record:
@@ -93,7 +109,16 @@ def carry_out(
     The checkpoint has the graph and the states of the plan. Raises as :func:`rewrite`.
     """
     counter = _Counter(progress, plan.rows)
-    handles = list((engine or ThreadEngine()).run(pending.context, plan, counter))
+    rows = _RowsRead()
+    try:
+        handles = list((engine or ThreadEngine()).run(pending.context, plan, counter, rows))
+    except InvalidState as error:
+        if error.kind is not ErrorKind.DUPLICATE_ROW_KEY or not plan.transformed:
+            raise
+        names = ", ".join(dict.fromkeys(one.function for one in plan.transformed))
+        raise InvalidInput(
+            f"after {names}, {error}. Nothing was published", kind=error.kind, **error.details
+        ) from error
     check_counts(plan, handles)
     counter.finish()
     handles += _without_rows(plan, handles)
@@ -106,7 +131,18 @@ def carry_out(
         rows=sum(handle.rows for handle in written),
         bytes=sum(handle.size_bytes for handle in written),
         rehashed=plan.rehashed,
+        transformed=tuple(
+            TransformedRows(one, rows.read[one.operator, one.state], _rows_of(plan, one, written))
+            for one in plan.transformed
+        ),
     )
+
+
+def _rows_of(plan: RewritePlan, state: Transformed, handles: Iterable[Handle]) -> int:
+    """The rows written of a state, of broadcast state one copy."""
+    rows = [handle.rows for handle in handles if (handle.operator, handle.state) == (state.operator, state.state)]
+    mode = next(one.mode for one in plan.states if (one.operator, one.name) == (state.operator, state.state))
+    return max(rows, default=0) if mode is Mode.BROADCAST else sum(rows)
 
 
 def _parent(store: CheckpointStore, checkpoint: Checkpoint, target: CheckpointStore | None) -> Any:
@@ -122,6 +158,18 @@ def _parent(store: CheckpointStore, checkpoint: Checkpoint, target: CheckpointSt
             url=target.url,
         )
     return checkpoint
+
+
+class _RowsRead:
+    """Adds up the rows read of each state, from any thread."""
+
+    def __init__(self) -> None:
+        self.read: dict[tuple[str, str], int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def __call__(self, place: Place, rows: int) -> None:
+        with self._lock:
+            self.read[place.operator, place.state] += rows
 
 
 class _Counter:
@@ -145,7 +193,8 @@ class _Counter:
 def check_counts(plan: RewritePlan, handles: Iterable[Handle]) -> None:
     """Raises ``DamagedCheckpoint`` unless each state has as many new rows as stored ones.
 
-    If layers merge, or progress is gathered, the stored rows are only an upper bound.
+    If layers merge, or progress is gathered, the stored rows are only an upper bound. What a
+    function returns is its own affair.
     """
     written: dict[tuple[str, str], int] = defaultdict(int)
     stored: dict[tuple[str, str], int] = defaultdict(int)
@@ -158,7 +207,7 @@ def check_counts(plan: RewritePlan, handles: Iterable[Handle]) -> None:
         stored[place.operator, place.state] += task.rows
         if not task.exact:
             merged.add((place.operator, place.state))
-    for name in written.keys() | stored.keys():
+    for name in (written.keys() | stored.keys()) - {one[:2] for one in plan.transformed}:
         if written[name] != stored[name] and not (name in merged and written[name] < stored[name]):
             raise DamagedCheckpoint(
                 f"the rewrite of state {name[1]!r} of {name[0]!r} wrote {written[name]} rows, but {stored[name]} are "

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import JobGraph
 from stateformat.keys import MAX_PARALLELISM_LIMIT, key_hash
 from stateformat.segments import WriteOptions
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A function that is applied to all rows of a state; without one, columns are renamed only."""
+
+    function: Callable[[Any], Any] | None = None
+    """Takes a ``pa.Table`` and returns one (or a DataFrame that speaks Arrow). It is called once
+    with no rows, then with each piece of the state, up to 16 MiB, on any worker and maybe again: it
+    must depend on nothing but its argument. A piece has the columns of the state's current schema
+    and those of its kind (``_map_key``, ``_index``, ``_timestamp``, ``_tag``), layers merged."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """New names of columns by their old ones: those keep their field ids. What the function has not
+    renamed itself is renamed after it."""
+    rekey: bool = False
+    """Whether keys change, so that rows are dealt to key groups and subtasks anew."""
+    name: str = ""
+    """What messages call the function; by default its own name."""
+
+    @property
+    def label(self) -> str:
+        """What messages call the function."""
+        if self.name or self.function is None:
+            return self.name or "a renaming of columns"
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"{self.function.__module__}:{name}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +60,8 @@ class RewriteSpec:
     columns: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     """By old uid and name of a state, new names of columns by their old ones. ``column.field``
     names a field of a struct, which becomes a column of its own."""
+    transforms: Mapping[tuple[str, str], Transform] = field(default_factory=dict)
+    """Functions applied to the rows of states, by their old uid and name."""
     key_hash: str | None = None
     """For every operator: the name of the function that hashes its keys, to key groups anew."""
     verify_keys: bool = False

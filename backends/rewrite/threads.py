@@ -23,8 +23,8 @@ from stateformat.model import Handle
 from stateformat.snapshot import WriteContext
 from stateformat.tables import Spill
 
-from .planning import RehashSource, RewritePlan
-from .work import distribute, write_move, write_target
+from .planning import Move, RehashSource, RewritePlan
+from .work import Seen, distribute, write_move, write_target
 
 T = TypeVar("T")
 
@@ -42,8 +42,8 @@ class ThreadEngine:
         if self.threads is not None and self.threads < 1:
             raise InvalidInput(f"{self.threads} threads rewrite nothing; give at least 1, or None for all processors")
 
-    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> list[Handle]:
-        """A handle for each move and each target, in any order."""
+    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
+        """A handle for each place of a move and each target, in any order."""
         threads = (os.cpu_count() or 1) if self.threads is None else self.threads
         sources: dict[int, list[RehashSource]] = defaultdict(list)
         for source in plan.sources:
@@ -52,13 +52,14 @@ class ThreadEngine:
             # The largest first, so that the last to end is a small one.
             moves = sorted(plan.moves, key=lambda move: -move.bytes)
             gate = _Gate(AT_ONCE_BYTES)
-            writing = [
-                pool.submit(gate.run, move.bytes, partial(write_move, context.only(move.place.operator), move, done))
-                for move in moves
-            ]
-            handles = _results(writing)
+
+            def write(move: Move) -> list[Handle]:
+                return list(write_move(context.only(move.place.operator), move, done, partial(seen, move.place)))
+
+            writing = [pool.submit(gate.run, move.bytes, partial(write, move)) for move in moves]
+            handles = [handle for written in _results(writing) for handle in written]
             for of_state in sources.values():
-                handles += _rehash(pool, gate, context, plan, of_state, done)
+                handles += _rehash(pool, gate, context, plan, of_state, done, seen)
         return handles
 
 
@@ -91,20 +92,24 @@ def _rehash(
     plan: RewritePlan,
     sources: Sequence[RehashSource],
     done: Callable[[int], None],
+    seen: Seen,
 ) -> list[Handle]:
     """Distribute the rows of one state to a bucket per target, then write each bucket."""
     buckets: Spill[int] = Spill()
     with buckets:
 
         def spill(source: RehashSource) -> None:
-            for target, batch in distribute(source):
+            place = plan.targets[source.first_target]
+            for target, batch in distribute(source, partial(seen, place)):
                 buckets.add(target, pa.Table.from_batches([batch]))
 
         _results([pool.submit(gate.run, source.bytes, partial(spill, source)) for source in sources])
 
         def write(target: int) -> Handle:
             place = plan.targets[target]
-            return write_target(context.only(place.operator), place, buckets.read(target), done)
+            unique = plan.is_transformed(place)
+            own = context.only(place.operator)
+            return write_target(own, place, buckets.read(target), done, check_unique=unique)
 
         writing = [
             pool.submit(gate.run, buckets.sizes[target], partial(write, target)) for target in sorted(buckets.sizes)

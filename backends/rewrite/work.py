@@ -1,4 +1,4 @@
-"""What one task of a rewrite does: three functions that both engines run.
+"""What one task of a rewrite does: the functions that both engines run.
 
 All they need is in their arguments, which are small and can be pickled; their only effect is on the
 storage. A task that runs twice writes one more segment, which nobody names (``gc`` finds it), so an
@@ -21,12 +21,17 @@ from stateformat.model import Handle
 from stateformat.reading import rekey
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
+from stateformat.tables import Spill
 
 from .naming import shaped
 from .planning import Move, Place, RehashSource
+from .transforming import Transformation
 
 Done: TypeAlias = Callable[[int], None]
 """Takes the number of rows of each piece that is on its way to storage, from any thread."""
+
+Seen: TypeAlias = Callable[[Place, int], None]
+"""Takes a place of a state and how many rows of the state were read for it, from any thread."""
 
 DISTRIBUTE_BYTES: Final = 8 * 2**20
 """How many bytes of rows a source hashes and sorts at once."""
@@ -36,28 +41,38 @@ def _ignore(rows: int) -> None:
     pass
 
 
-def write_move(context: WriteContext, move: Move, done: Done = _ignore) -> Handle:
-    """Read what belongs to one place, merged and evolved, and write it.
+def write_move(context: WriteContext, move: Move, done: Done = _ignore, seen: Done = _ignore) -> Iterator[Handle]:
+    """Read what belongs to one place, merged and evolved, and write it, and its copies if it has.
 
-    Holds a row group and a few batches in memory.
+    ``seen`` takes the rows read. Holds a row group and a few batches in memory; rows that are
+    written several times wait in a temporary file.
     """
-    batches = _counted(shaped(move.read, move.reshape, move.written_by), done)
-    return write_segment(context.storage, _segment_place(context, move.place), batches, _options(context))
+    batches = _counted(shaped(move.read, move.shape, move.written_by, seen), done)
+    options = _options(context, check_unique=isinstance(move.shape, Transformation))
+    if not move.copies:
+        yield write_segment(context.storage, _segment_place(context, move.place), batches, options)
+        return
+    with Spill[int]() as rows:
+        for batch in batches:
+            rows.add(0, pa.Table.from_batches([batch]))
+        for place in (move.place, *move.copies):
+            yield write_segment(context.storage, _segment_place(context, place), rows.read(0), options)
 
 
-def distribute(source: RehashSource) -> Iterator[tuple[int, pa.RecordBatch]]:
+def distribute(source: RehashSource, seen: Done = _ignore) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read a source and hash its keys: batches of rows, each with the number of its target.
+    ``seen`` takes the rows read.
 
     Columns: ``segment_schema`` of the state as it will be. Within a batch rows ascend by the new
     ``_key_group``; rows of one key group keep their order. Holds :data:`DISTRIBUTE_BYTES` of rows
     at a time.
     """
     operator = source.operator
-    state = source.read.state if source.reshape is None else source.reshape.state
+    state = source.read.state if source.shape is None else source.shape.state
     if operator.max_parallelism is None or operator.key_hash is None:
         raise InvalidInput(f"operator {operator.uid!r} has no max parallelism or key hash; a published one has both")
     bounds = np.asarray(range_bounds(operator.parallelism, operator.max_parallelism))
-    for rows in _gathered(shaped(source.read, source.reshape, source.written_by), DISTRIBUTE_BYTES):
+    for rows in _gathered(shaped(source.read, source.shape, source.written_by, seen), DISTRIBUTE_BYTES):
         clustered = rekey(rows, state, operator.max_parallelism, operator.key_hash).combine_chunks()
         borders = np.searchsorted(clustered["_key_group"].to_numpy(), bounds)
         for subtask, (start, end) in enumerate(pairwise(borders.tolist())):
@@ -120,5 +135,5 @@ def _segment_place(context: WriteContext, place: Place) -> SegmentPlace:
 
 def _options(context: WriteContext, *, check_unique: bool = False) -> WriteOptions:
     # The reader verified the key groups, or they have just been computed. Row keys were unique in
-    # each layer, and merging layers keeps them so.
+    # each layer, and merging layers keeps them so; a function need not.
     return replace(context.options, check_unique=check_unique, trust_key_groups=True)

@@ -23,7 +23,7 @@ from .declare import (
     value_state,
 )
 from .delta_policy import UNKNOWN_MAX, Layer, layers_kept, should_fold, warn_of_layers
-from .evolution import evolution_faults, type_text, widening_faults
+from .evolution import evolution_faults, rewritten, type_text, widening_faults
 
 __all__ = [
     "UNKNOWN_MAX",
@@ -45,6 +45,7 @@ __all__ = [
     "list_state",
     "map_state",
     "progress_state",
+    "rewritten",
     "should_fold",
     "split_drop",
     "timers",

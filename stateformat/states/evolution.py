@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..model import Field, FieldType, SchemaVersion, State
-from ..schema import INTEGERS, arrow_type, children, make_fields
+from ..schema import INTEGERS, arrow_type, children, make_fields, nesting
 
 
 def evolve(
@@ -147,3 +147,60 @@ def _paths(fields: Iterable[Field], above: tuple[str, ...] = ()) -> Iterator[tup
 def type_text(kind: FieldType) -> str:
     """A type as Arrow writes it."""
     return str(arrow_type(kind))
+
+
+def rewritten(previous: State, columns: pa.Schema, *, renames: Mapping[str, str] | None = None) -> State:
+    """The state once all of its rows are written anew with ``columns``; ``previous`` if it is the
+    same.
+
+    Ids follow names and ``renames`` (old → new) where the type is equal or widens; the field then
+    keeps its default, and holds no nulls if it held none before or ``columns`` says so. Every other
+    column is a new field. Older schemas are kept, for what they tell of names, where no column is
+    new and they could still be read. Raises ``InvalidInput`` for renames of unknown columns.
+    """
+    renames = renames or {}
+    saved = previous.current.fields
+    names = [item.name for item in saved]
+    _check_renames(previous, names, columns.names, renames)
+    now = {name: renames.get(name, name) for name in names if name in renames or name not in renames.values()}
+    known = {(now[path[0]], *path[1:]): field_id for path, field_id in _paths(saved) if path[0] in now}
+    before = {item.id: item for item in saved}
+
+    def made() -> tuple[tuple[Field, ...], int]:
+        return make_fields(columns, defaults={}, last_field_id=previous.last_field_id, known_ids=known)
+
+    retyped = {item.name for item in made()[0] if item.id in before and _cannot_widen(before[item.id], item)}
+    known = {path: field_id for path, field_id in known.items() if path[0] not in retyped}
+    given, last = made()
+    fields = tuple(_kept(before[item.id], item) if item.id in before else item for item in given)
+    if fields == saved:
+        return previous
+    state = replace(
+        previous,
+        schemas=(SchemaVersion(previous.current.id + 1, fields),),
+        key_columns=tuple(now.get(name, name) for name in previous.key_columns),
+        last_field_id=last,
+    )
+    is_new = any(item.id not in before for item in fields)
+    if is_new or evolution_faults(previous, state):
+        return state
+    return replace(state, schemas=(*previous.schemas, *state.schemas))
+
+
+def _cannot_widen(old: Field, new: Field) -> bool:
+    return bool(widening_faults(old, _with_nulls(new)))
+
+
+def _with_nulls(item: Field) -> Field:
+    """The field, nullable at every depth."""
+    inner = tuple(map(_with_nulls, children(item)))
+    kind = item.type if isinstance(item.type, str) else nesting(item.type, inner)
+    return replace(item, nullable=True, type=kind)
+
+
+def _kept(old: Field, new: Field) -> Field:
+    """A field that keeps its id: without nulls if either is, and with its default."""
+    inside = {item.id: item for item in children(old)}
+    inner = tuple(_kept(inside[item.id], item) if item.id in inside else item for item in children(new))
+    kind = new.type if isinstance(new.type, str) else nesting(new.type, inner)
+    return replace(new, nullable=old.nullable and new.nullable, default=old.default, type=kind)

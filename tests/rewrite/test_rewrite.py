@@ -403,7 +403,7 @@ def test_the_first_failure_of_a_task_ends_the_others_that_have_not_begun(store: 
     pending = store.begin(job_id=jobs.JOB, graph=plan.graph, states=plan.states, parent=parent, options=OBJECTS)
     context = replace(pending.context, storage=Failing())  # type: ignore[arg-type]
     with pytest.raises(OSError, match="disk full"):
-        ThreadEngine(1).run(context, plan, lambda _: None)
+        ThreadEngine(1).run(context, plan, lambda _: None, lambda _place, _rows: None)
     assert len(begun) < len(plan.moves)
 
 

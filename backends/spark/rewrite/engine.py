@@ -25,9 +25,10 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import Snapshot, WriteContext
 
-from ...rewrite import Move, RehashSource, RewritePlan
+from ...rewrite import Move, Place, RehashSource, RewritePlan, Seen
 from ..sessions import check, job_session, session
 from . import executor
+from .shipping import functions_by_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,8 +51,8 @@ class SparkEngine:
 
     spark: SparkSession | None = None
 
-    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> list[Handle]:
-        """A handle for each move, and for each target with rows."""
+    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
+        """A handle for each place of a move, and for each target with rows."""
         reads = [*(move.read for move in plan.moves), *(source.read for source in plan.sources)]
         for url in {context.storage.url, *(read.storage.url for read in reads)}:
             if url.startswith("memory:"):
@@ -62,18 +63,21 @@ class SparkEngine:
         spark = job_session(check(self.spark) if self.spark else session("ckpt rewrite"))
         cores = spark.sparkContext.defaultParallelism
         handles = []
+        dumps: Callable[[Any], bytes] = functions_by_value if plan.transformed else pickle.dumps
         if plan.moves:
             tasks = [
-                _pickled([(context.only(move.place.operator), move) for move in chosen])
+                dumps([(context.only(move.place.operator), move) for move in chosen])
                 for chosen in evened(plan.moves, cores)
             ]
             written = spark.sparkContext.accumulator(0)
             write = executor.write_moves(tasks, written)
             results = _numbers(spark, len(tasks)).mapInArrow(write, executor.RESULT_SCHEMA)
-            handles += _collect(results, written, done)
+            handles += _collect(results, written, done, seen)
         if plan.sources:
-            sources = [_pickled(chosen) for chosen in evened(plan.sources, cores)]
-            targets = [_pickled((context.only(place.operator), place)) for place in plan.targets]
+            sources = [dumps(chosen) for chosen in evened(plan.sources, cores)]
+            targets = [
+                dumps((context.only(place.operator), place, plan.is_transformed(place))) for place in plan.targets
+            ]
             read = executor.distribute_sources(sources)
             frames = _numbers(spark, len(sources)).mapInArrow(read, executor.FRAME_SCHEMA)
             # Spark takes the target modulo the number of partitions. A partition's targets wait in
@@ -82,7 +86,7 @@ class SparkEngine:
             shuffled = frames.repartitionById(task_count(len(targets), size, cores), "target")
             written = spark.sparkContext.accumulator(0)
             write = executor.write_targets(targets, written)
-            handles += _collect(shuffled.mapInArrow(write, executor.RESULT_SCHEMA), written, done)
+            handles += _collect(shuffled.mapInArrow(write, executor.RESULT_SCHEMA), written, done, seen)
         return handles
 
 
@@ -103,16 +107,12 @@ def evened(units: Sequence[Work], cores: int) -> list[list[Work]]:
     return groups
 
 
-def _pickled(task: Any) -> bytes:
-    return pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
-
-
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
     """The numbers 0 … count − 1, each in a partition of its own."""
     return spark.range(0, count, 1, numPartitions=count)
 
 
-def _collect(results: DataFrame, written: Any, done: Callable[[int], None]) -> list[Handle]:
+def _collect(results: DataFrame, written: Any, done: Callable[[int], None], seen: Seen) -> list[Handle]:
     """Run the job. ``done`` takes what the accumulator ``written`` says, at the end the truth."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -135,6 +135,10 @@ def _collect(results: DataFrame, written: Any, done: Callable[[int], None]) -> l
     finally:
         ended.set()
         watching.join()
-    handles = [handle for row in rows for handle in Snapshot.from_bytes(bytes(row.snapshot)).handles]
+    handles = []
+    for row in rows:
+        (handle,) = Snapshot.from_bytes(bytes(row.snapshot)).handles
+        seen(Place(handle.operator, handle.state, handle.subtask), row.rows_read)
+        handles.append(handle)
     done(max(0, sum(handle.rows for handle in handles) - reported[0]))
     return handles

@@ -15,7 +15,7 @@ import json
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -38,12 +38,14 @@ FRAME_BYTES: Final = 4 * 2**20
 """A frame is an Arrow IPC record batch of about this size at most."""
 FRAME_SCHEMA: Final = "target int, payload binary"
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-RESULT_SCHEMA: Final = "snapshot binary"
+RESULT_SCHEMA: Final = "snapshot binary, rows_read long"
+_READ: Final = b"rows_read"
+"""In the metadata of a frame's schema: how many rows its source has read in all."""
 _MARK: Final = "stateformat-error:"
 
 
 def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
-    """From rows (id long) to one row (snapshot binary) per move.
+    """From rows (id long) to a row (snapshot binary, rows_read long) for each place of a move.
 
     Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for
     users.
@@ -55,7 +57,11 @@ def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
             # Our own driver pickled it for this job. Nothing from a store is ever unpickled.
             work: list[tuple[WriteContext, Move]] = pickle.loads(tasks[number])  # noqa: S301
             for context, move in work:
-                yield _result(reported(write_move, context, move))
+                read: list[int] = []
+                handles = write_move(context, move, seen=read.append)
+                while (handle := reported(next, handles, None)) is not None:
+                    yield _result(handle, sum(read))
+                    read.clear()
                 written.add(move.rows)
 
     return run
@@ -64,7 +70,8 @@ def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
 def distribute_sources(tasks: Sequence[bytes]) -> Stage:
     """From rows (id long) to frames (target int, payload binary).
 
-    Task *id* is a pickled list of sources.
+    Task *id* is a pickled list of sources. The last frame of a source has no rows: it tells the
+    first target of its state how many were read.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -72,19 +79,22 @@ def distribute_sources(tasks: Sequence[bytes]) -> Stage:
         for number in ids(batches):
             work: list[RehashSource] = pickle.loads(tasks[number])  # noqa: S301
             for source in work:
-                distributed = distribute(source)
+                read: list[int] = []
+                distributed = distribute(source, read.append)
                 while (one := reported(next, distributed, None)) is not None:
                     target, batch = one
                     for part in cut(batch, batch.num_rows, FRAME_BYTES):
-                        yield pa.record_batch([pa.array([target], pa.int32()), _frame(part)], ["target", "payload"])
+                        yield _framed(target, part.drop_columns([KEY_GROUP.name]))
+                said = pa.schema([], metadata={_READ: str(sum(read))})
+                yield _framed(source.first_target, pa.RecordBatch.from_arrays([], schema=said))
 
     return run
 
 
 def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
-    """From frames to one row (snapshot binary) per target that has any.
+    """From frames to one row (snapshot binary, rows_read long) per target that has any.
 
-    Task *target* is (context, place), pickled.
+    Task *target* is (context, place, whether row keys must be compared), pickled.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -98,18 +108,26 @@ def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
                 ):
                     frames.add(target, payloads)
             for target in sorted(frames.sizes):
-                context, place = pickle.loads(tasks[target])  # noqa: S301
-                handle = reported(write_target, context, place, _unframed(frames.read(target)))
-                yield _result(handle)
+                context, place, check_unique = pickle.loads(tasks[target])  # noqa: S301
+                read: list[int] = []
+                rows = _unframed(frames.read(target), read.append)
+                write = partial(write_target, check_unique=check_unique)
+                handle = reported(write, context, place, rows)
+                yield _result(handle, sum(read))
                 written.add(handle.rows)
 
     return run
 
 
-def _unframed(frames: Batches) -> Iterator[pa.RecordBatch]:
+def _unframed(frames: Batches, seen: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
     for batch in frames:
         for payload in batch["payload"]:
-            yield from pa.ipc.open_stream(payload.as_buffer())
+            stream = pa.ipc.open_stream(payload.as_buffer())
+            read = (stream.schema.metadata or {}).get(_READ)
+            if read is None:
+                yield from stream
+            else:
+                seen(int(read))
 
 
 @cache
@@ -129,24 +147,26 @@ def ids(batches: Batches) -> Iterator[int]:
         yield from batch["id"].to_pylist()
 
 
-def _frame(batch: pa.RecordBatch) -> pa.Array:
-    """A batch as one value of the column ``payload``: a compressed Arrow IPC stream.
+def _framed(target: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A frame: a row of the target and a batch as a compressed Arrow IPC stream.
 
     The JVM handles a frame byte by byte, several times, so fewer bytes are worth the compression.
     The key group is left out too: to hash the keys again costs less than to carry it.
     """
     sink = pa.BufferOutputStream()
-    batch = batch.drop_columns([KEY_GROUP.name])
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as stream:
         stream.write_batch(batch)
     payload = sink.getvalue()
     # Made of the buffer itself: megabytes need not be copied into a Python object first.
-    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(struct.pack("ii", 0, payload.size)), payload])
+    bounds = pa.py_buffer(struct.pack("ii", 0, payload.size))
+    made = pa.Array.from_buffers(pa.binary(), 1, [None, bounds, payload])
+    return pa.record_batch([pa.array([target], pa.int32()), made], ["target", "payload"])
 
 
-def _result(handle: Handle) -> pa.RecordBatch:
+def _result(handle: Handle, rows_read: int) -> pa.RecordBatch:
     data = Snapshot(handle.operator, handle.subtask, (handle,)).to_bytes()
-    return pa.record_batch([pa.array([data], pa.binary())], names=["snapshot"])
+    columns = [pa.array([data], pa.binary()), pa.array([rows_read], pa.int64())]
+    return pa.record_batch(columns, names=["snapshot", "rows_read"])
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
