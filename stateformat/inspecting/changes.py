@@ -80,7 +80,7 @@ class StateChanges(ArrowStream):
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the changes in batches of up to ``batch_rows`` rows and 16 MiB."""
         for pair in self.pairs:
-            for step in self._steps(pair):
+            for step in self._steps(pair, 1):
                 with closing(step.changes(self.state.current)) as tables:
                     made = (self._shown(table, pair.checkpoint_id) for table in tables)
                     yield from rebatch(made, self.schema, batch_rows)
@@ -100,7 +100,7 @@ class StateChanges(ArrowStream):
         """
         if parts < 2:
             return [self]
-        steps = [(pair.checkpoint_id, step) for pair in self.pairs for step in self._steps(pair)]
+        steps = [(pair.checkpoint_id, step) for pair in self.pairs for step in self._steps(pair, parts)]
         share = max(1, sum(step.size_bytes for _, step in steps) // parts)
         found: list[list[_Pair]] = [[]]
         held = 0
@@ -108,16 +108,16 @@ class StateChanges(ArrowStream):
             if found[-1] and held >= share and len(found) < parts:
                 found.append([])
                 held = 0
-            found[-1].append(_Pair(None, None, number, (step.detached(),)))
+            found[-1].append(_Pair(None, None, number, (step,)))
             held += step.size_bytes
         return [replace(self, pairs=tuple(pairs)) for pairs in found]
 
-    def _steps(self, pair: _Pair) -> tuple[Step, ...]:
+    def _steps(self, pair: _Pair, parts: int) -> tuple[Step, ...]:
         if pair.steps is not None:
             return pair.steps
         assert pair.old is not None
         assert pair.new is not None
-        return planned(pair.old, pair.new, self.state)
+        return planned(pair.old, pair.new, self.state, parts)
 
     def _shown(self, table: pa.Table, checkpoint_id: int) -> pa.Table:
         schema = self.schema

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ..model import SchemaVersion
-from ..reading import ReadTask
+from ..reading import Keys, Overlay, ReadTask, merge_layers
 from ..schema import KEY_GROUP
-from ..tables import copy_rows
-from .differences import Comparison, differences
+from ..tables import Spill, copy_rows
+from .differences import ByKey, Comparison, differences
 
 CHUNK_BYTES: Final = 16 << 20
 """About so much of both sides together is compared at once."""
@@ -24,7 +24,7 @@ Tables = Generator[pa.Table, None, None]
 
 
 class Step(ABC):
-    """A part of a comparison. Picklable once it is :meth:`detached`."""
+    """A part of a comparison. Picklable."""
 
     size_bytes: int
     """Stored bytes that are read, about."""
@@ -32,10 +32,6 @@ class Step(ABC):
     @abstractmethod
     def changes(self, schema: SchemaVersion) -> Tables:
         """The rows that differ, in this schema of the state, with ``_change``."""
-
-    @abstractmethod
-    def detached(self) -> Step:
-        """The same step with the handles that it needs, and no others."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +69,6 @@ class ByStreams(Step):
                 with closing(compared) as tables:
                     yield from tables
 
-    def detached(self) -> ByStreams:
-        """As of any step."""
-        return replace(self, old=detached(self.old), new=detached(self.new))
-
 
 def _rows(task: ReadTask | None, schema: SchemaVersion) -> Tables:
     if task is not None and task.slices.num_rows:
@@ -84,9 +76,59 @@ def _rows(task: ReadTask | None, schema: SchemaVersion) -> Tables:
             yield pa.Table.from_batches([batch])
 
 
-def detached(task: ReadTask | None) -> ReadTask | None:
-    """The task with those of its handles that its slices name."""
-    return task
+@dataclass(frozen=True)
+class ByLayers(Step):
+    """Key groups that begin with the same layers on both sides, or that are small.
+
+    Only rows that the layers above name, or whose key they clear, can differ: those layers are
+    held, and the common rows pass them. ``common``: the layers that both sides have, maybe none;
+    ``old`` and ``new``: the layers above them on each side.
+    """
+
+    common: ReadTask | None
+    old: ReadTask | None
+    new: ReadTask | None
+    keys: Keys
+    size_bytes: int = 0
+
+    def changes(self, schema: SchemaVersion) -> Tables:
+        """As of any step."""
+        above = [_layers(task, schema) for task in (self.old, self.new)]
+        comparison = ByKey(tuple(self.keys.row_key))
+        if self.common is None:
+            merged = [[self._merged(layers)] if layers else [] for layers in above]
+            yield from differences(merged[0], merged[1], comparison)
+            return
+        named = Overlay([*above[0], *above[1]], self.keys)
+        # A clear may name any number of rows.
+        with Spill[int]() as touched:
+            for table in _rows(self.common, schema):
+                found = named.touches(table)
+                if found.any():
+                    touched.add(0, table.filter(pa.array(found)))
+            before, after = (self._standing(touched, layers) for layers in above)
+            yield from differences(before, after, comparison)
+
+    def _merged(self, layers: Sequence[pa.Table]) -> pa.Table:
+        return merge_layers(layers, self.keys.row_key, self.keys.key_columns, includes_base=True)
+
+    def _standing(self, below: Spill[int], layers: Sequence[pa.Table]) -> Iterator[pa.Table]:
+        """The rows that stand after these layers, of which the lowest is ``below``."""
+        tables = (pa.Table.from_batches([batch]) for batch in below.read(0))
+        if not layers:
+            yield from tables
+            return
+        overlay = Overlay(layers, self.keys)
+        for table in tables:
+            yield table.filter(pa.array(~overlay.touches(table)))
+        yield overlay.upserts
+
+
+def _layers(task: ReadTask | None, schema: SchemaVersion) -> list[pa.Table]:
+    """The layers of a task, lowest first."""
+    if task is None:
+        return []
+    return [pa.Table.from_batches(batches) for _, batches in task.layers(as_schema=schema)]
 
 
 _ALL: Final = 1 << 31

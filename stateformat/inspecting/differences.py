@@ -18,9 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..manifest import Ints
 from ..schema import KEY_GROUP
 from ..segments import one_array, row_key_codes
 from ..tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_rows, take_table
+from .matching import occurrence
 from .values import equal_values, value_buckets, value_codes
 
 CHANGE: Final = pa.field("_change", pa.string(), nullable=False)
@@ -30,8 +32,6 @@ INSERT, DELETE, BEFORE, AFTER = range(4)
 
 _BUCKETS: Final = 64
 _LEVELS_MAX: Final = 4
-
-Ints = npt.NDArray[np.int64]
 
 
 class Comparison(ABC):
@@ -108,8 +108,8 @@ class ByRow(Comparison):
         codes = value_codes(pa.concat_tables([old, new]).columns)
         before, after = codes[: len(old)], codes[len(old) :]
         count = int(codes.max()) + 1
-        gone = np.flatnonzero(_occurrence(before) >= np.bincount(after, minlength=count)[before])
-        fresh = np.flatnonzero(_occurrence(after) >= np.bincount(before, minlength=count)[after])
+        gone = np.flatnonzero(occurrence(before) >= np.bincount(after, minlength=count)[before])
+        fresh = np.flatnonzero(occurrence(after) >= np.bincount(before, minlength=count)[after])
         return _as_changes(take_table(old, gone), take_table(new, fresh))
 
     def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
@@ -179,17 +179,6 @@ def _taken(column: pa.ChunkedArray, rows: Ints) -> pa.Array:
     if len(rows) == len(column) and (rows == np.arange(len(rows))).all():
         return one_array(column)
     return take_rows(column, rows)
-
-
-def _occurrence(codes: Ints) -> Ints:
-    """How many rows before each one have its code."""
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    counts = np.diff(np.append(begins, len(codes)))
-    found = np.empty(len(codes), np.int64)
-    found[order] = np.arange(len(codes)) - np.repeat(begins, counts)
-    return found
 
 
 def _as_changes(old: pa.Table, new: pa.Table) -> pa.Table:

@@ -1,34 +1,64 @@
-"""In which steps the rows of a state in two checkpoints are compared, and what is not read."""
+"""In which steps the rows of a state in two checkpoints are compared, and what is not read.
+
+Theory of operation. A key group that has the same runs on both sides (``matching``) is left out.
+Where both sides begin with the same runs, the rest lies above: those layers say which keys can
+differ. Groups of both kinds are gathered into steps by what has to be held. A group whose layers
+are too large to hold, and a stretch of groups that share nothing, are read as two streams.
+
+Key groups of another number or hash cannot be compared one by one: the keys are put into buckets.
+Neither can rows without keys: the rows that both sides refer to are left out, and the others are
+put into buckets. Of other systems' checkpoints everything is read; they have no digests.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..keys import DEFAULT_KEY_HASH
+from ..manifest import Ints, Mask, integers
 from ..model import Mode, State
-from ..reading import ReadTask
-from .comparing import ByStreams, Step
-from .differences import ByKey, ByRow
+from ..reading import Keys, ReadTask
+from ..schema import segment_schema
+from ..tables import HELD_BYTES
+from .comparing import ByLayers, ByStreams, Step
+from .differences import ByKey, ByRow, Comparison
+from .matching import Runs, common, cut_task, keyed_runs, row_runs, segment_codes, unmatched
 from .subjects import declared_in
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
 
+_ABOVE_BYTES: Final = HELD_BYTES // 2
+"""The layers above of a step take about so much, unless one key group has more."""
 
-def planned(old: Checkpoint, new: Checkpoint, state: State) -> tuple[Step, ...]:
-    """The steps, in order. Reads the manifests."""
+_LAST_GROUP: Final = (1 << 31) - 1
+
+
+def planned(old: Checkpoint, new: Checkpoint, state: State, parts: int) -> tuple[Step, ...]:
+    """The steps, in order: about ``parts`` or more where they can be cut. Reads the manifests."""
     before, after = _task(old, state), _task(new, state)
-    if before is None and after is None:
+    some = after or before
+    if some is None:
         return ()
-    if state.mode is not Mode.KEYED:
-        return (ByStreams(before, after, ByRow(), grouped=False),)
-    grouped = len({_layout(checkpoint, state) for checkpoint in (old, new)} - {None}) == 1
-    return (ByStreams(before, after, ByKey(state.row_key), grouped),)
+    sides = _Sides(before, after, state)
+    codes = segment_codes(sides.handles(before), sides.handles(after))
+    if state.mode is Mode.KEYED and len({_layout(one, state) for one in (old, new)} - {None}) < 2:
+        return tuple(sides.ranges(parts) if codes is None else sides.keyed(codes, parts))
+    return sides.whole() if codes is None or state.mode is Mode.KEYED else sides.by_row(codes)
 
 
 def _task(checkpoint: Checkpoint, state: State) -> ReadTask | None:
     declared = declared_in(checkpoint, state)
-    return None if declared is None else checkpoint.state(declared).task
+    if declared is None:
+        return None
+    task = checkpoint.state(declared).task
+    return task if task.slices.num_rows else None
 
 
 def _layout(checkpoint: Checkpoint, state: State) -> tuple[int | None, str] | None:
@@ -37,3 +67,161 @@ def _layout(checkpoint: Checkpoint, state: State) -> tuple[int | None, str] | No
         return None
     operator = checkpoint.graph.operator(state.operator)
     return operator.max_parallelism, operator.key_hash or DEFAULT_KEY_HASH
+
+
+class _Groups(NamedTuple):
+    """Key groups whose runs differ, ascending."""
+
+    number: Ints
+    above: Ints
+    """Bytes of the layers that are not common, on both sides."""
+    read: Ints
+    """Bytes of all that has to be read."""
+    has_common: Mask
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """What is read of both sides; None where there are no rows."""
+
+    old: ReadTask | None
+    new: ReadTask | None
+    state: State
+
+    def handles(self, task: ReadTask | None) -> pa.Table:
+        """The handles of a side."""
+        some = task or self.new or self.old
+        assert some is not None
+        return some.handles if task is not None else some.handles.slice(0, 0)
+
+    def whole(self) -> tuple[Step, ...]:
+        """All rows of both sides, in buckets."""
+        comparison: Comparison = ByKey(self.state.row_key) if self.state.mode is Mode.KEYED else ByRow()
+        return (_streams(self.old, self.new, comparison, grouped=False),)
+
+    def by_row(self, codes: tuple[Ints, Ints]) -> tuple[Step, ...]:
+        """Rows without a key: those that both sides refer to are left out."""
+        old, new = self.handles(self.old), self.handles(self.new)
+        runs = row_runs(old, codes[0], new, codes[1]), row_runs(new, codes[1], old, codes[0])
+        left = unmatched(*runs)
+        if not (left[0].any() or left[1].any()):
+            return ()
+        if self.state.mode is Mode.PROGRESS:
+            # Its rows are what all subtasks say together.
+            return self.whole()
+        tasks = [_cut(task, one.of(mask)) for task, one, mask in zip((self.old, self.new), runs, left, strict=True)]
+        return (_streams(tasks[0], tasks[1], ByRow(), grouped=False),)
+
+    def keyed(self, codes: tuple[Ints, Ints], parts: int) -> Iterator[Step]:
+        """Rows with a key, by key group."""
+        width = _row_width(segment_schema(self.state))
+        old = keyed_runs(self.handles(self.old), codes[0], width)
+        new = keyed_runs(self.handles(self.new), codes[1], width)
+        shared = common(old, new)
+        groups = _differing(old, new, shared)
+        chosen = np.zeros(int(groups.number.max(initial=0)) + 2, np.bool_)
+        chosen[groups.number] = True
+        for streams, first, last in _stretches(groups, parts):
+            mine, theirs = (_within(runs, first, last, chosen) for runs in (old, new))
+            if streams:
+                tasks = _cut(self.old, old.of(mine)), _cut(self.new, new.of(theirs))
+                yield _streams(tasks[0], tasks[1], ByKey(self.state.row_key), grouped=True)
+                continue
+            common_task = _cut(self.new, new.of(theirs & shared[1]))
+            tasks = _cut(self.old, old.of(mine & ~shared[0])), _cut(self.new, new.of(theirs & ~shared[1]))
+            keys = Keys(self.state.row_key, self.state.key_columns)
+            yield ByLayers(common_task, tasks[0], tasks[1], keys, _stored(common_task, *tasks))
+
+    def ranges(self, parts: int) -> Iterator[Step]:
+        """Rows with a key of another system's checkpoints, in ranges of key groups."""
+        comparison = ByKey(self.state.row_key)
+        some = self.new or self.old
+        assert some is not None
+        slices = some.slices.sort_by("first_group")
+        sizes = np.cumsum(integers(slices["bytes"]))
+        share = max(1, int(sizes[-1]) // max(1, parts))
+        last = np.flatnonzero(np.diff(sizes // share, append=-1))
+        ends = [*integers(slices["last_group"])[last[:-1]].tolist(), _LAST_GROUP]
+        first = 0
+        for end in ends:
+            tasks = _clipped(self.old, first, end), _clipped(self.new, first, end)
+            first = end + 1
+            yield _streams(tasks[0], tasks[1], comparison, grouped=True)
+
+
+def _streams(old: ReadTask | None, new: ReadTask | None, comparison: Comparison, *, grouped: bool) -> Step:
+    return ByStreams(old, new, comparison, grouped, _stored(old, new))
+
+
+def _stored(*tasks: ReadTask | None) -> int:
+    return sum(pc.sum(task.slices["bytes"]).as_py() or 0 for task in tasks if task is not None)
+
+
+def _cut(task: ReadTask | None, runs: Runs) -> ReadTask | None:
+    return None if task is None or not len(runs.start) else cut_task(task, runs)
+
+
+def _clipped(task: ReadTask | None, first: int, last: int) -> ReadTask | None:
+    """The slices of these key groups; how many rows they have is not known where they are cut."""
+    if task is None:
+        return None
+    low, high = integers(task.slices["first_group"]), integers(task.slices["last_group"])
+    inside = (low <= last) & (high >= first)
+    cut = (low < first) | (high > last)
+    columns = dict(zip(task.slices.column_names, task.slices.columns, strict=True))
+    columns["rows"] = pa.array(np.where(cut, -1, integers(task.slices["rows"])))
+    columns["first_group"] = pa.array(np.maximum(low, first).astype(np.int32))
+    columns["last_group"] = pa.array(np.minimum(high, last).astype(np.int32))
+    slices = pa.table(columns, schema=task.slices.schema).filter(pa.array(inside))
+    return replace(task, slices=slices) if slices.num_rows else None
+
+
+def _within(runs: Runs, first: int, last: int, chosen: Mask) -> Mask:
+    """The runs of the chosen key groups first … last."""
+    mask = np.zeros(len(runs.group), np.bool_)
+    low, high = np.searchsorted(runs.group, [first, last + 1])
+    mask[low:high] = chosen[runs.group[low:high]]
+    return mask
+
+
+def _differing(old: Runs, new: Runs, shared: tuple[Mask, Mask]) -> _Groups:
+    """The key groups whose runs differ."""
+    count = 1 + int(max(old.group.max(initial=-1), new.group.max(initial=-1)))
+
+    def total(runs: Runs, mask: Mask) -> Ints:
+        found: Ints = np.bincount(runs.group[mask], runs.size_bytes[mask], minlength=count).astype(np.int64)
+        return found
+
+    above = total(old, ~shared[0]) + total(new, ~shared[1])
+    below = total(new, shared[1])
+    number = np.flatnonzero(above)
+    return _Groups(number, above[number], (above + below)[number], below[number] > 0)
+
+
+def _stretches(groups: _Groups, parts: int) -> Iterator[tuple[bool, int, int]]:
+    """Consecutive groups that are compared together: whether as streams, the first and the last."""
+    streams = _as_streams(groups)
+    limit = max(1, int(groups.read.sum()) // parts) if parts > 1 else 1 << 62
+    numbers, above, read = (column.tolist() for column in (groups.number, groups.above, groups.read))
+    start = held = size_bytes = 0
+    for at in range(len(numbers)):
+        ends = streams[at] != streams[start] or size_bytes + read[at] > limit
+        if at > start and (ends or (not streams[at] and held + above[at] > _ABOVE_BYTES)):
+            yield streams[start], numbers[start], numbers[at - 1]
+            start, held, size_bytes = at, 0, 0
+        held, size_bytes = held + above[at], size_bytes + read[at]
+    if numbers:
+        yield streams[start], numbers[start], numbers[-1]
+
+
+def _as_streams(groups: _Groups) -> list[bool]:
+    """Which groups are too large to hold, or stand in a stretch of much that shares nothing."""
+    alone = ~groups.has_common
+    stretch = np.cumsum(np.diff(alone, prepend=False))
+    sizes = np.bincount(stretch, groups.above)
+    found: list[bool] = ((groups.above > HELD_BYTES) | (alone & (sizes[stretch] > HELD_BYTES))).tolist()
+    return found
+
+
+def _row_width(schema: pa.Schema) -> int:
+    return sum(item.type.bit_width // 8 if pa.types.is_primitive(item.type) else 16 for item in schema)

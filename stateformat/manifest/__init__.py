@@ -8,7 +8,20 @@ for tables of handles that the planner, the readers and the validator use too.
 from __future__ import annotations
 
 from .codec import decode_manifest, encode_manifest, manifest_ref, read_manifest, verify_manifest
-from .columns import BATCH_ROWS, Ints, Mask, before, integers, runs, spread, state_runs, take_rows, texts
+from .columns import (
+    BATCH_ROWS,
+    Ints,
+    Mask,
+    before,
+    integers,
+    lists,
+    one_chunk,
+    runs,
+    spread,
+    state_runs,
+    take_rows,
+    texts,
+)
 from .rules import handle_faults, unusable
 from .segment_rules import (
     HandleRows,
@@ -42,7 +55,9 @@ __all__ = [
     "handle_rows",
     "handles_table",
     "integers",
+    "lists",
     "manifest_ref",
+    "one_chunk",
     "place_on_top",
     "read_manifest",
     "row_group_faults",

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint as Checkpoint, whole_slices as whole_slices
     from .key_values import key_table as key_table, keys_from_json as keys_from_json
     from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
-    from .merge import evolve_table as evolve_table, rekey as rekey
+    from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
+    from .overlay import Keys as Keys, Overlay as Overlay
     from .rows import StateRows as StateRows
     from .task import ReadTask as ReadTask
 else:
@@ -28,7 +29,8 @@ else:
             ".checkpoint": "Checkpoint whole_slices",
             ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",
-            ".merge": "evolve_table rekey",
+            ".merge": "evolve_table merge_layers rekey",
+            ".overlay": "Keys Overlay",
             ".rows": "StateRows",
             ".task": "ReadTask",
         },

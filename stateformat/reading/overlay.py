@@ -56,6 +56,11 @@ class Overlay:
         rows = piece()
         if OP.name in rows.column_names:
             rows = rows.filter(pc.equal(rows[OP.name], UPSERT)).drop_columns([OP.name])
+        gone = self.touches(rows)
+        return rows.filter(pa.array(~gone)) if gone.any() else rows
+
+    def touches(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Tell which rows have a row key that the layers name, or a key that they clear."""
         gone = np.zeros(len(rows), np.bool_)
         for named, marks, names in (
             (self._named, self._is_named, self._keys.row_key),
@@ -64,7 +69,7 @@ class Overlay:
             if len(named):
                 suspects = np.flatnonzero(marks.may_have(rows))
                 gone[suspects[_stand_in(rows.select(list(names)).take(pa.array(suspects)), named)]] = True
-        return rows.filter(pa.array(~gone)) if gone.any() else rows
+        return gone
 
 
 def _stand_in(keys: pa.Table, named: pa.Table) -> npt.NDArray[np.bool_]:
