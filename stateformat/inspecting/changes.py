@@ -93,6 +93,11 @@ class StateChanges(ArrowStream):
         """
         return replace(self, columns=chosen_columns(self.state, list(_columns(self.state)), columns))
 
+    @property
+    def stored_bytes(self) -> int:
+        """About how much is read, as it is stored. Reads the manifests."""
+        return sum(step.size_bytes for pair in self.pairs for step in self._steps(pair))
+
     def split(self, parts: int) -> list[StateChanges]:
         """Return the same changes in up to ``parts`` parts that read about the same.
 

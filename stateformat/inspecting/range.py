@@ -84,6 +84,12 @@ class StateRange(ArrowStream):
         """
         return replace(self, columns=chosen_columns(self.state, list(_columns(self.state)), columns))
 
+    @property
+    def stored_bytes(self) -> int:
+        """About how much is read, as it is stored. Reads the manifests."""
+        rows = (source.opened(self.state) for source in self.sources)
+        return sum(pc.sum(one.task.slices["bytes"]).as_py() or 0 for one in rows)
+
     def split(self, parts: int) -> list[StateRange]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.
 

@@ -12,8 +12,9 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
 from stateformat.backends.spark import register_data_source
+from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
-from tests.data_world import NAMES, data_store, expected, same_rows
+from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
 from tests.stores import counts_job
 
 pytestmark = pytest.mark.spark
@@ -148,6 +149,18 @@ REFUSED = {
     "every alone": ({"every": "true"}, "every is given without changes_from"),
     "every what": ({"every": "yes", "changes_from": 1}, "the option every is 'yes'; it is true or false"),
     "columns": ({"columns": "["}, "no array of JSON"),
+    "all and key": ({"checkpoint": "all", "key": "1"}, "a key is looked up in one checkpoint"),
+    "table": (
+        {"operator": None, "state": None, "table": "state"},
+        "the option table is 'state'; did you mean 'states'",
+    ),
+    "table's column": (
+        {"operator": None, "state": None, "table": "states", "columns": "mode,mode"},
+        "the table 'states' of metadata: column 'mode' is named twice",
+    ),
+    "changes backwards": ({"changes_from": 5, "changes_to": 3}, "from checkpoint 5 to 3, which is older"),
+    "changes of nothing": ({"state": "spend", "changes_from": 1}, "'spend'"),
+    "changes from nowhere": ({"changes_from": 1, "changes_to": 70}, "no checkpoint 70"),
 }
 
 
@@ -171,6 +184,38 @@ def test_an_address_that_leads_nowhere_is_told_in_a_sentence(session: Any, store
     }
     for words, call in cases.items():
         assert words in sentence(call)
+
+
+@pytest.mark.parametrize("state", ["spent", "recent", "refunds"])
+def test_changes_between_two_checkpoints_or_over_each(state: str, session: Any, store: str) -> None:
+    whole = table(read(session, store, "totals", state, changes_from=1, partitions=3))
+    assert same_rows(whole, pa.Table.from_pylist(expected_changes("totals", state, 1, 6), whole.schema))
+    every = table(read(session, store, "totals", state, changes_from=4, changes_to=6, every="true"))
+    wanted = [*expected_changes("totals", state, 4, 5), *expected_changes("totals", state, 5, 6)]
+    assert same_rows(every, pa.Table.from_pylist(wanted, whole.schema))
+    some = read(session, store, "totals", state, changes_from=5, columns="_change,_checkpoint_id")
+    assert some.columns == ["_change", "_checkpoint_id"]
+    assert some.count() == len(expected_changes("totals", state, 5, 6))
+
+
+def test_a_state_in_all_checkpoints(session: Any, store: str) -> None:
+    found = table(read(session, store, "totals", "spent", checkpoint="ALL", partitions=4))
+    wanted = [
+        {"_checkpoint_id": at, **row}
+        for at in range(1, 7)
+        for row in expected("totals", "spent", at, columns_of=6).to_pylist()
+    ]
+    assert same_rows(found, pa.Table.from_pylist(wanted, found.schema))
+
+
+@pytest.mark.parametrize("name", METADATA_TABLES)
+def test_metadata_as_tables_of_the_history_or_of_one_checkpoint(name: str, session: Any, store: str) -> None:
+    wanted = metadata_table(open_store(store), name)
+    found = read(session, store, table=name, partitions=2)
+    assert [(field.name, field.nullable) for field in found.schema] == [(f.name, f.nullable) for f in wanted.schema]
+    assert same_rows(table(found), wanted)
+    one = read(session, f"{store}@5", table=name, columns="checkpoint_id")
+    assert one.distinct().collect() == [(5,)]
 
 
 def test_a_given_schema_chooses_columns_and_casts_nothing(session: Any, store: str) -> None:

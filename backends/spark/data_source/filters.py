@@ -17,13 +17,15 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, IsNull
 from stateformat.errors import InvalidInput
 from stateformat.reading import StateRows
 
+from .streams import Readable
+
 KEYS_MAX: Final = 10_000
 """More keys than this are not looked for: reading everything costs less."""
 
 
-def with_keys_of(rows: StateRows, filters: Sequence[Filter]) -> StateRows:
+def with_keys_of(rows: Readable, filters: Sequence[Filter]) -> Readable:
     """Return only the rows with keys that the filters, all of them true, allow; or all rows."""
-    if rows.keys is not None:
+    if not isinstance(rows, StateRows) or rows.keys is not None:
         return rows
     types = {field.name: field.type for field in rows.task.schema}
     allowed = [_values(name, filters) for name in rows.state.key_columns if not pa.types.is_struct(types[name])]

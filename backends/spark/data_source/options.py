@@ -23,6 +23,8 @@ OPTIONS: Final = (
     *("partitions", "allow_outside", *_STORAGE),
 )
 """The options of a read, beside ``option.KEY``."""
+ALL: Final = "all"
+"""``checkpoint`` of a read of all checkpoints of the history."""
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -32,6 +34,8 @@ class ReadOptions:
 
     url: str
     checkpoint: int | None = None
+    """By default the newest."""
+    all_checkpoints: bool = False
     operator: str | None = None
     state: str | None = None
     columns: tuple[str, ...] | None = None
@@ -76,10 +80,11 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
                 f"the address ends in @{checkpoint} and the option checkpoint is {rest['checkpoint']!r}; give one of "
                 "them"
             )
-        checkpoint = _id(rest, "checkpoint")
+        checkpoint = None if rest["checkpoint"].strip().lower() == ALL else _id(rest, "checkpoint", f", or {ALL}")
     options = ReadOptions(
         url,
         checkpoint,
+        all_checkpoints=rest.get("checkpoint", "").strip().lower() == ALL,
         operator=rest.get("operator"),
         state=rest.get("state"),
         columns=_columns(rest.get("columns")),
@@ -114,10 +119,12 @@ def _address(rest: dict[str, str]) -> tuple[str, int | None]:
     return url, checkpoint
 
 
-def _id(rest: Mapping[str, str], name: str) -> int:
+def _id(rest: Mapping[str, str], name: str, other: str = "") -> int:
     digits = rest[name].strip()
     if not (digits.isascii() and digits.isdigit() and is_id(digits)):
-        raise InvalidInput(f"the option {name} is {rest[name]!r}, no id of a checkpoint; ids go from 1 to 2^53 - 1")
+        raise InvalidInput(
+            f"the option {name} is {rest[name]!r}, no id of a checkpoint; give one from 1 to 2^53 - 1{other}"
+        )
     return int(digits)
 
 
@@ -163,15 +170,16 @@ def _changes(rest: Mapping[str, str]) -> tuple[int, int | None] | None:
 
 def _check_together(options: ReadOptions, rest: Mapping[str, str]) -> None:
     """Raise ``InvalidInput`` for options that ask for two things, or for none."""
+    asked = {*rest, *(("checkpoint",) if options.checkpoint is not None else ())}
     for one, others in {
         "table": ("operator", "state", "key", "changes_from"),
         "changes_from": ("checkpoint", "key"),
     }.items():
-        other = next((name for name in others if name in rest), None)
-        if one == "changes_from" and one in rest and options.checkpoint is not None:
-            other = "checkpoint"
+        other = next((name for name in others if name in asked), None)
         if one in rest and other is not None:
             raise InvalidInput(f"the options {one} and {other} are given, which ask for two things; leave one out")
+    if options.all_checkpoints and options.key is not None:
+        raise InvalidInput("a key is looked up in one checkpoint, and the option checkpoint is all; leave one out")
     if options.table is None:
         missing = next((name for name in ("operator", "state") if name not in rest), None)
         if missing is not None:
