@@ -96,7 +96,7 @@ class StateChanges(ArrowStream):
     @property
     def stored_bytes(self) -> int:
         """About how much is read, as it is stored. Reads the manifests."""
-        return sum(step.size_bytes for pair in self.pairs for step in self._steps(pair))
+        return sum(step.size_bytes for pair in self.pairs for step in self._steps(pair, 1))
 
     def split(self, parts: int) -> list[StateChanges]:
         """Return the same changes in up to ``parts`` parts that read about the same.
