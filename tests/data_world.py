@@ -351,7 +351,14 @@ def same_rows(found: pa.Table | Iterable[Mapping[str, Any]], wanted: pa.Table | 
 
 def _counted(rows: pa.Table | Iterable[Mapping[str, Any]]) -> Counter[str]:
     listed = rows.to_pylist() if isinstance(rows, pa.Table) else rows
-    return Counter(repr(sorted(row.items())) for row in listed)
+    return Counter(repr(sorted((name, _plain(value)) for name, value in row.items())) for row in listed)
+
+
+def _plain(value: Any) -> Any:
+    """A value whose ``repr`` is that of every equal value."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC)
+    return value.normalize() if isinstance(value, Decimal) else value
 
 
 def _graph(parallelism: int) -> JobGraph:
