@@ -1,6 +1,8 @@
 """SQL over state, by DuckDB (``pip install 'stateformat[sql]'``), which can read and nothing else.
 
-Read ``connection`` (what is locked), then ``where`` (a condition over the rows of any stream).
+Read ``connection`` (what is locked), ``statement`` (what may be asked), ``relations`` (what it is
+asked of), ``scanning`` (how DuckDB reads it), ``answer``. ``where`` is a condition over the rows of
+any stream.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
+    from .answer import Answer as Answer, query as query
     from .where import where_rows as where_rows
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__, {".where": "where_rows"})
+    __getattr__, __dir__, __all__ = lazy(__name__, {".answer": "Answer query", ".where": "where_rows"})

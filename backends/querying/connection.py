@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +42,7 @@ def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> I
 
     Files, network, extensions and Python variables are out of its reach, and no statement can
     change that. What memory does not hold it sets aside in a directory of its own in ``TMPDIR``,
-    which is gone at the end. Rows keep the order of what they come from.
+    which is gone at the end. Rows keep the order of what they come from. Times are shown in UTC.
 
     Args:
         threads: how many it may use; None: as many as there are cores.
@@ -59,6 +59,7 @@ def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> I
         connection: DuckDBPyConnection = duckdb.connect(":memory:", config=settings)
         try:
             connection.execute("set preserve_insertion_order = true")
+            connection.execute("set timezone = 'UTC'")
             # Not before: the directory for what memory does not hold would not be let in.
             connection.execute("set enable_external_access = false")
             connection.execute("set lock_configuration = true")
@@ -82,19 +83,19 @@ def folded(name: str) -> str:
     return name.translate(_FOLD)
 
 
-def told_apart(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
+def told_apart(names: Sequence[str], taken: Sequence[str] = (), *, fold: Callable[[str], str] = folded) -> list[str]:
     """Names that differ for DuckDB: of those that differ in case, all but the first get _2, _3.
 
-    ``taken`` are names that none of them may have.
+    ``taken`` are names that none of them may have. ``fold``: what is compared of a name.
     """
-    given = {folded(name) for name in names} | {folded(name) for name in taken}
-    used = {folded(name) for name in taken}
+    given = {fold(name) for name in names} | {fold(name) for name in taken}
+    used = {fold(name) for name in taken}
     found = []
     for name in names:
         chosen, number = name, 2
-        while folded(chosen) in used or (chosen is not name and folded(chosen) in given):
+        while fold(chosen) in used or (number > 2 and fold(chosen) in given):
             chosen, number = f"{name}_{number}", number + 1
-        used.add(folded(chosen))
+        used.add(fold(chosen))
         found.append(chosen)
     return found
 

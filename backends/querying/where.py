@@ -14,6 +14,7 @@ from stateformat.model import known_names
 from stateformat.tables import ArrowStream
 
 from .connection import duckdb_module, first_line, folded, locked, told_apart
+from .statement import nodes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -89,7 +90,7 @@ def _checked(schema: pa.Schema, condition: str) -> tuple[int, ...]:
     names = told_apart(schema.names)
     with locked(threads=1, memory_bytes=_MEMORY_BYTES) as connection:
         tree = _expression(connection, condition)
-        parts = [node for node in _nodes(tree) if "class" in node]
+        parts = [node for node in nodes(tree) if "class" in node]
         if any(node["class"] == "SUBQUERY" for node in parts):
             raise _refusal(condition, "it has a subquery, and a condition looks at one row")
         if any(node["class"] == "PARAMETER" for node in parts):
@@ -150,18 +151,6 @@ def _parsed(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
     rows = connection.execute("select json_serialize_sql(?::varchar)", [f"{_BEFORE}{text}\n))"]).fetchall()
     found: dict[str, Any] = json.loads(rows[0][0])
     return found
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a tree of JSON."""
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            yield node
-            pending.extend(node.values())
-        elif isinstance(node, list):
-            pending.extend(node)
 
 
 def _refusal(condition: str, what: str, kind: ErrorKind = ErrorKind.INVALID_ARGUMENT) -> InvalidInput:

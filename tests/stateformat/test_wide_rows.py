@@ -21,7 +21,8 @@ from stateformat.reading import rekey
 from stateformat.segments import external_sort as sorting, write as segment
 from stateformat.states import declare
 from stateformat.tables import pieces, spill
-from stateformat.tools.ckpt.commands import export
+from stateformat.tools.ckpt.commands.export import rows_schema
+from stateformat.tools.ckpt.files import write_rows
 from tests.segments import CountingStorage, operator, place, read, write
 
 BLOBS = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.string()})
@@ -88,7 +89,7 @@ def test_wide_rows_become_text_a_few_megabytes_at_a_time(file_format: str) -> No
             return super().write(data)
 
     file = Seen()
-    assert export._write(file, file_format, state, iter([batch])) == 16
+    assert write_rows(file, file_format, rows_schema(state), iter([batch])) == 16
     assert max(sizes) < 10 << 20
     lines = file.getvalue().splitlines()[-16:]
     assert [line.count(f"{row:02x}".encode() * (1 << 20)) for row, line in enumerate(lines)] == [1] * 16

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import secrets
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..files import check_target, format_of, new_file, write_rows
 from ..options import Address, Session, command
-from ..output import Document, on_standard_output
+from ..output import Document
 from ..text import Look, label, render
 
 if TYPE_CHECKING:
@@ -23,14 +20,6 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint, ReadTask
 
 SAVEPOINT: Final = "flink-savepoint"
-SUFFIXES: Final = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
-_TEXT_BYTES: Final = 4 << 20
-"""Bytes of rows that become text at once; the text takes several times as much memory."""
 
 
 @command("export", foreign=True)
@@ -79,9 +68,9 @@ def export(
     if operator is None or state is None:
         missing = "--operator" if operator is None else "--state"
         raise click.UsageError(f"Missing option '{missing}'; a file holds one state of one operator")
-    chosen = _format_of(target, file_format)
+    chosen = format_of(target, file_format)
     if target != "-":
-        _check_target(Path(target), force=force)
+        check_target(Path(target), force=force)
     store, checkpoint = session.checkpoint(address)
     _check_outside(target, checkpoint)
     uid = checkpoint.operator_uid(operator)
@@ -89,8 +78,8 @@ def export(
     task = _read_task(checkpoint, declared, subtask)
     effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
     session.changes(effect)
-    with session.output.progress(f"Exporting {state}", unit="rows") as step, _target(target) as file:
-        rows = _write(file, chosen, declared, _counted(task, step))
+    with session.output.progress(f"Exporting {state}", unit="rows") as step, new_file(target) as file:
+        rows = write_rows(file, chosen, rows_schema(declared), _counted(task, step))
         length = file.tell() if target != "-" else 0
     if target == "-":
         session.output.note(f"{render.plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
@@ -109,6 +98,15 @@ def export(
     session.output.show(document, draw)
 
 
+def rows_schema(state: State) -> pa.Schema:
+    """The columns of a state in a file, without metadata."""
+    import pyarrow as pa
+
+    from stateformat.schema import KEY_GROUP, segment_schema
+
+    return pa.schema([item.remove_metadata() for item in segment_schema(state) if item.name != KEY_GROUP.name])
+
+
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was written where."""
     owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
@@ -120,20 +118,6 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         ("size", look.dotted(render.plural(document["rows"], "row"), length)),
     ]
     return render.page_head(f"Exported from checkpoint {document['checkpoint_id']}", facts, look)
-
-
-def _format_of(target: str, given: str | None) -> str:
-    if target == "-" and given == "parquet":
-        raise click.UsageError("Parquet cannot be written to standard output; give --to a file, or --as csv or jsonl")
-    if given is not None:
-        return given
-    if target == "-":
-        raise click.UsageError("--to - is standard output, whose format no name tells; add --as csv or --as jsonl")
-    suffix = SUFFIXES.get(Path(target).suffix.lower())
-    if suffix is None:
-        known = ", ".join(SUFFIXES)
-        raise click.UsageError(f"{target!r} does not say its format; end it with one of {known}, or add --as")
-    return suffix
 
 
 def _read_task(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadTask:
@@ -166,18 +150,6 @@ def _counted(task: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
     step(done, done if total is None else total)
 
 
-def _check_target(target: Path, *, force: bool) -> None:
-    """Refuses, before anything is read, a target that cannot be replaced by a file."""
-    if target.is_dir():
-        raise click.UsageError(f"{target} is a directory; name a file in it")
-    if target.exists() and not target.is_file():
-        raise click.UsageError(f"{target} is no plain file; write to standard output with --to -")
-    if target.exists() and not force:
-        raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
-
-
 def _check_outside(target: str, checkpoint: Checkpoint) -> None:
     """Refuses a file in the folder of another system, where nothing is ever written."""
     from stateformat.errors import ErrorKind, InvalidInput
@@ -189,60 +161,6 @@ def _check_outside(target: str, checkpoint: Checkpoint) -> None:
             f"{target} lies in {folder}, which is {checkpoint.system} and stays as it is; give a file elsewhere",
             kind=ErrorKind.INVALID_URL,
         )
-
-
-@contextmanager
-def _target(path: str) -> Iterator[BinaryIO]:
-    """Standard output, or a hidden file that takes the target's name when it is whole."""
-    if path == "-":
-        with on_standard_output():
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-        return
-    final = Path(path)
-    draft = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        try:
-            file = draft.open("xb")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
-        with file:
-            yield file
-        draft.replace(final)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _write(file: BinaryIO, file_format: str, state: State, batches: Iterator[pa.RecordBatch]) -> int:
-    """Write all batches as they come. Returns the number of rows."""
-    import pyarrow as pa
-    from pyarrow import csv, parquet as pq
-
-    from stateformat.schema import segment_schema
-    from stateformat.tables import cut
-
-    from ..rows import flat, json_lines
-
-    schema = pa.schema([item.remove_metadata() for item in segment_schema(state) if item.name != "_key_group"])
-    plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
-    pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, _TEXT_BYTES))
-    rows = 0
-    if file_format == "jsonl":
-        for batch in pieces:
-            file.write(memoryview(json_lines(batch)))
-            rows += batch.num_rows
-    elif file_format == "csv":
-        empty = flat(pa.RecordBatch.from_pylist([], schema=schema))
-        with csv.CSVWriter(file, empty.schema) as writer:
-            for batch in pieces:
-                writer.write_batch(flat(batch))
-                rows += batch.num_rows
-    else:
-        with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
-            for batch in plain:
-                parquet.write_batch(batch)
-                rows += batch.num_rows
-    return rows
 
 
 def _export_savepoint(session: Session, address: Address, target: str) -> None:

@@ -1,0 +1,261 @@
+"""A query over the state of a store, and its answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from queue import Empty, Queue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.model import CheckpointId
+from stateformat.store import CheckpointStore
+from stateformat.tables import ArrowStream
+
+from .connection import MEMORY_BYTES, duckdb_module, first_line, locked, quoted, told_apart
+from .relations import Relation, Relations
+from .scanning import Scans, Stopped, register
+from .statement import Statement, parse, query_error
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+BATCH_ROWS: Final = 2048
+"""Rows of a batch of an answer: they may be of 100 kB each."""
+WAIT_SECONDS: Final = 0.2
+_EXPLAINED: Final = pa.schema([("explain_key", pa.string()), ("explain_value", pa.string())])
+_AS_TEXT: Final = re.compile(
+    r"\b(BIGNUM|BIT|GEOMETRY|INTERVAL|TIME WITH TIME ZONE|TIME_NS|UHUGEINT|UNION|UUID|VARIANT|VARINT)\b"
+)
+"""Types of DuckDB that Arrow, or what we write, does not have."""
+
+
+def query(
+    store: CheckpointStore, sql: str, *, checkpoint_id: int | None = None, all_checkpoints: bool = False
+) -> Answer:
+    """Return the answer to a query over the states of a checkpoint, by default the newest.
+
+    A state is ``operator.state``, by the uid of the operator, or by its name where only one has it;
+    ``checkpoints``, ``operators``, ``states`` and ``handles`` are about all checkpoints.
+
+    Args:
+        store: where the checkpoints are.
+        sql: one statement of DuckDB's SQL that reads: SELECT, WITH, FROM, VALUES, DESCRIBE,
+            SUMMARIZE, SHOW TABLES, EXPLAIN.
+        checkpoint_id: the checkpoint.
+        all_checkpoints: every state has the rows of all checkpoints, with ``_checkpoint_id``.
+
+    Reads the record, and binds the query; data is read by scanning the answer. Raises
+    ``InvalidInput`` for what is no such statement, names what there is not, or where DuckDB is not
+    installed; and as ``CheckpointStore.open``.
+    """
+    if all_checkpoints:
+        return Answer.to(Relations.of_history(store), sql)
+    checkpoint = store.open(None if checkpoint_id is None else CheckpointId(checkpoint_id))
+    return Answer.to(Relations.of_checkpoint(store, checkpoint), sql)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One execution: DuckDB's relation, not yet run, and the scans that it will make."""
+
+    connection: DuckDBPyConnection
+    relation: DuckDBPyRelation
+    scans: Scans
+
+
+@dataclass(frozen=True)
+class Answer(ArrowStream):
+    """What a query answers. Each scan runs it anew, in bounded memory.
+
+    Scanning raises ``InvalidInput`` for what shows only then (a cast that fails), ``StorageError``
+    where rows cannot be set aside, and what reading the states raises.
+    """
+
+    relations: Relations
+    statement: Statement
+    used: tuple[tuple[Relation, str | None], ...]
+    columns: pa.Schema
+    notes: tuple[str, ...]
+    """What must be known of names: sentences."""
+    on_rows: Callable[[int], None] | None = field(default=None, compare=False)
+    """Called now and then with the number of rows that were read of states."""
+
+    @classmethod
+    def to(cls, relations: Relations, sql: str) -> Answer:
+        """Return the answer to a query; :func:`query` says what is raised."""
+        with locked() as connection:
+            statement = parse(connection, sql)
+            used = {str(table): (relations.find(table), relations.alias_of(table)) for table in statement.tables}
+            chosen = list(used.values())
+            if statement.sees_catalog:
+                chosen = [*((one, None) for one in relations.all), *chosen]
+            notes = [*relations.notes, *(note for one in dict.fromkeys(one for one, _ in chosen) for note in one.notes)]
+            answer = cls(relations, statement, tuple(chosen), pa.schema([]), tuple(notes))
+            return cls(relations, statement, tuple(chosen), answer._bound(connection), tuple(notes))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch. Reads nothing."""
+        return self.columns
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Run the query, and stream its rows."""
+        if self.statement.lists_tables:
+            yield from self.relations.listing().to_batches()
+            return
+        with locked() as connection:
+            run = self._prepared(connection)
+            if self.statement.explain:
+                relation = connection.sql(f"{self.statement.explain}\n{self.statement.text}")
+                run = replace(run, relation=relation)
+            try:
+                yield from self._streamed(run)
+            except duckdb_module().Error as error:
+                raise _scan_error(error, run.scans, self.statement.text) from None
+
+    def _bound(self, connection: DuckDBPyConnection) -> pa.Schema:
+        """The columns of the answer."""
+        if self.statement.lists_tables:
+            return self.relations.listing().schema
+        try:
+            relation = self._prepared(connection).relation
+            # DuckDB plans no scan for what is limited to no rows.
+            schema = relation.limit(0).to_arrow_table().schema
+        except duckdb_module().Error as error:
+            raise self._placed(connection, error) from None
+        if self.statement.explain:
+            return _EXPLAINED
+        names = told_apart(list(relation.columns), fold=str)
+        return pa.schema([pa.field(name, _plain(one.type)) for name, one in zip(names, schema, strict=True)])
+
+    def _placed(self, connection: DuckDBPyConnection, error: Exception) -> InvalidInput:
+        """What is wrong with the query, and where, which DuckDB's relations do not say."""
+        text = self.statement.text
+        try:
+            connection.execute(f"explain\n{text}").fetchall()
+        except duckdb_module().Error as again:
+            return query_error(again, text, lines_before=1)
+        return query_error(error, text)
+
+    def _prepared(self, connection: DuckDBPyConnection) -> _Run:
+        """The query, bound; of an EXPLAIN, what is explained."""
+        scans = Scans()
+        for relation, schema in self.used:
+            register(connection, relation, scans, schema)
+        relation = connection.sql(self.statement.text)
+        types = [re.sub(r'"[^"]*"', "", str(kind)) for kind in relation.types]
+        if any(map(_AS_TEXT.search, types)):
+            names = told_apart(list(relation.columns), fold=str)
+            shown = [
+                f"#{i}::varchar as {quoted(name)}" if _AS_TEXT.search(kind) else f"#{i} as {quoted(name)}"
+                for i, (name, kind) in enumerate(zip(names, types, strict=True), 1)
+            ]
+            relation = relation.project(", ".join(shown))
+        return _Run(connection, relation, scans)
+
+    def _streamed(self, run: _Run) -> Iterator[pa.RecordBatch]:
+        """The rows, pulled by a thread of its own: this one hears Ctrl-C, and ends the query."""
+        results: Queue[pa.RecordBatch | BaseException | None] = Queue(2)
+        worker = Thread(target=_pull, args=(run, results), name="stateformat-sql", daemon=True)
+        worker.start()
+        try:
+            while True:
+                try:
+                    found = results.get(timeout=WAIT_SECONDS)
+                except Empty:
+                    found = pa.RecordBatch.from_pylist([], self.columns)
+                if self.on_rows is not None:
+                    self.on_rows(run.scans.rows)
+                if found is None:
+                    return
+                if isinstance(found, BaseException):
+                    raise found
+                if found.num_rows:
+                    yield _as_plain(found, self.columns)
+        finally:
+            run.scans.stopped = True
+            if worker.is_alive():
+                run.connection.interrupt()
+            while worker.is_alive():
+                _emptied(results)
+                worker.join(0.01)
+
+
+def _pull(run: _Run, results: Queue[Any]) -> None:
+    """Run a query; put its batches into a queue, and at last None or the error."""
+    end: BaseException | None = None
+    try:
+        relation = run.relation
+        # DuckDB 1.4 renamed the method.
+        reader = (
+            relation.to_arrow_reader(BATCH_ROWS)
+            if hasattr(relation, "to_arrow_reader")
+            else relation.fetch_arrow_reader(BATCH_ROWS)
+        )
+        for batch in reader:
+            if run.scans.stopped:
+                break
+            results.put(batch)
+    except Exception as error:
+        end = error
+    results.put(end)
+
+
+def _emptied(results: Queue[Any]) -> None:
+    """Make room, so that who fills the queue can end."""
+    try:
+        while True:
+            results.get_nowait()
+    except Empty:
+        return
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of a column of an answer: one that states have too, or a time."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _plain(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field("element", _plain(kind.value_type)))
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz else kind
+
+
+def _as_plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type.equals(one.type) else column.cast(one.type)
+        for column, one in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _scan_error(error: Exception, scans: Scans, text: str) -> Exception:
+    """What went wrong in a run: what reading a state raised, or what DuckDB says."""
+    duckdb = duckdb_module()
+    for known in scans.errors:
+        if isinstance(known, CheckpointError | OSError):
+            return known
+        if not isinstance(known, Stopped | GeneratorExit):
+            return known if isinstance(known, Exception) else error
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return InvalidInput(
+            f"the query needs more than the {MEMORY_BYTES >> 20} MiB of memory that it gets: {first_line(error)}. Let "
+            "it keep fewer rows at once, or write the states with `ckpt export`",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        )
+    if isinstance(error, duckdb.IOException):
+        return StorageError(
+            f"rows of the query could not be set aside: {first_line(error)}; let TMPDIR name a directory with more "
+            "room",
+            kind=ErrorKind.STORAGE_FAILED,
+        )
+    return query_error(error, text)

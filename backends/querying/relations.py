@@ -1,0 +1,321 @@
+"""What a query can read: every state as ``operator.state``, and tables of metadata.
+
+DuckDB compares names without case: of names that differ only in case, all but the first get ``_2``,
+``_3``, and a note says so. Making these costs nothing: a state is opened by its first batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.inspecting import METADATA_TABLES, StateRange, metadata_table
+from stateformat.model import Record, State, known_names
+from stateformat.reading import Checkpoint
+from stateformat.schema import KEY_GROUP, segment_schema
+from stateformat.store import CheckpointStore
+from stateformat.tables import ArrowStream
+
+from .connection import folded, quoted, told_apart
+from .statement import TableName
+
+SYSTEM_SCHEMAS: Final = ("information_schema", "main", "memory", "pg_catalog", "pg_temp", "system", "temp")
+"""Schemas and catalogs that DuckDB has by itself."""
+CHECKPOINT_ID: Final = "_checkpoint_id"
+NOTES: Final = 10
+"""Notes about names that one query gets."""
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CATALOG: Final = "memory"
+
+Pins = Mapping[str, Sequence[Any]]
+"""The only values of columns that a query wants."""
+
+
+class Source(ArrowStream):
+    """Rows that can be asked for in part."""
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """Columns by whose values less can be read."""
+        return ()
+
+    def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Stream these columns. Of rows that ``pins`` do not name, some may come all the same."""
+        return (batch.select(list(columns)) for batch in self.batches())
+
+
+@dataclass(frozen=True)
+class OneState(Source):
+    """The rows of a state of one checkpoint; its manifest is read with the first batch."""
+
+    checkpoint: Checkpoint
+    state: State
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that ``Checkpoint.state`` has. Reads nothing."""
+        return pa.schema([item.remove_metadata() for item in segment_schema(self.state) if item.name != KEY_GROUP.name])
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self.state.key_columns
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows."""
+        return self.checkpoint.state(self.state).batches()
+
+    def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:
+        """Stream these columns; of all key columns are pinned, the rows of these keys."""
+        rows = self.checkpoint.state(self.state).select(columns)
+        keys = self.state.key_columns
+        if keys and all(name in pins for name in keys):
+            rows = rows.at_keys(_product({name: pins[name] for name in keys}, self.schema))
+        return rows.batches()
+
+
+@dataclass(frozen=True)
+class OverCheckpoints(Source):
+    """The rows of a state in several checkpoints, oldest first."""
+
+    rows: StateRange
+
+    @property
+    def schema(self) -> pa.Schema:
+        """``_checkpoint_id``, and the columns in the newest checkpoint that has the state."""
+        return self.rows.schema
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The checkpoint."""
+        return (CHECKPOINT_ID,)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows."""
+        return self.rows.batches()
+
+    def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:
+        """Stream these columns, of the checkpoints that are asked for."""
+        rows = self.rows.select(columns)
+        if CHECKPOINT_ID in pins:
+            wanted = set(pins[CHECKPOINT_ID])
+            rows = replace(rows, sources=tuple(one for one in rows.sources if one.checkpoint_id in wanted))
+        return rows.batches()
+
+
+@dataclass(frozen=True)
+class Metadata(Source):
+    """A table of ``stateformat.inspecting`` about all checkpoints of the history."""
+
+    store: CheckpointStore
+    name: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns. Reads nothing."""
+        return METADATA_TABLES[self.name]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows, newest checkpoint first."""
+        if self.name in ("checkpoints", "operators"):
+            yield from metadata_table(self.store, self.name).to_batches()
+            return
+        waiting = self.store.checkpoints()[::-1]
+        while waiting:
+            # One at a time: each holds its manifest.
+            yield from metadata_table(_Only(waiting.pop()), self.name).to_batches()
+
+
+@dataclass(frozen=True)
+class _Only:
+    """One checkpoint, as a store that has no other."""
+
+    checkpoint: Checkpoint
+
+    def history(self) -> list[Record]:
+        return [self.checkpoint.record]
+
+    def checkpoints(self, ids: Sequence[int] | None = None) -> list[Checkpoint]:
+        del ids
+        return [self.checkpoint]
+
+
+def _product(values: Pins, schema: pa.Schema) -> pa.Table:
+    """Every combination of values of columns."""
+    arrays = {name: pa.array(list(dict.fromkeys(some)), schema.field(name).type) for name, some in values.items()}
+    count = 1
+    for array in arrays.values():
+        count *= len(array)
+    columns, each = {}, count
+    for name, array in arrays.items():
+        each //= max(1, len(array))
+        numbers = [i for i in range(len(array)) for _ in range(each)]
+        columns[name] = pc.take(array, pa.array(numbers * (count // max(1, len(numbers))), pa.int64()))
+    return pa.table(columns)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table of a query: its name there, and its rows."""
+
+    schema_name: str
+    """Empty for a table of metadata."""
+    name: str
+    state: State | None
+    make: Callable[[], Source]
+
+    @property
+    def sql_name(self) -> str:
+        """The name as a query writes it, quoted where it must be."""
+        return ".".join(plain_or_quoted(part) for part in (self.schema_name, self.name) if part)
+
+    @cached_property
+    def source(self) -> Source:
+        """Its rows. Raises ``InvalidInput`` for states that cannot be brought together."""
+        return self.make()
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The columns as a query names them."""
+        return told_apart(self.source.schema.names)
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be said of the names of its columns."""
+        renamed = zip(self.source.schema.names, self.names, strict=True)
+        return [_note(f"column {old!r} of {self.sql_name}", new) for old, new in renamed if old != new]
+
+
+class Relations:
+    """The tables of a query, by name."""
+
+    def __init__(self, what: str, relations: Sequence[Relation], aliases: Mapping[str, str], notes: list[str]) -> None:
+        self.what = what
+        """"checkpoint 7", for messages."""
+        self.all = tuple(relations)
+        self.notes = notes
+        """What must be said of the names of operators and states."""
+        self._aliases = aliases
+        self._by_name = {(folded(one.schema_name), folded(one.name)): one for one in relations}
+
+    @classmethod
+    def of_checkpoint(cls, store: CheckpointStore, checkpoint: Checkpoint) -> Relations:
+        """The states of one checkpoint, and the metadata of its store. Reads nothing."""
+        names = {one.uid: one.name for one in checkpoint.graph.operators}
+        return cls._of(
+            f"checkpoint {checkpoint.id}",
+            store,
+            checkpoint.states,
+            names,
+            lambda state: OneState(checkpoint, state),
+        )
+
+    @classmethod
+    def of_history(cls, store: CheckpointStore) -> Relations:
+        """The states of all checkpoints, with ``_checkpoint_id``. Reads the history."""
+        checkpoints = store.checkpoints()
+        states: dict[tuple[str, str], State] = {}
+        names: dict[str, str] = {}
+        for one in checkpoints:
+            for state in one.states:
+                states.setdefault((state.operator, state.name), state)
+            for operator in one.graph.operators:
+                names.setdefault(operator.uid, operator.name)
+        return cls._of(
+            f"the history of {store.url}",
+            store,
+            tuple(states.values()),
+            names,
+            lambda state: OverCheckpoints(StateRange.of(checkpoints, state.operator, state.name)),
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        what: str,
+        store: CheckpointStore,
+        states: Sequence[State],
+        operator_names: Mapping[str, str],
+        source: Callable[[State], Source],
+    ) -> Relations:
+        notes: list[str] = []
+        found = [Relation("", name, None, lambda name=name: Metadata(store, name)) for name in METADATA_TABLES]  # type: ignore[misc]
+        by_operator: dict[str, list[State]] = {}
+        for state in states:
+            by_operator.setdefault(state.operator, []).append(state)
+        schemas = told_apart(list(by_operator), SYSTEM_SCHEMAS)
+        for (uid, own), schema in zip(by_operator.items(), schemas, strict=True):
+            if schema != uid:
+                notes.append(_note(f"operator {uid!r}", schema))
+            names = told_apart([state.name for state in own])
+            for state, name in zip(own, names, strict=True):
+                if name != state.name:
+                    notes.append(_note(f"state {state.name!r} of {uid!r}", name))
+                found.append(Relation(schema, name, state, lambda state=state: source(state)))  # type: ignore[misc]
+        given = [operator_names.get(uid, uid) for uid in by_operator]
+        aliases = {
+            folded(name): schema
+            for name, schema in zip(given, schemas, strict=True)
+            if name and given.count(name) == 1 and folded(name) not in SYSTEM_SCHEMAS
+        }
+        return cls(what, found, aliases, notes)
+
+    def find(self, table: TableName) -> Relation:
+        """Return the table that a query names; an operator by its uid or its name.
+
+        Raises ``InvalidInput`` for one that there is not.
+        """
+        schema, name = folded(table.schema), folded(table.name)
+        if folded(table.catalog) in ("", _CATALOG):
+            for known in (schema, folded(self._aliases.get(schema, schema))):
+                if (known, name) in self._by_name:
+                    return self._by_name[known, name]
+        names = [one.sql_name for one in self.all]
+        looks_like_file = not table.schema and re.search(r"[/\\.*]", table.name)
+        hint = "files cannot be read here" if looks_like_file else known_names(names, str(table))
+        raise InvalidInput(f"{self.what} has no table {str(table)!r}; {hint}", kind=ErrorKind.UNKNOWN_STATE)
+
+    def alias_of(self, table: TableName) -> str | None:
+        """The name of its operator by which a query names a table, where that is not its schema."""
+        schema = folded(table.schema)
+        own = (schema, folded(table.name)) in self._by_name
+        return table.schema if table.schema and not own and schema in self._aliases else None
+
+    def listing(self) -> pa.Table:
+        """What SHOW TABLES answers: every table, by the name that a query gives it."""
+        return pa.table(
+            {
+                "name": pa.array([one.sql_name for one in self.all], pa.string()),
+                "mode": pa.array([one.state and one.state.mode.value for one in self.all], pa.string()),
+                "columns": pa.array([one.names for one in self.all], pa.list_(pa.string())),
+            }
+        )
+
+
+def _note(what: str, name: str) -> str:
+    return f"{what} is {plain_or_quoted(name)} here: DuckDB compares names without case, and that one was taken"
+
+
+def plain_or_quoted(name: str) -> str:
+    """A name as a query writes it."""
+    return name if _PLAIN.fullmatch(name) and folded(name) not in _RESERVED else quoted(name)
+
+
+_WORDS: Final = (
+    "all analyse analyze and anti any array as asc asof asymmetric at authorization both case cast check collate "
+    "column constraint create cross default deferrable desc describe distinct do else end except false fetch for "
+    "foreign from full glob group having ilike in initially inner intersect into is isnull join lambda lateral "
+    "leading left like limit natural not notnull null offset on only or order outer overlaps pivot pivot_longer "
+    "pivot_wider placing positional primary qualify references returning right select semi show similar some "
+    "summarize symmetric table tablesample then to trailing true union unique unpivot using variadic when where "
+    "window with "
+)
+_RESERVED: Final = frozenset(_WORDS.split())
+"""Words of SQL that cannot be names without quotes."""

@@ -1,0 +1,237 @@
+"""What a query may be: one statement that reads. DuckDB's parser says what it is, not its text.
+
+A query is refused unless everything in it is known to read no more than the tables that it names:
+the kind of its statement, the functions in its FROM clauses, the catalogs that it looks into. That
+the connection is locked is the second line of defense, not the first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from stateformat.errors import InvalidInput
+
+from .connection import duckdb_module, first_line, folded
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_CATALOG_VIEWS: Final = frozenset(("duckdb_columns", "duckdb_tables", "duckdb_types", "duckdb_views"))
+_CATALOGS: Final = frozenset(("information_schema", "pg_catalog"))
+TABLE_FUNCTIONS: Final = _CATALOG_VIEWS | {
+    "duckdb_functions",
+    "duckdb_keywords",
+    "generate_series",
+    "json_each",
+    "json_tree",
+    "range",
+    "repeat",
+    "repeat_row",
+    "unnest",
+}
+"""What may stand in a FROM clause and be called. All others are refused: files are read by such."""
+REFUSED_FUNCTIONS: Final = frozenset(
+    (
+        "currval",
+        "getenv",
+        "json_execute_serialized_sql",
+        "nextval",
+        "query",
+        "query_table",
+        "setval",
+        "sleep_ms",
+        "write_log",
+    )
+)
+"""Functions of values that do more than compute one."""
+_LISTINGS: Final = frozenset(("__show_tables_expanded", '"tables"', "tables"))
+_EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
+READS: Final = "ckpt sql reads, and nothing else: give one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE or EXPLAIN"
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table that a query names."""
+
+    name: str
+    schema: str = ""
+    catalog: str = ""
+
+    def __str__(self) -> str:
+        return ".".join(filter(None, (self.catalog, self.schema, self.name)))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A query that was found to read and nothing else."""
+
+    text: str
+    """A SELECT, in DuckDB's sense; of an EXPLAIN what is explained."""
+    tables: tuple[TableName, ...]
+    """Those of its own WITH clauses are left out."""
+    sees_catalog: bool = False
+    """Whether it looks into DuckDB's own tables of tables."""
+    lists_tables: bool = False
+    """SHOW TABLES in any form; ``text`` is not for DuckDB then."""
+    explain: str = ""
+    """EXPLAIN, with or without ANALYZE."""
+
+
+def parse(connection: DuckDBPyConnection, sql: str) -> Statement:
+    """Return what a query is; ``InvalidInput`` for whatever does not only read."""
+    if not sql.strip():
+        raise InvalidInput(f"the query is empty. {READS}")
+    kind, text = _kind(connection, sql)
+    if kind == "EXPLAIN":
+        begin = _EXPLAIN.match(text)
+        # What is explained is run by ANALYZE: it must be a query that would be let in by itself.
+        if begin is None or _kind(connection, text[begin.end() :])[0] != "SELECT":
+            raise InvalidInput(f"what is explained is no query, or comes with options. {READS}")
+        analyzed = "analyze " if begin[1] else ""
+        inner = _reading(connection, text[begin.end() :])
+        if inner.lists_tables:
+            raise InvalidInput("a list of tables has no plan to explain; leave EXPLAIN out")
+        return replace(inner, explain=f"explain {analyzed}")
+    if kind == "MULTI":
+        raise InvalidInput(
+            "PIVOT without the values that become columns is several statements; give them, as in PIVOT t ON c IN "
+            "('a', 'b') USING sum(n)"
+        )
+    if kind != "SELECT":
+        raise InvalidInput(f"{kind} is refused. {READS}", statement=kind)
+    return _reading(connection, text)
+
+
+def _kind(connection: DuckDBPyConnection, sql: str) -> tuple[str, str]:
+    """The kind of the one statement in a text, and its text."""
+    duckdb = duckdb_module()
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise query_error(error, sql) from None
+    if len(statements) != 1:
+        count = f"{len(statements)} statements" if statements else "no statement"
+        raise InvalidInput(f"the query holds {count}. {READS}")
+    return str(statements[0].type.name).upper(), sql
+
+
+def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
+    """A SELECT, once everything in it is known only to read."""
+    root = _tree(connection, text)
+    tables: list[TableName] = []
+    own_names: set[str] = set()
+    sees_catalog = False
+    for node in nodes(root):
+        kind = str(node.get("type", ""))
+        if kind == "TABLE_FUNCTION":
+            sees_catalog |= _table_function(node).startswith("duckdb_")
+        elif node.get("class") == "FUNCTION" and folded(str(node.get("function_name"))) in REFUSED_FUNCTIONS:
+            raise InvalidInput(f"the function {node['function_name']} is refused: it does more than compute. {READS}")
+        elif node.get("class") == "PARAMETER":
+            raise InvalidInput("the query has a parameter, and nothing gives it a value; write the value itself")
+        elif kind == "SHOW_REF" and not node.get("query"):
+            if _is_listing(node, root):
+                return Statement(text, (), lists_tables=True)
+            tables.append(_table_name(node))
+        elif kind == "BASE_TABLE":
+            tables.append(_table_name(node))
+        own_names |= {folded(str(entry["key"])) for entry in _ctes(node)}
+    asked = [table for table in tables if table.schema or folded(table.name) not in own_names]
+    named = [table for table in asked if not _in_catalog(table)]
+    return Statement(text, tuple(dict.fromkeys(named)), sees_catalog or len(named) < len(asked))
+
+
+def _tree(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
+    """The node of a SELECT, as DuckDB's parser makes it."""
+    duckdb = duckdb_module()
+    try:
+        rows = connection.execute("select json_serialize_sql(?::varchar)", [text]).fetchall()
+        parsed = json.loads(rows[0][0])
+    except duckdb.Error as error:
+        raise query_error(error, text) from None
+    except RecursionError:
+        raise InvalidInput("the query is nested too deeply to be looked through; write it flatter") from None
+    if parsed["error"] or len(parsed["statements"]) != 1:
+        raise InvalidInput(f"the query cannot be looked through: {parsed.get('error_message', '')}. {READS}")
+    found: dict[str, Any] = parsed["statements"][0]["node"]
+    return found
+
+
+def _table_function(node: dict[str, Any]) -> str:
+    """The function that a FROM clause calls, which is one that reads no file."""
+    function = node.get("function") or {}
+    name = folded(str(function.get("function_name", "")))
+    if function.get("class") != "FUNCTION" or name not in TABLE_FUNCTIONS:
+        raise InvalidInput(
+            f"FROM {name or 'a call'}(...) is refused: no file, and nothing else outside, can be read. {READS}"
+        )
+    return name
+
+
+def _is_listing(node: dict[str, Any], root: dict[str, Any]) -> bool:
+    """Whether a SHOW without a query lists tables; all others are refused, and one in a query."""
+    kind, name = node.get("show_type"), str(node.get("table_name", ""))
+    if kind == "SHOW" and name not in _LISTINGS:
+        return False
+    if name not in _LISTINGS and kind != "SHOW_FROM":
+        raise InvalidInput(f"SHOW {name.strip(chr(34)).upper()} is refused. SHOW TABLES lists what can be read")
+    if root.get("from_table") is not node:
+        raise InvalidInput("SHOW TABLES stands alone; in a query, the table `states` has every state")
+    return True
+
+
+def _table_name(node: dict[str, Any]) -> TableName:
+    return TableName(*(str(node.get(part) or "") for part in ("table_name", "schema_name", "catalog_name")))
+
+
+def _ctes(node: dict[str, Any]) -> list[dict[str, Any]]:
+    found = node.get("cte_map")
+    entries = found.get("map", []) if isinstance(found, dict) else []
+    return [entry for entry in entries if isinstance(entry, dict) and "key" in entry]
+
+
+def _in_catalog(table: TableName) -> bool:
+    name, schema = folded(table.name), folded(table.schema)
+    return schema in _CATALOGS or (not schema and name in _CATALOG_VIEWS)
+
+
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a tree of JSON, the outer ones first."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            yield node
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+
+
+_PLACE: Final = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
+
+
+def query_error(error: Exception, text: str = "", *, lines_before: int = 0) -> InvalidInput:
+    """What DuckDB says of a query, as one sentence with the position.
+
+    ``text`` is the query; ``lines_before``: how many lines stood before it in what DuckDB got.
+    """
+    told = str(error)
+    message = first_line(error)
+    for line in told.split("\n")[1:]:
+        if line.startswith(("Candidate bindings:", "Did you mean")):
+            message += f"; {line[0].lower()}{line[1:].strip().rstrip('?')}"
+    place = _PLACE.search(told)
+    number = int(place[1]) - lines_before if place is not None else 0
+    lines = text.split("\n")
+    if place is not None and 0 < number <= len(lines):
+        at = len(place[3]) - len(f"LINE {place[1]}: ")
+        # DuckDB cuts long lines on both sides.
+        begun = place[2].startswith("...")
+        shown = place[2].removeprefix("...").removesuffix("...")
+        column = lines[number - 1].find(shown) + at - 3 * begun
+        message += f" (line {number}, column {column + 1})" if shown in lines[number - 1] else f" (line {number})"
+    return InvalidInput(f"the query cannot be run: {message}")

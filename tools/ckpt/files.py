@@ -1,0 +1,106 @@
+"""Rows as a file: Parquet, CSV or JSON lines, that appears when it is whole, or standard output."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import click
+
+from .output import on_standard_output
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUFFIXES: Final = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+_TEXT_BYTES: Final = 4 << 20
+"""Bytes of rows that become text at once; the text takes several times as much memory."""
+
+
+def format_of(target: str, given: str | None) -> str:
+    """The format of a file, as given or by its name; a usage error where neither says it."""
+    if target == "-" and given == "parquet":
+        raise click.UsageError("Parquet cannot be written to standard output; give --to a file, or --as csv or jsonl")
+    if given is not None:
+        return given
+    if target == "-":
+        raise click.UsageError("--to - is standard output, whose format no name tells; add --as csv or --as jsonl")
+    suffix = SUFFIXES.get(Path(target).suffix.lower())
+    if suffix is None:
+        known = ", ".join(SUFFIXES)
+        raise click.UsageError(f"{target!r} does not say its format; end it with one of {known}, or add --as")
+    return suffix
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Refuses, before anything is read, a target that cannot be replaced by a file."""
+    if target.is_dir():
+        raise click.UsageError(f"{target} is a directory; name a file in it")
+    if target.exists() and not target.is_file():
+        raise click.UsageError(f"{target} is no plain file; write to standard output with --to -")
+    if target.exists() and not force:
+        raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
+
+
+@contextmanager
+def new_file(path: str) -> Iterator[BinaryIO]:
+    """Standard output, or a hidden file that takes the target's name when it is whole."""
+    if path == "-":
+        with on_standard_output():
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        return
+    final = Path(path)
+    draft = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            file = draft.open("xb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        with file:
+            yield file
+        draft.replace(final)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_rows(file: BinaryIO, file_format: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write all batches as they come, in these columns. Returns the number of rows."""
+    import pyarrow as pa
+    from pyarrow import csv, parquet as pq
+
+    from stateformat.tables import cut
+
+    from .rows import flat, json_lines
+
+    plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
+    pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, _TEXT_BYTES))
+    rows = 0
+    if file_format == "jsonl":
+        for batch in pieces:
+            file.write(memoryview(json_lines(batch)))
+            rows += batch.num_rows
+    elif file_format == "csv":
+        empty = flat(pa.RecordBatch.from_pylist([], schema=schema))
+        with csv.CSVWriter(file, empty.schema) as writer:
+            for batch in pieces:
+                writer.write_batch(flat(batch))
+                rows += batch.num_rows
+    else:
+        with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
+            for batch in plain:
+                parquet.write_batch(batch)
+                rows += batch.num_rows
+    return rows
