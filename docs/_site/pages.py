@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOORS = {
     "stateformat": "stores, checkpoints, states, errors",
     "stateformat.redistribution": "restore plans",
+    "stateformat.inspecting": "changes of state, state over several checkpoints, metadata as tables",
     "stateformat.backends.dataflow": "dataflows, operators, sources, sinks, states",
     "stateformat.backends.dataflow.testing": "a harness for operators",
     "stateformat.backends.state": "states as an operator uses them",
