@@ -21,7 +21,6 @@ from stateformat.reading import rekey
 from stateformat.segments import external_sort as sorting, write as segment
 from stateformat.states import declare
 from stateformat.tables import pieces, spill
-from stateformat.tools.ckpt.commands.export import rows_schema
 from stateformat.tools.ckpt.files import write_rows
 from tests.segments import CountingStorage, operator, place, read, write
 
@@ -79,7 +78,6 @@ def test_every_thread_gives_back_what_it_freed_itself(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])
 def test_wide_rows_become_text_a_few_megabytes_at_a_time(file_format: str) -> None:
     """One batch of 16 rows of 1 MB, whose text has two digits a byte."""
-    state = declare.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.binary()})
     batch = pa.record_batch({"k": range(16), "v": [bytes([row]) * (1 << 20) for row in range(16)]})
     sizes: list[int] = []
 
@@ -89,7 +87,7 @@ def test_wide_rows_become_text_a_few_megabytes_at_a_time(file_format: str) -> No
             return super().write(data)
 
     file = Seen()
-    assert write_rows(file, file_format, rows_schema(state), iter([batch])) == 16
+    assert write_rows(file, file_format, batch.schema, iter([batch])) == 16
     assert max(sizes) < 10 << 20
     lines = file.getvalue().splitlines()[-16:]
     assert [line.count(f"{row:02x}".encode() * (1 << 20)) for row, line in enumerate(lines)] == [1] * 16

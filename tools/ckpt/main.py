@@ -31,7 +31,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "inspect": "Show what is in a checkpoint: graph, states, skew, rows.",
     "validate": "Find everything that is wrong with a checkpoint.",
     "explain-restore": "Show who would restore what at another parallelism.",
-    "export": "Write a state to a file, or a checkpoint as a savepoint of Flink's.",
+    "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
     "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
     "rescale": "Publish a checkpoint at another parallelism; metadata only.",
     "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",

@@ -1,159 +1,332 @@
-"""``ckpt export``: a state, layers merged, as a file that any program reads."""
+"""``ckpt export``: state, layers merged, as files and tables that any program reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..files import check_target, format_of, new_file, write_rows
-from ..options import Address, Session, command
-from ..output import Document
-from ..text import Look, label, render
+from ..files import SUFFIXES, check_target, format_of, new_file, write_rows
+from ..options import Address, CheckpointsType, Session, command, is_local
+from ..output import Document, Step
+from ..text import draw_file, draw_folder, draw_savepoint, label, render
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from stateformat.backends.exporting import Exported, Place, Source
     from stateformat.model import State
-    from stateformat.reading import Checkpoint, ReadTask
+    from stateformat.reading import Checkpoint
+    from stateformat.store import CheckpointStore
 
 SAVEPOINT: Final = "flink-savepoint"
+FORMATS: Final = ("parquet", "csv", "jsonl")
+TABLES: Final = ("iceberg", "delta")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options of one call ask for."""
+
+    operator: str | None
+    state: str | None
+    subtask: int | None
+    checkpoints: tuple[int | None, int | None] | None
+    """From and to; None for the one of the address."""
+    where: str | None
+    partition_by: tuple[str, ...]
+    target: str
+    file_format: str | None
+    force: bool
+
+    @property
+    def alone(self) -> bool:
+        """Whether one state is exported, not all."""
+        return self.state is not None
 
 
 @command("export", foreign=True)
-@click.option("--operator", metavar="UID", help="The operator, by uid or name.")
-@click.option("--state", metavar="NAME", help="The state.")
+@click.option("--operator", metavar="UID", help="The operator, by uid or name; without --state, all its states.")
+@click.option("--state", metavar="NAME", help="The state; without it, all states are exported.")
 @click.option("--subtask", type=click.IntRange(min=0), metavar="N", help="Only what this subtask owns.")
+@click.option(
+    "--checkpoints",
+    type=CheckpointsType(),
+    metavar="FROM..TO",
+    help="Several checkpoints, with a column _checkpoint_id; 3.. and ..7 are open.",
+)
+@click.option("--all-checkpoints", is_flag=True, help="All checkpoints of the history, with _checkpoint_id.")
+@click.option(
+    "--where",
+    metavar="CONDITION",
+    help="Only rows for which this is true: SQL over the columns, by DuckDB (extra sql).",
+)
+@click.option(
+    "--partition-by",
+    metavar="COLUMN[,...]",
+    help="Parquet in a folder for each value: column=value/part-00000.parquet.",
+)
 @click.option(
     "--to",
     "target",
     required=True,
-    metavar="FILE",
-    help="The file to write, - for standard output; or an empty folder.",
+    metavar="FILE|FOLDER",
+    help="The file to write, - for standard output; or the folder of tables, or of files of all states.",
 )
 @click.option(
     "--as",
     "file_format",
-    type=click.Choice(["parquet", "csv", "jsonl", SAVEPOINT]),
-    help="The file's format; by default its name's ending decides. flink-savepoint: the whole checkpoint.",
+    type=click.Choice([*FORMATS, *TABLES, SAVEPOINT]),
+    help="The format; by default a file's ending decides. flink-savepoint: the whole checkpoint.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def export(
     session: Session,
     address: Address,
     *,
-    operator: str | None,
-    state: str | None,
-    subtask: int | None,
-    target: str,
-    file_format: str | None,
-    force: bool,
+    partition_by: str | None,
+    all_checkpoints: bool,
+    checkpoints: tuple[int | None, int | None] | None,
+    **options: Any,
 ) -> None:
-    """Write a state to a file, or a checkpoint as a savepoint of Flink's.
+    """Write state to files and tables, or a checkpoint as a savepoint of Flink's.
 
     Rows are as a restore would give them: layers merged, with the columns of the current schema,
     without the key group. Of broadcast state one copy is written. CSV and JSON lines have binary
     values as hexadecimal text, and CSV has nested ones as JSON. The file appears when it is whole.
 
+    With --state one state goes into a file, a table or partitioned Parquet. Without it all states
+    go into a folder, each into OPERATOR/STATE. Names that no folder can have get a digest.
+
+    --as iceberg and --as delta (extras iceberg and delta) write a table by one commit; an export
+    that fails leaves it as it was. The table becomes the state of the checkpoint: another
+    checkpoint replaces the rows in a new snapshot, older ones stay for time travel, and a
+    checkpoint that is there already adds nothing. With --checkpoints or --all-checkpoints the table
+    holds the rows of each, and those that are missing are added. Columns are added, renamed and
+    widened with the state's. Iceberg's tables are in the SQLite catalog catalog.db of the folder,
+    and each can be read by its folder alone (metadata/version-hint.text); on S3 there is no
+    catalog. What a format lacks or refuses is widened or renamed, and said.
+
+    --partition-by and files of all states go to a folder that is new or empty.
+
     With --as flink-savepoint the whole checkpoint becomes a canonical savepoint, which Flink
     restores at any parallelism. It was imported from Flink with --key-hash keep, or is Flink's.
     """
-    if file_format == SAVEPOINT:
-        if operator or state or subtask is not None or force:
+    columns = tuple(part.strip() for part in partition_by.split(",")) if partition_by else ()
+    if all_checkpoints and checkpoints is not None:
+        raise click.UsageError("--checkpoints and --all-checkpoints say different things; give one of them")
+    span = (None, None) if all_checkpoints else checkpoints
+    request = Request(partition_by=columns, checkpoints=span, **options)
+    _check(request, address)
+    if request.file_format == SAVEPOINT:
+        _export_savepoint(session, address, request.target)
+    elif request.alone and not columns and request.file_format not in TABLES:
+        _export_file(session, address, request)
+    else:
+        _export_folder(session, address, request)
+
+
+def _check(request: Request, address: Address) -> None:
+    """Refuse options that contradict each other."""
+    given = (request.operator, request.state, request.checkpoints, request.where, request.partition_by or None)
+    if request.file_format == SAVEPOINT:
+        if any(one is not None for one in given) or request.subtask is not None or request.force:
             raise click.UsageError(f"--as {SAVEPOINT} writes all operators into an empty folder; give --to alone")
-        _export_savepoint(session, address, target)
         return
-    if operator is None or state is None:
-        missing = "--operator" if operator is None else "--state"
+    if request.checkpoints is not None and address.checkpoint_id is not None:
+        raise click.UsageError(f"@{address.checkpoint_id} is one checkpoint; leave it out to export several")
+    if request.checkpoints is not None and request.subtask is not None:
+        raise click.UsageError("--subtask is of one checkpoint; leave it out to export several")
+    if request.partition_by and request.file_format not in (None, "parquet"):
+        raise click.UsageError(f"--partition-by writes Parquet; leave out --as {request.file_format}")
+    in_file = request.target == "-" or (
+        request.file_format not in TABLES and Path(request.target).suffix.lower() in SUFFIXES
+    )
+    if not request.alone and in_file:
+        missing = "--operator" if request.operator is None else "--state"
         raise click.UsageError(f"Missing option '{missing}'; a file holds one state of one operator")
-    chosen = format_of(target, file_format)
-    if target != "-":
-        check_target(Path(target), force=force)
-    store, checkpoint = session.checkpoint(address)
+    if request.alone and request.operator is None:
+        raise click.UsageError("Missing option '--operator'; --state is the name of one of its states")
+    folder = not request.alone or request.partition_by or request.file_format in TABLES
+    if folder and request.file_format is None and not request.partition_by:
+        raise click.UsageError(
+            f"{request.target!r} is the folder of all states; add --as {', '.join((*TABLES, *FORMATS))}, or give "
+            "--operator and --state"
+        )
+    if folder and request.force:
+        raise click.UsageError("--force replaces a file; nothing in a folder is replaced")
+
+
+def _sources(session: Session, address: Address, request: Request) -> tuple[CheckpointStore, Checkpoint, list[Source]]:
+    """What is exported. ``InvalidInput`` for an unknown operator, state, subtask or column."""
+    from stateformat.backends.exporting import one_checkpoint, several_checkpoints
+
+    store = session.store(address)
+    if request.checkpoints is None:
+        store, checkpoint = session.checkpoint(address)
+        states = _states(checkpoint, request)
+        sources = [one_checkpoint(checkpoint, one, subtask=request.subtask, where=request.where) for one in states]
+        return store, checkpoint, sources
+    history = {int(record.checkpoint_id): record.ref for record in store.history()}
+    first, last = request.checkpoints
+    for end in (first, last):
+        if end is not None and end not in history:
+            store.open(end)  # Says why it is not there.
+    ids = sorted(number for number in history if (first or 0) <= number <= (last or number))
+    if not ids:
+        raise click.UsageError(f"no checkpoint from {first} to {last}; FROM comes first, and TO is the greater")
+    checkpoint = store.open(ids[-1])
+    refs = [history[number] for number in ids]
+    newest = max(history)
+    return store, checkpoint, [
+        several_checkpoints(store, refs, newest, one.operator, one.name, where=request.where)
+        for one in _states(checkpoint, request)
+    ]  # fmt: skip
+
+
+def _states(checkpoint: Checkpoint, request: Request) -> Sequence[State]:
+    if request.operator is None:
+        return checkpoint.states
+    uid = checkpoint.operator_uid(request.operator)
+    if request.state is not None:
+        return [checkpoint.record.state(uid, request.state)]
+    return [state for state in checkpoint.states if state.operator == uid]
+
+
+def _export_folder(session: Session, address: Address, request: Request) -> None:
+    """Write tables, or the files of all states, or partitioned Parquet."""
+    from stateformat.backends.exporting import Format, Place, TableExport, export_files
+
+    to = Place(request.target, session.options_of(request.target, address.url))
+    store, checkpoint, sources = _sources(session, address, request)
+    _check_outside(request.target, checkpoint)
+    if request.file_format in TABLES:
+        session.changes(f"what {label(request.target)} has of it is whole; export again")
+        with (
+            TableExport(sources, Format(request.file_format), to, alone=request.alone) as tables,
+            _progress(session, sources) as step,
+        ):
+            found = tables.run(step)
+    else:
+        chosen = request.file_format or "parquet"
+        session.changes(f"{label(request.target)} was not written")
+        with _progress(session, sources) as step:
+            found = export_files(
+                sources,
+                to,
+                f".{chosen}",
+                lambda file, schema, batches: write_rows(file, chosen, schema, batches),
+                partition_by=request.partition_by,
+                alone=request.alone,
+                step=step,
+            )
+    session.output.show(_folder_document(store, request, to, sources, found), draw_folder)
+
+
+def _folder_document(
+    store: CheckpointStore, request: Request, to: Place, sources: Sequence[Source], found: Sequence[Exported]
+) -> Document:
+    has_catalog = request.file_format == "iceberg" and to.local is not None
+    return {
+        "store": store.url,
+        "checkpoint_ids": _ids(sources),
+        "format": request.file_format or "parquet",
+        "path": str(to),
+        "catalog": f"{str(to).rstrip('/')}/catalog.db" if has_catalog else None,
+        "subtask": request.subtask,
+        "where": request.where,
+        "partition_by": list(request.partition_by),
+        "rows": sum(one.rows for one in found),
+        "files": sum(one.files for one in found),
+        "bytes": sum(one.bytes for one in found),
+        "states": [
+            {
+                "operator": one.operator,
+                "state": one.state,
+                "path": one.path,
+                "added": list(one.added),
+                "present": list(one.present),
+                "rows": one.rows,
+                "files": one.files,
+                "bytes": one.bytes,
+                "version": one.version,
+                "notes": [{"column": note.column, "message": note.message} for note in one.notes],
+            }
+            for one in found
+        ],
+    }
+
+
+def _ids(sources: Sequence[Source]) -> list[int]:
+    return sorted({int(ref.checkpoint_id) for source in sources for ref in source.checkpoints})
+
+
+@contextmanager
+def _progress(session: Session, sources: Sequence[Source]) -> Iterator[Any]:
+    """A bar that counts rows; of how many is known for all rows of one checkpoint."""
+    what = str(sources[0]) if len(sources) == 1 else render.plural(len(sources), "state")
+    counts = [source.rows for source in sources]
+    total = None if None in counts else sum(count or 0 for count in counts)
+    with session.output.progress(f"Exporting {what}", unit="rows") as step:
+        yield _Counter(step, total)
+
+
+class _Counter:
+    """Adds up the rows that a progress bar is told of."""
+
+    def __init__(self, step: Step, total: int | None) -> None:
+        self._step, self._total, self._done = step, total, 0
+
+    def __call__(self, rows: int) -> None:
+        self._done += rows
+        self._step(self._done, self._done if self._total is None else self._total)
+
+
+def _export_file(session: Session, address: Address, request: Request) -> None:
+    """Write one state to one file, or to standard output."""
+    from stateformat.backends.exporting import batches_of
+
+    target = request.target
+    chosen = format_of(target, request.file_format)
+    place = None if target == "-" or is_local(target) else _remote(session, address, target)
+    if target != "-" and place is None:
+        check_target(Path(target), force=request.force)
+    store, checkpoint, sources = _sources(session, address, request)
     _check_outside(target, checkpoint)
-    uid = checkpoint.operator_uid(operator)
-    declared = checkpoint.record.state(uid, state)
-    task = _read_task(checkpoint, declared, subtask)
+    source = sources[0]
+    stream = source.stream()
     effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
     session.changes(effect)
-    with session.output.progress(f"Exporting {state}", unit="rows") as step, new_file(target) as file:
-        rows = write_rows(file, chosen, rows_schema(declared), _counted(task, step))
+    with _progress(session, sources) as step, _target(target, place, force=request.force) as file:
+        rows = write_rows(file, chosen, stream.schema, batches_of(stream, step))
         length = file.tell() if target != "-" else 0
+    ids = _ids(sources)
     if target == "-":
-        session.output.note(f"{render.plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
+        where = f"checkpoint {ids[0]}" if len(ids) == 1 else f"checkpoints {ids[0]} to {ids[-1]}"
+        session.output.note(f"{render.plural(rows, 'row')} of {source}, {where}")
         return
     document = {
         "store": store.url,
         "checkpoint_id": checkpoint.id,
-        "operator": uid,
-        "state": state,
-        "subtask": subtask,
+        "checkpoint_ids": ids,
+        "operator": source.state.operator,
+        "state": source.state.name,
+        "subtask": request.subtask,
+        "where": request.where,
         "format": chosen,
         "path": target,
         "rows": rows,
         "bytes": length,
     }
-    session.output.show(document, draw)
-
-
-def rows_schema(state: State) -> pa.Schema:
-    """The columns of a state in a file, without metadata."""
-    import pyarrow as pa
-
-    from stateformat.schema import KEY_GROUP, segment_schema
-
-    return pa.schema([item.remove_metadata() for item in segment_schema(state) if item.name != KEY_GROUP.name])
-
-
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: what was written where."""
-    owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
-    length = f"{render.size(document['bytes'])} of {document['format']}"
-    facts = [
-        ("store", label(document["store"])),
-        ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
-        ("file", label(document["path"])),
-        ("size", look.dotted(render.plural(document["rows"], "row"), length)),
-    ]
-    return render.page_head(f"Exported from checkpoint {document['checkpoint_id']}", facts, look)
-
-
-def _read_task(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadTask:
-    """What to read; ``InvalidInput`` for a subtask that the operator does not have."""
-    from stateformat.errors import ErrorKind, InvalidInput
-    from stateformat.model import Mode
-
-    parallelism = checkpoint.graph.operator(state.operator).parallelism
-    if subtask is not None and subtask >= parallelism and state.mode is not Mode.COMMITTABLES:
-        raise InvalidInput(
-            f"operator {state.operator!r} has subtasks 0 to {parallelism - 1}; there is no subtask {subtask}",
-            kind=ErrorKind.INVALID_PARALLELISM,
-            operator=state.operator,
-        )
-    if subtask is None and state.mode is Mode.BROADCAST:
-        # Every subtask has the same rows; read those of the first that reported some.
-        owners = checkpoint.read(state.operator, state.name).slices["subtask"].to_pylist()
-        subtask = min(owners, default=None)
-    return checkpoint.read(state.operator, state.name, subtask)
-
-
-def _counted(task: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
-    counts = task.slices["rows"].to_pylist()
-    # Other systems do not say how many rows they have.
-    done, total = 0, None if -1 in counts else sum(counts)
-    for batch in task.batches():
-        step(done, done if total is None else total)
-        yield batch
-        done += batch.num_rows
-    step(done, done if total is None else total)
+    session.output.show(document, draw_file)
 
 
 def _check_outside(target: str, checkpoint: Checkpoint) -> None:
-    """Refuses a file in the folder of another system, where nothing is ever written."""
+    """Refuses a place in the folder of another system, or where gc would delete it."""
     from stateformat.errors import ErrorKind, InvalidInput
-    from stateformat.storage import lies_in
+    from stateformat.storage import check_outside, lies_in
 
     folder = checkpoint.storage.url
     if target != "-" and checkpoint.system is not None and lies_in(target, folder):
@@ -161,6 +334,20 @@ def _check_outside(target: str, checkpoint: Checkpoint) -> None:
             f"{target} lies in {folder}, which is {checkpoint.system} and stays as it is; give a file elsewhere",
             kind=ErrorKind.INVALID_URL,
         )
+    if target != "-":
+        check_outside(target, folder)
+
+
+def _remote(session: Session, address: Address, target: str) -> Place:
+    """The folder of a file that is not local."""
+    from stateformat.backends.exporting import Place
+
+    return Place(target.rpartition("/")[0], session.options_of(target, address.url))
+
+
+def _target(path: str, place: Place | None, *, force: bool) -> AbstractContextManager[Any]:
+    """Standard output, or a file that is there when it is whole."""
+    return new_file(path) if place is None else place.new_file(path.rpartition("/")[2], replace=force)
 
 
 def _export_savepoint(session: Session, address: Address, target: str) -> None:
@@ -190,16 +377,3 @@ def _export_savepoint(session: Session, address: Address, target: str) -> None:
         "left_out": list(done.left_out),
     }
     session.output.show(document, draw_savepoint)
-
-
-def draw_savepoint(document: Document, look: Look) -> Iterator[str]:
-    """The page: what was written where, and what Flink's savepoint had that is left out."""
-    facts = [
-        ("store", label(document["store"])),
-        ("savepoint", label(document["path"])),
-        ("size", look.dotted(render.plural(document["rows"], "row"), render.plural(document["operators"], "operator"),
-                             render.plural(document["files"], "file"), render.size(document["bytes"]))),
-    ]  # fmt: skip
-    if document["left_out"]:
-        facts.append(("left out", ", ".join(label(name) for name in document["left_out"])))
-    return render.page_head(f"Savepoint of checkpoint {document['checkpoint_id']}", facts, look)

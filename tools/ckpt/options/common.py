@@ -61,6 +61,10 @@ class Session:
             outside=functools.partial(open_folder, options=options) if self._allow_outside else None,
         )
 
+    def options_of(self, url: str, *others: str) -> Mapping[str, Any]:
+        """The storage options for a place that is no store; ``others`` are the command's stores."""
+        return options_for(url, self._options, others)
+
     def folder(self, address: Address, *others: str) -> Storage:
         """The plain folder at an address, for files that are not those of a store."""
         from stateformat.formats import open_folder

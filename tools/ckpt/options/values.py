@@ -67,6 +67,27 @@ class AddressType(click.ParamType[Address]):
         return Address(url, int(digits), form)
 
 
+class CheckpointsType(click.ParamType[tuple[int | None, int | None]]):
+    """Parses ``FROM..TO``, ``FROM..`` and ``..TO``."""
+
+    name = "FROM..TO"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int | None]:
+        from stateformat.storage import is_id
+
+        first, dots, last = str(value).partition("..")
+        ends = [text for text in (first, last) if text]
+        if not dots or not ends or not all(text.isascii() and text.isdigit() and is_id(text) for text in ends):
+            self.fail(
+                f"{str(value)!r:.60} is no range of checkpoints. Give two ids, as in 3..7, 3.. or ..7", param, ctx
+            )
+        if len(ends) == 2 and int(first) > int(last):
+            self.fail(f"{value!r} ends before it begins. Give the lower id first: {last}..{first}", param, ctx)
+        return int(first) if first else None, int(last) if last else None
+
+
 class StorageOptionType(click.ParamType[tuple[str, Any]]):
     """Parses ``KEY=VALUE``; ``true`` and ``false`` are booleans, everything else is text."""
 

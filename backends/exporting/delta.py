@@ -1,0 +1,289 @@
+"""Delta tables, through deltalake: data files first, then one entry of the log.
+
+The log keeps the last version of each *application transaction*, and an export commits two of its
+own: one says of which state the table is, the other which checkpoint is in it. A table of several
+checkpoints has one for each, so an export adds those that are missing, whatever became of the log's
+older entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+
+from .columns import Format, plan_columns
+from .data_files import DataFile, write_files
+from .held import attempt_of, lost_race, missing_of, other_table
+from .place import Place
+from .s3_options import delta_options
+from .source import Source, digest63
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable, Schema
+    from deltalake.transaction import AddAction
+
+_ONE: Final = 1
+_SEVERAL: Final = 2
+"""What the rows of a table are of: one checkpoint, or several."""
+_NTZ: Final = "timestampNtz"
+
+
+class DeltaTarget:
+    """A table that one state is exported to. :meth:`write` first, then :meth:`commit`."""
+
+    def __init__(self, place: Place, source: Source) -> None:
+        _require(place)
+        self.place, self.source = place, source
+        self._uri = place.storage.url if place.local is not None else place.location
+        self._options = delta_options(place)
+        self.columns = plan_columns(source.state, source.stream().schema, Format.DELTA)
+        self._files: list[DataFile] = []
+        self._table = self._found()
+        self._added: list[pa.Field] = []
+        if self._table is not None:
+            self._check_same(self._table)
+            self._added = self._new_columns(self._table)
+        self.missing = self._missing()
+        """Ids of the checkpoints that the table does not have."""
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
+        """Write the rows as data files, which are in no table yet."""
+        converted = (self.columns.convert(batch) for batch in batches)
+        self._files = write_files(self.place, "", self.columns.schema, converted)
+        return self._files
+
+    def discard(self) -> None:
+        """Delete what :meth:`write` wrote."""
+        self.place.remove([file.path for file in self._files])
+        self._files = []
+
+    def commit(self) -> str:
+        """Make the data files the table, or part of it. Returns the number of the new version."""
+        from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import CommitFailedError
+
+        schema = Schema.from_arrow(self.columns.schema)
+        with _translated(self.place):
+            try:
+                if self._table is None:
+                    self._create(schema)
+                else:
+                    self._change(self._table, schema)
+            except CommitFailedError as error:
+                self.discard()
+                raise lost_race(self.place) from error
+            self._files = []
+            return str(DeltaTable(self._uri, storage_options=self._options).version())
+
+    def mend(self) -> None:
+        """Do nothing: the log is all there is."""
+
+    def _create(self, schema: Schema) -> None:
+        from deltalake.transaction import create_table_with_add_actions
+
+        state = self.source.state
+        create_table_with_add_actions(
+            self._uri,
+            schema,
+            self._actions(),
+            mode="error",
+            name=f"{state.operator}/{state.name}",
+            description=self._described,
+            storage_options=self._options,
+            commit_properties=self._properties(),
+        )
+
+    def _change(self, table: DeltaTable, schema: Schema) -> None:
+        """One version that adds rows, or has new rows in the place of all that were there."""
+        features = table.protocol().reader_features or []
+        if _has_plain_timestamps(self.columns.schema) and _NTZ not in features:
+            from deltalake import TableFeatures
+
+            table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+        if self.source.several and self._added:
+            table.alter.add_columns([field for field in schema.fields if field.name in self._names_added])
+        mode = "append" if self.source.several else "overwrite"
+        table.create_write_transaction(self._actions(), mode, schema, commit_properties=self._properties())
+
+    @property
+    def _names_added(self) -> set[str]:
+        return {field.name for field in self._added}
+
+    @property
+    def _described(self) -> str:
+        state = self.source.state
+        return f"state {state.name!r} of operator {state.operator!r}, job {self.source.job_id!r}; by ckpt export"
+
+    def _actions(self) -> list[AddAction]:
+        import time
+
+        from deltalake.transaction import AddAction
+
+        now = int(time.time() * 1000)
+        return [
+            AddAction(file.path, file.size_bytes, {}, now, True, json.dumps(_statistics(file, self.columns.schema)))
+            for file in self._files
+        ]
+
+    def _properties(self) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction
+
+        source = self.source
+        transactions = [Transaction(self._app, _SEVERAL if source.several else _ONE)]
+        if source.several:
+            transactions.append(Transaction(f"{self._app}:rows", digest63(source.selection)))
+            new = [(number, attempt) for number, attempt in source.checkpoints if int(number) in self.missing]
+            transactions += [Transaction(f"{self._app}@{number}", digest63(attempt)) for number, attempt in new]
+        else:
+            new = list(source.checkpoints)
+            transactions.append(Transaction(f"{self._app}:checkpoint", self._current))
+        told = {"job": source.job_id, "checkpoints": [[int(number), attempt] for number, attempt in new]}
+        told |= {"operator": source.state.operator, "state": source.state.name}
+        return CommitProperties(custom_metadata={"stateformat": json.dumps(told)}, app_transactions=transactions)
+
+    @property
+    def _app(self) -> str:
+        return "stateformat:" + json.dumps([self.source.job_id, self.source.state.operator, self.source.state.name])
+
+    @property
+    def _current(self) -> int:
+        [(number, attempt)] = self.source.checkpoints
+        return digest63(int(number), attempt_of(self.source, attempt))
+
+    def _found(self) -> DeltaTable | None:
+        from deltalake import DeltaTable
+
+        with _translated(self.place):
+            if DeltaTable.is_deltatable(self._uri, storage_options=self._options):
+                return DeltaTable(self._uri, storage_options=self._options)
+        if self.place.holds_others():
+            raise InvalidInput(
+                f"{self.place} holds files, but no Delta table; export to a folder that is new or empty",
+                kind=ErrorKind.STORE_NOT_EMPTY,
+            )
+        return None
+
+    def _check_same(self, table: DeltaTable) -> None:
+        kind = table.transaction_version(self._app)
+        if kind is None:
+            raise other_table(self.place, "", None if not _is_ours(table) else _about(table), self._described)
+        if kind != (_SEVERAL if self.source.several else _ONE):
+            held = {_ONE: "of one checkpoint", _SEVERAL: "of several checkpoints"}
+            raise other_table(self.place, "rows", held[kind], held[_ONE if kind == _SEVERAL else _SEVERAL])
+        chosen = table.transaction_version(f"{self._app}:rows")
+        if self.source.several and chosen != digest63(self.source.selection):
+            raise other_table(self.place, "selection", "another", self.source.selection)
+        if table.metadata().partition_columns:
+            raise InvalidInput(
+                f"the table in {self.place} is partitioned now, by {', '.join(table.metadata().partition_columns)}, "
+                "and an export writes tables that are not; export to another folder"
+            )
+
+    def _missing(self) -> tuple[int, ...]:
+        table, source = self._table, self.source
+        if table is None:
+            return missing_of(source, self.place, {})
+        if not source.several:
+            there = table.transaction_version(f"{self._app}:checkpoint") == self._current
+            return () if there else (int(source.checkpoints[0].checkpoint_id),)
+        has: dict[int, str] = {}
+        for number, attempt in source.checkpoints:
+            digest = table.transaction_version(f"{self._app}@{number}")
+            if digest is not None:
+                has[int(number)] = attempt if digest == digest63(attempt) else "another"
+        return missing_of(source, self.place, has)
+
+    def _new_columns(self, table: DeltaTable) -> list[pa.Field]:
+        """Columns that the table lacks; ``InvalidInput`` for a type that would have to change."""
+        if not self.source.several:
+            return []
+        from deltalake import Schema
+
+        before = {field.name.lower(): field for field in table.schema().fields}
+        now = {field.name: field for field in Schema.from_arrow(self.columns.schema).fields}
+        for name, field in now.items():
+            old = before.get(name.lower())
+            if old is not None and old.type != field.type:
+                raise InvalidInput(
+                    f"column {name!r} is {_type_name(old)} in the Delta table in {self.place}, and {_type_name(field)} "
+                    "in the state now; Delta cannot change it where rows of older checkpoints stay: export to another "
+                    "folder, or as Iceberg",
+                    kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+                    column=name,
+                )
+        return [field for field in self.columns.schema if field.name.lower() not in before]
+
+
+def _require(place: Place) -> None:
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput(
+            "Delta tables need deltalake, which is not installed: pip install 'stateformat[delta]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        ) from error
+    if "%" in place.location:
+        raise InvalidInput(
+            f"deltalake reads the % in {place} as the begin of an escape; export to a folder without one",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def _is_ours(table: DeltaTable) -> bool:
+    return _about(table).endswith("; by ckpt export")
+
+
+def _about(table: DeltaTable) -> str:
+    return table.metadata().description or ""
+
+
+def _type_name(field: Any) -> str:
+    return str(getattr(field.type, "type", field.type))
+
+
+def _has_plain_timestamps(schema: pa.Schema) -> bool:
+    def within(kind: Any) -> bool:
+        if pa.types.is_nested(kind):
+            return any(within(kind.field(i).type) for i in range(kind.num_fields))
+        return bool(kind == pa.timestamp("us"))
+
+    return any(within(kind) for kind in schema.types)
+
+
+def _statistics(file: DataFile, schema: pa.Schema) -> dict[str, Any]:
+    """Rows, and of columns of integers the least, the greatest, and how many are null."""
+    integers = {field.name for field in schema if pa.types.is_integer(field.type)}
+    found: dict[str, list[Any]] = {}
+    for group in range(file.metadata.num_row_groups):
+        chunks = (file.metadata.row_group(group).column(i) for i in range(file.metadata.num_columns))
+        for chunk in chunks:
+            if chunk.path_in_schema in integers and chunk.is_stats_set:
+                found.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
+    whole = {name: some for name, some in found.items() if len(some) == file.metadata.num_row_groups}
+    bounded = {name: [one for one in some if one.has_min_max] for name, some in whole.items()}
+    return {
+        "numRecords": file.rows,
+        "minValues": {name: min(one.min for one in some) for name, some in bounded.items() if some},
+        "maxValues": {name: max(one.max for one in some) for name, some in bounded.items() if some},
+        "nullCount": {name: sum(one.null_count for one in some) for name, some in whole.items()},
+    }
+
+
+@contextlib.contextmanager
+def _translated(place: Place) -> Iterator[None]:
+    """Turn deltalake's errors into sentences."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (DeltaError, OSError) as error:
+        text = str(error).partition("\n")[0]
+        raise StorageError(f"the Delta table in {place} could not be read or written: {text}") from error

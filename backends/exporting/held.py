@@ -1,0 +1,53 @@
+"""Which checkpoints are in a table, and what is said of a table that is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+
+from .place import Place
+from .source import Source
+
+
+def attempt_of(source: Source, attempt_id: str) -> str:
+    """Return what tells an export of a checkpoint from others of the same id."""
+    return attempt_id if source.several else f"{attempt_id}/{source.selection_digest}"
+
+
+def missing_of(source: Source, place: Place, has: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ids of the checkpoints that a table does not have.
+
+    Raises ``InvalidInput`` for a table with the rows of another checkpoint of the same id.
+    """
+    missing = []
+    for number, attempt in source.checkpoints:
+        known = has.get(int(number))
+        if known == attempt_of(source, attempt):
+            continue
+        if known is not None and source.several:
+            raise InvalidInput(
+                f"the table in {place} has checkpoint {number} of attempt {known}, and the store's is of attempt "
+                f"{attempt}: another history; export to another folder",
+                kind=ErrorKind.OTHER_JOB,
+            )
+        missing.append(int(number))
+    return tuple(missing)
+
+
+def other_table(place: Place, what: str, found: str | None, wanted: str) -> InvalidInput:
+    """Return the error for a table that something else is in."""
+    if found is None:
+        message = f"{place} has a table that no export of a state has written"
+    elif what == "rows":
+        message = f"the table in {place} holds the rows {found}, and this export has those {wanted}"
+    else:
+        message = f"the table in {place} is of {what} {found!r}, and this export is of {wanted!r}"
+    return InvalidInput(f"{message}; export to another folder", kind=ErrorKind.STORE_NOT_EMPTY)
+
+
+def lost_race(place: Place) -> StorageError:
+    """Return the error for a commit that another one came before."""
+    return StorageError(
+        f"another export or program changed the table in {place} meanwhile; nothing was added: export again"
+    )

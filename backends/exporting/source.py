@@ -1,0 +1,169 @@
+"""What is exported: the rows of a state, in one checkpoint or in several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.inspecting import StateRange
+from stateformat.model import Mode, ParentRef, State
+from stateformat.reading import Checkpoint, StateRows
+from stateformat.store import CheckpointStore
+from stateformat.tables import ArrowStream
+
+Stream = Callable[[Sequence[int]], ArrowStream]
+"""From the ids of checkpoints to the rows of a state in them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows of one state; :func:`one_checkpoint` and :func:`several_checkpoints` make it."""
+
+    state: State
+    job_id: str
+    checkpoints: tuple[ParentRef, ...]
+    """The ids ascend."""
+    rows_of: Stream
+    several: bool = False
+    """Whether rows have ``_checkpoint_id``, and a table may hold those of several checkpoints."""
+    subtask: int | None = None
+    where: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.state.operator}/{self.state.name}"
+
+    def stream(self, checkpoint_ids: Sequence[int] | None = None) -> ArrowStream:
+        """Return the rows, of all the checkpoints or of some of them.
+
+        Raises ``InvalidInput`` for a condition that is none on the columns of the state.
+        """
+        ids = [int(ref.checkpoint_id) for ref in self.checkpoints] if checkpoint_ids is None else checkpoint_ids
+        rows = self.rows_of(ids)
+        if self.where is None:
+            return rows
+        from ..querying import where_rows
+
+        try:
+            return where_rows(rows, self.where)
+        except InvalidInput as error:
+            if error.kind is ErrorKind.MISSING_DEPENDENCY:
+                raise
+            raise InvalidInput(f"{self}: {error}", kind=error.kind, **error.details) from error
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows there are; None where only reading tells."""
+        rows = None if self.several or self.where is not None else self.stream()
+        if not isinstance(rows, StateRows):
+            return None
+        counts = rows.task.slices["rows"].to_pylist()
+        # Other systems do not say how many rows they have.
+        return None if -1 in counts else sum(counts)
+
+    @property
+    def selection(self) -> str:
+        """Which of the rows of the state these are, as JSON: the same text for the same choice."""
+        return json.dumps({"subtask": self.subtask, "where": self.where})
+
+    @property
+    def selection_digest(self) -> str:
+        """A short name of :attr:`selection`."""
+        return hashlib.sha256(self.selection.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def one_checkpoint(
+    checkpoint: Checkpoint, state: State, *, subtask: int | None = None, where: str | None = None
+) -> Source:
+    """Return the rows of a state of a checkpoint, or the part of them that one subtask owns.
+
+    Raises ``InvalidInput`` for a subtask that the operator does not have.
+    """
+    parallelism = checkpoint.graph.operator(state.operator).parallelism
+    if subtask is not None and subtask >= parallelism and state.mode is not Mode.COMMITTABLES:
+        raise InvalidInput(
+            f"operator {state.operator!r} has subtasks 0 to {parallelism - 1}; there is no subtask {subtask}",
+            kind=ErrorKind.INVALID_PARALLELISM,
+            operator=state.operator,
+        )
+
+    def rows_of(checkpoint_ids: Sequence[int]) -> ArrowStream:
+        assert list(checkpoint_ids) == [checkpoint.id]
+        if subtask is None:
+            return checkpoint.state(state)
+        return StateRows.of(checkpoint.read(state.operator, state.name, subtask))
+
+    record = checkpoint.record
+    return Source(state, record.job_id, (record.ref,), rows_of, subtask=subtask, where=where)
+
+
+def several_checkpoints(
+    store: CheckpointStore,
+    refs: Sequence[ParentRef],
+    newest: int,
+    operator: str,
+    state: str,
+    *,
+    where: str | None = None,
+) -> Source:
+    """Return the rows of a state in several checkpoints of a history, with ``_checkpoint_id``.
+
+    They have the columns that the state has in checkpoint ``newest``, or, if that does not have the
+    state, in the newest of the others that does. Raises as ``CheckpointStore.states_over``.
+    """
+
+    def rows_of(checkpoint_ids: Sequence[int]) -> StateRange:
+        found = store.states_over(operator, state, sorted({*checkpoint_ids, newest}))
+        wanted = set(checkpoint_ids)
+        return replace(found, sources=tuple(one for one in found.sources if one.checkpoint_id in wanted))
+
+    ordered = tuple(sorted(refs))
+    declared = rows_of([int(ref.checkpoint_id) for ref in ordered]).state
+    job_id = store.open(newest).record.job_id
+    return Source(declared, job_id, ordered, rows_of, several=True, where=where)
+
+
+def folder_names(sources: Sequence[Source]) -> Iterator[tuple[str, str]]:
+    """Return a folder for each operator and state, told apart on every file system.
+
+    A name that cannot be that of a folder, and one that differs from another in case only, gets
+    the digest of what it was: the same in every export.
+    """
+    operators = _safe({source.state.operator for source in sources})
+    for source in sources:
+        mine = {other.state.name for other in sources if other.state.operator == source.state.operator}
+        yield operators[source.state.operator], _safe(mine)[source.state.name]
+
+
+_NAME_LENGTH = 80
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+def _safe(names: set[str]) -> dict[str, str]:
+    folded = [name.lower() for name in names]
+    found = {}
+    for name in names:
+        plain = "".join(char if char.lower() in _PLAIN else "_" for char in name)[:_NAME_LENGTH]
+        alone = folded.count(name.lower()) == 1 or name == name.lower()
+        if plain != name or not alone or name[:1] in ("", "_"):
+            digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:8]
+            plain = f"{plain.lstrip('_') or 'state'}_{digest}"
+        found[name] = plain
+    return found
+
+
+def digest63(*parts: object) -> int:
+    """Return a number below 2^63 for some values."""
+    text = json.dumps([str(part) for part in parts])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def batches_of(stream: ArrowStream, step: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+    """Stream the rows, and tell ``step`` of how many there were in each batch."""
+    for batch in stream.batches():
+        yield batch
+        step(batch.num_rows)
