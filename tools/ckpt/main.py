@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What the imports allocate lives until the end: a garbage collection would take longer than
         # some commands.
         gc.set_threshold(100_000)
-        atexit.register(gc.freeze)
+        atexit.register(_spare_last_collection)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
     with Interrupts() as interrupts:
@@ -127,6 +127,12 @@ def _run(arguments: Sequence[str], watch: Watch, interrupts: Interrupts) -> int:
     finally:
         watch.end()
     return FINE if status is None else int(status)
+
+
+def _spare_last_collection() -> None:
+    """Leave what is alive to the end of the process; DuckDB would complain of what is its own."""
+    if "_duckdb" not in sys.modules:
+        gc.freeze()
 
 
 def _open_closed_streams() -> None:
