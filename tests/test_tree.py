@@ -28,7 +28,7 @@ backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.flow backends.dataflow
 backends.dataflow.graph backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
-backends.connectors backends.rewrite
+backends.connectors backends.rewrite backends.bootstrap
 backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
 backends.foreign.spark backends.foreign.spark.repartition backends.foreign.flink.serializers backends.foreign.flink.layouts
 backends.foreign.flink

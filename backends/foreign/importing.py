@@ -24,7 +24,7 @@ from stateformat.problems import Problem
 from stateformat.segments import WriteOptions
 from stateformat.storage import lies_in, without_secrets
 
-from ..dataflow.graph import ENUMERATOR, SPLITS
+from ..bootstrap import source_snapshots
 from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, is_hashable, plan_rewrite
 from .checkpoint import ForeignCheckpoint
 from .flink import FlinkSource
@@ -39,7 +39,6 @@ from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, 
 from .source import ForeignSource, Level, Note, Part, Progress
 
 if TYPE_CHECKING:
-    from stateformat.publication import PendingCheckpoint
     from stateformat.reading import Checkpoint
     from stateformat.store import CheckpointStore
 
@@ -128,7 +127,8 @@ def import_checkpoint(
         options=spec.options,
     )
     for one in sources:
-        _write_source(pending, one)
+        for snapshot in source_snapshots(pending.context, one.operator.uid, one.start):
+            pending.add(snapshot)
     if template is not None:
         # What a savepoint needs that only Flink can say, so that the state can go back.
         with pending.context.coordinator(TEMPLATE_OPERATOR) as writer:
@@ -137,7 +137,7 @@ def import_checkpoint(
     return Imported(
         carry_out(pending, plan, engine, progress),
         found.notes,
-        tuple((one.operator.uid, one.said) for one in sources),
+        tuple((one.operator.uid, one.start.said) for one in sources),
         tuple(_left(found.record, starts).items()),
     )
 
@@ -385,15 +385,6 @@ def _sources(checkpoint: ForeignCheckpoint, starts: Sequence[Start], plan: Rewri
                 kind=ErrorKind.INVALID_GRAPH,
             )
     return [source_state(start, checkpoint.record.properties, checkpoint.storage) for start in starts]
-
-
-def _write_source(pending: PendingCheckpoint, source: SourceState) -> None:
-    rows: dict[int | None, tuple[str, pa.Table]] = {0: (SPLITS, source.splits), None: (ENUMERATOR, source.enumerator)}
-    uid = source.operator.uid
-    for subtask, (name, table) in rows.items():
-        with pending.context.coordinator(uid) if subtask is None else pending.context.subtask(uid, subtask) as writer:
-            writer.write(name, table)
-        pending.add(writer)
 
 
 def _left(record: Record, starts: Sequence[Start]) -> dict[int, str]:

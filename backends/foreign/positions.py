@@ -18,16 +18,14 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
-
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.graph import Operator
 from stateformat.model import State
-from stateformat.states import coordinator_state, even_split_state
 from stateformat.storage import Storage
 
-from ..connectors.sources import DirectoryEnumerator, ListEnumerator
-from ..dataflow.graph import ENUMERATOR, SPLITS, SPLITS_SCHEMA
+from ..bootstrap import source_states
+from ..connectors.sources import files_behind, rate_behind
+from ..dataflow.api import StartingPoint
 
 OFFSETS: Final = "spark.offsets."
 """Properties of a Spark checkpoint: its line of the offset log, for each source by its number."""
@@ -53,10 +51,7 @@ class SourceState(NamedTuple):
 
     operator: Operator
     states: tuple[State, State]
-    splits: pa.Table
-    enumerator: pa.Table
-    said: str
-    """What it goes on behind, as the end of a sentence."""
+    start: StartingPoint
 
 
 def parse_start(uid: str, text: str) -> Start:
@@ -79,13 +74,8 @@ def source_state(start: Start, properties: Mapping[str, str], folder: Storage) -
     Raises ``InvalidInput`` where the foreign query has no such source or it reads otherwise, and
     ``DamagedCheckpoint`` for a log that is not whole.
     """
-    made = _files(start, properties, folder) if start.kind == "files" else _rate(start, properties)
-    splits, enumerator, said = made
-    states = (
-        even_split_state(start.uid, SPLITS, columns=SPLITS_SCHEMA),
-        coordinator_state(start.uid, ENUMERATOR, columns=enumerator.schema),
-    )
-    return SourceState(Operator(start.uid, 1, 128, coordinator=True), states, splits, enumerator, said)
+    begins = _files(start, properties, folder) if start.kind == "files" else _rate(start, properties)
+    return SourceState(Operator(start.uid, 1, 128, coordinator=True), source_states(start.uid, begins), begins)
 
 
 def known_offsets(properties: Mapping[str, str]) -> dict[int, str]:
@@ -115,7 +105,7 @@ def _unfit(start: Start, properties: Mapping[str, str], wanted: str, advice: str
     )
 
 
-def _rate(start: Start, properties: Mapping[str, str]) -> tuple[pa.Table, pa.Table, str]:
+def _rate(start: Start, properties: Mapping[str, str]) -> StartingPoint:
     row = start.position
     if row is None:
         offset = _offset(start, properties)
@@ -123,28 +113,16 @@ def _rate(start: Start, properties: Mapping[str, str]) -> tuple[pa.Table, pa.Tab
         if type(row) is not int or row < 0:
             advice = f"Rows a second × seconds is the row: {start.uid}=rate@ROW"
             raise _unfit(start, properties, 'that of rate-micro-batch, {"offset":ROW,…}', advice)
-    payload = json.dumps({"shard": 0, "rows": None}).encode()
-    splits = pa.table(
-        {"split_id": ["shard-00000"], "payload": [payload], "position": [row], "watermark": [None]},
-        schema=SPLITS_SCHEMA,
-    )
-    return splits, ListEnumerator.columns.empty_table(), f"behind row {row - 1}" if row else "at its first row"
+    return rate_behind([row])
 
 
-def _files(start: Start, properties: Mapping[str, str], folder: Storage) -> tuple[pa.Table, pa.Table, str]:
+def _files(start: Start, properties: Mapping[str, str], folder: Storage) -> StartingPoint:
     offset = _offset(start, properties)
     newest = offset.get("logOffset") if isinstance(offset, dict) else None
     if type(newest) is not int:
         advice = f"Begin {start.uid!r} where the query is, with a position of its own"
         raise _unfit(start, properties, '{"logOffset":N}', advice)
-    paths = [_local(path, start) for path in files_read(folder, start.number, newest)]
-    columns = {
-        "file": pa.array(list(dict.fromkeys(paths)), pa.string()),
-        "id": pa.nulls(len({*paths}), pa.string()),
-        "payload": pa.nulls(len({*paths}), pa.binary()),
-    }
-    seen = pa.table(columns, schema=DirectoryEnumerator.columns)
-    return SPLITS_SCHEMA.empty_table(), seen, f"behind {len(seen)} files"
+    return files_behind([_local(path, start) for path in files_read(folder, start.number, newest)])
 
 
 def _local(path: str, start: Start) -> str:

@@ -11,11 +11,21 @@ from .planning import Move, Place, RehashSource, RewritePlan, Transformed, plan_
 from .rescale import publish_rescaled
 from .rewrite import Engine, Rewritten, TransformedRows, carry_out, rewrite
 from .spec import RewriteSpec, Transform
-from .threads import ThreadEngine
+from .threads import ThreadEngine, Workers
 from .transforming import ColumnChange
-from .work import Seen, distribute, write_move, write_target
+from .work import (
+    DISTRIBUTE_BYTES,
+    Seen,
+    by_owner,
+    distribute,
+    gathered,
+    segment_place,
+    write_move,
+    write_target,
+)
 
 __all__ = [
+    "DISTRIBUTE_BYTES",
     "ColumnChange",
     "Engine",
     "Move",
@@ -30,11 +40,15 @@ __all__ = [
     "TransformedRows",
     "carry_out",
     "ThreadEngine",
+    "Workers",
+    "by_owner",
     "distribute",
+    "gathered",
     "is_hashable",
     "plan_rewrite",
     "publish_rescaled",
     "rewrite",
+    "segment_place",
     "write_move",
     "write_target",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -44,23 +44,50 @@ class ThreadEngine:
 
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
         """A handle for each place of a move and each target, in any order."""
-        threads = (os.cpu_count() or 1) if self.threads is None else self.threads
         sources: dict[int, list[RehashSource]] = defaultdict(list)
         for source in plan.sources:
             sources[source.first_target].append(source)
-        with ThreadPoolExecutor(threads, thread_name_prefix="rewrite") as pool:
+        with Workers(self.threads) as workers:
             # The largest first, so that the last to end is a small one.
             moves = sorted(plan.moves, key=lambda move: -move.bytes)
-            gate = _Gate(AT_ONCE_BYTES)
 
             def write(move: Move) -> list[Handle]:
                 return list(write_move(context.only(move.place.operator), move, done, partial(seen, move.place)))
 
-            writing = [pool.submit(gate.run, move.bytes, partial(write, move)) for move in moves]
-            handles = [handle for written in _results(writing) for handle in written]
+            written = workers.run((move.bytes, partial(write, move)) for move in moves)
+            handles = [handle for of_move in written for handle in of_move]
             for of_state in sources.values():
-                handles += _rehash(pool, gate, context, plan, of_state, done, seen)
+                handles += _rehash(workers, context, plan, of_state, done, seen)
         return handles
+
+
+class Workers:
+    """Threads that run tasks together as far as their bytes allow. Close it with ``with``."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        count = (os.cpu_count() or 1) if threads is None else threads
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="rewrite")
+        self._gate = _Gate(AT_ONCE_BYTES)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown()
+
+    def run(self, tasks: Iterable[tuple[int, Callable[[], T]]]) -> list[T]:
+        """Run tasks, each with its bytes. Returns the results in order, or raises a failure."""
+        return _results([self._pool.submit(self._gate.run, size_bytes, task) for size_bytes, task in tasks])
+
+    def run_buckets(self, buckets: Spill[int], task: Callable[[int, Iterator[pa.RecordBatch]], T]) -> list[T]:
+        """Run a task for each bucket, with its number and its rows, in order of the numbers."""
+        return self.run(
+            (buckets.sizes[number], partial(_with_rows, task, number, buckets)) for number in sorted(buckets.sizes)
+        )
+
+
+def _with_rows(task: Callable[[int, Iterator[pa.RecordBatch]], T], number: int, buckets: Spill[int]) -> T:
+    return task(number, buckets.read(number))
 
 
 class _Gate:
@@ -86,8 +113,7 @@ class _Gate:
 
 
 def _rehash(
-    pool: ThreadPoolExecutor,
-    gate: _Gate,
+    workers: Workers,
     context: WriteContext,
     plan: RewritePlan,
     sources: Sequence[RehashSource],
@@ -103,18 +129,14 @@ def _rehash(
             for target, batch in distribute(source, partial(seen, place)):
                 buckets.add(target, pa.Table.from_batches([batch]))
 
-        _results([pool.submit(gate.run, source.bytes, partial(spill, source)) for source in sources])
+        workers.run((source.bytes, partial(spill, source)) for source in sources)
 
-        def write(target: int) -> Handle:
+        def write(target: int, rows: Iterator[pa.RecordBatch]) -> Handle:
             place = plan.targets[target]
             unique = plan.is_transformed(place)
-            own = context.only(place.operator)
-            return write_target(own, place, buckets.read(target), done, check_unique=unique)
+            return write_target(context.only(place.operator), place, rows, done, check_unique=unique)
 
-        writing = [
-            pool.submit(gate.run, buckets.sizes[target], partial(write, target)) for target in sorted(buckets.sizes)
-        ]
-        return _results(writing)
+        return workers.run_buckets(buckets, write)
 
 
 def _results(futures: Sequence[Future[T]]) -> list[T]:

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
+from stateformat.graph import Operator
 from stateformat.keys import range_bounds
-from stateformat.model import Handle
+from stateformat.model import Handle, State
 from stateformat.reading import rekey
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
@@ -50,13 +51,13 @@ def write_move(context: WriteContext, move: Move, done: Done = _ignore, seen: Do
     batches = _counted(shaped(move.read, move.shape, move.written_by, seen), done)
     options = _options(context, check_unique=isinstance(move.shape, Transformation))
     if not move.copies:
-        yield write_segment(context.storage, _segment_place(context, move.place), batches, options)
+        yield write_segment(context.storage, segment_place(context, move.place), batches, options)
         return
     with Spill[int]() as rows:
         for batch in batches:
             rows.add(0, pa.Table.from_batches([batch]))
         for place in (move.place, *move.copies):
-            yield write_segment(context.storage, _segment_place(context, place), rows.read(0), options)
+            yield write_segment(context.storage, segment_place(context, place), rows.read(0), options)
 
 
 def distribute(source: RehashSource, seen: Done = _ignore) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -69,18 +70,27 @@ def distribute(source: RehashSource, seen: Done = _ignore) -> Iterator[tuple[int
     """
     operator = source.operator
     state = source.read.state if source.shape is None else source.shape.state
+    for rows in gathered(shaped(source.read, source.shape, source.written_by, seen), DISTRIBUTE_BYTES):
+        for subtask, batch in by_owner(rows, state, operator):
+            yield source.first_target + subtask, batch
+
+
+def by_owner(rows: pa.Table, state: State, operator: Operator) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a keyed state by the subtask that owns their key group, ascending.
+
+    ``rows`` has at least the key columns. Batches have ``_key_group`` first and ascend by it.
+    """
     if operator.max_parallelism is None or operator.key_hash is None:
         raise InvalidInput(f"operator {operator.uid!r} has no max parallelism or key hash; a published one has both")
     bounds = np.asarray(range_bounds(operator.parallelism, operator.max_parallelism))
-    for rows in _gathered(shaped(source.read, source.shape, source.written_by, seen), DISTRIBUTE_BYTES):
-        clustered = rekey(rows, state, operator.max_parallelism, operator.key_hash).combine_chunks()
-        borders = np.searchsorted(clustered["_key_group"].to_numpy(), bounds)
-        for subtask, (start, end) in enumerate(pairwise(borders.tolist())):
-            for batch in clustered.slice(start, end - start).to_batches():
-                yield source.first_target + subtask, batch
+    clustered = rekey(rows, state, operator.max_parallelism, operator.key_hash).combine_chunks()
+    borders = np.searchsorted(clustered["_key_group"].to_numpy(), bounds)
+    for subtask, (start, end) in enumerate(pairwise(borders.tolist())):
+        for batch in clustered.slice(start, end - start).to_batches():
+            yield subtask, batch
 
 
-def _gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa.Table]:
+def gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa.Table]:
     """Batches as tables of at least ``size_bytes`` each, except the last."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -110,7 +120,7 @@ def write_target(
     ``InvalidState``, which names three of them; else they are known to be unique.
     """
     options = _options(context, check_unique=check_unique)
-    return write_unsorted(context.storage, _segment_place(context, place), _counted(batches, done), options)
+    return write_unsorted(context.storage, segment_place(context, place), _counted(batches, done), options)
 
 
 def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
@@ -119,7 +129,8 @@ def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.Recor
         done(batch.num_rows)
 
 
-def _segment_place(context: WriteContext, place: Place) -> SegmentPlace:
+def segment_place(context: WriteContext, place: Place) -> SegmentPlace:
+    """Where the segment of a place is written, at the current schema of its state."""
     state = next(item for item in context.states if (item.operator, item.name) == (place.operator, place.state))
     return SegmentPlace(
         job_id=context.job_id,

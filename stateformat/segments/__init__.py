@@ -6,8 +6,9 @@ To follow a write, read ``write``, ``normalize``, ``sort``, ``external_sort``, `
 
 from __future__ import annotations
 
+from .external_sort import RUN_BYTES, SortedRuns
 from .file_writer import SegmentPlace, WriteOptions
-from .normalize import normalize_keys, normalize_rows
+from .normalize import keeps_values, normalize_keys, normalize_rows
 from .reader import PIECE_ROWS_MAX, SegmentReader
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from .sort import Clustered, clustered, groups_of_keys, is_clustered, one_array
@@ -20,14 +21,17 @@ __all__ = [
     "PARQUET_ERRORS",
     "PIECE_ROWS_MAX",
     "ROW_GROUPS_MAX",
+    "RUN_BYTES",
     "Clustered",
     "RowKeyCheck",
     "SegmentPlace",
     "SegmentReader",
+    "SortedRuns",
     "WriteOptions",
     "clustered",
     "groups_of_keys",
     "is_clustered",
+    "keeps_values",
     "normalize_keys",
     "normalize_rows",
     "one_array",

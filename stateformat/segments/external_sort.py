@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -21,13 +21,18 @@ RUN_BYTES: Final = 64 << 20
 
 
 class SortedRuns:
-    """Takes tables in any order and returns all rows in segment order. Close it afterwards."""
+    """Takes tables in any order and returns all rows in segment order. Close it afterwards.
 
-    def __init__(self, state: State) -> None:
+    ``then`` names integer columns without nulls by which rows of one group are in order, too; the
+    rows of each table are so already.
+    """
+
+    def __init__(self, state: State, then: Sequence[str] = ()) -> None:
         self._state = state
         self._keys = [KEY_GROUP.name] if has_key_groups(state) else []
         if state.mode is Mode.IN_FLIGHT:
             self._keys += ["_sender", "_seq"]
+        self._keys += then
         self._spill: Spill[int] = Spill(_PIECE_BYTES)
         self.count = 0
         """The number of runs."""

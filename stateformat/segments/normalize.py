@@ -165,7 +165,7 @@ def _check_nulls(array: pa.Array, item: Field, path: str, where: str) -> None:
 def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.ChunkedArray:
     if column.type == wanted:
         return column
-    if not _keeps_values(column.type, wanted):
+    if not keeps_values(column.type, wanted):
         raise InvalidState(f"{what} is {column.type} and should be {wanted}; cast it first, if that is what is meant")
     try:
         return column.cast(wanted, safe=True)
@@ -173,7 +173,7 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.Chunked
         raise InvalidState(f"{what} is {column.type}, and not every value of it is a {wanted}: {error}") from error
 
 
-def _keeps_values(given: Any, wanted: Any) -> bool:
+def keeps_values(given: Any, wanted: Any) -> bool:
     """Whether a safe cast keeps all values or fails. No other cast is made."""
     is_ = pa.types
     if given == wanted or is_.is_null(given):
@@ -181,18 +181,18 @@ def _keeps_values(given: Any, wanted: Any) -> bool:
     if any(is_kind(given) and is_kind(wanted) for is_kind in (is_.is_integer, is_.is_decimal, is_.is_date)):
         return True
     if is_.is_dictionary(given):
-        return _keeps_values(given.value_type, wanted)
+        return keeps_values(given.value_type, wanted)
     if is_.is_list(wanted):
         of_list = is_.is_list(given) or is_.is_large_list(given) or is_.is_fixed_size_list(given)
-        return of_list and _keeps_values(given.value_type, wanted.value_type)
+        return of_list and keeps_values(given.value_type, wanted.value_type)
     if is_.is_map(wanted):
-        keys = is_.is_map(given) and _keeps_values(given.key_type, wanted.key_type)
-        return keys and _keeps_values(given.item_type, wanted.item_type)
+        keys = is_.is_map(given) and keeps_values(given.key_type, wanted.key_type)
+        return keys and keeps_values(given.item_type, wanted.item_type)
     if is_.is_struct(wanted):
         return (
             is_.is_struct(given)
             and [item.name for item in given] == [item.name for item in wanted]
-            and all(_keeps_values(a.type, b.type) for a, b in zip(given, wanted, strict=True))
+            and all(keeps_values(a.type, b.type) for a, b in zip(given, wanted, strict=True))
         )
     if is_.is_floating(wanted):
         return bool(is_.is_floating(given) and given.bit_width < wanted.bit_width)

@@ -167,6 +167,7 @@ class RowKeyCheck:
             kind=ErrorKind.DUPLICATE_ROW_KEY,
             row_key=key,
             row_keys=[one for one, _ in self._repeated],
+            row_counts=[count for _, count in self._repeated],
         )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from .csv import CsvSource
 from .enumerators import ListEnumerator, check_at_least, not_null
-from .files import DirectoryEnumerator, FileSource
+from .files import DirectoryEnumerator, FileSource, files_behind
 from .memory import MemorySource
 from .parquet import ParquetSource
-from .rate import RateSource
+from .rate import RateSource, rate_behind
 
 __all__ = [
     "CsvSource",
@@ -22,5 +22,7 @@ __all__ = [
     "ParquetSource",
     "RateSource",
     "check_at_least",
+    "files_behind",
     "not_null",
+    "rate_behind",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -56,9 +56,14 @@ class ListEnumerator(SplitEnumerator):
         return NoSplit.NEVER
 
     def snapshot(self) -> pa.Table:
-        left = self.left.values()
-        rows = {"number": list(self.left), "id": [split.id for split in left], "payload": [s.payload for s in left]}
-        return pa.table(rows, schema=self.columns)
+        return self.keeping(self.left)
+
+    @classmethod
+    def keeping(cls, left: Mapping[int, Split]) -> pa.Table:
+        """The snapshot of an enumerator that has these splits left, by their place in the list."""
+        splits = left.values()
+        rows = {"number": list(left), "id": [split.id for split in splits], "payload": [s.payload for s in splits]}
+        return pa.table(rows, schema=cls.columns)
 
     def restore(self, rows: pa.Table) -> None:
         left = sorted(rows.select(self.columns.names).to_pylist(), key=lambda row: row["number"])

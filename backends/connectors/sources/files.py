@@ -26,7 +26,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.states import Columns, as_schema
 
-from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
 from .enumerators import ListEnumerator, check_at_least
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
@@ -90,6 +90,31 @@ class FileSource(Source):
         for part in self._cut(path, size_bytes):
             payload = {"path": path, "size_bytes": size_bytes, **part}
             yield Split("#".join([path, *(str(value) for value in part.values())]), json.dumps(payload).encode())
+
+    def behind(self, position: Paths) -> StartingPoint:
+        """Begin behind these files: paths, directories or patterns, as the source itself takes."""
+        covered = find_files(position, self.suffix)
+        start = files_behind(covered)
+        for path in covered:
+            self._check_covered(path)
+        if self._directory is not None:
+            return start
+        read = {*covered}
+        left = [path for path in self._files if path not in read]
+        splits = (split for path in left for split in self._splits_of(path))
+        return start._replace(enumerator=ListEnumerator.keeping(dict(enumerate(splits))))
+
+    def _check_covered(self, path: str) -> None:
+        """Raise ``InvalidInput`` for a file that the source would never read."""
+        known = os.path.dirname(path) == self._directory if self._directory is not None else path in self._files  # noqa: PTH120
+        if not known:
+            places = self._directory or f"{len(self._files)} files of {', '.join(sorted(self._folders))}"
+            raise InvalidInput(
+                f"a source is to begin behind {path}, which it does not read: it reads {places}. Name the files as the "
+                "source finds them",
+                kind=ErrorKind.INVALID_PATH,
+                path=path,
+            )
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         """The rest of a file or of its part, in batches of at most ``batch_rows``."""
@@ -227,6 +252,14 @@ class DirectoryEnumerator(SplitEnumerator):
                 self._seen[row["file"]] = None
             else:
                 self._left.append((row["file"], Split(row["id"], row["payload"])))
+
+
+def files_behind(paths: Sequence[str]) -> StartingPoint:
+    """A source over a directory that grows, which has seen these files, given as it finds them."""
+    seen = {"file": pa.array(list(dict.fromkeys(paths)), pa.string())}
+    count = len(seen["file"])
+    columns = {**seen, "id": pa.nulls(count, pa.string()), "payload": pa.nulls(count, pa.binary())}
+    return StartingPoint(pa.table(columns, schema=DirectoryEnumerator.columns), (), f"behind {count} files")
 
 
 def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[str]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from stateformat.errors import InvalidInput
 
-from ...dataflow.api import Chunk, ReaderContext, Source, Split
+from ...dataflow.api import Chunk, ReaderContext, Source, Split, StartingPoint
 from .enumerators import ListEnumerator, check_at_least, check_position
 
 BATCH_ROWS = 65_536
@@ -62,6 +62,20 @@ class MemorySource(Source):
             if count:
                 yield Split(f"part-{number:05d}", json.dumps({"first_row": first, "rows": count}).encode())
             first += count
+
+    def behind(self, position: int) -> StartingPoint:
+        """Begin behind this many rows of the table."""
+        check_at_least("the position of a MemorySource", position, 0)
+        if position > self._table.num_rows:
+            raise InvalidInput(f"the MemorySource has {self._table.num_rows} rows, and cannot begin behind {position}")
+        begun, left = [], {}
+        for number, split in enumerate(self._parts()):
+            part = json.loads(split.payload)
+            if part["first_row"] >= position:
+                left[number] = split
+            elif position < part["first_row"] + part["rows"]:
+                begun.append(split._replace(position=position - part["first_row"]))
+        return StartingPoint(ListEnumerator.keeping(left), tuple(begun), f"behind {position} rows")
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         part = json.loads(split.payload)

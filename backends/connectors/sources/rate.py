@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from stateformat.errors import InvalidInput
 
-from ...dataflow.api import Chunk, ReaderContext, Source, Split
+from ...dataflow.api import Chunk, ReaderContext, Source, Split, StartingPoint
 from .enumerators import ListEnumerator, check_at_least, check_position, not_null
 
 _SECOND_US = 1_000_000
@@ -85,16 +85,29 @@ class RateSource(Source):
         return ListEnumerator(self._all_shards, shared_out=True)
 
     def _all_shards(self) -> list[Split]:
-        return [
-            Split(f"shard-{shard:05d}", json.dumps({"shard": shard, "rows": self._rows_of(shard)}).encode())
-            for shard in range(self._shards)
-        ]
+        return [_shard(shard, self._rows_of(shard)) for shard in range(self._shards)]
 
     def _rows_of(self, shard: int) -> int | None:
         if self._total is None:
             return None
         rows, extra = divmod(self._total, self._shards)
         return rows + (shard < extra)
+
+    def behind(self, position: int | Sequence[int]) -> StartingPoint:
+        """Begin at this row; of several shards, at one row of each."""
+        rows = [position] if isinstance(position, int) else list(position)
+        for row in rows:
+            check_at_least("the position of a RateSource", row, 0)
+        if len(rows) != self._shards:
+            raise InvalidInput(
+                f"{position!r} is the position of {len(rows)} shards, and the RateSource has {self._shards}. Give the "
+                "next row of each, in a list"
+            )
+        for split, row in zip(self._all_shards(), rows, strict=True):
+            limit = json.loads(split.payload)["rows"]
+            if limit is not None and row > limit:
+                raise InvalidInput(f"shard {split.id!r} of the RateSource has {limit} rows, and cannot begin at {row}")
+        return rate_behind(rows, [self._rows_of(shard) for shard in range(self._shards)])
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
         """The rest of a shard, with empty chunks while it is too early for the next row."""
@@ -147,3 +160,18 @@ class RateSource(Source):
             ],
             schema=self.schema,
         )
+
+
+def rate_behind(rows: Sequence[int], totals: Sequence[int | None] = (None,)) -> StartingPoint:
+    """A rate source of which each shard begins at its number of ``rows``.
+
+    ``totals`` is how many rows each shard has; None: no end.
+    """
+    both = enumerate(zip(rows, totals, strict=True))
+    splits = [_shard(shard, total)._replace(position=row) for shard, (row, total) in both]
+    said = f"behind row {' and '.join(str(row - 1) for row in rows)}" if any(rows) else "at its first row"
+    return StartingPoint(ListEnumerator.columns.empty_table(), tuple(splits), said)
+
+
+def _shard(shard: int, rows: int | None) -> Split:
+    return Split(f"shard-{shard:05d}", json.dumps({"shard": shard, "rows": rows}).encode())

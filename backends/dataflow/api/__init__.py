@@ -15,7 +15,7 @@ from .operator import (
     TwoPhaseCommitSink,
     checked_message,
 )
-from .source import Chunk, EventTime, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from .source import Chunk, EventTime, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
 from .states import BroadcastState, Descriptor, ListState, MapState, SplitList, Timers, UnionList, ValueState
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Split",
     "SplitEnumerator",
     "SplitList",
+    "StartingPoint",
     "Timers",
     "TwoPhaseCommitSink",
     "UnionList",

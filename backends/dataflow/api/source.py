@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -72,6 +72,18 @@ class SplitEnumerator(ABC):
         """Take back what :meth:`snapshot` gave."""
 
 
+class StartingPoint(NamedTuple):
+    """Where a source begins that has not read here: what its enumerator and readers would keep."""
+
+    enumerator: pa.Table
+    """As of :meth:`SplitEnumerator.snapshot`."""
+    splits: tuple[Split, ...]
+    """The splits that readers hold, each with its position. Split n is for subtask n modulo the
+    parallelism."""
+    said: str
+    """What it begins behind, as the end of a sentence."""
+
+
 class ReaderContext:
     """What :meth:`Source.read` may ask."""
 
@@ -124,3 +136,14 @@ class Source(ABC):
 
         The same position gives the same rows again, whichever reader asks.
         """
+
+    def behind(self, position: Any) -> StartingPoint:
+        """Where the source begins if everything before a position has been read elsewhere.
+
+        What a position is, each source says. Raises ``InvalidInput`` for one that it cannot have,
+        and here, where a source does not say.
+        """
+        raise InvalidInput(
+            f"{type(self).__name__} cannot begin behind a position ({position!r} is given). Leave its position out, "
+            "and let it read what the history does not cover; or define its method behind."
+        )

@@ -137,6 +137,15 @@ class OffsetTable(Offsets):
                 position["read"] = position["until"]
         return position
 
+    def start_at(self, position: Position) -> Position:
+        wanted = {"read", "until"} if self.bounded else {"read"}
+        if {*position} != wanted:
+            raise InvalidInput(
+                f"the position of {self} has {', '.join(position) or 'no names'}. Give {' and '.join(sorted(wanted))}: "
+                "the offset behind which it begins, and of a table with an end the one at which it ends."
+            )
+        return position
+
     def ended(self, position: Position) -> bool:
         return "until" in position and position.get("read") == position["until"]
 

@@ -56,6 +56,13 @@ class Offsets(ABC):
         """Whether everything has been read at this position, decided by the position alone."""
         return False
 
+    def start_at(self, position: Position) -> Position:
+        """Return a position that a user gave, behind which a job begins.
+
+        Raises ``InvalidInput`` for one at which no job can begin.
+        """
+        return position
+
     def rows_estimate(self, start: Position, stop: Position) -> int | None:  # noqa: ARG002 - most kinds do not know
         """About how many rows lie between; None if unknown. 0 is exact: there are none."""
         return None

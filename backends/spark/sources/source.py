@@ -20,7 +20,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.states import Columns, as_schema
 
-from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
 from ..sessions import active_session
 from .arrow import arrow_schema_of, check_fits
 from .offsets import Offsets, Position
@@ -123,6 +123,16 @@ class SparkSource(Source):
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         return chunks_of(split)
 
+    def behind(self, position: Position) -> StartingPoint:
+        """Begin behind a position of its ``Offsets``.
+
+        ``offsets.latest(spark, offsets.first(spark))`` is behind what is there now.
+        """
+        enumerator = RangeEnumerator(copy(self._offsets), self._conforming)
+        if self._offsets is not None:
+            enumerator.begin_at(self._offsets.start_at(_checked(self._offsets, position)))
+        return StartingPoint(enumerator.snapshot(), (), f"behind {dict(list(position.items())[:3])}")
+
     def _conforming(self, rows: DataFrame) -> DataFrame:
         """The records of the rows of a range: transformed, in the columns of the source."""
         records = self._transformed(rows)
@@ -166,6 +176,10 @@ class RangeEnumerator(SplitEnumerator):
         self._position: Position | None = None
         self._ranges = 0
         self._over = False
+
+    def begin_at(self, position: Position) -> None:
+        """Begin behind a position, before anything is read."""
+        self._position = position
 
     def next_range(self, spark: SparkSession) -> Range | NoSplit:
         """What the next epoch reads. Moves the position behind it.

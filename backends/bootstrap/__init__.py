@@ -1,0 +1,34 @@
+"""Rows as the state of a job: the first checkpoint of a store, made of a batch of history.
+
+Users call ``bootstrap``, with ``Rows`` where a state needs more to be said of its rows. Read
+``declared`` (the states of a dataflow, by name), ``inputs`` (which rows fit a state, and how they
+are told apart), ``latest``, ``work`` (what one task does), ``threads`` (the engine in this
+process), ``sources`` and ``bootstrap``. ``stateformat.backends.spark.bootstrap`` is the same
+function for DataFrames of Spark.
+"""
+
+from __future__ import annotations
+
+from .bootstrap import Bootstrapped, Engine, bootstrap
+from .declared import columns_of
+from .inputs import OnDuplicate, Rows, StateInput
+from .sources import source_snapshots, source_states
+from .threads import ThreadEngine
+from .work import Written, conformed, deal, write_place
+
+__all__ = [
+    "Bootstrapped",
+    "Engine",
+    "OnDuplicate",
+    "Rows",
+    "StateInput",
+    "ThreadEngine",
+    "Written",
+    "bootstrap",
+    "columns_of",
+    "conformed",
+    "deal",
+    "source_snapshots",
+    "source_states",
+    "write_place",
+]

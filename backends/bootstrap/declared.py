@@ -1,0 +1,97 @@
+"""The states that a dataflow declares, as users name them: ``operator/state``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import shortened
+from stateformat.model import Kind, Mode, State, known_names
+from stateformat.schema import KEY_GROUP, segment_schema
+
+from ..dataflow.flow import Dataflow
+from ..dataflow.graph import ENUMERATOR, SPLITS, Job, compile_job, graph_of
+
+OPTIONAL = ("_index", "_tag")
+"""Columns that rows need not have: the place in a list, and the tag of a timer."""
+_DECLARED = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
+
+
+def compiled(flow: Dataflow, parallelism: int | None, per_operator: Mapping[str, int] | None) -> Job:
+    """Compile a dataflow as for its first run. ``InvalidInput`` for an impossible one."""
+    if not isinstance(flow, Dataflow):
+        raise InvalidInput(f"the dataflow is {flow!r}. Give the Dataflow of the job that is to go on")
+    graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator)
+    return compile_job(flow, graph, unaligned=False)
+
+
+def columns_of(flow: Dataflow) -> dict[str, pa.Schema]:
+    """The columns that rows of each declared state have, by ``operator/state``.
+
+    ``_index`` of a list and ``_tag`` of timers may be left out.
+    """
+    return {name: columns_for(state) for name, state in states_by_name(compiled(flow, None, None)).items()}
+
+
+def columns_for(state: State) -> pa.Schema:
+    """The columns of rows of a state, as users give them, with what may be null."""
+    nullable = {item.name: item.nullable for item in state.current.fields}
+    schema = segment_schema(state)
+    fields = [schema.field(name).remove_metadata() for name in schema.names if name != KEY_GROUP.name]
+    return pa.schema([item.with_nullable(nullable.get(item.name, False)) for item in fields])
+
+
+def states_by_name(job: Job) -> dict[str, State]:
+    """The states that the operators declare, without those of the runtime."""
+    return {
+        f"{state.operator}/{state.name}": state
+        for state in job.states
+        if state.mode in _DECLARED
+        and not (state.name in (SPLITS, ENUMERATOR) and job.vertex_of(state.operator).is_source)
+    }
+
+
+def find_state(job: Job, given: str) -> State:
+    """The state of ``operator/state``, by the operator's uid or by its name where that is unique.
+
+    Raises ``InvalidInput`` for an unknown one, and for a state of the runtime.
+    """
+    known = states_by_name(job)
+    if given in known:
+        return known[given]
+    for operator in job.graph.operators:
+        others = [other for other in job.graph.operators if other.name == operator.name]
+        name = f"{operator.uid}/{given[len(operator.name) + 1 :]}"
+        if operator.name and given.startswith(f"{operator.name}/") and len(others) == 1 and name in known:
+            return known[name]
+    if any(given == f"{state.operator}/{state.name}" for state in job.states):
+        raise InvalidInput(
+            f"state {given!r} is the runtime's own, which a bootstrap fills. Give the positions of sources with "
+            f"positions={{uid: …}}, and rows of {', '.join(known) or 'no state: the dataflow declares none'}",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+        )
+    uid = given.partition("/")[0]
+    of_operator = uid in job.graph.by_uid or any(name.startswith(f"{uid}/") for name in known)
+    raise InvalidInput(
+        f"dataflow {shortened(job.flow.job_id)} declares no state {given!r}; {known_names(list(known), given)}. Write "
+        "OPERATOR/STATE",
+        kind=ErrorKind.UNKNOWN_STATE if of_operator else ErrorKind.UNKNOWN_OPERATOR,
+    )
+
+
+def shown(state: State) -> str:
+    """The columns of a state in words, for messages."""
+    found = []
+    for item in columns_for(state):
+        key = "key" if item.name in state.key_columns else ""
+        rest = "may be left out" if item.name in OPTIONAL else ("" if item.nullable or key else "not null")
+        notes = ", ".join(note for note in (key, rest) if note)
+        found.append(f"{item.name} {item.type}{f' ({notes})' if notes else ''}")
+    return ", ".join(found)
+
+
+def is_list(state: State) -> bool:
+    """Whether a state keeps any number of rows by key."""
+    return state.kind is Kind.LIST

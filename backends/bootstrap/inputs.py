@@ -1,0 +1,155 @@
+"""The rows of one state: whether they fit it, and what is done with equal keys and with order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.graph import Operator
+from stateformat.model import Mode, State
+from stateformat.segments import keeps_values
+
+from .declared import OPTIONAL, columns_for, is_list, shown
+
+OnDuplicate = Literal["refuse", "last"]
+ORDER: Final = pa.field("_order", pa.int64(), nullable=False)
+"""The column ``order_by`` as numbers, beside the columns of the state."""
+SEQUENCE: Final = pa.field("_sequence", pa.int64(), nullable=False)
+"""The place of a row in what was given."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one state, and how they are taken.
+
+    - ``rows``: whatever speaks the Arrow C stream, or a DataFrame of Spark.
+    - ``order_by``: a column of numbers, dates or timestamps, without nulls. It need not be a column
+      of the state. Of a list and of state without keys it is the order of the entries.
+    - ``on_duplicate``: what happens to several rows with one key. ``refuse``, or ``last`` by
+      ``order_by``.
+    """
+
+    rows: Any
+    order_by: str | None = None
+    on_duplicate: OnDuplicate = "refuse"
+
+
+@dataclass(frozen=True)
+class StateInput:
+    """What a task must know of the rows of one state. Picklable."""
+
+    operator: Operator
+    """With its parallelism, max parallelism and key hash."""
+    state: State
+    order_by: str | None
+    last: bool
+    """Whether the last of several rows with one key is kept."""
+    indexed: bool
+    """Of a list: whether the rows say their ``_index``."""
+
+    @property
+    def name(self) -> str:
+        """As users and messages name it."""
+        return f"{self.state.operator}/{self.state.name}"
+
+    @property
+    def where(self) -> str:
+        """How messages begin."""
+        return f"the rows of state {self.state.name!r} of operator {self.state.operator!r}"
+
+    @property
+    def keyed(self) -> bool:
+        """Whether rows go to the subtask that owns their key."""
+        return self.state.mode is Mode.KEYED
+
+    @property
+    def sorted_by(self) -> tuple[str, ...]:
+        """The columns by which rows of one key group, or of one subtask, are put in order."""
+        if not self.keyed:
+            return (ORDER.name, SEQUENCE.name) if self.order_by else (SEQUENCE.name,)
+        return (ORDER.name, "_index") if self.order_by and is_list(self.state) else ()
+
+
+def state_input(operator: Operator, state: State, given: Rows, schema: pa.Schema) -> StateInput:
+    """Check what is given for a state, by its columns alone. ``InvalidInput`` has all faults."""
+    found = StateInput(
+        operator, state, given.order_by, given.on_duplicate == "last", "_index" in schema.names and is_list(state)
+    )
+    _check_options(found, given, schema)
+    wanted = columns_for(state)
+    faults = []
+    missing = [name for name in wanted.names if name not in schema.names and name not in OPTIONAL]
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    unknown = [name for name in schema.names if name not in wanted.names and name != given.order_by]
+    for what, names in (("lack", missing), ("have twice", twice), ("have besides", unknown)):
+        if names:
+            faults.append(f"they {what} {', '.join(map(repr, names))}")
+    for item in wanted:
+        kind = schema.field(item.name).type if item.name in schema.names and item.name not in twice else item.type
+        if not keeps_values(kind, item.type) and not (item.name == "_timestamp" and pa.types.is_timestamp(kind)):
+            faults.append(f"{item.name!r} is {kind} and should be {item.type}, which does not take every value of it")
+    if faults:
+        raise InvalidState(
+            f"{found.where} do not fit: {'; '.join(faults)}. The state has {shown(state)}: select, rename and cast to "
+            "these",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+            operator=state.operator,
+            state=state.name,
+        )
+    return found
+
+
+def _check_options(found: StateInput, given: Rows, schema: pa.Schema) -> None:
+    if given.on_duplicate not in get_args(OnDuplicate):
+        raise InvalidInput(f"on_duplicate is {given.on_duplicate!r} for {found.where}. Give 'refuse' or 'last'")
+    if given.order_by is not None and schema.names.count(given.order_by) != 1:
+        raise InvalidInput(
+            f"{found.where} are to be ordered by {given.order_by!r}, of which there are "
+            f"{schema.names.count(given.order_by)} columns among {', '.join(schema.names)}",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+    if found.indexed and given.order_by is not None:
+        raise InvalidInput(
+            f"{found.where} have the column '_index', the place in the list, and order_by={given.order_by!r} says it "
+            "again. Leave one of them out"
+        )
+    if not found.last:
+        return
+    if given.order_by is None:
+        raise InvalidInput(
+            f"on_duplicate='last' for {found.where} needs order_by, the column that says which row is the last"
+        )
+    if not found.keyed or is_list(found.state):
+        sort = f"a {found.state.kind}" if found.keyed else f"{found.state.mode} state"
+        raise InvalidInput(
+            f"on_duplicate='last' for {found.where}: it is {sort}, which keeps every row. Leave on_duplicate out"
+        )
+
+
+def stream_of(where: str, rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The columns and batches of what speaks the Arrow C stream, or of a pyarrow dataset.
+
+    Raises ``InvalidInput`` for anything else.
+    """
+    if type(rows).__module__.startswith("pyspark.sql"):
+        raise InvalidInput(
+            f"{where} are a DataFrame of Spark. Call stateformat.backends.spark.bootstrap, in which Spark writes them"
+        )
+    dataset = sys.modules.get("pyarrow.dataset")
+    if dataset is not None and isinstance(rows, dataset.Dataset):
+        rows = rows.scanner().to_reader()
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if not hasattr(rows, "__arrow_c_stream__"):
+        raise InvalidInput(
+            f"{where} are of type {type(rows).__name__}, which does not speak the Arrow C stream. Give a table, a "
+            "record batch reader, a DuckDB relation, a polars or pandas DataFrame, a dataset, or the state of another "
+            "checkpoint"
+        )
+    reader = pa.RecordBatchReader.from_stream(rows)
+    return reader.schema, iter(reader)
