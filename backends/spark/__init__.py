@@ -1,6 +1,7 @@
 """Dataflows on Spark: ``SparkRuntime`` runs them, ``SparkSource`` reads DataFrames.
 
 ``data_source`` goes the other way: ``spark.read.format("stateformat")`` reads state.
+``bootstrap`` begins a job with DataFrames as its state.
 
 Needs the extra ``spark``. Importing this package imports no pyspark. To follow an epoch, read
 ``driver``, then ``protocol``, then ``worker``; ``sources`` and ``rewrite`` stand beside them.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
+    from .bootstrapping import bootstrap as bootstrap
     from .data_source import register_data_source as register_data_source
     from .options import SparkOptions as SparkOptions
     from .runtime import SparkRuntime as SparkRuntime
@@ -34,6 +36,7 @@ else:
         __name__,
         {
             ".data_source": "register_data_source",
+            ".bootstrapping": "bootstrap",
             ".options": "SparkOptions",
             ".runtime": "SparkRuntime",
             ".sessions": "configure lent_session local_session session",

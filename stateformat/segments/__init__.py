@@ -12,7 +12,7 @@ from .normalize import keeps_values, normalize_keys, normalize_rows
 from .reader import PIECE_ROWS_MAX, SegmentReader
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from .sort import Clustered, clustered, groups_of_keys, is_clustered, one_array
-from .unique_keys import RowKeyCheck, row_key_codes
+from .unique_keys import REPEATED_SHOWN, RowKeyCheck, row_key_codes
 from .write import write_segment, write_unsorted
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ENCODINGS",
     "PARQUET_ERRORS",
     "PIECE_ROWS_MAX",
+    "REPEATED_SHOWN",
     "ROW_GROUPS_MAX",
     "RUN_BYTES",
     "Clustered",

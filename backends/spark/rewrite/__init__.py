@@ -2,7 +2,22 @@
 ``repartition`` does both for the checkpoints of Structured Streaming queries.
 """
 
-from .engine import SparkEngine
+from .engine import SparkEngine, check_reachable, collect, task_count
+from .executor import FRAME_SCHEMA, RESULT_SCHEMA, Batches, Stage, frames_of, gather_targets, reported, settle
 from .repartition import SparkRepartition
 
-__all__ = ["SparkEngine", "SparkRepartition"]
+__all__ = [
+    "FRAME_SCHEMA",
+    "RESULT_SCHEMA",
+    "Batches",
+    "SparkEngine",
+    "SparkRepartition",
+    "Stage",
+    "check_reachable",
+    "collect",
+    "frames_of",
+    "gather_targets",
+    "reported",
+    "settle",
+    "task_count",
+]

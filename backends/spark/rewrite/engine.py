@@ -55,11 +55,7 @@ class SparkEngine:
         """A handle for each place of a move, and for each target with rows."""
         reads = [*(move.read for move in plan.moves), *(source.read for source in plan.sources)]
         for url in {context.storage.url, *(read.storage.url for read in reads)}:
-            if url.startswith("memory:"):
-                raise InvalidInput(
-                    f"{url} exists only in this process, not in Spark's workers; use the engine local",
-                    kind=ErrorKind.INVALID_URL,
-                )
+            check_reachable(url)
         spark = job_session(check(self.spark) if self.spark else session("ckpt rewrite"))
         cores = spark.sparkContext.defaultParallelism
         handles = []
@@ -90,6 +86,15 @@ class SparkEngine:
         return handles
 
 
+def check_reachable(url: str) -> None:
+    """Raise ``InvalidInput`` for a storage that Spark's workers cannot open."""
+    if url.startswith("memory:"):
+        raise InvalidInput(
+            f"{url} exists only in this process, not in Spark's workers; use the engine local",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
 def task_count(units: int, size_bytes: int, cores: int) -> int:
     """One task per core, more if tasks would have too many bytes, at most one per unit."""
     return min(units, max(cores, -(-size_bytes // TASK_BYTES)))
@@ -114,17 +119,32 @@ def _numbers(spark: SparkSession, count: int) -> DataFrame:
 
 def _collect(results: DataFrame, written: Any, done: Callable[[int], None], seen: Seen) -> list[Handle]:
     """Run the job. ``done`` takes what the accumulator ``written`` says, at the end the truth."""
+    handles = []
+    rows, told = collect(results, written, done)
+    for row in rows:
+        (handle,) = Snapshot.from_bytes(bytes(row.snapshot)).handles
+        seen(Place(handle.operator, handle.state, handle.subtask), row.rows_read)
+        handles.append(handle)
+    done(max(0, sum(handle.rows for handle in handles) - told))
+    return handles
+
+
+def collect(results: DataFrame, written: Any, done: Callable[[int], None]) -> tuple[list[Any], int]:
+    """Run a job. Returns its rows, and how many rows of state ``done`` was told of.
+
+    Meanwhile ``done`` takes what the accumulator ``written`` says. Raises the error of a task.
+    """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     ended = threading.Event()
-    reported = [0]
+    told = [0]
 
     def watch() -> None:
         while not ended.wait(WATCH_S):
             now = written.value
-            done(now - reported[0])
-            reported[0] = now
+            done(now - told[0])
+            told[0] = now
 
     watching = threading.Thread(target=watch, name="rewrite-progress", daemon=True)
     watching.start()
@@ -135,10 +155,4 @@ def _collect(results: DataFrame, written: Any, done: Callable[[int], None], seen
     finally:
         ended.set()
         watching.join()
-    handles = []
-    for row in rows:
-        (handle,) = Snapshot.from_bytes(bytes(row.snapshot)).handles
-        seen(Place(handle.operator, handle.state, handle.subtask), row.rows_read)
-        handles.append(handle)
-    done(max(0, sum(handle.rows for handle in handles) - reported[0]))
-    return handles
+    return rows, told[0]

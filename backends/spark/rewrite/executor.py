@@ -60,7 +60,7 @@ def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
                 read: list[int] = []
                 handles = write_move(context, move, seen=read.append)
                 while (handle := reported(next, handles, None)) is not None:
-                    yield _result(handle, sum(read))
+                    yield _result(_snapshot(handle), sum(read))
                     read.clear()
                 written.add(move.rows)
 
@@ -83,8 +83,7 @@ def distribute_sources(tasks: Sequence[bytes]) -> Stage:
                 distributed = distribute(source, read.append)
                 while (one := reported(next, distributed, None)) is not None:
                     target, batch = one
-                    for part in cut(batch, batch.num_rows, FRAME_BYTES):
-                        yield _framed(target, part.drop_columns([KEY_GROUP.name]))
+                    yield from frames_of(target, batch)
                 said = pa.schema([], metadata={_READ: str(sum(read))})
                 yield _framed(source.first_target, pa.RecordBatch.from_arrays([], schema=said))
 
@@ -95,6 +94,22 @@ def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
     """From frames to one row (snapshot binary, rows_read long) per target that has any.
 
     Task *target* is (context, place, whether row keys must be compared), pickled.
+    """
+
+    def write(target: int, rows: Batches) -> bytes:
+        context, place, check_unique = pickle.loads(tasks[target])  # noqa: S301
+        handle = reported(partial(write_target, check_unique=check_unique), context, place, rows)
+        written.add(handle.rows)
+        return _snapshot(handle)
+
+    return gather_targets(write)
+
+
+def gather_targets(write: Callable[[int, Batches], bytes]) -> Stage:
+    """From frames to one row (snapshot binary, rows_read long) per target that has any.
+
+    ``write`` takes a target and the rows of all its frames, which wait in a temporary file, and
+    returns the snapshot.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -108,13 +123,9 @@ def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
                 ):
                     frames.add(target, payloads)
             for target in sorted(frames.sizes):
-                context, place, check_unique = pickle.loads(tasks[target])  # noqa: S301
                 read: list[int] = []
-                rows = _unframed(frames.read(target), read.append)
-                write = partial(write_target, check_unique=check_unique)
-                handle = reported(write, context, place, rows)
-                yield _result(handle, sum(read))
-                written.add(handle.rows)
+                data = write(target, _unframed(frames.read(target), read.append))
+                yield _result(data, sum(read))
 
     return run
 
@@ -147,11 +158,20 @@ def ids(batches: Batches) -> Iterator[int]:
         yield from batch["id"].to_pylist()
 
 
+def frames_of(target: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The frames that carry a batch to a target.
+
+    The key group is left out: to hash the keys again costs less than to carry it.
+    """
+    for part in cut(batch, batch.num_rows, FRAME_BYTES):
+        kept = [name for name in part.schema.names if name != KEY_GROUP.name]
+        yield _framed(target, part.select(kept))
+
+
 def _framed(target: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     """A frame: a row of the target and a batch as a compressed Arrow IPC stream.
 
     The JVM handles a frame byte by byte, several times, so fewer bytes are worth the compression.
-    The key group is left out too: to hash the keys again costs less than to carry it.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as stream:
@@ -163,9 +183,12 @@ def _framed(target: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch([pa.array([target], pa.int32()), made], ["target", "payload"])
 
 
-def _result(handle: Handle, rows_read: int) -> pa.RecordBatch:
-    data = Snapshot(handle.operator, handle.subtask, (handle,)).to_bytes()
-    columns = [pa.array([data], pa.binary()), pa.array([rows_read], pa.int64())]
+def _snapshot(handle: Handle) -> bytes:
+    return Snapshot(handle.operator, handle.subtask, (handle,)).to_bytes()
+
+
+def _result(snapshot: bytes, rows_read: int) -> pa.RecordBatch:
+    columns = [pa.array([snapshot], pa.binary()), pa.array([rows_read], pa.int64())]
     return pa.record_batch(columns, names=["snapshot", "rows_read"])
 
 
@@ -188,4 +211,4 @@ def decode(message: str) -> CheckpointError:
             if isinstance(found, type) and issubclass(found, CheckpointError):
                 return found(facts["message"], kind=ErrorKind(facts["kind"]))
     last = next((line for line in reversed(message.splitlines()) if line.strip()), "no reason given")
-    return StorageError(f"a Spark task of the rewrite failed, nothing was published: {last.strip()}")
+    return StorageError(f"a Spark task failed, nothing was published: {last.strip()}")

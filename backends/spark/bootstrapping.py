@@ -1,0 +1,180 @@
+"""``bootstrap`` for DataFrames of Spark: partitions go from worker to worker, never to the driver.
+
+One job for each state, of two stages. In the first, the rows of a partition conform to the state
+and are dealt to subtasks; the exchange carries frames, as in a rewrite. In the second, each subtask
+writes one segment. The driver collects one row for each; what a task that ran twice has written
+besides, nobody names.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+from stateformat.segments import WriteOptions
+from stateformat.snapshot import WriteContext
+from stateformat.store import CheckpointStore
+
+from .. import bootstrap as local
+from ..bootstrap import Bootstrapped, OnDuplicate, StateInput, Written
+from ..dataflow.flow import Dataflow
+from ..rewrite import DISTRIBUTE_BYTES, gathered
+from .rewrite import (
+    FRAME_SCHEMA,
+    RESULT_SCHEMA,
+    Batches,
+    Stage,
+    check_reachable,
+    collect,
+    frames_of,
+    gather_targets,
+    reported,
+    settle,
+    task_count,
+)
+from .sessions import check, job_session
+from .sources import arrow_schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PARTITION_ROWS: Final = 1 << 40
+"""More rows than a partition has: sequence numbers of a partition begin at a multiple of it."""
+
+
+def bootstrap(
+    store: CheckpointStore | str | os.PathLike[str],
+    flow: Dataflow,
+    states: Mapping[str, Any],
+    *,
+    parallelism: int | None = None,
+    per_operator: Mapping[str, int] | None = None,
+    positions: Mapping[str, Any] | None = None,
+    order_by: str | None = None,
+    on_duplicate: OnDuplicate = "refuse",
+    properties: Mapping[str, str] | None = None,
+    options: WriteOptions | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> Bootstrapped:
+    """``stateformat.backends.bootstrap.bootstrap``, where rows may be DataFrames of Spark, too.
+
+    Example::
+
+        history = spark.read.parquet("history/").groupBy("user").agg(F.sum("n").alias("total"))
+        bootstrap("s3://bucket/store", flow, {"totals/totals": history}, parallelism=8)
+
+    Spark writes DataFrames, of which it reads each once. Without ``order_by``, entries of lists are
+    in the order of the partitions. Every executor must reach the store at the driver's address and
+    have this package installed (``stateformat.backends.spark.sessions`` says how).
+    """
+    return local.bootstrap(
+        store,
+        flow,
+        states,
+        parallelism=parallelism,
+        per_operator=per_operator,
+        positions=positions,
+        order_by=order_by,
+        on_duplicate=on_duplicate,
+        properties=properties,
+        options=options,
+        engine=_SparkEngine(),
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class _SparkEngine:
+    """Lets Spark write DataFrames, and this process everything else."""
+
+    others: local.ThreadEngine = local.ThreadEngine()  # noqa: RUF009 - it has no state
+
+    def schema(self, where: str, rows: Any) -> tuple[pa.Schema, Any]:
+        """The columns of a DataFrame, as Arrow has them."""
+        if not _is_frame(rows):
+            return self.others.schema(where, rows)
+        check(rows.sparkSession)
+        if rows.isStreaming:
+            raise InvalidInput(f"{where} are a streaming DataFrame. Give one that ends, as of spark.read")
+        return arrow_schema_of(where, rows.schema), rows
+
+    def write(self, context: WriteContext, input: StateInput, rows: Any, done: Callable[[int], None]) -> list[Written]:
+        """Run the job of one state."""
+        if not _is_frame(rows):
+            return self.others.write(context, input, rows, done)
+        check_reachable(context.storage.url)
+        frame = _in_job_session(rows)
+        context = context.only(input.state.operator)
+        written = frame.sparkSession.sparkContext.accumulator(0)
+        frames = frame.mapInArrow(deal_rows(pickle.dumps(input)), FRAME_SCHEMA)
+        parallelism = input.operator.parallelism
+        count = task_count(parallelism, _bytes_of(frame), frame.sparkSession.sparkContext.defaultParallelism)
+        shuffled = frames.repartitionById(count, "target")
+        results = shuffled.mapInArrow(write_subtasks(pickle.dumps((context, input)), written), RESULT_SCHEMA)
+        found, told = collect(results, written, done)
+        # Our own workers pickled them in this job. Nothing from a store is ever unpickled.
+        places: list[Written] = [pickle.loads(bytes(row.snapshot)) for row in found]  # noqa: S301
+        done(max(0, sum(one.handle.rows for one in places if one.handle is not None) - told))
+        return places
+
+
+def _is_frame(rows: Any) -> bool:
+    return type(rows).__module__.startswith("pyspark.sql") and hasattr(rows, "mapInArrow")
+
+
+def _in_job_session(frame: DataFrame) -> DataFrame:
+    """The same rows in a session with our settings, which leaves the user's as it is."""
+    name = f"stateformat_{uuid.uuid4().hex}"
+    spark = frame.sparkSession
+    frame.createTempView(name)
+    try:
+        return job_session(spark).table(name)
+    finally:
+        spark.catalog.dropTempView(name)
+
+
+def _bytes_of(frame: DataFrame) -> int:
+    """About how many bytes a DataFrame has; 0 where Spark does not know."""
+    found = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes().toString())
+    return found if found < 1 << 50 else 0
+
+
+def deal_rows(task: bytes) -> Stage:
+    """From the rows of a partition to frames (target int, payload binary). ``task``: an input."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        settle()
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        given: StateInput = pickle.loads(task)  # noqa: S301
+        first = partition * PARTITION_ROWS
+        for turn, rows in enumerate(gathered(batches, DISTRIBUTE_BYTES), partition):
+            if len(rows):
+                table = reported(local.conformed, rows, given, first)
+                for target, batch in local.deal(table, given, turn):
+                    yield from frames_of(target, batch)
+                first += len(rows)
+
+    return run
+
+
+def write_subtasks(task: bytes, written: Any) -> Stage:
+    """From frames to one row (snapshot binary, rows_read long) per subtask that has any.
+
+    ``task`` is (context, input), pickled. The accumulator ``written`` counts rows for users.
+    """
+
+    def write(target: int, rows: Batches) -> bytes:
+        context, given = pickle.loads(task)  # noqa: S301
+        return pickle.dumps(reported(local.write_place, context, given, target, rows, written.add))
+
+    return gather_targets(write)
