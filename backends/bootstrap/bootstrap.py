@@ -146,7 +146,7 @@ def bootstrap(
 
 
 def _tell(progress: Callable[[str, int], None] | None, name: str, rows: int) -> None:
-    if progress is not None:
+    if progress is not None and rows:
         progress(name, rows)
 
 

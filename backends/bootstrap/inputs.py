@@ -13,6 +13,7 @@ from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import Operator
 from stateformat.model import Mode, State
 from stateformat.segments import keeps_values
+from stateformat.tables import ArrowStream
 
 from .declared import OPTIONAL, columns_for, is_list, shown
 
@@ -140,6 +141,8 @@ def stream_of(where: str, rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch
         raise InvalidInput(
             f"{where} are a DataFrame of Spark. Call stateformat.backends.spark.bootstrap, in which Spark writes them"
         )
+    if isinstance(rows, ArrowStream):
+        return rows.schema, rows.batches()
     dataset = sys.modules.get("pyarrow.dataset")
     if dataset is not None and isinstance(rows, dataset.Dataset):
         rows = rows.scanner().to_reader()
@@ -151,5 +154,20 @@ def stream_of(where: str, rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch
             "record batch reader, a DuckDB relation, a polars or pandas DataFrame, a dataset, or the state of another "
             "checkpoint"
         )
-    reader = pa.RecordBatchReader.from_stream(rows)
-    return reader.schema, iter(reader)
+    try:
+        reader = pa.RecordBatchReader.from_stream(rows)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(where, error) from error
+    return reader.schema, _read(where, reader)
+
+
+def _read(where: str, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(where, error) from error
+
+
+def _unreadable(where: str, error: Exception) -> InvalidInput:
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return InvalidInput(f"{where} cannot be read: {said.rstrip('.')}. Nothing was published; mend what they come from")

@@ -142,7 +142,7 @@ def _in_job_session(frame: DataFrame) -> DataFrame:
 
 def _bytes_of(frame: DataFrame) -> int:
     """About how many bytes a DataFrame has; 0 where Spark does not know."""
-    found = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes().toString())
+    found = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
     return found if found < 1 << 50 else 0
 
 

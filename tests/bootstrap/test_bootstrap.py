@@ -1,0 +1,358 @@
+"""Rows become the state of a job: of every kind, from every tool, refused where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from stateformat.backends import dataflow as df
+from stateformat.backends.bootstrap import Rows, bootstrap, columns_of
+from stateformat.backends.connectors import CollectSink, MemorySource
+from stateformat.backends.local import LocalRuntime
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState, JobMismatch, StorageError
+from stateformat.model import Mode
+from stateformat.segments import WriteOptions
+from stateformat.storage import open_storage
+from stateformat.store import CheckpointStore, open as open_store
+from stateformat.tables import ArrowStream
+from stateformat.validation import validate
+from tests import data_world
+from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, world_flow
+from tests.local_jobs import Faulty
+
+OBJECTS = WriteOptions(inline_bytes_max=0)
+
+
+def totals_flow(*, parallelism: int = 3, **types: pa.DataType) -> df.Dataflow:
+    """``totals/totals``: key → total int64 (not null), seen timestamp[us]."""
+    rows = pa.schema([("key", types.get("key", pa.int64())), ("total", pa.int64())]).empty_table()
+    flow = df.Dataflow("totals", parallelism=parallelism)
+    flow.source(MemorySource(rows), uid="orders").key_by("key").apply(Totals(rows.schema.field("key")), uid="totals")
+    return flow
+
+
+class Totals(df.Operator):
+    def __init__(self, key: pa.Field) -> None:
+        self._key = key
+
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+        values = [pa.field("total", pa.int64(), nullable=False), pa.field("seen", pa.timestamp("us"))]
+        return [
+            df.ValueState("totals", [self._key], values),
+            df.ListState("log", [self._key], {"total": pa.int64()}),
+            df.SplitList("entries", {"total": pa.int64()}),
+            df.UnionList("shared", {"total": pa.int64()}),
+        ]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        return None
+
+
+def totals(count: int = 10, **more: Any) -> pa.Table:
+    seen = pa.array([1_767_225_600_000_000] * count, pa.timestamp("us"))
+    return pa.table({"key": list(range(count)), "total": [7 * n for n in range(count)], "seen": seen, **more})
+
+
+def state(store: CheckpointStore | Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a state, by an order of their own."""
+    found = store if isinstance(store, CheckpointStore) else open_store(str(store))
+    return sorted(found.open().state(*name.split("/")).table().to_pylist(), key=repr)
+
+
+@pytest.mark.parametrize("parallelism", [1, 5])
+@pytest.mark.parametrize("options", [None, OBJECTS])
+def test_the_states_of_another_checkpoint_arrive_whole_whatever_their_kind(
+    tmp_path: Path, parallelism: int, options: WriteOptions | None
+) -> None:
+    flow, names = world_flow(parallelism)
+    history = data_world.data_store(f"memory://bootstrap-world-{tmp_path.name}").open()
+    done = bootstrap(tmp_path / "new", flow, {new: history.state(*old) for new, old in names.items()}, options=options)
+    store = open_store(str(tmp_path / "new"))
+    assert not validate(store, level="full").problems
+    for new, old in names.items():
+        found, wanted = store.open().state(*new.split("/")).table(), data_world.expected(*old)
+        assert data_world.same_rows(found, wanted), new
+        assert done.rows[new] == len(wanted) * (parallelism if old[1] == "rates" else 1)
+    assert done.record.properties == {"bootstrap.states": ", ".join(names)}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 4])
+def test_a_run_that_begins_with_history_ends_as_one_that_has_seen_it(tmp_path: Path, parallelism: int) -> None:
+    """The rows behind the position come to a state as the history left it."""
+    every, seen = orders(300), orders(180)
+    wanted, found = CollectSink(), CollectSink()
+    LocalRuntime(open_store(str(tmp_path / "whole")), parallelism=parallelism).run(shop_flow(every, wanted))
+    flow, store = shop_flow(every, found), open_store(str(tmp_path / "begun"))
+    bootstrap(store, flow, shop_states(seen), positions={"Orders": 180, "rates": 2})
+    LocalRuntime(store, parallelism=parallelism).run(flow)
+    assert plain(found) == plain(wanted)
+
+
+def test_the_first_checkpoint_is_like_that_of_a_run(tmp_path: Path) -> None:
+    """The same graph, the same states but for those with which sources begin, the same places."""
+    stores = [open_store(str(tmp_path / name)) for name in ("run", "begun")]
+    LocalRuntime(stores[0]).begin(shop_flow(orders(0), CollectSink()))
+    runs = LocalRuntime(stores[0]).begin(shop_flow(orders(10), CollectSink()))
+    assert runs is not None
+    record = bootstrap(stores[1], shop_flow(orders(10), CollectSink()), shop_states(orders(10))).record
+    LocalRuntime(stores[0]).run(shop_flow(orders(10), CollectSink()))
+    first = stores[0].history()[-1]
+    assert record.kind == first.kind == "checkpoint"
+    assert [(o.uid, o.name, o.parallelism, o.max_parallelism, o.chain, o.key_hash) for o in record.graph.operators] == [
+        (o.uid, o.name, o.parallelism, o.max_parallelism, o.chain, o.key_hash) for o in first.graph.operators
+    ]
+    assert record.graph.edges == first.graph.edges
+    assert not any(operator.done for operator in record.graph.operators)
+    of_sources = {("orders", "splits"), ("orders", "enumerator"), ("rates", "splits"), ("rates", "enumerator")}
+    mine = {(one.operator, one.name): one for one in record.states}
+    assert mine == {key: one for key, one in first.by_state.items() if key not in of_sources}
+    places = stores[1].open().handles.select(["operator", "state", "subtask"]).to_pylist()
+    owed = [one for one in record.states if one.mode is not Mode.COMMITTABLES]
+    assert len(places) == sum(record.graph.operator(one.operator).parallelism for one in owed)
+
+
+def forms(directory: Path) -> dict[str, Callable[[], Any]]:
+    """The same rows as each tool has them; those of the dataset lie in several files."""
+    rows = totals(1000)
+    directory.mkdir()
+    for number in range(3):
+        pq.write_table(rows.slice(400 * number, 400), directory / f"{number}.parquet")
+    return {
+        "table": lambda: rows,
+        "batch": lambda: rows.combine_chunks().to_batches()[0],
+        "reader": lambda: pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches(max_chunksize=37)),
+        "dataset": lambda: pyarrow.dataset.dataset(directory),
+        "duckdb": lambda: duckdb.sql(f"from '{directory}/*.parquet'"),
+        "polars": lambda: polars.from_arrow(rows),
+        "pandas": lambda: rows.to_pandas(),
+        "without rows": lambda: rows.slice(0, 0),
+    }
+
+
+@pytest.mark.parametrize("form", ["table", "batch", "reader", "dataset", "duckdb", "polars", "pandas", "without rows"])
+def test_whatever_speaks_arrow_is_taken(tmp_path: Path, form: str) -> None:
+    given = forms(tmp_path / "rows")[form]()
+    bootstrap(tmp_path / "s", totals_flow(), {"totals/totals": given})
+    assert state(tmp_path / "s", "totals/totals") == (
+        [] if form == "without rows" else sorted(totals(1000).to_pylist(), key=repr)
+    )
+
+
+def test_the_columns_of_a_state_can_be_asked_for() -> None:
+    found = columns_of(totals_flow())
+    assert found["totals/totals"] == pa.schema(
+        [("key", pa.int64()), pa.field("total", pa.int64(), nullable=False), ("seen", pa.timestamp("us"))]
+    )
+    assert [*found] == ["totals/totals", "totals/log", "totals/entries", "totals/shared"]
+
+
+TWICE = totals(10, key=[0, 1, 1, 2, 2, 2, 3, 3, 4, None])
+FEW = totals(3)
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str, ErrorKind]] = [
+    ("unknown state", {"totals/total": FEW}, {}, "declares no state 'totals/total'; did you mean 'totals/totals'",
+     ErrorKind.UNKNOWN_STATE),
+    ("unknown operator", {"tatals/totals": FEW}, {}, "declares no state 'tatals/totals'", ErrorKind.UNKNOWN_OPERATOR),
+    ("a runtime's state", {"totals/progress": FEW}, {}, "is the runtime's own", ErrorKind.STATE_NOT_ALLOWED),
+    ("a source's state", {"orders/splits": FEW}, {}, "positions of sources", ErrorKind.STATE_NOT_ALLOWED),
+    ("missing", {"totals/totals": FEW.drop_columns(["seen"])}, {}, "they lack 'seen'", ErrorKind.SCHEMA_MISMATCH),
+    ("more", {"totals/totals": FEW.append_column("x", [[1, 2, 3]])}, {}, "they have besides 'x'",
+     ErrorKind.SCHEMA_MISMATCH),
+    ("type", {"totals/totals": totals(3, total=["a", "b", "c"])}, {}, "'total' is string and should be int64",
+     ErrorKind.SCHEMA_MISMATCH),
+    ("everything at once", {"totals/totals": pa.table({"key": [1.5], "toal": [1]})}, {},
+     "they lack 'total', 'seen'; they have besides 'toal'; 'key' is double and should be int64",
+     ErrorKind.SCHEMA_MISMATCH),
+    ("too large", {"totals/totals": totals(1, total=pa.array([2**63], pa.uint64()))}, {},
+     "not every value of it is a int64", ErrorKind.SCHEMA_MISMATCH),
+    ("null", {"totals/totals": totals(3, total=[1, None, 3])}, {}, "'total' is declared without nulls and holds 1",
+     ErrorKind.NULL_NOT_ALLOWED),
+    ("equal keys", {"totals/totals": TWICE}, {},
+     r"several rows with one key: (\{'key': \d\} \(\d rows\)(, )?){3} and perhaps more", ErrorKind.DUPLICATE_ROW_KEY),
+    ("two equal keys", {"totals/totals": TWICE.slice(0, 3)}, {}, r"key: \{'key': 1\} \(2 rows\)\. Keep the row that",
+     ErrorKind.DUPLICATE_ROW_KEY),
+    ("equal places", {"totals/log": pa.table({"key": [1, 1], "_index": [5, 5], "total": [1, 2]})}, {},
+     r"\{'key': 1, '_index': 5\} \(2 rows\)", ErrorKind.DUPLICATE_ROW_KEY),
+    ("last without order", {"totals/totals": FEW}, {"on_duplicate": "last"}, "needs order_by",
+     ErrorKind.INVALID_ARGUMENT),
+    ("last of a list", {"totals/log": Rows(FEW, "total", "last")}, {}, "it is a list, which keeps every row",
+     ErrorKind.INVALID_ARGUMENT),
+    ("last of entries", {"totals/shared": Rows(FEW, "total", "last")}, {}, "it is union state",
+     ErrorKind.INVALID_ARGUMENT),
+    ("no such order", {"totals/totals": FEW}, {"order_by": "at"}, "ordered by 'at', of which there are 0 columns",
+     ErrorKind.SCHEMA_MISMATCH),
+    ("order of words", {"totals/totals": totals(2, at=["a", "b"])}, {"order_by": "at", "on_duplicate": "last"},
+     "column 'at' is string and says the order", ErrorKind.SCHEMA_MISMATCH),
+    ("order of nulls", {"totals/totals": totals(2, at=[1, None])}, {"order_by": "at", "on_duplicate": "last"},
+     "column 'at' says the order of rows and is null in 1 of 2", ErrorKind.NULL_NOT_ALLOWED),
+    ("two orders of a list", {"totals/log": pa.table({"key": [1], "_index": [1], "total": [1]})},
+     {"order_by": "total"}, "says it again", ErrorKind.INVALID_ARGUMENT),
+    ("undecided", {"totals/totals": totals(3, key=[1, 1, 2], at=[4, 4, 1])}, {"order_by": "at", "on_duplicate": "last"},
+     r"several last rows by 'at': \{'key': 1\} \(2 rows\)\. Order them", ErrorKind.DUPLICATE_ROW_KEY),
+    ("an option", {"totals/totals": FEW}, {"on_duplicate": "first"}, "Give 'refuse' or 'last'",
+     ErrorKind.INVALID_ARGUMENT),
+    ("no rows at all", {"totals/totals": [1, 2]}, {}, "of type list, which does not speak the Arrow C stream",
+     ErrorKind.INVALID_ARGUMENT),
+    ("given twice", {"totals/totals": FEW, "Totals/totals": FEW}, {}, "declares no state 'Totals/totals'",
+     ErrorKind.UNKNOWN_OPERATOR),
+    ("too parallel", {}, {"parallelism": 40_000}, "parallelism", ErrorKind.INVALID_PARALLELISM),
+    ("no such source", {}, {"positions": {"ordrs": 3}}, "is no source of dataflow 'totals'?; did you mean 'orders'",
+     ErrorKind.UNKNOWN_OPERATOR),
+    ("beyond its end", {}, {"positions": {"orders": 3}}, "source 'orders' cannot begin behind 3: the MemorySource has 0",
+     ErrorKind.INVALID_ARGUMENT),
+    ("no position", {}, {"positions": {"orders": "x"}}, "source 'orders' cannot begin behind 'x'",
+     ErrorKind.INVALID_ARGUMENT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("states", "options", "words", "kind"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_what_does_not_fit_is_refused_in_a_sentence_and_nothing_is_published(
+    states: dict[str, Any], options: dict[str, Any], words: str, kind: ErrorKind
+) -> None:
+    store = open_store("memory://bootstrap-refused")
+    with pytest.raises(InvalidInput, match=words) as caught:
+        bootstrap(store, totals_flow(), states, **options)
+    assert caught.value.kind is kind
+    assert not [*store.storage.list("checkpoints/")]
+
+
+def test_a_store_with_a_checkpoint_and_that_of_another_job_are_refused(tmp_path: Path) -> None:
+    bootstrap(tmp_path / "s", totals_flow(), {})
+    with pytest.raises(InvalidInput, match=r"holds checkpoint 1 of job 'totals'? ?already") as caught:
+        bootstrap(tmp_path / "s", totals_flow(), {})
+    assert caught.value.kind is ErrorKind.STORE_NOT_EMPTY
+    with pytest.raises(JobMismatch, match="belongs to job 'totals'"):
+        bootstrap(tmp_path / "s", shop_flow(orders(3), CollectSink()), {})
+    with pytest.raises(InvalidInput, match="the dataflow is 'totals'"):
+        bootstrap(tmp_path / "t", "totals", {})  # type: ignore[arg-type]
+
+
+def test_if_the_second_state_fails_nothing_is_published_and_a_second_try_succeeds(tmp_path: Path) -> None:
+    bad = {"totals/totals": totals(2000), "totals/log": pa.table({"key": ["x"], "total": [1]})}
+    worse = {"totals/totals": totals(2000), "totals/log": Broken(KeyboardInterrupt())}
+    worst = {"totals/totals": totals(2000), "totals/entries": pa.table({"total": pa.array([2**63], pa.uint64())})}
+    for states, error in ((bad, InvalidState), (worst, InvalidState), (worse, KeyboardInterrupt)):
+        with pytest.raises(error):
+            bootstrap(tmp_path / "s", totals_flow(), states, options=OBJECTS)
+        assert not [*open_storage(str(tmp_path / "s")).list("checkpoints/")]
+    left = len([*(tmp_path / "s" / "segments").rglob("*.parquet")])
+    assert left == 6  # three subtasks, and twice the second state failed behind the first
+    bootstrap(tmp_path / "s", totals_flow(), {"totals/totals": totals(2000)}, options=OBJECTS)
+    store = open_store(str(tmp_path / "s"))
+    assert len(store.collect_garbage(delete=True).segments) == left
+    assert not validate(store, level="full").problems
+    assert state(store, "totals/totals") == sorted(totals(2000).to_pylist(), key=repr)
+
+
+class Broken(ArrowStream):
+    """Rows that end in an error."""
+
+    schema = pa.schema([("key", pa.int64()), ("total", pa.int64())])
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"key": [1], "total": [2]}, schema=self.schema)
+        raise self._error
+
+
+def test_rows_that_cannot_be_read_are_told_of_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    pq.write_table(totals(100_000), tmp_path / "rows" / "1.parquet", row_group_size=1000)
+    data = bytearray((tmp_path / "rows" / "1.parquet").read_bytes())
+    data[5000:900_000] = b"x" * 895_000
+    (tmp_path / "rows" / "1.parquet").write_bytes(data)
+    rows = pyarrow.dataset.dataset(tmp_path / "rows")
+    with pytest.raises(
+        InvalidInput, match="the rows of state 'totals' of operator 'totals' cannot be read: "
+    ) as caught:
+        bootstrap(tmp_path / "s", totals_flow(), {"totals/totals": rows})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["segments/", "manifests/"])
+def test_a_storage_that_fails_leaves_the_store_without_a_checkpoint(tmp_path: Path, path: str) -> None:
+    storage = Faulty(open_storage(str(tmp_path)))
+    store = CheckpointStore(storage, sleep=lambda _: None)
+    storage.down = False
+    storage.order("write", path, "refuse")
+    storage.order("open_write", path, "refuse")
+    storage.order("create", path, "refuse")
+    with pytest.raises((StorageError, CheckpointError)):
+        bootstrap(store, totals_flow(), {"totals/totals": totals(2000)}, options=OBJECTS)
+    assert not [*storage.inner.list("checkpoints/")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_last_of_several_rows_is_what_a_window_function_says(tmp_path: Path, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    count = 20_000
+    at = generator.permutation(count).astype(["int64", "float64", "datetime64[us]", "uint32"][seed]) - (
+        np.float64(count / 2) if seed == 1 else 0
+    )
+    keys = pa.array(generator.integers(0, 3000, count), mask=generator.random(count) < 0.01)
+    rows = pa.table({"key": keys, "total": generator.integers(0, 10**6, count), "seen": pa.nulls(count), "at": at})
+    wanted = duckdb.sql(
+        'select key, total from rows qualify row_number() over (partition by key order by "at" desc) = 1'
+    ).to_arrow_table()
+    # The same rows again change nothing: they are equal to what is the last already.
+    twice = pa.concat_tables([rows, rows.slice(5000)])
+    bootstrap(tmp_path / "s", totals_flow(), {"totals/totals": twice}, order_by="at", on_duplicate="last")
+    found = [(row["key"], row["total"]) for row in state(tmp_path / "s", "totals/totals")]
+    assert sorted(found, key=repr) == sorted(((r["key"], r["total"]) for r in wanted.to_pylist()), key=repr)
+
+
+def test_a_list_is_in_order_of_arrival_of_a_column_or_of_its_index(tmp_path: Path) -> None:
+    rows = pa.table({"key": [1, 2, 1, 1, 2], "total": [30, 7, 10, 20, 8], "at": [3.5, -1.0, -2.5, 0.0, -0.5]})
+    cases: dict[str, tuple[Any, list[int]]] = {
+        "arrival": (rows.drop_columns(["at"]), [30, 10, 20]),
+        "column": (Rows(rows, order_by="at"), [10, 20, 30]),
+        "own column": (Rows(rows.drop_columns(["at"]), order_by="total"), [10, 20, 30]),
+        "index": (rows.drop_columns(["at"]).append_column("_index", [[0, 0, 9, -4, 1]]), [20, 30, 10]),
+    }
+    for name, (given, wanted) in cases.items():
+        bootstrap(tmp_path / name, totals_flow(), {"totals/log": given})
+        found = sorted(state(tmp_path / name, "totals/log"), key=lambda row: row["_index"])
+        assert [row["total"] for row in found if row["key"] == 1] == wanted, name
+
+
+def test_entries_are_dealt_evenly_and_keep_their_order(tmp_path: Path) -> None:
+    rows = pa.table({"total": list(range(10)), "at": list(range(10, 0, -1))})
+    states = {"totals/entries": rows.select(["total"]), "totals/shared": Rows(rows, order_by="at")}
+    bootstrap(tmp_path / "s", totals_flow(), states)
+    checkpoint = open_store(str(tmp_path / "s")).open()
+    parts = [checkpoint.read("totals", "entries", subtask).table()["total"].to_pylist() for subtask in range(3)]
+    assert [*chain.from_iterable(parts)] == list(range(10))
+    assert sorted(map(len, parts)) == [3, 3, 4]
+    assert checkpoint.read("totals", "shared", 0).table()["total"].to_pylist() == list(range(9, -1, -1))
+
+
+def test_parallelism_properties_and_progress_are_as_asked(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    done = bootstrap(
+        open_store(str(tmp_path)),
+        totals_flow(),
+        {"totals/totals": totals(1000)},
+        parallelism=7,
+        per_operator={"orders": 2},
+        properties={"made by": "me"},
+        progress=lambda *now: seen.append(now),
+    )
+    assert {one.uid: one.parallelism for one in done.record.graph.operators} == {"orders": 2, "totals": 7}
+    assert done.record.properties["made by"] == "me"
+    assert {name for name, _ in seen} == {"totals/totals"}
+    assert sum(rows for _, rows in seen) == 1000 == done.rows["totals/totals"]
+    with pytest.raises(InvalidInput, match=r"begins with 'stateformat\.'"):
+        bootstrap(tmp_path / "t", totals_flow(), {}, properties={"stateformat.x": "1"})
