@@ -130,7 +130,7 @@ class Transformation:
             raise InvalidInput(
                 f"{self.transform.label} changed keys: of {piece}, {len(moved)} came back with a key that none of them "
                 f"had, {key!r} first. Rows of another key belong to another key group, maybe of another subtask: have "
-                "them dealt anew with rekey=True",
+                "them dealt anew with rekey=True (`--rekey`)",
                 kind=ErrorKind.TRANSFORM_FAILED,
                 operator=self.before.operator,
                 state=self.before.name,
@@ -264,7 +264,9 @@ def _check_returned(state: State, transform: Transform, returns: pa.Schema, own:
         kind = f"a {state.kind}" if state.kind else f"{state.mode} state"
         what = f"without column {missing[0]!r}, which every row of {kind} has"
         if missing[0] in keys:
-            what = f"without key column {missing[0]!r}; where it has another name, say so with renames"
+            what = (
+                f"without key column {missing[0]!r}; where it has another name, say so with renames (`--rename-column`)"
+            )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         what = f"with two columns {twice[0]!r}; give them different names"
@@ -289,7 +291,7 @@ def _check_keys_stay(before: State, after: State, transform: Transform) -> None:
         if types[0] != types[1] and not transform.rekey:
             raise InvalidInput(
                 f"key column {name!r} of {_where(before)} is {types[0]}, and {transform.label} returned {types[1]}: "
-                "keys of another type lie in other key groups. Have the rows dealt anew with rekey=True",
+                "keys of another type lie in other key groups. Have the rows dealt anew with rekey=True (`--rekey`)",
                 kind=ErrorKind.SCHEMA_MISMATCH,
                 column=name,
             )

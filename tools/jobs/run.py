@@ -18,9 +18,6 @@ spark.log`` separates the two. An unconfigured log begins at warnings
 
 from __future__ import annotations
 
-import filecmp
-import importlib
-import importlib.util
 import inspect
 import json
 import logging
@@ -29,7 +26,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,6 +37,7 @@ from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sessions import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from stateformat.tools.ckpt.exit_status import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
+from stateformat.tools.ckpt.functions import FunctionName, function_of, module_of
 from stateformat.tools.ckpt.options import (
     STORAGE_OPTIONS,
     Address,
@@ -56,33 +54,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class JobName(NamedTuple):
-    """The function that makes the dataflow."""
-
-    where: str
-    """A file that ends with ``.py``, or an installed module."""
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.where}:{self.function}"
-
-
-class JobType(click.ParamType[JobName]):
+class JobType(click.ParamType[FunctionName]):
     """Parses ``FILE.py:FUNCTION`` and ``MODULE:FUNCTION``. The file must exist."""
 
     name = "JOB"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobName:
-        where, _, function = str(value).rpartition(":")
-        if not where or not function.isidentifier():
-            self.fail(
-                f"{value!r} names no function; give a file or module and a function, as in flights.py:flights",
-                param,
-                ctx,
-            )
-        if where.endswith(".py") and not Path(where).is_file():
-            self.fail(f"there is no file {where!r}, seen from {Path.cwd()}", param, ctx)
-        return JobName(where, function)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FunctionName:
+        try:
+            return FunctionName.parse(str(value), "flights.py:flights")
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Microseconds(SecondsType):
@@ -176,7 +157,7 @@ class _JsonLog(logging.Formatter):
 @click.option("--drop", multiple=True, metavar="OPERATOR[/STATE[.COLUMN]]", help="State or a column to give up.")
 @click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
 def command(
-    job: JobName,
+    job: FunctionName,
     store: Address,
     *,
     progress: str,
@@ -208,67 +189,19 @@ def command(
 command.params += STORAGE_OPTIONS
 
 
-def dataflow_of(job: JobName, spark: SparkSession) -> Dataflow:
+def dataflow_of(job: FunctionName, spark: SparkSession) -> Dataflow:
     """The dataflow that the job's function makes; ``InvalidInput`` if it makes none.
 
     If the job's own code raised, its stack trace goes to standard error.
     """
-    module = _file(job, spark) if job.where.endswith(".py") else _installed(job)
-    make: Callable[..., Any] | None = getattr(module, job.function, None)
-    if not callable(make):
-        found = inspect.getmembers(module, inspect.isfunction)
-        own = [name for name, one in found if one.__module__ == module.__name__ and not name.startswith("_")]
-        names = ", ".join(own) or "none"
-        raise InvalidInput(f"{job.where} has no function {job.function!r}; its functions are: {names}")
+    module = module_of(job, _call)
+    if job.is_file:
+        spark.sparkContext.addPyFile(str(Path(job.where).resolve()))
+    make = function_of(module, job)
     flow = _call(f"{job}", lambda: make(spark) if inspect.signature(make).parameters else make())
     if not isinstance(flow, Dataflow):
         raise InvalidInput(f"{job} returned {type(flow).__name__}; it must return a Dataflow")
     return flow
-
-
-def _file(job: JobName, spark: SparkSession) -> Any:
-    """The module of a file, which executors can also import, by the file's name."""
-    path = Path(job.where).resolve()
-    name = path.stem
-    other = None if "." in name else _other_module(name, path)
-    if "." in name or other is not None:
-        why = "has a dot in its name" if other is None else f"would replace the module {name!r} ({other})"
-        raise InvalidInput(f"{path} {why}; give the file another name")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    loader = spec.loader
-    _call(f"{path}", lambda: loader.exec_module(module))
-    spark.sparkContext.addPyFile(str(path))
-    return module
-
-
-def _other_module(name: str, path: Path) -> str | None:
-    """Where another module of this name is; None if there is none, or a copy (``--py-files``)."""
-    known = sys.modules.get(name)
-    place = getattr(known, "__file__", None)
-    if known is None:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            return None
-        place = spec.origin
-    if place is not None and Path(place).is_file() and filecmp.cmp(place, path, shallow=False):
-        return None
-    return place or "part of Python"
-
-
-def _installed(job: JobName) -> Any:
-    try:
-        return importlib.import_module(job.where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{job.where}.".startswith(f"{error.name}."):
-            raise InvalidInput(f"{job.where} imports {error.name!r}, which is not installed here") from error
-        raise InvalidInput(
-            f"there is no module {error.name!r} in {sys.executable}; install it, or name a file: "
-            f"{job.where}.py:{job.function}"
-        ) from error
 
 
 def _call(what: str, code: Callable[[], Any]) -> Any:
@@ -279,7 +212,8 @@ def _call(what: str, code: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__ and frames.tb_next:
+        ours = {__name__, FunctionName.__module__}
+        while frames is not None and frames.tb_frame.f_globals.get("__name__") in ours and frames.tb_next:
             frames = frames.tb_next
         click.echo("".join(traceback.format_exception(type(error), error, frames)), err=True, nl=False)
         hint = "; install it, or give it to spark-submit: --py-files" if isinstance(error, ModuleNotFoundError) else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,7 +17,19 @@ from ..options import (
     parallelism_options,
     per_operator,
 )
+from ..output import Document
+from ..text import Look, label, render
+from ..transforms import TransformName, transform_options, transforms_of
 from ._published import draw_published, published
+
+if TYPE_CHECKING:
+    from stateformat.backends.rewrite import TransformedRows
+
+_COLUMNS: Final = (
+    render.Column("column", flexible=True),
+    render.Column("what became of it", flexible=True),
+    render.Column("type", flexible=True),
+)
 
 
 @command("rewrite", pandas=True)
@@ -46,6 +59,7 @@ from ._published import draw_published, published
     show_default=True,
     help="plain is for readers that lack BYTE_STREAM_SPLIT.",
 )
+@transform_options
 @click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
 def rewrite(
     session: Session,
@@ -58,6 +72,9 @@ def rewrite(
     rename: tuple[tuple[str, str], ...],
     codec: Any,
     encoding: Any,
+    transform: tuple[TransformName, ...],
+    rename_column: tuple[tuple[str, str], ...],
+    rekey: bool,
     target: Address | None,
 ) -> None:
     """Rewrite the data: align, compact, re-encode, re-hash.
@@ -66,6 +83,11 @@ def rewrite(
     state's current schema. Only a new --max-parallelism hashes keys again; nothing else is
     shuffled. The result is published as the newest checkpoint of the store, or with --to in another
     one.
+
+    --transform corrects state: the function takes the rows of a state as an Arrow table, piece by
+    piece, and returns those that shall stand there. First it is called with no rows, to learn its
+    columns. The module is looked for on PYTHONPATH and in the current directory; a file is named as
+    fixes.py:correct. OPERATOR/STATE may be left out where only one state has rows.
     """
     from stateformat.backends.rewrite import Engine, RewriteSpec, ThreadEngine, rewrite as run
     from stateformat.segments import WriteOptions
@@ -76,6 +98,7 @@ def rewrite(
         per_operator=per_operator(checkpoint, operator_parallelism),
         max_parallelism=max_parallelism,
         renames={checkpoint.operator_uid(old): new for old, new in rename},
+        transforms=transforms_of(checkpoint, transform, rename_column, rekey=rekey),
         options=WriteOptions(codec=codec, encoding=encoding),
     )
     other = None if target is None else other_store(session, store, target, address)
@@ -92,5 +115,43 @@ def rewrite(
         **published(there, done.permit, store, checkpoint.record),
         "written": {"segments": done.segments, "rows": done.rows, "bytes": done.bytes},
         "rehashed": [{"operator": operator, "state": state} for operator, state in done.rehashed],
+        "transformed": [_transformed(one) for one in done.transformed],
     }
-    session.output.show(document, draw_published)
+    session.output.show(document, _draw)
+
+
+def _transformed(one: TransformedRows) -> Document:
+    """What a function made of a state."""
+    state = one.state
+    return {
+        "operator": state.operator,
+        "state": state.state,
+        "function": state.function,
+        "rekeyed": state.rekeyed,
+        "rows_before": one.read,
+        "rows_after": one.written,
+        "columns": [change._asdict() for change in state.columns],
+    }
+
+
+def _draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: what was published, and what became of the columns of transformed states."""
+    yield from draw_published(document, look)
+    for one in document["transformed"]:
+        yield ""
+        rows = f"{render.count(one['rows_before'])} {look['arrow']} {render.plural(one['rows_after'], 'row')}"
+        dealt = ", dealt anew" if one["rekeyed"] else ""
+        yield render.heading(label(f"{one['operator']}/{one['state']} by {one['function']}"), look, rows + dealt)
+        yield ""
+        yield from render.table(_COLUMNS, [_change(change, look) for change in one["columns"]], look)
+
+
+def _change(change: Document, look: Look) -> tuple[str, str, str]:
+    """A line about a column."""
+    told = change["change"]
+    if told == "renamed":
+        told = f"renamed, was {label(change['was'])}"
+    kind = change["type"] or change["type_was"]
+    if change["type"] and change["type_was"] not in (None, change["type"]):
+        kind = f"{change['type_was']} {look['arrow']} {change['type']}"
+    return label(change["column"] or change["was"]), told, label(kind)

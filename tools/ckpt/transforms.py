@@ -1,0 +1,167 @@
+"""``--transform`` and ``--rename-column``: which function is applied to which state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from .functions import FunctionName, load_function
+from .options import PairType
+
+if TYPE_CHECKING:
+    from stateformat.backends.rewrite import Transform
+    from stateformat.model import State
+    from stateformat.reading import Checkpoint
+
+
+class TransformName(NamedTuple):
+    """A function and the state that it is applied to."""
+
+    state: str | None
+    """As the user typed it; None for the only state there is."""
+    function: FunctionName
+
+
+class TransformType(click.ParamType[TransformName]):
+    """Parses ``MODULE:FUNCTION`` and ``OPERATOR/STATE=MODULE:FUNCTION``; the last ``=`` divides."""
+
+    name = "[OPERATOR/STATE=]MODULE:FUNCTION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TransformName:
+        state, divider, function = str(value).rpartition("=")
+        if divider and not state:
+            self.fail(f"{value!r} names no state before its '='; give {self.name}", param, ctx)
+        try:
+            return TransformName(state or None, FunctionName.parse(function, "fixes:correct or fixes.py:correct"))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def transform_options(function: Any) -> Any:
+    """Adds ``--transform``, ``--rename-column`` and ``--rekey`` to a command."""
+    for option in (
+        click.option("--rekey", is_flag=True, help="The functions change keys: deal their rows to key groups anew."),
+        click.option(
+            "--rename-column",
+            multiple=True,
+            type=PairType("[OPERATOR/STATE.]OLD=NEW"),
+            metavar="[OPERATOR/STATE.]OLD=NEW",
+            help="Rename a column of a state; its values keep their field id. Repeatable.",
+        ),
+        click.option(
+            "--transform",
+            multiple=True,
+            type=TransformType(),
+            metavar="[OPERATOR/STATE=]MODULE:FUNCTION",
+            help="Apply a function to the rows of a state; repeatable.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def transforms_of(
+    checkpoint: Checkpoint, named: Sequence[TransformName], renames: Iterable[tuple[str, str]], *, rekey: bool
+) -> dict[tuple[str, str], Transform]:
+    """The transforms by uid and state, with their functions imported.
+
+    Raises ``InvalidInput`` for states and columns that are not there and functions that cannot be
+    had, and a usage error for options that contradict each other.
+    """
+    from stateformat.backends.rewrite import Transform
+    from stateformat.model import Mode
+
+    functions: dict[tuple[str, str], FunctionName] = {}
+    for one in named:
+        state = (
+            _only_state(checkpoint, "OPERATOR/STATE=MODULE:FUNCTION")
+            if one.state is None
+            else _state(checkpoint, one.state)
+        )
+        place = state.operator, state.name
+        if place in functions:
+            raise click.UsageError(
+                f"--transform names two functions for state {'/'.join(place)}: {functions[place]} and {one.function}; "
+                "give one that calls the other"
+            )
+        functions[place] = one.function
+    columns: dict[tuple[str, str], dict[str, str]] = {}
+    for given, new in renames:
+        place, old = _column(checkpoint, given, list(functions))
+        columns.setdefault(place, {})[old] = new
+    keyed = {place for place in functions if checkpoint.record.state(*place).mode is Mode.KEYED}
+    if rekey and not keyed:
+        raise click.UsageError("--rekey is for a --transform of keyed state; leave it out")
+    made = {}
+    for place in dict.fromkeys((*functions, *columns)):
+        name = functions.get(place)
+        function = None if name is None else load_function(name)
+        made[place] = Transform(
+            function, columns.get(place, {}), rekey and place in keyed, "" if name is None else str(name)
+        )
+    return made
+
+
+def _labels(checkpoint: Checkpoint) -> Mapping[str, list[State]]:
+    """States by what users may call them: ``UID/STATE``, ``NAME/STATE``, ``STATE``."""
+    found: dict[str, list[State]] = {}
+    for state in checkpoint.record.states:
+        operator = checkpoint.graph.operator(state.operator)
+        names = {operator.uid: None, operator.name: None}
+        for label in (*(f"{name}/{state.name}" for name in names if name), state.name):
+            found.setdefault(label, []).append(state)
+    return found
+
+
+def _state(checkpoint: Checkpoint, given: str) -> State:
+    from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.model import known_names
+
+    states = _labels(checkpoint).get(given, [])
+    exact = [state for state in states if f"{state.operator}/{state.name}" == given]
+    if len(exact or states) == 1:
+        return (exact or states)[0]
+    known = [f"{state.operator}/{state.name}" for state in states or checkpoint.record.states]
+    if states:
+        message = f"{len(states)} states are called {given!r}; give one of {', '.join(known)}"
+    else:
+        message = f"checkpoint {checkpoint.id} has no state {given!r}; {known_names(known, given)}"
+    raise InvalidInput(message, kind=ErrorKind.UNKNOWN_STATE, state=given)
+
+
+def _only_state(checkpoint: Checkpoint, form: str) -> State:
+    """The only state with rows that a function may be applied to; else a usage error.
+
+    ``form`` is how the option names a state.
+    """
+    import pyarrow.compute as pc
+
+    from stateformat.model import Mode
+
+    handles = checkpoint.handles
+    full = handles.filter(pc.greater(handles["rows"], 0))
+    rows = set(zip(full["operator"].to_pylist(), full["state"].to_pylist(), strict=True))
+    closed = {Mode.COMMITTABLES, Mode.IN_FLIGHT, Mode.PROGRESS}
+    states = [state for state in checkpoint.record.states if state.mode not in closed]
+    states = [state for state in states if (state.operator, state.name) in rows]
+    if len(states) == 1:
+        return states[0]
+    names = ", ".join(f"{state.operator}/{state.name}" for state in states) or "none"
+    raise click.UsageError(
+        f"checkpoint {checkpoint.id} has {len(states)} states with rows to transform ({names}); say which, as in {form}"
+    )
+
+
+def _column(checkpoint: Checkpoint, given: str, transformed: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], str]:
+    """The state and column of ``OPERATOR/STATE.COLUMN``, or of ``COLUMN`` where it is clear."""
+    labels = _labels(checkpoint)
+    longest = max((label for label in labels if given.startswith(f"{label}.")), key=len, default=None)
+    if longest is not None:
+        state = _state(checkpoint, longest)
+        return (state.operator, state.name), given[len(longest) + 1 :]
+    if len(transformed) == 1:
+        return transformed[0], given
+    state = _only_state(checkpoint, "OPERATOR/STATE.OLD=NEW")
+    return (state.operator, state.name), given
