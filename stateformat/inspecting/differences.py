@@ -51,9 +51,11 @@ class ByKey(Comparison):
     """Rows with a row key, which stands at most once on each side."""
 
     row_key: tuple[str, ...]
+    by_group: bool = True
+    """Equal keys have equal key groups on both sides."""
 
     def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """As of any comparison; by key group where the rows have one, updates side by side."""
+        """As of any comparison; by key group, updates side by side."""
         if not (len(old) and len(new)):
             return _as_changes(old, new)
         first, second = self._matched(old, new)
@@ -63,13 +65,13 @@ class ByKey(Comparison):
         before, after = first[differ], second[differ]
         rows = [np.flatnonzero(gone), before, after + len(old), np.flatnonzero(fresh) + len(old)]
         changes = np.repeat(np.array([DELETE, BEFORE, AFTER, INSERT], np.int8), [len(part) for part in rows])
-        # Both rows of an update stand where the later one does.
-        places = np.concatenate([rows[0], 2 * rows[2], 2 * rows[2] + 1, 2 * rows[3]])
+        # What is gone comes first; both rows of an update stand where the later one does.
+        places = np.concatenate([rows[0] - len(old), 2 * rows[2], 2 * rows[2] + 1, 2 * rows[3]])
         chosen = np.concatenate(rows)
         order = np.argsort(places, kind="stable")
         table = take_table(pa.concat_tables([old, new]), chosen[order])
         made = _with_changes(table, changes[order])
-        if KEY_GROUP.name not in table.column_names or not len(table):
+        if not self.by_group or not len(table):
             return made
         groups = one_array(table[KEY_GROUP.name]).to_numpy()
         return made if (groups[1:] >= groups[:-1]).all() else take_table(made, np.argsort(groups, kind="stable"))

@@ -96,7 +96,8 @@ class _Sides:
 
     def whole(self) -> tuple[Step, ...]:
         """All rows of both sides, in buckets."""
-        comparison: Comparison = ByKey(self.state.row_key) if self.state.mode is Mode.KEYED else ByRow()
+        is_keyed = self.state.mode is Mode.KEYED
+        comparison: Comparison = ByKey(self.state.row_key, by_group=False) if is_keyed else ByRow()
         return (_streams(self.old, self.new, comparison, grouped=False),)
 
     def by_row(self, codes: tuple[Ints, Ints]) -> tuple[Step, ...]:
