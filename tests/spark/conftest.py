@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from stateformat.backends.spark import register_data_source
+
 
 @pytest.fixture(scope="session")
 def quick(spark: Any) -> Any:
@@ -20,3 +22,11 @@ def quick(spark: Any) -> Any:
     }.items():
         session.conf.set(name, value)
     return session
+
+
+@pytest.fixture(scope="session")
+def session(quick: Any) -> Any:
+    """The same, with the data source ``stateformat``."""
+    register_data_source(quick)
+    register_data_source(quick)  # again is no harm
+    return quick

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 
-from stateformat.backends.spark import register_data_source
 from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
 from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
+from tests.spark.data_source_reads import read, sentence, table
 from tests.stores import counts_job
 
 pytestmark = pytest.mark.spark
@@ -28,41 +28,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
-@pytest.fixture(scope="module")
-def session(quick: Any) -> Any:
-    register_data_source(quick)
-    register_data_source(quick)  # no harm
-    return quick
-
-
 @pytest.fixture
 def filtering(session: Any) -> Iterator[Any]:
     """The session with pushing filters down on."""
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     yield session
     session.conf.unset("spark.sql.python.filterPushdown.enabled")
-
-
-def read(session: Any, url: str, operator: str | None = None, state: str | None = None, **options: Any) -> Any:
-    named = {"operator": operator, "state": state, **options}
-    reader = session.read.format("stateformat")
-    return reader.options(**{name: value for name, value in named.items() if value is not None}).load(url)
-
-
-def table(frame: Any) -> pa.Table:
-    return frame.toArrow()
-
-
-def sentence(call: Any) -> str:
-    """What is left of Spark's message: one line, without a traceback of ours."""
-    with pytest.raises(PySparkException) as caught:
-        call()
-    shown = str(caught.value)
-    assert "Traceback" not in shown
-    assert 'File "' not in shown
-    lines = [line for line in shown.splitlines() if line and "SQLSTATE" not in line]
-    assert lines[-2].endswith(": "), shown
-    return lines[-1]
 
 
 @pytest.mark.parametrize(("operator", "state"), NAMES, ids=[f"{operator}-{state}" for operator, state in NAMES])
