@@ -20,7 +20,7 @@ from stateformat.formats import Outside
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
 from stateformat.problems import Counts, Problem, Report, ordered
-from stateformat.reading import Checkpoint, ReadTask, evolve_table
+from stateformat.reading import EVERYTHING, Checkpoint, Groups, ReadTask, Wanted, evolve_table, split_between_owners
 from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
@@ -245,8 +245,28 @@ class ForeignReadTask(ReadTask):
     parts: tuple[Part, ...] = field(kw_only=True)
     """By the number that ``slices`` have as ``handle``."""
 
-    def _reader(self, as_schema: SchemaVersion | None) -> Any:
-        return _ForeignReader(self, as_schema)
+    def at_groups(self, groups: Groups) -> ReadTask:
+        """As of any task; how many rows a key group has, nobody has counted."""
+        chosen = [
+            {**row, "rows": -1, "first_group": first, "last_group": last}
+            for row in self.slices.to_pylist()
+            for first, last in _runs(groups, row["first_group"], row["last_group"])
+            if row["rows"]
+        ]
+        return self.with_slices(pa.Table.from_pylist(chosen, SLICE_SCHEMA))
+
+    def split(self, parts: int) -> list[ReadTask]:
+        """As of any task, but between the parts of the source: none is read in pieces."""
+        if self.state.mode in (Mode.PROGRESS, Mode.BROADCAST) or parts < 2:
+            return [self]
+        tables = split_between_owners(self.slices, parts)
+        return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
+
+    def _holding(self, numbers: pa.Array) -> dict[str, Any]:
+        return {**super()._holding(numbers), "parts": tuple(self.parts[number] for number in numbers.to_pylist())}
+
+    def _reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> Any:
+        return _ForeignReader(self, as_schema, wanted)
 
     def _missing(self, path: str) -> Exception:
         return DamagedCheckpoint(
@@ -260,16 +280,19 @@ class ForeignReadTask(ReadTask):
 class _ForeignReader:
     """Reads the slices of a task, as ``reading.scan.SliceReader`` does those of segments."""
 
-    def __init__(self, task: ForeignReadTask, as_schema: SchemaVersion | None) -> None:
+    def __init__(self, task: ForeignReadTask, as_schema: SchemaVersion | None, wanted: Wanted) -> None:
         self._task = task
+        self._wanted = wanted
         self._target = as_schema or task.state.current
-        self.schema: pa.Schema = segment_schema(replace(task.state, schemas=(self._target,)))
+        self._schema = segment_schema(replace(task.state, schemas=(self._target,)))
+        self.schema: pa.Schema = wanted.schema_of(self._schema)
 
     def batches(self, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the rows, as ``ReadTask.batches`` says."""
         if batch_rows < 1:
             raise InvalidInput(f"batch_rows is {batch_rows}; it must be at least 1")
-        yield from rebatch(self._tables(), self.schema, batch_rows)
+        for batch in rebatch(map(self._wanted.rows, self._tables()), self._schema, batch_rows):
+            yield self._wanted.of(batch)
 
     def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the one layer that a foreign state has."""
@@ -319,6 +342,16 @@ class _ForeignReader:
             f"counted, and {read} when it was read; did its files change meanwhile? Open the checkpoint again",
             path=part.path or "",
         )
+
+
+def _runs(groups: Groups, first: int | None, last: int | None) -> Iterator[tuple[int | None, int | None]]:
+    """Yield runs of the groups that lie in first … last, or these where no groups are known."""
+    if first is None or last is None:
+        yield first, last
+        return
+    mine = groups[(groups >= first) & (groups <= last)]
+    for run in np.split(mine, np.flatnonzero(np.diff(mine) > 1) + 1) if len(mine) else ():
+        yield int(run[0]), int(run[-1])
 
 
 def _named(state: State, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .footer import Footer, read_footer, without_arrow_schema
 from .page_checks import (
     DECODED_BYTES_MAX,
+    HOLE_BYTES_MAX,
     SEGMENT_BYTES_MAX,
     ByteRange,
     LimitFault,
@@ -19,12 +20,14 @@ from .page_checks import (
     check_size,
     decoded_bytes,
     have_string_dictionary,
+    stored_bytes,
     string_bytes,
 )
 from .thrift import FooterFault
 
 __all__ = [
     "DECODED_BYTES_MAX",
+    "HOLE_BYTES_MAX",
     "SEGMENT_BYTES_MAX",
     "ByteRange",
     "Footer",
@@ -39,6 +42,7 @@ __all__ = [
     "decoded_bytes",
     "have_string_dictionary",
     "read_footer",
+    "stored_bytes",
     "string_bytes",
     "without_arrow_schema",
 ]

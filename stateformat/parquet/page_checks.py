@@ -50,7 +50,8 @@ _ZSTD: Final = 6
 # LZ4 never expands a byte to more than 255, and Snappy to fewer.
 _EXPANSION_MAX: Final = 255
 _SMALL_CHUNK_BYTES: Final = (96 << 20) // _EXPANSION_MAX
-_HOLE_BYTES_MAX: Final = 64 << 10
+HOLE_BYTES_MAX: Final = 64 << 10
+"""Bytes between two ranges that are cheaper to read than to leave out."""
 
 
 class ByteRange(NamedTuple):
@@ -94,18 +95,30 @@ class LimitFault(FooterFault):
     """More than a reader takes."""
 
 
-def decoded_bytes(footer: Footer) -> list[int]:
-    """The least memory of each row group, by its footer: its values of fixed width."""
+def decoded_bytes(footer: Footer, leaves: Sequence[int] | None = None) -> list[int]:
+    """The least memory of each row group, by its footer: its values of fixed width.
+
+    ``leaves``, here and below: the numbers of the leaves that are read, all where it is None.
+    """
     widths = _leaf_widths(footer)
+    if leaves is not None:
+        return [sum(widths[at] * group.chunks[at].values for at in leaves) for group in footer.row_groups]
     return [
         sum(width * chunk.values for width, chunk in zip(widths, group.chunks, strict=True))
         for group in footer.row_groups
     ]
 
 
-def have_string_dictionary(footer: Footer) -> list[bool]:
+def stored_bytes(footer: Footer, leaves: Sequence[int] | None = None) -> list[int]:
+    """The bytes of each row group in the file."""
+    chosen = range(len(footer.leaves)) if leaves is None else leaves
+    return [sum(group.chunks[at].size_bytes for at in chosen) for group in footer.row_groups]
+
+
+def have_string_dictionary(footer: Footer, leaves: Sequence[int] | None = None) -> list[bool]:
     """Whether each row group has strings in a dictionary: they may take more than it declares."""
-    texts = [number for number, leaf in enumerate(footer.leaves) if leaf.type == _BYTE_ARRAY]
+    chosen = range(len(footer.leaves)) if leaves is None else leaves
+    texts = [number for number in chosen if footer.leaves[number].type == _BYTE_ARRAY]
     return [any(_REPEATING.intersection(group.chunks[at].encodings) for at in texts) for group in footer.row_groups]
 
 
@@ -142,16 +155,18 @@ def check_columns(
                 )
 
 
-def byte_ranges(footer: Footer, first: int, last: int) -> list[tuple[int, int]]:
+def byte_ranges(
+    footer: Footer, first: int, last: int, leaves: Sequence[int] | None = None, *, hole_bytes: int = HOLE_BYTES_MAX
+) -> list[tuple[int, int]]:
     """(start, length) of row groups first … last in the file, joined over small holes."""
     chunks = sorted(
         (chunk.start, chunk.start + chunk.size_bytes)
         for group in footer.row_groups[first : last + 1]
-        for chunk in group.chunks
+        for chunk in (group.chunks if leaves is None else [group.chunks[at] for at in leaves])
     )
     found: list[list[int]] = []
     for start, stop in chunks:
-        if found and start - found[-1][1] <= _HOLE_BYTES_MAX:
+        if found and start - found[-1][1] <= hole_bytes:
             found[-1][1] = max(found[-1][1], stop)
         else:
             found.append([start, stop])
@@ -164,6 +179,7 @@ def check_pages(
     last: int,
     held: Sequence[ByteRange],
     *,
+    leaves: Sequence[int] | None = None,
     limit: int | None = None,
     kept_encoded: frozenset[str] = frozenset(),
     is_verified: bool = True,
@@ -179,10 +195,13 @@ def check_pages(
     widths = _leaf_widths(footer)
     # Which leaves need no look at their pages, where a digest vouches for them and they are small.
     plain = [is_verified and leaf.flat and leaf.type != _BYTE_ARRAY for leaf in footer.leaves]
+    every = [*zip(footer.leaves, widths, plain, strict=True)]
+    chosen = [*range(len(every))] if leaves is None else leaves
     taken, sure = 0, True
     for group in groups:
         pages_bytes = 0
-        for leaf, width, is_plain, chunk in zip(footer.leaves, widths, plain, group.chunks, strict=True):
+        for at in chosen:
+            (leaf, width, is_plain), chunk = every[at], group.chunks[at]
             taken += width * chunk.values
             if not chunk.values:
                 continue  # Nothing of it is read, and what its footer says of its place need not be true.

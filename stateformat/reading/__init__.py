@@ -1,9 +1,10 @@
 """Reading a published checkpoint.
 
 Read ``checkpoint`` (what users and runs hold), ``task`` (what one worker reads), ``rows`` (what
-users look at), ``scan`` (from slices to rows), ``merge`` (layers and schemas), then ``overlay`` (a
-key group that is too large to merge at once). ``key_values`` makes keys of what a user names,
-``loading`` fetches record and manifest.
+users look at), ``pieces`` and ``scan`` (from slices to rows), ``merge`` (layers and schemas), then
+``overlay`` (a key group that is too large to merge at once). ``wanted`` says which columns and rows
+are asked for, ``key_values`` makes keys of what a user names, ``cutting`` cuts slices to key groups
+and into parts. ``loading`` fetches record and manifest.
 
 The door is lazy: ``ckpt inspect`` is a cold process, and reads no rows.
 """
@@ -16,22 +17,26 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint as Checkpoint, whole_slices as whole_slices
+    from .cutting import Groups as Groups, split_between_owners as split_between_owners
     from .key_values import key_table as key_table, keys_from_json as keys_from_json
     from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
     from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
     from .overlay import Keys as Keys, Overlay as Overlay
     from .rows import StateRows as StateRows
     from .task import ReadTask as ReadTask
+    from .wanted import EVERYTHING as EVERYTHING, Wanted as Wanted
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             ".checkpoint": "Checkpoint whole_slices",
+            ".cutting": "Groups split_between_owners",
             ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table merge_layers rekey",
             ".overlay": "Keys Overlay",
             ".rows": "StateRows",
             ".task": "ReadTask",
+            ".wanted": "EVERYTHING Wanted",
         },
     )

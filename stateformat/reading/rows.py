@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import ErrorKind, InvalidInput
 from ..model import State, known_names
 from ..schema import KEY_GROUP
-from ..segments import row_key_codes
 from ..tables import ArrowStream
+from .cutting import groups_of
 from .key_values import key_table
 from .task import ReadTask
+from .wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -50,23 +49,14 @@ class StateRows(ArrowStream):
     @property
     def schema(self) -> pa.Schema:
         """The columns of every batch, without metadata. Reads nothing."""
-        return pa.schema([self.task.schema.field(name).remove_metadata() for name in self.columns])
+        return pa.schema([_bare(self.task.schema.field(name)) for name in self.columns])
 
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB."""
-        schema = self.schema
-        for batch in self.task.batches(batch_rows=batch_rows):
-            if self.keys is not None:
-                batch = batch.filter(self._has_key(batch))
-            if batch.num_rows:
-                yield pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema)
-
-    def _has_key(self, batch: pa.RecordBatch) -> pa.Array:
-        """Tell which rows have one of the keys. Null equals null, NaN equals NaN."""
-        assert self.keys is not None
-        rows = pa.Table.from_batches([batch]).select(self.keys.column_names)
-        codes = row_key_codes(pa.concat_tables([rows.replace_schema_metadata(), self.keys]).columns)
-        return pa.array(np.isin(codes[: len(rows)], codes[len(rows) :]))
+        schema, names = self.schema, list(self.columns)
+        for batch in self.task.batches(batch_rows=batch_rows, wanted=Wanted(self.columns, self.keys)):
+            # A batch without columns still says how many rows it has.
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema) if names else batch
 
     def select(self, columns: Sequence[str]) -> StateRows:
         """Return the same rows with these columns only, in this order; the others are not read.
@@ -89,22 +79,36 @@ class StateRows(ArrowStream):
     def at_keys(self, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table) -> StateRows:
         """Return only the rows with one of these keys; each has a value for every key column.
 
-        In each layer, the row groups of their key groups are read, and no others. Raises
-        ``InvalidInput`` for a state that is not keyed, and for keys of other columns or types.
+        In each layer, the row groups of their key groups are read, and no others, unless nobody can
+        compute the key groups: those of another system with a hash of its own. Null is a key, and
+        equal to null. Raises ``InvalidInput`` for a state that has no keys, and for keys of other
+        columns or types.
         """
-        return replace(self, keys=key_table(self.state, keys))
+        table = key_table(self.state, keys)
+        if self.keys is not None:
+            table = Wanted(keys=self.keys).rows(table)
+        groups = groups_of(table, self.task.record.graph.operators[0])
+        return replace(self, keys=table, task=self.task if groups is None else self.task.at_groups(groups))
 
     def split(self, parts: int) -> list[StateRows]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.
 
-        Parts in their order give the rows in theirs. Rows of a key group stay together.
+        Parts in their order give the rows in theirs; rows of a key group stay together. There are
+        fewer parts where the state has fewer key groups or rows; of progress and broadcast state
+        there is one. Raises ``InvalidInput`` for less than one part.
         """
-        owners = pc.unique(self.task.slices["subtask"]).to_pylist() if parts > 1 else []
-        if len(owners) < 2:
-            return [self]
-        chosen = []
-        for owner in owners:
-            column = self.task.slices["subtask"]
-            mine = pc.is_null(column) if owner is None else pc.fill_null(pc.equal(column, owner), False)
-            chosen.append(replace(self, task=replace(self.task, slices=self.task.slices.filter(mine))))
-        return chosen
+        if parts < 1:
+            raise InvalidInput(f"a state cannot be split into {parts} parts; give at least 1")
+        return [replace(self, task=task) for task in self.task.split(parts)]
+
+
+def _bare(field: pa.Field) -> pa.Field:
+    """Return a field without metadata, in nested fields either: half of the ids mislead writers."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_bare(child) for child in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_bare(kind.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_bare(kind.key_field), _bare(kind.item_field))
+    return pa.field(field.name, kind, field.nullable)

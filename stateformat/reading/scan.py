@@ -15,22 +15,24 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from ..manifest import Manifest
-from ..model import Handle, Mode, Record, SchemaVersion, State
-from ..schema import OP, segment_schema
+from ..model import Handle, Mode, Record, SchemaVersion
+from ..schema import KEY_GROUP, OP, has_key_groups, segment_schema
 from ..segments import PIECE_ROWS_MAX, SegmentReader
 from ..storage import Storage, reads_at_once
 from ..tables import SizedCall, copy_rows, merge_sorted, prefetch, rebatch
 from .merge import evolve_table, merge_layers
 from .overlay import Keys, merged_piecewise
+from .pieces import SegmentPiece, coalesced, group_counts, pieces_of
+from .wanted import EVERYTHING, Wanted
 
 WHOLE_BYTES_MAX: Final = 64 << 20
 """A segment up to this size is fetched in one read if every row is wanted."""
@@ -44,113 +46,12 @@ _OPENED_BYTES_MAX: Final = 32 << 20
 """The bytes that segments opened ahead may hold together."""
 _SMALL_BYTES: Final = 64 << 10
 """Up to this size one whole read is cheaper than two ranges."""
-# What handles of one segment, layer and schema agree in.
-_OF_LAYER: Final = ("path", "layer", "schema_id")
-_OF_SEGMENT: Final = ("digest", "footer_digest", "footer_bytes", "size_bytes", "uncompressed_bytes", "segment_rows")
-
+_SHARE_MAX: Final = 0.5
+"""Of the width of a row. Where less is wanted, a whole segment is read at once only …"""
+_WHOLE_OF_FEW_BYTES_MAX: Final = 1 << 20
+"""… up to this size."""
 _Call = SizedCall[pa.Table]
 """Reads a piece of a segment."""
-
-
-@dataclass(frozen=True)
-class SegmentPiece:
-    """A slice with the handle that it cuts."""
-
-    subtask: int | None
-    handle: Handle
-    row_start: int
-    rows: int
-    first_group: int
-    counts: npt.NDArray[np.int64]
-    """Rows of each group of the slice, from ``first_group`` on; empty in modes without groups."""
-
-    @property
-    def end_group(self) -> int:
-        """The group behind the last one."""
-        return self.first_group + len(self.counts)
-
-
-def _pieces(state: State, manifest: Manifest, slices: pa.Table) -> list[SegmentPiece]:
-    rows = [row for row in slices.to_pylist() if row["rows"]]
-    if not rows:
-        return []
-    names = {(row["operator"], row["state"]) for row in rows}
-    numbers = [row["handle"] for row in rows]
-    if names != {(state.operator, state.name)} or min(numbers) < 0 or max(numbers) >= len(manifest.handles):
-        raise InvalidInput(
-            f"slices name states {sorted(names)} and handles up to {max(numbers)} of {len(manifest.handles)}"
-        )
-    chosen = manifest.handles.take(pa.array(numbers, pa.int64()))
-    counts = chosen["rows_per_group"].combine_chunks()
-    others = chosen.drop_columns(["rows_per_group"]).to_pylist()
-    pieces = []
-    for number, (row, fields) in enumerate(zip(rows, others, strict=True)):
-        of_group = counts[number].values
-        handle = Handle(**fields, rows_per_group=None if of_group is None else of_group.to_numpy())
-        if (handle.operator, handle.state) not in names:
-            raise InvalidInput(f"a slice of {names} names a handle of state {handle.state!r} of {handle.operator!r}")
-        first, cut = _cut_counts(handle, row["row_start"] - handle.row_start, row["rows"])
-        wanted = (row["first_group"], row["last_group"])
-        if len(cut) and None not in wanted and not wanted[0] <= first <= first + len(cut) - 1 <= wanted[1]:
-            raise InvalidInput(
-                f"a slice of {handle.path} should hold groups {wanted[0]} to {wanted[1]}, but its rows are of groups "
-                f"{first} to {first + len(cut) - 1}; plan again from this manifest"
-            )
-        pieces.append(SegmentPiece(row["subtask"], handle, row["row_start"], row["rows"], first, cut))
-    return pieces
-
-
-def _coalesced(pieces: Iterable[SegmentPiece]) -> list[SegmentPiece]:
-    """Join pieces that continue in one segment, so that they open it once and share row groups."""
-    runs: list[list[SegmentPiece]] = []
-    for piece in pieces:
-        if runs and _continues(runs[-1][-1], piece):
-            runs[-1].append(piece)
-        else:
-            runs.append([piece])
-    return [run[0] if len(run) == 1 else _as_one(run) for run in runs]
-
-
-def _continues(piece: SegmentPiece, after: SegmentPiece) -> bool:
-    return (
-        after.row_start == piece.row_start + piece.rows
-        and after.subtask == piece.subtask
-        and all(getattr(after.handle, name) == getattr(piece.handle, name) for name in (*_OF_LAYER, *_OF_SEGMENT))
-        and (len(after.counts) > 0) is (len(piece.counts) > 0)
-        and after.first_group >= piece.end_group - 1
-    )
-
-
-def _as_one(run: Sequence[SegmentPiece]) -> SegmentPiece:
-    first = run[0]
-    rows = sum(piece.rows for piece in run)
-    counts = _group_counts(run)
-    handle = first.handle._replace(row_start=first.row_start, rows=rows)
-    if len(counts):
-        last_group = run[-1].end_group - 1
-        handle = handle._replace(first_group=first.first_group, last_group=last_group, rows_per_group=counts.tolist())
-    return replace(first, handle=handle, rows=rows, counts=counts)
-
-
-def _group_counts(pieces: Sequence[SegmentPiece]) -> npt.NDArray[np.int64]:
-    """Sum the rows of each group, from the least group of the pieces on."""
-    first = min(piece.first_group for piece in pieces)
-    counts = np.zeros(max(piece.end_group for piece in pieces) - first, np.int64)
-    for piece in pieces:
-        counts[piece.first_group - first :][: len(piece.counts)] += piece.counts
-    return counts
-
-
-def _cut_counts(handle: Handle, low: int, rows: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return the first group and the rows of each in ``rows`` rows from a handle's row ``low``."""
-    if handle.rows_per_group is None or handle.first_group is None:
-        return 0, np.zeros(0, np.int64)
-    ends = np.concatenate([[0], np.cumsum(np.asarray(handle.rows_per_group, np.int64))])
-    counts = np.diff(np.clip(ends, low, low + rows))
-    present = np.flatnonzero(counts)
-    if not len(present):
-        return 0, np.zeros(0, np.int64)
-    return handle.first_group + int(present[0]), counts[present[0] : present[-1] + 1]
 
 
 @dataclass
@@ -159,7 +60,8 @@ class SliceReader:
 
     ``slices``: a ``schema.SLICE_SCHEMA`` table whose ``handle`` numbers rows of
     ``manifest.handles``. ``as_schema``: the schema to which the rows are brought; the state's
-    current one if None.
+    current one if None. ``wanted``: which of its columns and rows to give out; others are read only
+    where layers are merged by them, or rows verified.
 
     Reading raises ``InvalidInput`` for slices that do not fit the manifest, ``DamagedCheckpoint``
     (kind ``OBJECT_MISSING`` for a missing object, which may have expired), ``InvalidState`` for a
@@ -171,12 +73,37 @@ class SliceReader:
     manifest: Manifest
     slices: pa.Table
     as_schema: SchemaVersion | None = None
+    wanted: Wanted = EVERYTHING
 
     def __post_init__(self) -> None:
         self._state = self.record.states[0]
         self._target = self.as_schema or self._state.current
         schemas = (*self._state.schemas[:-1], self._target)
-        self.schema: pa.Schema = segment_schema(replace(self._state, schemas=schemas))
+        whole = segment_schema(replace(self._state, schemas=schemas))
+        self.schema: pa.Schema = self.wanted.schema_of(whole)
+        self._columns: frozenset[str] | None = None
+        self._read_schema: pa.Schema = whole
+        if self.wanted.columns is not None:
+            self._columns = columns = self._needed(whole, self.wanted.columns)
+            fields = tuple(item for item in self._target.fields if item.name in columns)
+            self._target = replace(self._target, fields=fields)
+            self._read_schema = pa.schema([field for field in whole if field.name in columns])
+        self._share = _width(self._read_schema) / _width(whole)
+
+    def _needed(self, schema: pa.Schema, columns: Sequence[str]) -> frozenset[str]:
+        """Return which columns of the target schema must be read: one at least, to count rows."""
+        state, names = self._state, {*columns}
+        if state.mode is Mode.PROGRESS:
+            return frozenset(schema.names)
+        if state.mode is Mode.IN_FLIGHT:
+            names |= {"_sender", "_seq"}
+        if self.wanted.keys is not None:
+            names |= {*state.key_columns}
+        if pc.any(pc.greater(self.slices["layer"], 0)).as_py():
+            names |= {*state.key_columns, *state.row_key}
+        if has_key_groups(state):
+            names.add(KEY_GROUP.name)
+        return frozenset(names or {schema.names[0]})
 
     def batches(self, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB.
@@ -188,7 +115,7 @@ class SliceReader:
         """
         if batch_rows < 1:
             raise InvalidInput(f"batch_rows is {batch_rows}; it must be at least 1")
-        pieces = _pieces(self._state, self.manifest, self.slices)
+        pieces = pieces_of(self._state, self.manifest, self.slices)
         owners = [list(group) for _, group in groupby(pieces, key=lambda piece: piece.subtask)]
         calls: Generator[_Call, None, None]
         if self._state.mode is Mode.PROGRESS and pieces:
@@ -199,8 +126,9 @@ class SliceReader:
         elif self._state.mode is Mode.IN_FLIGHT:
             calls = self._in_flight(owners)
         else:
-            calls = self._in_order(_coalesced(pieces))
-        yield from _made(calls, self.schema, batch_rows)
+            calls = self._in_order(coalesced(pieces))
+        for batch in self._made(calls, batch_rows):
+            yield self.wanted.of(batch)
 
     def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the layers of keyed state, lowest first, unmerged: number and batches.
@@ -209,15 +137,23 @@ class SliceReader:
         come, then ``_key_group``. The caller reads the batches of a layer before it asks for the
         next one.
         """
-        pieces = _pieces(self._state, self.manifest, self.slices)
+        pieces = pieces_of(self._state, self.manifest, self.slices)
         if pieces and self._state.mode is not Mode.KEYED:
             raise InvalidInput(f"state {self._state.name!r} is {self._state.mode}; only keyed state has layers")
         pieces.sort(key=lambda piece: piece.handle.layer)
         for layer, group in groupby(pieces, key=lambda piece: piece.handle.layer):
             owners = groupby(group, key=lambda piece: piece.subtask)
-            ordered = [_coalesced(sorted(of_one, key=lambda piece: piece.first_group)) for _, of_one in owners]
-            schema = self.schema.insert(1, OP) if layer else self.schema
-            yield layer, _made(self._in_order([*chain.from_iterable(ordered)]), schema)
+            ordered = [coalesced(sorted(of_one, key=lambda piece: piece.first_group)) for _, of_one in owners]
+            yield layer, self._made(self._in_order([*chain.from_iterable(ordered)]), delta=layer > 0)
+
+    def _made(
+        self, calls: Generator[_Call, None, None], batch_rows: int = 131_072, *, delta: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Make the calls, some at a time, and cut their rows into small batches."""
+        schema = self._read_schema.insert(1, OP) if delta else self._read_schema
+        workers = max(2, reads_at_once(self.storage))
+        with closing(prefetch(calls, workers=workers, depth=workers + 1)) as made:
+            yield from rebatch(made, schema, batch_rows)
 
     def _in_order(self, pieces: Sequence[SegmentPiece]) -> Generator[_Call, None, None]:
         with closing(self._opened(pieces)) as readers:
@@ -233,7 +169,7 @@ class SliceReader:
     def _windows(self, pieces: Sequence[SegmentPiece], size_bytes: int, *, whole: bool) -> Iterator[pa.Table]:
         """Read the pieces about ``size_bytes`` at a time, each table in memory of its own."""
         for piece, reader in zip(pieces, self._opened(pieces, whole=whole), strict=True):
-            step = max(1, size_bytes // max(1, _stored_row_bytes(piece), _row_width(self.schema)))
+            step = max(1, size_bytes // max(1, self._row_bytes(piece)))
             end = piece.row_start + piece.rows
             for start in range(piece.row_start, end, step):
                 for call in reader.calls(start, min(step, end - start)):
@@ -245,7 +181,7 @@ class SliceReader:
         """Read the records in flight of each subtask in turn: by group, sender and ``_seq``."""
         for pieces in owners:
             segments: dict[object, list[SegmentPiece]] = {}
-            for piece in _coalesced(pieces):
+            for piece in coalesced(pieces):
                 segments.setdefault(piece.handle.path, []).append(piece)
             # Each segment is in this order already. If they share no group, they need no merge.
             ordered = sorted(segments.values(), key=lambda of: min(piece.first_group for piece in of))
@@ -254,7 +190,7 @@ class SliceReader:
             if all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)):
                 yield from self._in_order([*chain.from_iterable(ordered)])
                 continue
-            groups = ["_key_group"] if "_key_group" in self.schema.names else []
+            groups = ["_key_group"] if "_key_group" in self._read_schema.names else []
             with closing(merge_sorted(self._streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:
                 for table in tables:
                     yield SizedCall(partial(_itself, table), table.nbytes)
@@ -262,7 +198,7 @@ class SliceReader:
     def _keyed(self, owners: Iterable[Sequence[SegmentPiece]]) -> Generator[_Call, None, None]:
         """Read the keyed state of each subtask in turn, by key group, its layers merged."""
         ordered = [
-            _coalesced(sorted(pieces, key=lambda piece: (piece.handle.layer, piece.first_group))) for pieces in owners
+            coalesced(sorted(pieces, key=lambda piece: (piece.handle.layer, piece.first_group))) for pieces in owners
         ]
         if any(not len(piece.counts) for pieces in ordered for piece in pieces):
             handle = f"a handle of keyed state {self._state.name!r} of {self._state.operator!r}"
@@ -278,7 +214,7 @@ class SliceReader:
         # Readers stay open over all chunks: together they hold as much as one whole segment.
         whole = sum(piece.handle.size_bytes for piece in pieces) <= WHOLE_BYTES_MAX
         readers = list(self._opened(pieces, whole=whole))
-        for first, last in _chunks(pieces, _row_width(self.schema)):
+        for first, last in _chunks(pieces, max(map(self._row_bytes, pieces))):
             yield from self._chunk(pieces, readers, first, last)
 
     def _chunk(
@@ -317,29 +253,63 @@ class SliceReader:
             yield from merged_piecewise(list(layers.values()), Keys(self._state.row_key, self._state.key_columns))
 
     def _merged(self, layers: Sequence[Sequence[_Call]]) -> pa.Table:
-        tables = [pa.concat_tables(call() for call in calls) for calls in layers]
+        flat = [call.call for calls in layers for call in calls]
+        at_once = min(reads_at_once(self.storage), len(flat))
+        read = prefetch((call for call in flat), workers=at_once, depth=at_once) if at_once > 1 else (c() for c in flat)
+        with closing(read):
+            found = [pa.concat_tables(islice(read, len(calls))) for calls in layers]
+        tables = [table for table in found if len(table)]
+        if not tables:
+            return self._read_schema.empty_table()
         return merge_layers(tables, self._state.row_key, self._state.key_columns, includes_base=True)
+
+    def _row_bytes(self, piece: SegmentPiece) -> int:
+        """Return about how many bytes a row of a piece takes in memory."""
+        width = _row_width(self._read_schema)
+        if self._columns is not None and all(pa.types.is_primitive(kind) for kind in self._read_schema.types):
+            return width
+        return max(width, piece.handle.uncompressed_bytes // max(1, piece.handle.segment_rows))
 
     def _opened(self, pieces: Sequence[SegmentPiece], *, whole: bool = True) -> Generator[SegmentReader, None, None]:
         """Open readers of the pieces, several at a time while they hold a few megabytes."""
+        # Parts of one handle that follow each other share a reader.
+        distinct = [next(group) for _, group in groupby(pieces, key=_place)]
         fetched = [
             piece.handle.size_bytes if self._is_whole(piece, whole) else piece.handle.footer_bytes
-            for piece in pieces
+            for piece in distinct
             if self._inline(piece) is None
         ]
         at_once = min(reads_at_once(self.storage), len(fetched), _OPENED_BYTES_MAX // max([1, *fetched]))
-        calls = (self._reader(piece, whole).open for piece in pieces)
-        if at_once < 2:
-            return (call() for call in calls)
-        return prefetch(calls, workers=at_once, depth=at_once)
+        calls = (self._reader(piece, whole).open for piece in distinct)
+        opened = (call() for call in calls) if at_once < 2 else prefetch(calls, workers=at_once, depth=at_once)
+        with closing(opened):
+            place, reader = None, None
+            for piece in pieces:
+                if reader is None or _place(piece) != place:
+                    place, reader = _place(piece), next(opened)
+                yield reader
 
     def _reader(self, piece: SegmentPiece, whole: bool) -> SegmentReader:
         inline, is_whole = self._inline(piece), self._is_whole(piece, whole)
-        return SegmentReader(self.storage, self.record, self._state, piece.handle, inline=inline, whole=is_whole)
+        handle, columns = piece.handle, self._stored_columns(piece.handle)
+        return SegmentReader(
+            self.storage, self.record, self._state, handle, inline=inline, whole=is_whole, columns=columns
+        )
+
+    def _stored_columns(self, handle: Handle) -> list[str] | None:
+        """Return what the needed columns are called in the handle's segment; None for all."""
+        if self._columns is None:
+            return None
+        ids = {item.id for item in self._target.fields}
+        stored = self._state.by_schema_id[handle.schema_id].fields
+        own = {OP.name, *self._read_schema.names} - {item.name for item in self._target.fields}
+        return [*own, *(item.name for item in stored if item.id in ids)]
 
     def _is_whole(self, piece: SegmentPiece, allowed: bool) -> bool:
         handle = piece.handle
-        all_rows = piece.rows == handle.segment_rows and allowed and handle.size_bytes <= WHOLE_BYTES_MAX
+        # A few of the columns are sooner read alone.
+        bytes_max = WHOLE_BYTES_MAX if self._share > _SHARE_MAX else _WHOLE_OF_FEW_BYTES_MAX
+        all_rows = piece.rows == handle.segment_rows and allowed and handle.size_bytes <= bytes_max
         return all_rows or handle.size_bytes <= _SMALL_BYTES
 
     def _inline(self, piece: SegmentPiece) -> pa.Buffer | None:
@@ -347,35 +317,31 @@ class SliceReader:
 
     def _evolved(self, call: _Call, piece: SegmentPiece) -> _Call:
         old = self._state.by_schema_id[piece.handle.schema_id]
-        return SizedCall(lambda: evolve_table(call(), old, self._target), call.size_bytes)
+        return SizedCall(lambda: self.wanted.rows(evolve_table(call(), old, self._target)), call.size_bytes)
+
+
+def _place(piece: SegmentPiece) -> tuple[object, ...]:
+    return piece.handle.path, piece.handle.row_start, piece.handle.rows, piece.handle.layer
 
 
 def _itself(table: pa.Table) -> pa.Table:
     return table
 
 
-def _made(
-    calls: Generator[_Call, None, None], schema: pa.Schema, batch_rows: int = 131_072
-) -> Iterator[pa.RecordBatch]:
-    """Make the calls, two at a time, and cut their rows into small batches."""
-    with closing(prefetch(calls, workers=2, depth=3)) as made:
-        yield from rebatch(made, schema, batch_rows)
-
-
-def _stored_row_bytes(piece: SegmentPiece) -> int:
-    return piece.handle.uncompressed_bytes // max(1, piece.handle.segment_rows)
+def _width(schema: pa.Schema) -> int:
+    """About how many bytes a row of these columns has stored."""
+    return sum(item.type.bit_width // 8 or 1 if pa.types.is_primitive(item.type) else 16 for item in schema)
 
 
 def _row_width(schema: pa.Schema) -> int:
     return sum(item.type.bit_width // 8 if pa.types.is_primitive(item.type) else 4 for item in schema)
 
 
-def _chunks(pieces: Sequence[SegmentPiece], row_width: int) -> Iterator[tuple[int, int]]:
+def _chunks(pieces: Sequence[SegmentPiece], row_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last key group of chunks of a few megabytes, at least one group each."""
     first = min(piece.first_group for piece in pieces)
-    rows = _group_counts(pieces)
-    row_bytes = max(_stored_row_bytes(piece) for piece in pieces)
-    limit = max(1, min(PIECE_ROWS_MAX, CHUNK_BYTES_MAX // max(1, row_bytes, row_width)))
+    rows = group_counts(pieces)
+    limit = max(1, min(PIECE_ROWS_MAX, CHUNK_BYTES_MAX // max(1, row_bytes)))
     ends = np.cumsum(rows)
     group = done = 0
     while group < len(rows):

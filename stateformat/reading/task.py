@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind
 from ..graph import shortened
@@ -17,8 +18,10 @@ from ..schema import segment_schema
 from ..storage import Storage
 from ..tables import ArrowStream
 from .loading import missing_object
+from .wanted import EVERYTHING, Wanted
 
 if TYPE_CHECKING:
+    from .cutting import Groups
     from .scan import SliceReader
 
 
@@ -46,16 +49,19 @@ class ReadTask(ArrowStream):
         """The columns of :meth:`batches`: ``schema.segment_schema`` of the state. Reads nothing."""
         return segment_schema(self.state)
 
-    def batches(self, *, as_schema: SchemaVersion | None = None, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, *, as_schema: SchemaVersion | None = None, batch_rows: int = 131_072, wanted: Wanted = EVERYTHING
+    ) -> Iterator[pa.RecordBatch]:
         """Stream the rows, merged and evolved to the current schema (or to ``as_schema``).
 
-        Columns: ``schema.segment_schema`` of the state, without ``_op``. Order: keyed state by
-        ``_key_group``, list-like modes as their entries were written.
+        Columns: ``schema.segment_schema`` of the state, without ``_op``, or those ``wanted``; the
+        others are not read. Order: keyed state by ``_key_group``, list-like modes as their entries
+        were written.
 
         Raises ``DamagedCheckpoint``, and ``CheckpointExpired`` where the files have been deleted.
         """
         with self._missing_explained():
-            yield from self._reader(as_schema).batches(batch_rows)
+            yield from self._reader(as_schema, wanted).batches(batch_rows)
 
     def layers(self, *, as_schema: SchemaVersion | None = None) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the layers of a keyed state as they were written, lowest first: number and rows.
@@ -73,10 +79,41 @@ class ReadTask(ArrowStream):
         """Return the rows of :meth:`batches` as one table."""
         return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=self._reader(as_schema).schema)
 
-    def _reader(self, as_schema: SchemaVersion | None) -> SliceReader:
+    def at_groups(self, groups: Groups) -> ReadTask:
+        """Return a task for the rows of these key groups (ascending) and few others, if any."""
+        from .cutting import cut_to_groups
+
+        return self.with_slices(cut_to_groups(self.state, Manifest(self.handles), self.slices, groups))
+
+    def split(self, parts: int) -> list[ReadTask]:
+        """Return up to ``parts`` tasks of about equal stored bytes; in order they give the rows.
+
+        A key group stays whole. Progress and broadcast state are not cut.
+        """
+        from .cutting import split_slices
+
+        tables = split_slices(self.state, Manifest(self.handles), self.slices, parts)
+        return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
+
+    def with_slices(self, slices: pa.Table) -> ReadTask:
+        """Return a task for slices that are parts of these, with the handles that they name."""
+        used = pc.unique(slices["handle"])
+        number = slices.schema.get_field_index("handle")
+        numbers = pc.index_in(slices["handle"], used).cast(pa.int64())
+        return replace(
+            self,
+            slices=slices.set_column(number, slices.schema.field(number), numbers).combine_chunks(),
+            **self._holding(used),
+        )
+
+    def _holding(self, numbers: pa.Array) -> dict[str, Any]:
+        """Return the fields that hold handles, with these alone."""
+        return {"handles": self.handles.take(numbers)}
+
+    def _reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> SliceReader:
         from .scan import SliceReader
 
-        return SliceReader(self.storage, self.record, Manifest(self.handles), self.slices, as_schema)
+        return SliceReader(self.storage, self.record, Manifest(self.handles), self.slices, as_schema, wanted)
 
     def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self._missing_explained():

@@ -10,7 +10,7 @@ object's name, a missing object too (OBJECT_MISSING).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
@@ -25,8 +25,8 @@ from .. import parquet
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from ..model import Handle, Mode, Record, State
 from ..schema import KEY_GROUP, has_key_groups, segment_schema
-from ..storage import Storage
-from ..tables import SizedCall, copy_rows
+from ..storage import Storage, reads_at_once
+from ..tables import SizedCall, copy_rows, prefetch
 from .digests import digest
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 
@@ -34,6 +34,9 @@ PIECE_BYTES_MAX: Final = 8 << 20
 """Uncompressed bytes that are decoded at a time, unless one row group has more."""
 PIECE_ROWS_MAX: Final = 1 << 20
 # What is smaller is decoded sooner than handed to other threads.
+_DECLARED_BYTES_MAX: Final = 8 * PIECE_BYTES_MAX
+_REMOTE_HOLE_BYTES: Final = 256 << 10
+"""Where a read is mostly waiting, so many bytes are sooner read than left out."""
 _THREADS_BYTES_MIN: Final = 1 << 20
 _STORED_BYTES_MIN: Final = 1 << 20
 
@@ -41,6 +44,7 @@ _STORED_BYTES_MIN: Final = 1 << 20
 class SegmentReader:
     """The rows of one handle. One thread opens it, at latest by its first read; any may read then.
     ``inline`` has the segment's bytes. ``whole`` fetches and verifies the whole object at once.
+    ``columns``: which columns of the segment to read, in its order, and the one that tells groups.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class SegmentReader:
         *,
         inline: pa.Buffer | None = None,
         whole: bool = False,
+        columns: Collection[str] | None = None,
     ) -> None:
         if handle.path is None or handle.digest is None or handle.footer_digest is None or handle.rows < 1:
             raise InvalidInput(f"a handle of no rows of state {handle.state!r} names no segment and cannot be read")
@@ -71,6 +76,8 @@ class SegmentReader:
             self._group_column = KEY_GROUP.name
         elif state.mode is Mode.IN_FLIGHT:
             self._group_column = "_sender"
+        self._schema = segment_schema(state, handle.schema_id, delta=handle.layer > 0)
+        self._leaves = None if columns is None else self._chosen_leaves(columns)
         groups = [] if handle.rows_per_group is None else handle.rows_per_group
         self._counts: npt.NDArray[np.int64] = np.asarray(groups, np.int64)
         self._group_ends = np.concatenate([np.zeros(1, np.int64), self._counts.cumsum()])
@@ -132,6 +139,7 @@ class SegmentReader:
             file = self._parquet(pa.BufferReader(footer))
             self._metadata = metadata = file.metadata
             self._check_footer(metadata, file.schema_arrow)
+            self._plan_sizes(self._footer)
         if self._whole:
             self._file, self._held = file, (parquet.ByteRange(0, footer),)
         self._opened = True
@@ -177,10 +185,18 @@ class SegmentReader:
         decoded = parquet.decoded_bytes(footer)
         parquet.check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
         self._starts = np.array([*accumulate((group.rows for group in groups), initial=0)])
+        self._declared = np.array([*accumulate(declared, initial=0)])
+
+    def _plan_sizes(self, footer: parquet.Footer) -> None:
+        """Sum up the memory that the wanted columns of each row group take."""
+        leaves, sizes = self._leaves, [group.uncompressed_bytes for group in footer.row_groups]
+        if leaves is not None:
+            stored = zip(parquet.stored_bytes(footer, leaves), parquet.stored_bytes(footer), strict=True)
+            sizes = [size * part // max(1, whole) for size, (part, whole) in zip(sizes, stored, strict=True)]
         # What a dictionary of strings makes of its row group stands in neither: that one is decoded
         # alone.
-        alone = (PIECE_BYTES_MAX * repeats for repeats in parquet.have_string_dictionary(footer))
-        self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
+        alone = (PIECE_BYTES_MAX * repeats for repeats in parquet.have_string_dictionary(footer, leaves))
+        self._sizes = np.array([*accumulate(map(max, sizes, parquet.decoded_bytes(footer, leaves), alone), initial=0)])
 
     def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
         handle, record = self.handle, self._record
@@ -203,7 +219,6 @@ class SegmentReader:
         due = segment_schema(self._state, handle.schema_id, delta=handle.layer > 0)
         if not schema.equals(due, check_metadata=False):
             raise self._damaged(f"its columns are {_one_line(schema)}; they should be {_one_line(due)}")
-        self._schema = due
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -214,7 +229,9 @@ class SegmentReader:
         while first < end:
             by_size = self._sizes.searchsorted(self._sizes[first] + PIECE_BYTES_MAX, "right")
             by_rows = self._starts.searchsorted(self._starts[first] + PIECE_ROWS_MAX, "right")
-            last = max(first, min(int(by_size), int(by_rows), end + 1) - 2)
+            # The sizes of some columns are estimates, but they cannot pass this.
+            by_bound = self._declared.searchsorted(self._declared[first] + _DECLARED_BYTES_MAX, "right")
+            last = max(first, min(int(by_size), int(by_rows), int(by_bound), end + 1) - 2)
             yield first, last
             first = last + 1
 
@@ -223,10 +240,15 @@ class SegmentReader:
         with self._translated():
             held = self._held or self._fetched(first, last)
             # Where no digest vouches for these bytes: page checksums leave the headers out.
-            if not parquet.check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
+            if not parquet.check_pages(
+                self._footer, first, last, held, leaves=self._leaves, is_verified=bool(self._held)
+            ):
                 held = self._verified_whole()
             file = self._file or self._parquet(pa.PythonFile(parquet.PartialFile(held, self.handle.size_bytes), "r"))
-            table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
+            # By numbers: a name with a point in it could also be that of a nested column.
+            table = file.reader.read_row_groups(
+                [*range(first, last + 1)], column_indices=self._leaves, use_threads=bool(large)
+            )
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
             raise self._damaged(f"row groups {first} to {last} have {len(table):,} rows, the footer says {rows:,}")
@@ -252,14 +274,28 @@ class SegmentReader:
 
     def _fetched(self, first: int, last: int) -> tuple[parquet.ByteRange, ...]:
         """The bytes of these row groups, usually by one request: their columns lie side by side."""
-        wanted = parquet.byte_ranges(self._footer, first, last)
+        at_once = reads_at_once(self._storage)
+        hole_bytes = parquet.HOLE_BYTES_MAX if at_once < 2 else _REMOTE_HOLE_BYTES
+        wanted = parquet.byte_ranges(self._footer, first, last, self._leaves, hole_bytes=hole_bytes)
         stored, end = sum(length for _, length in wanted), self.handle.size_bytes - self.handle.footer_bytes
         declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
         if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
             raise self._damaged(
                 f"row groups {first} to {last} lie in {stored:,} bytes, or beyond byte {end:,} of the file"
             )
-        return tuple(parquet.ByteRange(start, self._fetch((start, length))) for start, length in wanted)
+        calls = (partial(self._fetch, span) for span in wanted)
+        if at_once < 2:
+            return tuple(parquet.ByteRange(start, call()) for (start, _), call in zip(wanted, calls, strict=True))
+        fetched = prefetch(calls, workers=min(at_once, len(wanted)), depth=len(wanted))
+        return tuple(parquet.ByteRange(start, data) for (start, _), data in zip(wanted, fetched, strict=True))
+
+    def _chosen_leaves(self, columns: Collection[str]) -> list[int]:
+        """Keep these columns in the schema, at least one; return the numbers of their leaves."""
+        ends = [*accumulate((_leaf_count(field.type) for field in self._schema), initial=0)]
+        wanted = {*columns, self._group_column} & {*self._schema.names} or {self._schema.names[0]}
+        chosen = [at for at, name in enumerate(self._schema.names) if name in wanted]
+        self._schema = pa.schema([self._schema.field(at) for at in chosen])
+        return [leaf for at in chosen for leaf in range(ends[at], ends[at + 1])]
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
         handle = self.handle
@@ -302,6 +338,11 @@ class SegmentReader:
             raise self._damaged(str(error), ErrorKind.LIMIT_EXCEEDED) from error
         except PARQUET_ERRORS as error:
             raise self._damaged(f"it cannot be read as Parquet: {error}") from error
+
+
+def _leaf_count(kind: Any) -> int:
+    """How many columns of Parquet hold values of a type."""
+    return sum(_leaf_count(kind.field(at).type) for at in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
 
 
 def _one_line(schema: pa.Schema) -> str:

@@ -1,0 +1,66 @@
+"""Which columns and rows of a state somebody wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..segments import row_key_codes
+from .merge import KeyFilter
+
+# Values of these types are equal exactly where Arrow says so, nulls too.
+_EXACT: Final = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+    pa.types.is_decimal,
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Some columns of a state, in this order, and the rows that have one of some keys."""
+
+    columns: tuple[str, ...] | None = None
+    """All if None; may be empty: then batches tell how many rows there are, and no more."""
+    keys: pa.Table | None = None
+    """The key columns, normalized as in segments. All rows if None."""
+
+    def schema_of(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that are wanted of all columns."""
+        return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the wanted columns of rows that are wanted."""
+        return batch if self.columns is None else batch.select(list(self.columns))
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """Return the rows with one of the keys. Null equals null, NaN equals NaN, -0.0 is 0.0."""
+        if self.keys is None or not len(table):
+            return table
+        names = self.keys.column_names
+        if len(names) == 1 and any(is_kind(table[names[0]].type) for is_kind in _EXACT):
+            return table.filter(pc.is_in(table[names[0]], self.keys[names[0]].combine_chunks()))
+        suspects = np.flatnonzero(self._filter.may_have(table))
+        if not len(suspects):
+            return table.slice(0, 0)
+        rows = table.take(pa.array(suspects))
+        both = pa.concat_tables([rows.select(names).replace_schema_metadata(), self.keys])
+        codes = row_key_codes(both.columns)
+        return rows.filter(pa.array(np.isin(codes[: len(rows)], codes[len(rows) :])))
+
+    @cached_property
+    def _filter(self) -> KeyFilter:
+        assert self.keys is not None
+        return KeyFilter(self.keys, self.keys.column_names)
+
+
+EVERYTHING: Final = Wanted()
