@@ -1,0 +1,146 @@
+"""DataFrames become the state of a job on Spark: as in threads, whatever is retried."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends import bootstrap as local
+from stateformat.backends.bootstrap import Rows
+from stateformat.backends.connectors import CollectSink
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.spark import SparkRuntime, bootstrap
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.store import CheckpointStore, open as open_store
+from stateformat.validation import validate
+from tests import data_world
+from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, world_flow
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def frames(spark: Any, states: dict[str, pa.Table]) -> dict[str, Any]:
+    """The tables as DataFrames of several partitions."""
+    return {name: spark.createDataFrame(rows).coalesce(3) for name, rows in states.items()}
+
+
+def content(store: CheckpointStore) -> Counter[Any]:
+    """Every row with its operator, state and subtask, without the numbers of places in lists."""
+    checkpoint = store.open()
+    found: Counter[Any] = Counter()
+    for handle in checkpoint.handles.to_pylist():
+        place = (handle["operator"], handle["state"], handle["subtask"])
+        rows = checkpoint.read(*place).table().to_pylist() if handle["rows"] and handle["mode"] == "keyed" else []
+        found.update((*place, *sorted((k, repr(v)) for k, v in row.items() if k != "_index")) for row in rows)
+    return found
+
+
+def test_a_run_on_spark_that_begins_with_history_ends_as_one_that_has_seen_it(spark: Any, tmp_path: Path) -> None:
+    every, seen = orders(120), orders(70)
+    wanted, found = CollectSink(), CollectSink()
+    LocalRuntime(open_store(str(tmp_path / "whole"))).run(shop_flow(every, wanted))
+    flow, begun, beside = shop_flow(every, found), open_store(str(tmp_path / "begun")), open_store(str(tmp_path / "b"))
+    positions = {"Orders": 70, "rates": 2}
+    told: list[tuple[str, int]] = []
+    done = bootstrap(
+        begun, flow, frames(spark, shop_states(seen)), positions=positions, progress=lambda *now: told.append(now)
+    )
+    assert not validate(begun, level="full").problems
+    assert {name: sum(rows for other, rows in told if other == name) for name, _ in told} == done.rows
+    local.bootstrap(beside, flow, shop_states(seen), positions=positions)
+    assert content(begun) == content(beside)
+    SparkRuntime(spark, begun).run(flow)
+    assert plain(found) == plain(wanted)
+
+
+def test_the_states_of_another_checkpoint_arrive_whole_by_spark(spark: Any, tmp_path: Path) -> None:
+    """Columns as Spark has them: structs, lists, decimals, dates, instants, binary, and nulls."""
+    flow, names = world_flow(3)
+    given = {
+        new: spark.createDataFrame(data_world.expected(*old))
+        for new, old in names.items()
+        if old[1] in ("spent", "baskets", "recent", "reminders", "by_day")
+    }
+    bootstrap(tmp_path / "s", flow, given, parallelism=2)
+    store = open_store(str(tmp_path / "s"))
+    assert not validate(store, level="full").problems
+    for new in given:
+        assert data_world.same_rows(store.open().state(*new.split("/")).table(), data_world.expected(*names[new])), new
+
+
+def test_the_last_row_of_a_key_counts_and_others_stay_as_they_are(spark: Any, tmp_path: Path) -> None:
+    flow = shop_flow(orders(1), CollectSink())
+    sums = "select id % 7 as key, id as sum, cast(1 as int) as rows, make_date(2026, 1, cast(id % 31 as int) + 1) as at"
+    rows = spark.sql(f"{sums} from range(28)")
+    states = {"shop/sums": Rows(rows.unionAll(rows), "at", "last"), "shop/all": pa.table({"key": [1], "value": [2]})}
+    done = bootstrap(tmp_path / "s", flow, states)
+    assert done.rows == {"shop/sums": 7, "shop/all": 1}
+    found = open_store(str(tmp_path / "s")).open().state("shop", "sums").table()
+    assert sorted(found["sum"].to_pylist()) == [21, 22, 23, 24, 25, 26, 27]
+    assert not spark.catalog.listTables()
+
+
+@pytest.mark.parametrize(
+    ("sql", "words", "kind"),
+    [
+        ("select 1L key, 2L sum", "they lack 'rows'", ErrorKind.SCHEMA_MISMATCH),
+        ("select 1.5 key, 2L sum, 3 rows", "'key' is decimal", ErrorKind.SCHEMA_MISMATCH),
+        ("select id % 5 key, id sum, 1 rows from range(12)", r"one key: (\{'key': \d\} \(\d rows\)(, )?){3} and perhaps",
+         ErrorKind.DUPLICATE_ROW_KEY),
+        ("select id key, id sum, id + 2147483640 rows from range(12)", "not every value of it is a int32",
+         ErrorKind.SCHEMA_MISMATCH),
+        ("select id key, nullif(id, 3) sum, 1 rows from range(5)", "'sum' is declared without nulls and holds 1",
+         ErrorKind.NULL_NOT_ALLOWED),
+        ("select id key, id sum, cast(raise_error('no such price') as int) rows from range(5)", "no such price", None),
+    ],
+)  # fmt: skip
+def test_frames_that_do_not_fit_are_refused_in_a_sentence(
+    spark: Any, tmp_path: Path, sql: str, words: str, kind: ErrorKind | None
+) -> None:
+    with pytest.raises((InvalidState, OSError), match=words) as caught:
+        bootstrap(tmp_path / "s", shop_flow(orders(1), CollectSink()), {"shop/sums": spark.sql(sql)})
+    assert kind is None or caught.value.kind is kind
+    assert "Traceback" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "s" / "checkpoints").exists()
+
+
+def test_what_spark_cannot_write_is_said_before_a_job_begins(spark: Any, tmp_path: Path) -> None:
+    flow, rows = shop_flow(orders(1), CollectSink()), spark.sql("select 1L key, 2L value")
+    with pytest.raises(InvalidInput, match=r"Call stateformat\.backends\.spark\.bootstrap"):
+        local.bootstrap(tmp_path / "s", flow, {"shop/all": rows})
+    with pytest.raises(InvalidInput, match=r"memory:.*exists only in this process"):
+        bootstrap("memory://bootstrap-on-spark", flow, {"shop/all": rows})
+    with pytest.raises(InvalidInput, match="are a streaming DataFrame"):
+        bootstrap(tmp_path / "s", flow, {"shop/all": spark.readStream.format("rate").load()})
+
+
+def test_tasks_that_are_killed_after_writing_and_a_driver_that_fails_change_nothing(tmp_path: Path) -> None:
+    # Spark retries only where its master says so, and a process has one session: this one is
+    # another's.
+    command = [sys.executable, "-m", "tests.spark.bootstrap_retried", str(tmp_path / "s")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    interrupted, counts = done.stdout.splitlines()[-2:]
+    assert interrupted == "the driver is interrupted []"
+    written, named, found = counts.split()
+    assert int(written) > 2 * int(named)
+    assert found == "True"
+    store = open_store(str(tmp_path / "s"))
+    assert [record.checkpoint_id for record in store.history()] == [1]
+    assert not validate(store, level="full").problems
+    local.bootstrap(
+        tmp_path / "t",
+        shop_flow(orders(300), CollectSink()),
+        {name: rows for name, rows in shop_states(orders(300)).items() if name != "shop/ours"},
+    )
+    assert content(store) == content(open_store(str(tmp_path / "t")))
+    assert len(store.collect_garbage(delete=True).segments) == int(written) - int(named)
+    assert not validate(store, level="full").problems
