@@ -24,6 +24,8 @@ from .statement import Statement, parse, query_error
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
+    from stateformat.reading import Checkpoint
+
 BATCH_ROWS: Final = 2048
 """Rows of a batch of an answer: they may be of 100 kB each."""
 WAIT_SECONDS: Final = 0.2
@@ -102,6 +104,15 @@ class Answer(ArrowStream):
     def schema(self) -> pa.Schema:
         """The columns of every batch. Reads nothing."""
         return self.columns
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints whose states were asked, newest first."""
+        return self.relations.checkpoints
+
+    def watched(self, on_rows: Callable[[int], None]) -> Answer:
+        """The same answer, whose scans say now and then how many rows they have read."""
+        return replace(self, on_rows=on_rows)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Run the query, and stream its rows."""

@@ -196,11 +196,17 @@ class Relation:
 class Relations:
     """The tables of a query, by name."""
 
-    def __init__(self, what: str, relations: Sequence[Relation], aliases: Mapping[str, str], notes: list[str]) -> None:
-        self.what = what
-        """"checkpoint 7", for messages."""
+    def __init__(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        relations: Sequence[Relation],
+        aliases: Mapping[str, str],
+        notes: Sequence[str],
+    ) -> None:
+        self.checkpoints = tuple(checkpoints)
+        """Those whose states these are."""
         self.all = tuple(relations)
-        self.notes = notes
+        self.notes = tuple(notes)
         """What must be said of the names of operators and states."""
         self._aliases = aliases
         self._by_name = {(folded(one.schema_name), folded(one.name)): one for one in relations}
@@ -210,7 +216,7 @@ class Relations:
         """The states of one checkpoint, and the metadata of its store. Reads nothing."""
         names = {one.uid: one.name for one in checkpoint.graph.operators}
         return cls._of(
-            f"checkpoint {checkpoint.id}",
+            [checkpoint],
             store,
             checkpoint.states,
             names,
@@ -229,7 +235,7 @@ class Relations:
             for operator in one.graph.operators:
                 names.setdefault(operator.uid, operator.name)
         return cls._of(
-            f"the history of {store.url}",
+            checkpoints,
             store,
             tuple(states.values()),
             names,
@@ -239,7 +245,7 @@ class Relations:
     @classmethod
     def _of(
         cls,
-        what: str,
+        checkpoints: Sequence[Checkpoint],
         store: CheckpointStore,
         states: Sequence[State],
         operator_names: Mapping[str, str],
@@ -265,7 +271,7 @@ class Relations:
             for name, schema in zip(given, schemas, strict=True)
             if name and given.count(name) == 1 and folded(name) not in SYSTEM_SCHEMAS
         }
-        return cls(what, found, aliases, notes)
+        return cls(checkpoints, found, aliases, notes)
 
     def find(self, table: TableName) -> Relation:
         """Return the table that a query names; an operator by its uid or its name.
@@ -277,10 +283,11 @@ class Relations:
             for known in (schema, folded(self._aliases.get(schema, schema))):
                 if (known, name) in self._by_name:
                     return self._by_name[known, name]
+        what = f"checkpoint {self.checkpoints[0].id}" if len(self.checkpoints) == 1 else "the history"
         names = [one.sql_name for one in self.all]
         looks_like_file = not table.schema and re.search(r"[/\\.*]", table.name)
         hint = "files cannot be read here" if looks_like_file else known_names(names, str(table))
-        raise InvalidInput(f"{self.what} has no table {str(table)!r}; {hint}", kind=ErrorKind.UNKNOWN_STATE)
+        raise InvalidInput(f"{what} has no table {str(table)!r}; {hint}", kind=ErrorKind.UNKNOWN_STATE)
 
     def alias_of(self, table: TableName) -> str | None:
         """The name of its operator by which a query names a table, where that is not its schema."""

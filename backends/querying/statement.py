@@ -116,7 +116,11 @@ def _kind(connection: DuckDBPyConnection, sql: str) -> tuple[str, str]:
     if len(statements) != 1:
         count = f"{len(statements)} statements" if statements else "no statement"
         raise InvalidInput(f"the query holds {count}. {READS}")
-    return str(statements[0].type.name).upper(), sql
+    try:
+        return str(statements[0].type.name).upper(), sql
+    except ValueError:
+        # A kind that DuckDB's Python does not know.
+        return "a statement of this kind", sql
 
 
 def _reading(connection: DuckDBPyConnection, text: str) -> Statement:

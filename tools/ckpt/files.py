@@ -1,4 +1,7 @@
-"""Rows as a file: Parquet, CSV or JSON lines, that appears when it is whole, or standard output."""
+"""Rows as a file that appears when it is whole, or on standard output.
+
+Formats: ``parquet``, ``csv``, ``jsonl`` (an object a line), ``json`` (an array of them).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,27 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
+from .options import Address, Session, is_local
 from .output import on_standard_output
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from stateformat.backends.exporting import Place
+    from stateformat.reading import Checkpoint
+
 SUFFIXES: Final = {
     ".parquet": "parquet",
     ".csv": "csv",
+    ".json": "json",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
-_TEXT_BYTES: Final = 4 << 20
+TEXT_BYTES: Final = 4 << 20
 """Bytes of rows that become text at once; the text takes several times as much memory."""
 
 
@@ -54,13 +62,46 @@ def check_target(target: Path, *, force: bool) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
 
 
+def check_outside(target: str, checkpoint: Checkpoint) -> None:
+    """Refuses a place in the folder of another system, or where gc would delete it."""
+    from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.storage import check_outside as check, lies_in
+
+    folder = checkpoint.storage.url
+    if target != "-" and checkpoint.system is not None and lies_in(target, folder):
+        raise InvalidInput(
+            f"{target} lies in {folder}, which is {checkpoint.system} and stays as it is; give a file elsewhere",
+            kind=ErrorKind.INVALID_URL,
+        )
+    if target != "-":
+        check(target, folder)
+
+
+def remote_folder(session: Session, address: Address, target: str, *, force: bool) -> Place | None:
+    """The folder of a file that is not local. None for standard output, and for a local file, which
+    :func:`check_target` has checked then.
+    """
+    if target == "-":
+        return None
+    if is_local(target):
+        check_target(Path(target), force=force)
+        return None
+    from stateformat.backends.exporting import Place
+
+    return Place(target.rpartition("/")[0], session.options_of(target, address.url))
+
+
 @contextmanager
-def new_file(path: str) -> Iterator[BinaryIO]:
-    """Standard output, or a hidden file that takes the target's name when it is whole."""
+def new_file(path: str, place: Place | None, *, force: bool) -> Iterator[Any]:
+    """Standard output, or a file that takes the target's name when it is whole."""
     if path == "-":
         with on_standard_output():
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
+        return
+    if place is not None:
+        with place.new_file(path.rpartition("/")[2], replace=force) as remote:
+            yield remote
         return
     final = Path(path)
     draft = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
@@ -86,12 +127,20 @@ def write_rows(file: BinaryIO, file_format: str, schema: pa.Schema, batches: Ite
     from .rows import flat, json_lines
 
     plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
-    pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, _TEXT_BYTES))
+    pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, TEXT_BYTES))
     rows = 0
     if file_format == "jsonl":
         for batch in pieces:
             file.write(memoryview(json_lines(batch)))
             rows += batch.num_rows
+    elif file_format == "json":
+        file.write(b"[")
+        for batch in pieces:
+            # A line end inside a value is escaped: these are between the objects.
+            lines = json_lines(batch).to_pybytes().removesuffix(b"\n").replace(b"\n", b",\n")
+            file.write(b",\n" + lines if rows and lines else lines)
+            rows += batch.num_rows
+        file.write(b"]\n")
     elif file_format == "csv":
         empty = flat(pa.RecordBatch.from_pylist([], schema=schema))
         with csv.CSVWriter(file, empty.schema) as writer:

@@ -1,14 +1,15 @@
 """A JSON document as text, in pieces: a million subtasks never become a million Python objects.
 
 Short lists are indented, as ``json.dumps(document, indent=2)`` does it. Long ones stay columns
-(:class:`JsonRows`, :class:`JsonColumn`) until they are written, one entry a line.
+(:class:`JsonRows`, :class:`JsonColumn`) or a file (:class:`JsonTexts`) until they are written, one
+entry a line.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import IO, Any, Final
 
 LONG: Final = 1000
 """A list of more scalars than this is written one entry a line."""
@@ -76,6 +77,20 @@ class JsonColumn:
         return (self.array.slice(start, _AT_ONCE) for start in range(0, len(self.array), _AT_ONCE))
 
 
+class JsonTexts:
+    """A list of objects that lie as JSON, one a line, in a file; it is read from its beginning."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def lines(self, *, ensure_ascii: bool) -> Iterator[str]:
+        """Each object as JSON."""
+        self._file.seek(0)
+        for line in self._file:
+            text = line.decode().removesuffix("\n")
+            yield json.dumps(json.loads(text)) if ensure_ascii and not text.isascii() else text
+
+
 def unprintable_escaped(text: str) -> str:
     """JSON text with unprintable characters escaped: a terminal obeys some (U+009B, U+202E).
 
@@ -95,6 +110,8 @@ def pieces(value: Any, *, indent: int = 0, ensure_ascii: bool = False) -> Iterat
         lines = value.lines()
     elif isinstance(value, JsonColumn):
         lines = value.pieces(ensure_ascii=ensure_ascii)
+    elif isinstance(value, JsonTexts):
+        lines = value.lines(ensure_ascii=ensure_ascii)
     elif isinstance(value, list | tuple) and len(value) > LONG and not any(isinstance(one, Mapping) for one in value):
         lines = (json.dumps(entry, ensure_ascii=ensure_ascii) for entry in value)
     if lines is not None:

@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "validate": "Find everything that is wrong with a checkpoint.",
     "explain-restore": "Show who would restore what at another parallelism.",
     "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
+    "sql": "Query the states of a checkpoint with SQL.",
     "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
     "rescale": "Publish a checkpoint at another parallelism; metadata only.",
     "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",

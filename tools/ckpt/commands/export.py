@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..files import SUFFIXES, check_target, format_of, new_file, write_rows
-from ..options import Address, CheckpointsType, Session, command, is_local
+from ..files import SUFFIXES, check_outside, format_of, new_file, remote_folder, write_rows
+from ..options import Address, CheckpointsType, Session, command
 from ..output import Document, Step
 from ..text import draw_file, draw_folder, draw_savepoint, label, render
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stateformat.store import CheckpointStore
 
 SAVEPOINT: Final = "flink-savepoint"
-FORMATS: Final = ("parquet", "csv", "jsonl")
+FORMATS: Final = ("parquet", "csv", "jsonl", "json")
 TABLES: Final = ("iceberg", "delta")
 
 
@@ -201,7 +201,7 @@ def _export_folder(session: Session, address: Address, request: Request) -> None
 
     to = Place(request.target, session.options_of(request.target, address.url))
     store, checkpoint, sources = _sources(session, address, request)
-    _check_outside(request.target, checkpoint)
+    check_outside(request.target, checkpoint)
     if request.file_format in TABLES:
         session.changes(f"what {label(request.target)} has of it is whole; export again")
         with (
@@ -290,16 +290,14 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
 
     target = request.target
     chosen = format_of(target, request.file_format)
-    place = None if target == "-" or is_local(target) else _remote(session, address, target)
-    if target != "-" and place is None:
-        check_target(Path(target), force=request.force)
+    place = remote_folder(session, address, target, force=request.force)
     store, checkpoint, sources = _sources(session, address, request)
-    _check_outside(target, checkpoint)
+    check_outside(target, checkpoint)
     source = sources[0]
     stream = source.stream()
     effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
     session.changes(effect)
-    with _progress(session, sources) as step, _target(target, place, force=request.force) as file:
+    with _progress(session, sources) as step, new_file(target, place, force=request.force) as file:
         rows = write_rows(file, chosen, stream.schema, batches_of(stream, step))
         length = file.tell() if target != "-" else 0
     ids = _ids(sources)
@@ -321,33 +319,6 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
         "bytes": length,
     }
     session.output.show(document, draw_file)
-
-
-def _check_outside(target: str, checkpoint: Checkpoint) -> None:
-    """Refuses a place in the folder of another system, or where gc would delete it."""
-    from stateformat.errors import ErrorKind, InvalidInput
-    from stateformat.storage import check_outside, lies_in
-
-    folder = checkpoint.storage.url
-    if target != "-" and checkpoint.system is not None and lies_in(target, folder):
-        raise InvalidInput(
-            f"{target} lies in {folder}, which is {checkpoint.system} and stays as it is; give a file elsewhere",
-            kind=ErrorKind.INVALID_URL,
-        )
-    if target != "-":
-        check_outside(target, folder)
-
-
-def _remote(session: Session, address: Address, target: str) -> Place:
-    """The folder of a file that is not local."""
-    from stateformat.backends.exporting import Place
-
-    return Place(target.rpartition("/")[0], session.options_of(target, address.url))
-
-
-def _target(path: str, place: Place | None, *, force: bool) -> AbstractContextManager[Any]:
-    """Standard output, or a file that is there when it is whole."""
-    return new_file(path) if place is None else place.new_file(path.rpartition("/")[2], replace=force)
 
 
 def _export_savepoint(session: Session, address: Address, target: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from ..options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
+from ..repartitioned import rescale_foreign
 from ..text import draw_plan
 from ._published import draw_published, published
-from ._repartitioned import rescale_foreign
 
 
 @command("rescale")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..options import Address, Session
-from ..output import Document
-from ..text import Look, label, render
+from .options import Address, Session
+from .output import Document
+from .text import Look, label, render
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.spark.repartition import Outcome, RepartitionPlan

@@ -1,0 +1,221 @@
+"""``ckpt sql``: a query over the states of a checkpoint, by a DuckDB that can only read."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..files import check_outside, format_of, new_file, remote_folder, write_rows
+from ..json_text import JsonTexts
+from ..options import Address, Session, command
+from ..output import Document
+from ..text import Look, label, render
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stateformat.backends.querying import Answer
+
+ROWS_SHOWN: Final = 100
+"""Rows of a page, where --rows does not say."""
+CELL_MIN: Final = 8
+"""Where columns would get less room than this, rows are shown one below the other."""
+GROUP_ROWS: Final = 131_072
+SPOOLED_BYTES: Final = 8 << 20
+NOTES_SHOWN: Final = 10
+
+
+@command("sql", foreign=True)
+@click.argument("query", metavar="QUERY")
+@click.option("--all-checkpoints", is_flag=True, help="States of the whole history, with a column _checkpoint_id.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Show the first N rows; by default {ROWS_SHOWN} on a page, all in JSON.",
+)
+@click.option("--to", "target", metavar="FILE", help="Write all rows to this file; - for standard output.")
+@click.option(
+    "--as",
+    "file_format",
+    type=click.Choice(["parquet", "csv", "jsonl", "json"]),
+    help="The file's format; by default its name's ending decides. Without --to: to standard output.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def sql(
+    session: Session,
+    address: Address,
+    *,
+    query: str,
+    all_checkpoints: bool,
+    rows: int | None,
+    target: str | None,
+    file_format: str | None,
+    force: bool,
+) -> None:
+    """Query the states of a checkpoint with SQL.
+
+    Every state is a table OPERATOR.STATE, with its rows as a restore would give them. An operator
+    goes by its uid, or by its name where only one has it. The tables checkpoints, operators, states
+    and handles are about the whole history. QUERY is one statement of DuckDB's SQL, or - to read it
+    from standard input; "show tables" lists the tables, "describe T" the columns of one.
+
+    DuckDB compares names without case: of those that differ only in case, all but the first are
+    called NAME_2, NAME_3, and a line says so. A query reads the states and nothing else: no files,
+    no network, no settings. It takes DuckDB: pip install 'stateformat[sql]'.
+    """
+    if all_checkpoints and address.checkpoint_id is not None:
+        raise click.UsageError(f"--all-checkpoints reads the whole history; leave @{address.checkpoint_id} out")
+    if rows is not None and (target or file_format):
+        raise click.UsageError(
+            "--rows is about what is shown, and --to and --as write all rows; put LIMIT in the query"
+        )
+    if target is None and file_format is not None:
+        target = "-"
+    chosen = None if target is None else format_of(target, file_format)
+    place = None if target is None else remote_folder(session, address, target, force=force)
+    from stateformat.backends.querying import query as asked
+
+    # DuckDB tells of objects that are left when the interpreter ends; `main` would leave them all.
+    atexit.unregister(gc.freeze)
+    text = sys.stdin.read() if query == "-" else query
+    store = session.store(address)
+    answer = asked(store, text, checkpoint_id=address.checkpoint_id, all_checkpoints=all_checkpoints)
+    for note in answer.notes[:NOTES_SHOWN]:
+        session.output.note(note)
+    if len(answer.notes) > NOTES_SHOWN:
+        session.output.note(f'and {len(answer.notes) - NOTES_SHOWN:,} more names; "show tables" has them')
+    document: Document = {
+        "store": store.url,
+        "checkpoint_ids": [int(one.id) for one in answer.checkpoints],
+        "columns": [{"name": one.name, "type": str(one.type)} for one in answer.schema],
+        "notes": list(answer.notes),
+    }
+    if target is not None and chosen is not None:
+        check_outside(target, answer.checkpoints[0])
+        file = new_file(target, place, force=force)
+        _write(session, answer, target, file, chosen, document)
+        return
+    with session.output.progress("Querying", unit="rows") as step:
+        batches = answer.watched(lambda read: step(read, 0)).batches()
+        if session.output.as_json:
+            document["rows"], document["more"] = _texts(batches, rows)
+        else:
+            document["rows"], document["more"] = _objects(batches, rows or ROWS_SHOWN)
+    session.output.show(document, draw)
+
+
+def _write(
+    session: Session,
+    answer: Answer,
+    target: str,
+    opened: AbstractContextManager[Any],
+    file_format: str,
+    document: Document,
+) -> None:
+    """Write all rows to a file or to standard output; show what was written where."""
+    effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
+    session.changes(effect)
+    import pyarrow as pa
+
+    from stateformat.tables import rebatch
+
+    with session.output.progress("Querying", unit="rows") as step, opened as file:
+        tables = (pa.Table.from_batches([batch]) for batch in answer.watched(lambda read: step(read, 0)).batches())
+        # Batches of answers are small: rows of Parquet lie in groups worth their headers.
+        rows = write_rows(file, file_format, answer.schema, rebatch(tables, answer.schema, GROUP_ROWS))
+        length = file.tell() if target != "-" else 0
+    if target == "-":
+        session.output.note(render.plural(rows, "row"))
+        return
+    session.output.show(
+        {**document, "format": file_format, "path": target, "rows": rows, "bytes": length}, draw_written
+    )
+
+
+def _objects(batches: Iterator[pa.RecordBatch], limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """The first rows, and whether there are more."""
+    from ..rows import objects
+
+    found = objects(batches, limit + 1)
+    return found[:limit], len(found) > limit
+
+
+def _texts(batches: Iterator[pa.RecordBatch], limit: int | None) -> tuple[JsonTexts, bool]:
+    """The rows as JSON in a file: memory may not hold them. And whether there are more."""
+    from stateformat.tables import cut
+
+    from ..files import TEXT_BYTES
+    from ..rows import json_lines
+
+    file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="stateformat-")  # noqa: SIM115 - read when it is shown
+    left = limit
+    for batch in batches:
+        chosen = batch if left is None else batch.slice(0, left)
+        for piece in cut(chosen, chosen.num_rows, TEXT_BYTES):
+            file.write(memoryview(json_lines(piece)))
+        if left is not None and batch.num_rows > left:
+            return JsonTexts(file), True
+        left = None if left is None else left - batch.num_rows
+    return JsonTexts(file), False
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: a table; rows one below the other where it would be too wide."""
+    names = [column["name"] for column in document["columns"]]
+    cells = [[render.cell(row[name]) for name in names] for row in document["rows"]]
+    titles = [label(name) for name in names]
+    widths = [
+        max([render.text_width(title), *(render.text_width(row[i]) for row in cells)]) for i, title in enumerate(titles)
+    ]
+    cap = _cap(widths, look.width - 2 * (len(widths) - 1))
+    if cap >= CELL_MIN or cap >= max(widths, default=0):
+        columns = [
+            render.Column(render.shorten(title, cap, look), right=_is_number(column["type"]))
+            for title, column in zip(titles, document["columns"], strict=True)
+        ]
+        yield from render.table(
+            columns, ([render.shorten(cell, cap, look) for cell in row] for row in cells), look, indent=""
+        )
+    else:
+        for i, row in enumerate(cells, 1):
+            yield render.heading(f"Row {i:,}", look)
+            yield from render.facts(zip(titles, row, strict=True), look)
+    yield ""
+    count = len(cells)
+    hint = "--rows N shows more, --to FILE writes all"
+    yield f"the first {render.plural(count, 'row')} ({hint})" if document["more"] else render.plural(count, "row")
+
+
+def _cap(widths: Sequence[int], room: int) -> int:
+    """The width to which the widest columns are cut, so that all fit; 0 where they cannot."""
+    left, rest = room, sorted(widths)
+    for i, width in enumerate(rest):
+        share = max(0, left) // (len(rest) - i)
+        if width > share:
+            return share
+        left -= width
+    return rest[-1] if rest else room
+
+
+def _is_number(kind: str) -> bool:
+    return kind.startswith(("int", "uint", "float", "double", "decimal", "halffloat"))
+
+
+def draw_written(document: Document, look: Look) -> Iterator[str]:
+    """The page: what was written where."""
+    length = f"{render.size(document['bytes'])} of {document['format']}"
+    facts = [
+        ("store", label(document["store"])),
+        ("file", label(document["path"])),
+        ("columns", ", ".join(label(column["name"]) for column in document["columns"])),
+        ("size", look.dotted(render.plural(document["rows"], "row"), length)),
+    ]
+    return render.page_head("Answer written", facts, look)
