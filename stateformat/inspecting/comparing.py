@@ -19,6 +19,7 @@ from .differences import ByKey, Comparison, differences
 
 CHUNK_BYTES: Final = 16 << 20
 """About so much of both sides together is compared at once."""
+_JOINED_BYTES: Final = 8 << 20
 
 Tables = Generator[pa.Table, None, None]
 
@@ -100,28 +101,43 @@ class ByLayers(Step):
             yield from differences(merged[0], merged[1], comparison)
             return
         named = Overlay([*above[0], *above[1]], self.keys)
-        # A clear may name any number of rows.
+        # A clear may name any number of rows. A few rows too many are the same on both sides.
         with Spill[int]() as touched:
             for table in _rows(self.common, schema):
-                found = named.touches(table)
+                found = named.may_touch(table)
                 if found.any():
                     touched.add(0, table.filter(pa.array(found)))
-            before, after = (self._standing(touched, layers) for layers in above)
-            yield from differences(before, after, comparison)
+            both = all(above)
+            sides = [
+                _standing(touched, Overlay(layers, self.keys) if both else named if layers else None)
+                for layers in above
+            ]
+            yield from differences(sides[0], sides[1], comparison)
 
     def _merged(self, layers: Sequence[pa.Table]) -> pa.Table:
         return merge_layers(layers, self.keys.row_key, self.keys.key_columns, includes_base=True)
 
-    def _standing(self, below: Spill[int], layers: Sequence[pa.Table]) -> Iterator[pa.Table]:
-        """The rows that stand after these layers, of which the lowest is ``below``."""
-        tables = (pa.Table.from_batches([batch]) for batch in below.read(0))
-        if not layers:
-            yield from tables
-            return
-        overlay = Overlay(layers, self.keys)
-        for table in tables:
-            yield table.filter(pa.array(~overlay.touches(table)))
-        yield overlay.upserts
+
+def _standing(below: Spill[int], above: Overlay | None) -> Iterator[pa.Table]:
+    """The rows that stand."""
+    for table in _joined(below.read(0)):
+        yield table if above is None else table.filter(pa.array(~above.touches(table)))
+    if above is not None:
+        yield above.upserts
+
+
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows in tables of some megabytes."""
+    held: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= _JOINED_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def _layers(task: ReadTask | None, schema: SchemaVersion) -> list[pa.Table]:

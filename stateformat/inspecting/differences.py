@@ -7,7 +7,7 @@ once; larger ones are split into buckets that are compared one by one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -18,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..keys import hash_keys, mixed_hashes, normalize_key_column
 from ..manifest import Ints
 from ..schema import KEY_GROUP
 from ..segments import one_array, row_key_codes
-from ..tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_rows, take_table
+from ..tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_table
 from .matching import occurrence
 from .values import equal_values, value_buckets, value_codes
 
@@ -32,6 +33,7 @@ INSERT, DELETE, BEFORE, AFTER = range(4)
 
 _BUCKETS: Final = 64
 _LEVELS_MAX: Final = 4
+_SMALL_ROWS: Final = 4096
 
 
 class Comparison(ABC):
@@ -78,20 +80,23 @@ class ByKey(Comparison):
 
     def _matched(self, old: pa.Table, new: pa.Table) -> tuple[Ints, Ints]:
         """The positions of rows with equal keys on both sides, by the order of ``new``."""
-        names = list(self.row_key)
-        codes = row_key_codes(pa.concat_tables([old.select(names), new.select(names)]).columns)
-        position = np.full(int(codes.max()) + 1, -1, np.int64)
-        position[codes[: len(old)]] = np.arange(len(old))
-        first = position[codes[len(old) :]]
-        second = np.flatnonzero(first >= 0)
-        return first[second], second
+        before, after = (
+            [normalize_key_column(one_array(table[name])) for name in self.row_key] for table in (old, new)
+        )
+        match = np.full(len(new), -1, np.int64)
+        if min(len(old), len(new)) < _SMALL_ROWS:
+            _match_by_codes(before, after, np.arange(len(old)), np.arange(len(new)), match)
+        else:
+            _match_by_hash(before, after, match)
+        second = np.flatnonzero(match >= 0)
+        return match[second], second
 
     def _equal(self, old: pa.Table, new: pa.Table, first: Ints, second: Ints) -> npt.NDArray[np.bool_]:
         equal = np.ones(len(first), np.bool_)
         for name in old.column_names:
             if name in self.row_key or name == KEY_GROUP.name:
                 continue
-            equal &= equal_values(_taken(old[name], first), _taken(new[name], second))
+            equal &= equal_values(_taken(one_array(old[name]), first), _taken(one_array(new[name]), second))
         return equal
 
     def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
@@ -177,10 +182,46 @@ class _Side:
         return chain(self._held, self._tables)
 
 
-def _taken(column: pa.ChunkedArray, rows: Ints) -> pa.Array:
-    if len(rows) == len(column) and (rows == np.arange(len(rows))).all():
-        return one_array(column)
-    return take_rows(column, rows)
+def _match_by_hash(old: Sequence[pa.Array], new: Sequence[pa.Array], match: Ints) -> None:
+    """Set ``match`` to the old row of each new one with an equal key.
+
+    A table of hashes has one old row a bucket; rows that miss theirs are matched by codes.
+    """
+    bits = min(24, (4 * len(old[0])).bit_length())
+    buckets = [mixed_hashes(hash_keys(keys)) >> np.uint32(32 - bits) for keys in (old, new)]
+    in_bucket = np.full(1 << bits, -1, np.int32)
+    in_bucket[buckets[0]] = np.arange(len(old[0]), dtype=np.int32)
+    found = in_bucket[buckets[1]].astype(np.int64)
+    second = np.flatnonzero(found >= 0)
+    first = found[second]
+    equal = np.ones(len(second), np.bool_)
+    for before, after in zip(old, new, strict=True):
+        equal &= equal_values(_taken(before, first), _taken(after, second))
+    match[second[equal]] = first[equal]
+    missed = np.ones(len(old[0]), np.bool_)
+    missed[first[equal]] = False
+    _match_by_codes(old, new, np.flatnonzero(missed), np.flatnonzero(match < 0), match)
+
+
+def _match_by_codes(
+    old: Sequence[pa.Array], new: Sequence[pa.Array], old_rows: Ints, new_rows: Ints, match: Ints
+) -> None:
+    """Set ``match`` for some of the rows."""
+    if not (len(old_rows) and len(new_rows)):
+        return
+    keys = zip(old, new, strict=True)
+    codes = row_key_codes(
+        [pa.chunked_array([_taken(before, old_rows), _taken(after, new_rows)]) for before, after in keys]
+    )
+    position = np.full(int(codes.max()) + 1, -1, np.int64)
+    position[codes[: len(old_rows)]] = old_rows
+    match[new_rows] = position[codes[len(old_rows) :]]
+
+
+def _taken(array: pa.Array, rows: Ints) -> pa.Array:
+    if len(rows) == len(array) and (rows == np.arange(len(rows))).all():
+        return array
+    return pc.take(array, pa.array(rows), boundscheck=False)
 
 
 def _as_changes(old: pa.Table, new: pa.Table) -> pa.Table:

@@ -59,6 +59,14 @@ class Overlay:
         gone = self.touches(rows)
         return rows.filter(pa.array(~gone)) if gone.any() else rows
 
+    def may_touch(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Tell which rows have such a key, and a few others: sooner than :meth:`touches`."""
+        found = np.zeros(len(rows), np.bool_)
+        for named, marks in ((self._named, self._is_named), (self._cleared, self._is_cleared)):
+            if len(named):
+                found |= marks.may_have(rows)
+        return found
+
     def touches(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Tell which rows have a row key that the layers name, or a key that they clear."""
         gone = np.zeros(len(rows), np.bool_)
