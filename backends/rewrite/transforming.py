@@ -92,7 +92,7 @@ class Transformation:
 
     def columns(self) -> tuple[ColumnChange, ...]:
         """Return what became of every column: those of the state now, then those that are gone."""
-        return tuple(_changes(self.before, self.state))
+        return tuple(_changes(self.before, self.state, self.transform.renames))
 
     def _first_key(self, rows: pa.Table) -> str:
         if not self.before.key_columns:
@@ -323,23 +323,24 @@ def _shape(item: pa.Field) -> FieldType:
     return found
 
 
-def _changes(before: State, after: State) -> Iterator[ColumnChange]:
+def _changes(before: State, after: State, renames: Mapping[str, str]) -> Iterator[ColumnChange]:
+    formerly = {new: old for old, new in renames.items()}
     old = {item.id: item for item in before.current.fields}
     names = {item.name: item for item in before.current.fields}
-    kept = {item.id for item in after.current.fields}
-    retyped: set[str] = set()
+    gone = {item.id for item in before.current.fields} - {item.id for item in after.current.fields}
     for item in after.current.fields:
         now = str(arrow_type(item.type))
         was = old.get(item.id)
+        replaced = names.get(formerly.get(item.name, item.name))
         if was is not None:
             then = str(arrow_type(was.type))
             change = "renamed" if was.name != item.name else "kept" if then == now else "widened"
             yield ColumnChange(item.name, was.name, change, now, then)
-        elif item.name in names and names[item.name].id not in kept:
-            retyped.add(item.name)
-            yield ColumnChange(item.name, item.name, "retyped", now, str(arrow_type(names[item.name].type)))
+        elif replaced is not None and replaced.id in gone:
+            gone.remove(replaced.id)
+            yield ColumnChange(item.name, replaced.name, "retyped", now, str(arrow_type(replaced.type)))
         else:
             yield ColumnChange(item.name, None, "added", now, None)
     for item in before.current.fields:
-        if item.id not in kept and item.name not in retyped:
+        if item.id in gone:
             yield ColumnChange(None, item.name, "dropped", None, str(arrow_type(item.type)))

@@ -155,8 +155,9 @@ def rewritten(previous: State, columns: pa.Schema, *, renames: Mapping[str, str]
 
     Ids follow names and ``renames`` (old → new) where the type is equal or widens; the field then
     keeps its default, and holds no nulls if it held none before or ``columns`` says so. Every other
-    column is a new field. Older schemas are kept, for what they tell of names, where no column is
-    new and they could still be read. Raises ``InvalidInput`` for renames of unknown columns.
+    column is a new field. Older schemas are kept, for what they tell of names, where they could
+    still be read and no name is new: a program may give a column that is new any default. Raises
+    ``InvalidInput`` for renames of unknown columns.
     """
     renames = renames or {}
     saved = previous.current.fields
@@ -181,8 +182,7 @@ def rewritten(previous: State, columns: pa.Schema, *, renames: Mapping[str, str]
         key_columns=tuple(now.get(name, name) for name in previous.key_columns),
         last_field_id=last,
     )
-    is_new = any(item.id not in before for item in fields)
-    if is_new or evolution_faults(previous, state):
+    if any(item.id not in before and item.name not in names for item in fields) or evolution_faults(previous, state):
         return state
     return replace(state, schemas=(*previous.schemas, *state.schemas))
 

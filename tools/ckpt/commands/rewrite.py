@@ -149,8 +149,8 @@ def _draw(document: Document, look: Look) -> Iterator[str]:
 def _change(change: Document, look: Look) -> tuple[str, str, str]:
     """A line about a column."""
     told = change["change"]
-    if told == "renamed":
-        told = f"renamed, was {label(change['was'])}"
+    if change["was"] not in (None, change["column"]) and change["column"]:
+        told = f"{told}, was {label(change['was'])}"
     kind = change["type"] or change["type_was"]
     if change["type"] and change["type_was"] not in (None, change["type"]):
         kind = f"{change['type_was']} {look['arrow']} {change['type']}"
