@@ -72,3 +72,20 @@ def test_a_few_keys() -> None:
     assert (
         shown("Spark", 1) == f"[Row(user='u0018', city='{someone['city']}'), Row(user=None, city='{nobody['city']}')]\n"
     )
+
+
+def test_files_and_tables() -> None:
+    oslo = [row for row in ROWS if row["city"] == "Oslo"]
+    vips = [row for row in oslo if row["vip"]]
+    baskets = expected_rows("totals", "baskets")
+    rows = {at: len(expected_rows(*SPENT, at)) for at in PARALLELISMS}
+    assert shown("Files", 1).splitlines() == [
+        f"[({len(ROWS)},)]",
+        f"[({len(vips)}, True, 'Oslo')]",
+        f"[({len(oslo)},)]",
+        f"[({rows[5]},)]",
+        f"[({len(baskets)},)]",
+    ]
+    assert shown("Iceberg", 1) == f"{len(vips)}\n"
+    assert shown("Delta", 1) == f"{list(rows.items())}\n"
+    assert f"{rows[NEWEST]:,} → {rows[NEWEST] - 1:,} rows" in shown("Correct the state of a job", 0)

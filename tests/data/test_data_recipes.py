@@ -44,11 +44,20 @@ def test_a_recipe_runs_as_it_stands_and_prints_what_is_shown(
 
 
 @pytest.fixture(scope="module")
-def on_s3(moto: S3Server) -> str:
-    """The store in a bucket."""
-    url = f"s3://{BUCKET}/shop"
-    data_store(url, **moto.options())
-    return url
+def made_on_s3(moto: S3Server) -> str:
+    """The store in a bucket, made once: its prefix."""
+    data_store(f"s3://{BUCKET}/recipes/made", **moto.options())
+    return "recipes/made/"
+
+
+@pytest.fixture
+def on_s3(made_on_s3: str, moto: S3Server, tmp_path: Path) -> str:
+    """A copy of it."""
+    copy = f"recipes/{tmp_path.name}"
+    for found in moto.client.list_objects_v2(Bucket=BUCKET, Prefix=made_on_s3)["Contents"]:
+        source = {"Bucket": BUCKET, "Key": found["Key"]}
+        moto.client.copy_object(Bucket=BUCKET, Key=f"{copy}/{found['Key'].removeprefix(made_on_s3)}", CopySource=source)
+    return f"s3://{BUCKET}/{copy}"
 
 
 @pytest.mark.s3
