@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -16,9 +16,8 @@ from stateformat.schema import children
 
 
 class Format(StrEnum):
-    """What an export writes."""
+    """The format of tables."""
 
-    PARQUET = "parquet"
     ICEBERG = "iceberg"
     DELTA = "delta"
 
@@ -63,24 +62,16 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-_LABELS: Final = {Format.ICEBERG: "Iceberg", Format.DELTA: "Delta", Format.PARQUET: "Parquet"}
+_LABELS: Final = {Format.ICEBERG: "Iceberg", Format.DELTA: "Delta"}
 _REFUSED: Final = {Format.ICEBERG: re.compile(r"[.]"), Format.DELTA: re.compile(r"[ ,;{}()\n\t=]")}
 """What a name may not have in it. A dot is the way to a nested column for readers of Iceberg."""
-_RESERVED: Final = {
-    Format.ICEBERG: [
-        *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
-        *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
-    ],
-    Format.DELTA: ["_change_type", "_commit_version", "_commit_timestamp"],
-}
-"""Columns that readers add themselves."""
 
 
 def plan_columns(state: State, stream: pa.Schema, file_format: Format) -> Columns:
     """Return the columns that a table of this format has for a stream of a state's rows."""
     planner = _Planner(file_format)
     fields = {item.name: item for item in state.current.fields}
-    found = planner.columns(list(stream), [fields.get(name) for name in stream.names], (), reserved=True)
+    found = planner.columns(list(stream), [fields.get(name) for name in stream.names], ())
     return Columns(found, tuple(planner.notes))
 
 
@@ -92,24 +83,20 @@ class _Planner:
         self._format = file_format
 
     def columns(
-        self, items: Sequence[pa.Field], fields: Sequence[Field | None], path: tuple[str, ...], *, reserved: bool
+        self, items: Sequence[pa.Field], fields: Sequence[Field | None], path: tuple[str, ...]
     ) -> tuple[Column, ...]:
-        """Return the columns of one level; ``reserved`` names are avoided."""
-        if self._format is Format.PARQUET:
-            names = [item.name for item in items]
-        else:
-            taken = _RESERVED[self._format] if reserved else ()
-            names = list(self._names([item.name for item in items], taken, path))
+        """Return the columns of one level."""
+        names = list(self._names([item.name for item in items], path))
         return tuple(
             self._column(item, field, name, path) for item, field, name in zip(items, fields, names, strict=True)
         )
 
-    def _names(self, given: Sequence[str], taken: Collection[str], path: tuple[str, ...]) -> Iterator[str]:
+    def _names(self, given: Sequence[str], path: tuple[str, ...]) -> Iterator[str]:
         # A name that can stay does, wherever a name that must change stands.
-        used = {name.lower() for name in taken}
+        used: set[str] = set()
         kept = []
         for name in given:
-            stays = bool(name) and not _REFUSED[self._format].search(name) and name.lower() not in used
+            stays = not _REFUSED[self._format].search(name) and name.lower() not in used
             kept.append(stays)
             if stays:
                 used.add(name.lower())
@@ -117,24 +104,17 @@ class _Planner:
             if stays:
                 yield name
                 continue
-            plain = _REFUSED[self._format].sub("_", name) or "column"
-            free = (option for option in _numbered(plain) if option.lower() not in used)
-            new = next(free)
+            plain = _REFUSED[self._format].sub("_", name)
+            new = next(option for option in _numbered(plain) if option.lower() not in used)
             used.add(new.lower())
-            self.notes.append(
-                Note(".".join((*path, name)), f"is named {new!r}: {_LABELS[self._format]} {self._why(name, taken)}")
-            )
+            self.notes.append(Note(".".join((*path, name)), f"is named {new!r}: {self._why(name)}"))
             yield new
 
-    def _why(self, name: str, taken: Collection[str]) -> str:
+    def _why(self, name: str) -> str:
         refused = _REFUSED[self._format].search(name)
         if refused:
-            return f"has no {refused[0]!r} in names"
-        if not name:
-            return "has no empty names"
-        if name.lower() in {reserved.lower() for reserved in taken}:
-            return f"has a column {name!r} of its own"
-        return "is read by tools that do not tell upper case from lower, and another column has this name"
+            return f"{_LABELS[self._format]} has no {refused[0]!r} in names"
+        return "another column has this name for tools that do not tell upper case from lower"
 
     def _column(self, item: pa.Field, field: Field | None, name: str, path: tuple[str, ...]) -> Column:
         here = (*path, item.name)
@@ -145,7 +125,7 @@ class _Planner:
         known = children(field) if field is not None else ()
         below = known if len(known) == len(inner) else [None] * len(inner)
         if pa.types.is_struct(item.type):
-            parts = self.columns(inner, below, here, reserved=False)
+            parts = self.columns(inner, below, here)
         else:
             parts = tuple(self._column(one, of, one.name, here) for one, of in zip(inner, below, strict=True))
         return Column(key, name, nested(item.type, [part.type for part in parts], [part.name for part in parts]), parts)

@@ -145,7 +145,12 @@ class DeltaTarget:
             transactions.append(Transaction(f"{self._app}:checkpoint", self._current))
         told = {"job": source.job_id, "checkpoints": [[int(number), attempt] for number, attempt in new]}
         told |= {"operator": source.state.operator, "state": source.state.name}
-        return CommitProperties(custom_metadata={"stateformat": json.dumps(told)}, app_transactions=transactions)
+        return CommitProperties(
+            custom_metadata={"stateformat": json.dumps(told)},
+            app_transactions=transactions,
+            # A retry would add the rows to the table that another export has made meanwhile.
+            max_commit_retries=0,
+        )
 
     @property
     def _app(self) -> str:

@@ -55,7 +55,7 @@ class TableExport:
         self._open = ExitStack()
         self.targets: list[IcebergTarget | DeltaTarget] = []
         try:
-            catalog = IcebergCatalog(to) if file_format is Format.ICEBERG else None
+            catalog = IcebergCatalog(to) if Format(file_format) is Format.ICEBERG else None
             if catalog is not None:
                 self._open.callback(catalog.close)
             for source, names in zip(sources, folder_names(sources), strict=True):

@@ -41,6 +41,8 @@ def other_table(place: Place, what: str, found: str | None, wanted: str) -> Inva
         message = f"{place} has a table that no export of a state has written"
     elif what == "rows":
         message = f"the table in {place} holds the rows {found}, and this export has those {wanted}"
+    elif what == "selection":
+        message = f"the table in {place} holds other rows of this state: not those of the choice {wanted}"
     else:
         message = f"the table in {place} is of {what} {found!r}, and this export is of {wanted!r}"
     return InvalidInput(f"{message}; export to another folder", kind=ErrorKind.STORE_NOT_EMPTY)

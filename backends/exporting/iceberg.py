@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -54,6 +54,11 @@ class IcebergCatalog:
                 "installed: pip install 'stateformat[iceberg]'",
                 kind=ErrorKind.MISSING_DEPENDENCY,
             ) from error
+        if root.local is not None and "?" in root.location:
+            raise InvalidInput(
+                f"the address of a SQLite catalog ends at the ? in {root}; export to a folder without one",
+                kind=ErrorKind.INVALID_URL,
+            )
         self._root = root
         self._catalog: Any = None
         self._made = False
@@ -64,7 +69,7 @@ class IcebergCatalog:
         Raises ``InvalidInput`` for a table of another state, and for one that is not of this
         catalog.
         """
-        found = self._find(place, name)
+        found = self._find(place, name, source)
         return IcebergTarget(self, place, name, source, found)
 
     def open(self) -> Catalog:
@@ -76,7 +81,7 @@ class IcebergCatalog:
             if file is not None and not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._made = True
-            url = f"sqlite:///{file}" if file is not None else "sqlite:///:memory:"
+            url = "sqlite:///:memory:" if file is None else f"sqlite:///{file}"
             properties = iceberg_properties(self._root)
             self._catalog = SqlCatalog(CATALOG_NAME, uri=url, warehouse=self._root.location, **properties)
         catalog: Catalog = self._catalog
@@ -93,7 +98,7 @@ class IcebergCatalog:
         if empty and self._root.local is not None:
             (self._root.local / CATALOG_FILE).unlink(missing_ok=True)
 
-    def _find(self, place: Place, name: tuple[str, str]) -> Table | None:
+    def _find(self, place: Place, name: tuple[str, str], source: Source) -> Table | None:
         from pyiceberg.exceptions import NoSuchTableError
 
         hint = _read_hint(place)
@@ -108,6 +113,11 @@ class IcebergCatalog:
             with contextlib.suppress(NoSuchTableError):
                 table = self.open().load_table(name)
         if table is None:
+            if hint is not None:
+                from pyiceberg.table import StaticTable
+
+                there = StaticTable.from_metadata(f"{place.location}/metadata/{hint}{_SUFFIX}")
+                check_same(place, source, there.properties)
             if hint is not None or place.holds_others():
                 what = "an Iceberg table that is not in" if hint is not None else "files, but no table of"
                 raise InvalidInput(
@@ -186,7 +196,7 @@ class IcebergTarget:
         assert self._schema is not None
         catalog = self._catalog.open()
         catalog.create_namespace_if_not_exists(self._name[0])
-        properties = {**self._identity(), f"{_PREFIX}field-ids": json.dumps(ids_of(self.columns, self._schema))}
+        properties = {**_identity(self.source), f"{_PREFIX}field-ids": json.dumps(ids_of(self.columns, self._schema))}
         transaction = catalog.create_table_transaction(
             self._name, schema=self._schema, location=self.place.location, properties=properties
         )
@@ -260,22 +270,8 @@ class IcebergTarget:
                 **statistics.to_serialized_dict(),
             )
 
-    def _identity(self) -> dict[str, str]:
-        source = self.source
-        held = {
-            "job-id": source.job_id,
-            "operator": source.state.operator,
-            "state": source.state.name,
-            "rows": "of several checkpoints" if source.several else "of one checkpoint",
-            **({"selection": source.selection} if source.several else {}),
-        }
-        return {f"{_PREFIX}{name}": value for name, value in held.items()}
-
     def _check_same(self, table: Table) -> None:
-        found = table.properties
-        for name, value in self._identity().items():
-            if found.get(name) != value:
-                raise other_table(self.place, name.removeprefix(_PREFIX), found.get(name), value)
+        check_same(self.place, self.source, table.properties)
         if not table.spec().is_unpartitioned():
             raise InvalidInput(
                 f"the table in {self.place} is partitioned now ({table.spec()}), and an export writes tables that are "
@@ -291,6 +287,25 @@ class IcebergTarget:
         return {
             f"{_PREFIX}checkpoints": ",".join(f"{number}:{attempt}" for number, attempt in sorted(checkpoints.items()))
         }
+
+
+def _identity(source: Source) -> dict[str, str]:
+    """The properties that say what a table is of."""
+    held = {
+        "job-id": source.job_id,
+        "operator": source.state.operator,
+        "state": source.state.name,
+        "rows": "of several checkpoints" if source.several else "of one checkpoint",
+        **({"selection": source.selection} if source.several else {}),
+    }
+    return {f"{_PREFIX}{name}": value for name, value in held.items()}
+
+
+def check_same(place: Place, source: Source, properties: Mapping[str, str]) -> None:
+    """Raise ``InvalidInput`` for a table of something else."""
+    for name, value in _identity(source).items():
+        if properties.get(name) != value:
+            raise other_table(place, name.removeprefix(_PREFIX), properties.get(name), value)
 
 
 def _exported(table: Table) -> Sequence[tuple[int, str]]:

@@ -179,7 +179,7 @@ class LocalStorage:
         names = [_split(self._check(path)) for path in paths]
         for parents, group in groupby(names, key=lambda name: name[0]):
             with self._tree.translated("delete from", "/".join(parents)):
-                durable = parents[0] not in ("segments", "manifests")
+                durable = not parents or parents[0] not in ("segments", "manifests")
                 self._tree.unlink(parents, [name for _, name in group], durable=durable)
 
     def __repr__(self) -> str:

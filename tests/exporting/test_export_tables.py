@@ -1,0 +1,463 @@
+"""Iceberg and Delta tables of state: as plain Python says, written once, by one commit."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.exporting import (
+    Format,
+    Place,
+    Source,
+    TableExport,
+    data_files,
+    iceberg,
+    one_checkpoint,
+    several_checkpoints,
+)
+from stateformat.errors import CheckpointExpired, DamagedCheckpoint, InvalidInput, StorageError
+from stateformat.graph import JobGraph
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
+from stateformat.store import CheckpointStore, open as open_store
+from stateformat.tables import ArrowStream
+from tests.data_world import NAMES, data_store, expected, expected_rows, same_rows
+from tests.exporting.export_readers import (
+    COLUMNS,
+    FORMATS,
+    ROWS,
+    TYPES,
+    catalog_of,
+    export_one,
+    export_several,
+    files_in,
+    rows_by_catalog,
+    rows_of,
+    types_store,
+    versions_of,
+)
+from tests.stores import Job, counts_job, counts_store, operator, refused
+
+SPENT = ("totals", "spent")
+COUNTS = ("counter", "counts")
+formats = pytest.mark.parametrize("file_format", FORMATS)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
+    return data_store(str(tmp_path_factory.mktemp("world")))
+
+
+def counts(tmp_path: Path, checkpoints: int = 1, **job: int) -> CheckpointStore:
+    return counts_store(str(tmp_path / "store"), checkpoints, **job)
+
+
+@formats
+def test_all_states_are_tables_with_the_rows_that_plain_python_says(
+    world: CheckpointStore, tmp_path: Path, file_format: Format
+) -> None:
+    checkpoint = world.open()
+    sources = [one_checkpoint(checkpoint, state) for state in checkpoint.states]
+    with TableExport(sources, file_format, Place(str(tmp_path)), alone=False) as tables:
+        found = tables.run()
+    assert [(one.operator, one.state) for one in found] == list(NAMES)
+    for one, name in zip(found, NAMES, strict=True):
+        wanted = expected(*name)
+        table = rows_of(file_format, Path(one.path))
+        assert same_rows(table, wanted), name
+        assert table.schema.names == wanted.schema.names
+        assert (one.rows, one.added, one.path) == (len(wanted), (6,), str(tmp_path.joinpath(*name)))
+        if file_format is Format.ICEBERG:
+            assert same_rows(rows_by_catalog(tmp_path, *name), wanted), name
+
+
+def in_iceberg(point: Any) -> Any:
+    """A value of ``point``, as pyiceberg reads it: of a null list in a struct it makes an empty
+    one, in its own tables too."""
+    if point is None:
+        return None
+    return {"x": point["x"], "more": [item and {"y_z": item["y.z"]} for item in point["more"] or []]}
+
+
+@formats
+def test_every_type_comes_back_and_what_changed_is_said(tmp_path: Path, file_format: Format) -> None:
+    store = types_store(str(tmp_path / "store"))
+    done = export_one(store, file_format, tmp_path / "table", (TYPES, TYPES))
+    found = rows_of(file_format, tmp_path / "table")
+    renamed = {
+        Format.ICEBERG: {"a.b": "a_b_2", "Text": "Text_2"},
+        Format.DELTA: {"a b": "a_b_2", "Text": "Text_2"},
+    }[file_format]
+    assert found.schema.names == [renamed.get(name, name) for name in COLUMNS]
+    wanted = [{renamed.get(name, name): value for name, value in row.items()} for row in ROWS]
+    if file_format is Format.ICEBERG:
+        wanted = [{**row, "point": in_iceberg(row["point"])} for row in wanted]
+    assert same_rows(found, pa.Table.from_pylist(wanted, found.schema))
+    said = {note.column: note.message for note in done.notes}
+    widened = {"tiny", "small", "point.x", "point.more.element.y.z", "counts.value"}
+    if file_format is Format.ICEBERG:
+        assert said.keys() == widened | renamed.keys()
+        assert said["tiny"] == "is int instead of int8: Iceberg has no int8"
+        assert "has no '.' in names" in said["a.b"]
+    else:
+        assert said.keys() == {"local"} | renamed.keys()
+        assert "has no ' ' in names" in said["a b"]
+    assert "do not tell upper case from lower" in said["Text"]
+    assert found.schema.field("local").type == pa.timestamp("us")
+    assert found.schema.field("instant").type == pa.timestamp("us", "UTC")
+    assert found.schema.field("precise").type == pa.decimal128(38, 10)
+
+
+@formats
+def test_a_second_export_of_the_same_checkpoint_adds_nothing(
+    world: CheckpointStore, tmp_path: Path, file_format: Format
+) -> None:
+    export_one(world, file_format, tmp_path, SPENT)
+    before = files_in(tmp_path)
+    again = export_one(world, file_format, tmp_path, SPENT)
+    assert (again.added, again.present, again.rows, again.version) == ((), (6,), 0, None)
+    assert (files_in(tmp_path), versions_of(file_format, tmp_path)) == (before, 1)
+
+
+@formats
+def test_another_checkpoint_replaces_the_rows_and_the_old_ones_stay_in_the_past(
+    world: CheckpointStore, tmp_path: Path, file_format: Format
+) -> None:
+    export_one(world, file_format, tmp_path, SPENT, 4)
+    export_one(world, file_format, tmp_path, SPENT, 6)
+    found = rows_of(file_format, tmp_path)
+    assert same_rows(found, expected(*SPENT))
+    assert found.schema.names == expected(*SPENT).schema.names
+    if file_format is Format.DELTA:
+        from deltalake import DeltaTable
+
+        past = DeltaTable(tmp_path, version=0).to_pyarrow_table()
+    else:
+        table = catalog_of(tmp_path).load_table(SPENT)
+        past = table.scan(snapshot_id=table.snapshots()[0].snapshot_id).to_arrow()
+        # The id of a field stays with it: through a new name, and from int to long.
+        first, last = (table.schemas()[number] for number in (0, 1))
+        assert first.find_field("town").field_id == last.find_field("city").field_id
+        assert first.find_field("orders").field_id == last.find_field("orders").field_id
+    assert same_rows(past, expected(*SPENT, 4))
+    export_one(world, file_format, tmp_path, SPENT, 4)
+    assert same_rows(rows_of(file_format, tmp_path), expected(*SPENT, 4))
+
+
+@formats
+def test_a_condition_is_part_of_what_a_table_holds(world: CheckpointStore, tmp_path: Path, file_format: Format) -> None:
+    few = export_one(world, file_format, tmp_path, SPENT, where="city = 'Bern' and vip")
+    wanted = [row for row in expected_rows(*SPENT) if row["city"] == "Bern" and row["vip"]]
+    assert few.rows == len(wanted) > 0
+    assert same_rows(rows_of(file_format, tmp_path), wanted)
+    assert export_one(world, file_format, tmp_path, SPENT, where="city = 'Bern' and vip").added == ()
+    assert export_one(world, file_format, tmp_path, SPENT).rows == len(expected(*SPENT))
+    refused(
+        InvalidInput,
+        lambda: export_one(world, file_format, tmp_path, SPENT, where="town is null"),
+        "totals/spent: .*no column 'town'",
+    )
+
+
+def at_each(ids: list[int]) -> list[dict[str, Any]]:
+    """The rows of ``spent`` in checkpoints, in its newest columns."""
+    return [{"_checkpoint_id": i, **row} for i in ids for row in expected_rows(*SPENT, i, columns_of=6)]
+
+
+@formats
+def test_of_several_checkpoints_those_that_are_missing_are_added(
+    world: CheckpointStore, tmp_path: Path, file_format: Format
+) -> None:
+    assert export_several(world, file_format, tmp_path, SPENT, [2, 5]).added == (2, 5)
+    assert same_rows(rows_of(file_format, tmp_path), at_each([2, 5]))
+    more = export_several(world, file_format, tmp_path, SPENT, range(1, 6))
+    assert (more.added, more.present) == ((1, 3, 4), (2, 5))
+    assert same_rows(rows_of(file_format, tmp_path), at_each([1, 2, 3, 4, 5]))
+    assert export_several(world, file_format, tmp_path, SPENT, [1, 5]).added == ()
+    assert versions_of(file_format, tmp_path) == 2
+
+
+def test_iceberg_brings_older_rows_to_the_newest_columns(tmp_path: Path) -> None:
+    store = data_store(str(tmp_path / "store"), checkpoints=4)
+    export_several(store, Format.ICEBERG, tmp_path / "table", SPENT, [3, 4])
+    store = data_store(str(tmp_path / "other"))
+    assert {one.job_id for one in store.history()} == {open_store(str(tmp_path / "store")).open().record.job_id}
+    error = refused(
+        InvalidInput, lambda: export_several(store, Format.ICEBERG, tmp_path / "table", SPENT, [4, 5, 6]), "attempt"
+    )
+    assert "another history; export to another folder" in str(error)
+    export_several(store, Format.ICEBERG, tmp_path / "table", SPENT, [5, 6])
+    assert rows_of(Format.ICEBERG, tmp_path / "table").num_rows == sum(len(expected(*SPENT, i)) for i in (3, 4, 5, 6))
+    found = [row for row in rows_of(Format.ICEBERG, tmp_path / "table").to_pylist() if row["_checkpoint_id"] == 3]
+    # A default of ours is no default of Iceberg's: what older files lack is null.
+    assert same_rows([{**row, "vip": False} for row in found], at_each([3]))
+
+
+def test_delta_refuses_a_wider_type_where_older_rows_stay(tmp_path: Path) -> None:
+    store = data_store(str(tmp_path / "store"), checkpoints=4)
+    export_several(store, Format.DELTA, tmp_path / "table", SPENT, [3, 4])
+    newer = data_store(str(tmp_path / "other"))
+    error = refused(InvalidInput, lambda: export_several(newer, Format.DELTA, tmp_path / "table", SPENT, [5, 6]))
+    assert "column 'orders' is integer in the Delta table" in str(error)
+    assert "long in the state now" in str(error)
+    assert versions_of(Format.DELTA, tmp_path / "table") == 1
+
+
+def evolving(tmp_path: Path) -> CheckpointStore:
+    """Two checkpoints; the second has a new column, a timestamp without zone."""
+    first = declare.even_split_state("op", "s", columns={"n": pa.int64()})
+    second = declare.even_split_state("op", "s", columns={"n": pa.int64(), "at": pa.timestamp("us")}, previous=first)
+    store, permit = open_store(str(tmp_path / "store")), None
+    for state, table in ((first, {"n": [1]}), (second, {"n": [2], "at": pa.array([7], pa.timestamp("us"))})):
+        rows = pa.table(table)
+        job = Job("grows", JobGraph((operator("op", 1),)), (state,), {("op", "s"): lambda _, rows=rows: rows})
+        permit = job.publish(store, permit)
+    return store
+
+
+@formats
+def test_new_columns_are_added(tmp_path: Path, file_format: Format) -> None:
+    store = evolving(tmp_path)
+    for ids in ([1], [1, 2]):
+        export_several(store, file_format, tmp_path / "several", ("op", "s"), ids)
+    found = rows_of(file_format, tmp_path / "several").to_pylist()
+    assert sorted((row["_checkpoint_id"], row["n"], row["at"] is None) for row in found) == [
+        (1, 1, True),
+        (2, 2, False),
+    ]
+    for at in (1, 2, 1):
+        export_one(store, file_format, tmp_path / "one", ("op", "s"), at)
+        assert rows_of(file_format, tmp_path / "one")["n"].to_pylist() == [at]
+
+
+class Breaking(ArrowStream):
+    """Rows in batches of a hundred, whose stream breaks after some of them."""
+
+    def __init__(self, stream: ArrowStream, after: int) -> None:
+        self._stream, self._after = stream, after
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._stream.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        whole = self._stream.table()
+        for start in range(0, 100 * self._after, 100):
+            yield from whole.slice(start, 100).to_batches()
+        raise CheckpointExpired("checkpoint 2 is gone")
+
+
+def breaking(source: Source, after: int) -> Source:
+    return replace(source, rows_of=lambda ids: Breaking(source.rows_of(ids), after))
+
+
+@formats
+@pytest.mark.parametrize("there", [False, True])
+def test_an_export_that_fails_half_way_leaves_the_table_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: Format, there: bool
+) -> None:
+    store, table = counts(tmp_path, 2, keys=2000), tmp_path / "table"
+    if there:
+        export_one(store, file_format, table, COUNTS, 1)
+    before = files_in(table)
+    monkeypatch.setattr(data_files, "FILE_BYTES", 1)
+    monkeypatch.setattr(data_files, "GROUP_ROWS", 100)
+    written: list[Any] = []
+    inner = data_files.write_file
+    monkeypatch.setattr(data_files, "write_file", lambda *given: written.append(inner(*given)) or written[-1])
+    checkpoint = store.open(2)
+    source = breaking(one_checkpoint(checkpoint, checkpoint.record.state(*COUNTS)), 10)
+    with TableExport([source], file_format, Place(str(table)), alone=True) as tables:
+        refused(CheckpointExpired, tables.run, "checkpoint 2 is gone")
+    assert len(written) > 3
+    assert files_in(table) == before
+    if there:
+        assert len(rows_of(file_format, table)) == 2000
+    else:
+        assert not table.exists() or not any(table.iterdir())
+
+
+@formats
+def test_damage_is_named_and_nothing_is_written(tmp_path: Path, file_format: Format) -> None:
+    store = tmp_path / "store"
+    counts_job(keys=2000).publish(open_store(str(store)), None, options=WriteOptions(inline_bytes_max=0))
+    victim = sorted((store / "segments").rglob("*.parquet"))[1]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    error = refused(
+        DamagedCheckpoint, lambda: export_one(open_store(str(store)), file_format, tmp_path / "table", COUNTS)
+    )
+    assert victim.name in str(error)
+    assert files_in(tmp_path / "table") == set()
+
+
+@formats
+def test_of_all_states_none_is_changed_when_one_cannot_be_read(
+    world: CheckpointStore, tmp_path: Path, file_format: Format
+) -> None:
+    checkpoint = world.open()
+    sources = [one_checkpoint(checkpoint, state) for state in checkpoint.states]
+    sources[-1] = breaking(sources[-1], 0)
+    with TableExport(sources, file_format, Place(str(tmp_path)), alone=False) as tables:
+        refused(CheckpointExpired, tables.run, "checkpoint 2 is gone")
+    assert files_in(tmp_path) == set()
+
+
+@formats
+def test_of_two_exports_at_once_one_adds_nothing(tmp_path: Path, file_format: Format) -> None:
+    store = counts(tmp_path, 2)
+    export_several(store, file_format, tmp_path / "table", COUNTS, [1])
+    history = {int(record.checkpoint_id): record.ref for record in store.history()}
+    source = several_checkpoints(store, list(history.values()), 2, *COUNTS)
+    exports = [TableExport([source], file_format, Place(str(tmp_path / "table")), alone=True) for _ in range(2)]
+    assert exports[0].run()[0].added == (2,)
+    refused(StorageError, exports[1].run, "nothing was added: export again")
+    for export in exports:
+        export.close()
+    assert len(rows_of(file_format, tmp_path / "table")) == 40
+    named = {path for path in files_in(tmp_path / "table") if path.endswith("zstd.parquet")}
+    assert len(named) == 2, "the files of the export that came too late are left"
+
+
+@formats
+def test_two_first_exports_at_once_make_one_table(tmp_path: Path, file_format: Format) -> None:
+    store = counts(tmp_path)
+    checkpoint = store.open()
+    source = one_checkpoint(checkpoint, checkpoint.record.state(*COUNTS))
+    barrier = threading.Barrier(2)
+    outcomes: list[object] = []
+
+    def export() -> None:
+        try:
+            with TableExport([source], file_format, Place(str(tmp_path / "table")), alone=True) as tables:
+                barrier.wait(30)
+                outcomes.append(tables.run()[0].added)
+        except StorageError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=export) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (1,) in outcomes, outcomes
+    assert len(rows_of(file_format, tmp_path / "table")) == 20
+    assert export_one(store, file_format, tmp_path / "table", COUNTS).added == ()
+
+
+def test_the_hint_is_mended_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = counts(tmp_path, 2)
+    export_one(store, Format.ICEBERG, tmp_path / "table", COUNTS, 1)
+    with monkeypatch.context() as crashing:
+        crashing.setattr(iceberg.IcebergTarget, "mend", lambda self: None)
+        export_one(store, Format.ICEBERG, tmp_path / "table", COUNTS, 2)
+    assert versions_of(Format.ICEBERG, tmp_path / "table") == 1
+    assert export_one(store, Format.ICEBERG, tmp_path / "table", COUNTS, 2).added == ()
+    assert versions_of(Format.ICEBERG, tmp_path / "table") == 2
+
+
+@formats
+def test_what_is_no_table_of_this_state_is_left_alone(
+    world: CheckpointStore, tmp_path: Path, file_format: Format
+) -> None:
+    export_one(world, file_format, tmp_path / "spent", SPENT)
+    export_several(world, file_format, tmp_path / "several", SPENT, [5, 6], where="orders > 3")
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "from.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    other = counts(tmp_path)
+    cases = (
+        (lambda: export_one(world, file_format, tmp_path / "spent", ("totals", "baskets")), "baskets"),
+        (lambda: export_one(other, file_format, tmp_path / "spent", COUNTS), "counts"),
+        (
+            lambda: export_several(world, file_format, tmp_path / "spent", SPENT, [5]),
+            "holds the rows of one checkpoint",
+        ),
+        (lambda: export_one(world, file_format, tmp_path / "several", SPENT), "holds the rows of several checkpoints"),
+        (lambda: export_several(world, file_format, tmp_path / "several", SPENT, [5]), "orders > 3|other rows"),
+        (lambda: export_one(world, file_format, tmp_path / "letters", SPENT), "holds files"),
+    )
+    before = files_in(tmp_path)
+    for call, words in cases:
+        error = refused(InvalidInput, call, words)
+        assert "export to" in str(error)
+    assert files_in(tmp_path) == before
+
+
+@formats
+def test_a_table_of_somebody_else_is_refused(tmp_path: Path, file_format: Format) -> None:
+    table = tmp_path / "table"
+    if file_format is Format.DELTA:
+        from deltalake import write_deltalake
+
+        write_deltalake(table, pa.table({"a": [1]}))
+    else:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        table.mkdir()
+        catalog = SqlCatalog("stateformat", uri=f"sqlite:///{table}/catalog.db")
+        catalog.create_namespace("counter")
+        catalog.create_table(COUNTS, pa.schema([("a", pa.int64())]), location=str(table))
+        catalog.close()
+    refused(
+        InvalidInput,
+        lambda: export_one(counts(tmp_path), file_format, table, COUNTS),
+        "a table that no export of a state has written",
+    )
+
+
+def test_an_iceberg_table_of_another_catalog_is_refused(tmp_path: Path) -> None:
+    store = counts(tmp_path, 2)
+    checkpoint = store.open(1)
+    sources = [one_checkpoint(checkpoint, state) for state in checkpoint.states]
+    with TableExport(sources, Format.ICEBERG, Place(str(tmp_path / "all")), alone=False) as tables:
+        tables.run()
+    table = tmp_path.joinpath("all", *COUNTS)
+    refused(InvalidInput, lambda: export_one(store, Format.ICEBERG, table, COUNTS), "not in the catalog")
+    hint = table / "metadata" / "version-hint.text"
+    hint.write_text("00009-ffff")
+    with pytest.raises(InvalidInput, match="has gone on to 00009-ffff"):
+        TableExport(sources, Format.ICEBERG, Place(str(tmp_path / "all")), alone=False)
+
+
+@pytest.mark.parametrize(("file_format", "library"), [(Format.ICEBERG, "pyiceberg"), (Format.DELTA, "deltalake")])
+def test_a_library_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: Format, library: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    error = refused(InvalidInput, lambda: export_one(counts(tmp_path), file_format, tmp_path / "table", COUNTS))
+    assert f"pip install 'stateformat[{file_format}]'" in str(error)
+    assert not (tmp_path / "table").exists()
+
+
+@formats
+@pytest.mark.parametrize("name", ["with space", "a#b", "ümlaut"])
+def test_a_folder_may_have_any_name(tmp_path: Path, file_format: Format, name: str) -> None:
+    store = counts(tmp_path, 2)
+    for at in (1, 2):
+        export_one(store, file_format, tmp_path / name, COUNTS, at)
+    if file_format is Format.DELTA:
+        from urllib.parse import quote
+
+        from deltalake import DeltaTable
+
+        assert len(DeltaTable("file://" + quote(str(tmp_path / name))).to_pyarrow_table()) == 20
+    else:
+        assert len(rows_of(file_format, tmp_path / name)) == 20
+    assert files_in(tmp_path) == {path for path in files_in(tmp_path) if path.startswith((name, "store"))}
+
+
+@pytest.mark.parametrize(("file_format", "name"), [(Format.ICEBERG, "a?b"), (Format.DELTA, "a%41")])
+def test_a_name_that_a_library_would_read_as_another_is_refused(tmp_path: Path, file_format: Format, name: str) -> None:
+    refused(InvalidInput, lambda: export_one(counts(tmp_path), file_format, tmp_path / name, COUNTS), "without one")
+    assert files_in(tmp_path) == {path for path in files_in(tmp_path) if path.startswith("store")}
