@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from ..segments import groups_of_keys
 from .pieces import SegmentPiece, pieces_of
 
 Groups = npt.NDArray[np.int64]
-
-_GAP_ROWS_MAX: Final = 8192
-"""Rows of other groups that are read between two that are wanted: they likely share row groups."""
 
 
 def groups_of(keys: pa.Table, operator: Operator) -> Groups | None:
@@ -69,14 +66,13 @@ def _near(slices: pa.Table, groups: Groups) -> pa.Table:
 
 
 def _runs(piece: SegmentPiece, groups: Groups) -> Iterator[tuple[int, int]]:
-    """Yield the first and last group of runs of wanted groups, joined over a few other rows."""
+    """Yield the first and last group of runs of wanted groups without rows of others between."""
     wanted = groups[(groups >= piece.first_group) & (groups < piece.end_group)] - piece.first_group
     wanted = wanted[piece.counts[wanted] > 0]
     if not len(wanted):
         return
     ends = np.cumsum(piece.counts)
-    gaps = ends[wanted[1:]] - piece.counts[wanted[1:]] - ends[wanted[:-1]]
-    breaks = np.flatnonzero(gaps > _GAP_ROWS_MAX)
+    breaks = np.flatnonzero(ends[wanted[1:]] - piece.counts[wanted[1:]] > ends[wanted[:-1]])
     firsts = wanted[np.concatenate([[0], breaks + 1])]
     lasts = wanted[np.concatenate([breaks, [len(wanted) - 1]])]
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):

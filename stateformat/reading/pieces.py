@@ -36,6 +36,10 @@ class SegmentPiece:
         """The group behind the last one."""
         return self.first_group + len(self.counts)
 
+    def rows_before(self, group: int) -> int:
+        """Return how many rows of the slice come before a group."""
+        return int(self.counts[: max(0, group - self.first_group)].sum())
+
 
 def pieces_of(state: State, manifest: Manifest, slices: pa.Table) -> list[SegmentPiece]:
     """Return the slices that have rows. Raises ``InvalidInput`` for one that fits no handle."""

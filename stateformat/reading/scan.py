@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,15 @@ _WHOLE_OF_FEW_BYTES_MAX: Final = 1 << 20
 """… up to this size."""
 _Call = SizedCall[pa.Table]
 """Reads a piece of a segment."""
+
+
+class _RowRange(NamedTuple):
+    """Rows start … stop − 1 of a segment, in a piece."""
+
+    piece: SegmentPiece
+    reader: SegmentReader
+    start: int
+    stop: int
 
 
 @dataclass
@@ -157,9 +166,29 @@ class SliceReader:
 
     def _in_order(self, pieces: Sequence[SegmentPiece]) -> Generator[_Call, None, None]:
         with closing(self._opened(pieces)) as readers:
-            for piece, reader in zip(pieces, readers, strict=True):
-                for call in reader.calls(piece.row_start, piece.rows):
+            ranges = (
+                _RowRange(piece, reader, piece.row_start, piece.row_start + piece.rows)
+                for piece, reader in zip(pieces, readers, strict=True)
+            )
+            for piece, reader, start, stop in self._joined(ranges):
+                for call in reader.calls(start, stop - start):
                     yield self._evolved(call, piece)
+
+    def _joined(self, ranges: Iterable[_RowRange]) -> Iterator[_RowRange]:
+        """Join ranges of rows that share a row group, where rows of other keys are left out."""
+        if self.wanted.keys is None:
+            yield from ranges
+            return
+        held: _RowRange | None = None
+        for item in ranges:
+            if held is not None and _share_row_group(held, item):
+                held = held._replace(stop=item.stop)
+                continue
+            if held is not None:
+                yield held
+            held = item
+        if held is not None:
+            yield held
 
     def _streams(self, segments: Sequence[Sequence[SegmentPiece]]) -> list[Iterator[pa.Table]]:
         """Read each list of pieces as a stream; all streams together hold a few megabytes."""
@@ -224,13 +253,14 @@ class SliceReader:
         # By layer, lowest first: the pieces are sorted so.
         layers: dict[int, list[_Call]] = {}
         rows = 0
-        for piece, reader in zip(pieces, readers, strict=True):
-            start = piece.row_start + int(piece.counts[: max(0, first - piece.first_group)].sum())
-            stop = piece.row_start + int(piece.counts[: max(0, last + 1 - piece.first_group)].sum())
-            if start < stop:
-                rows += stop - start
-                calls = (self._evolved(call, piece) for call in reader.calls(start, stop - start))
-                layers.setdefault(piece.handle.layer, []).extend(calls)
+        ranges = [
+            _RowRange(piece, reader, *(piece.row_start + piece.rows_before(group) for group in (first, last + 1)))
+            for piece, reader in zip(pieces, readers, strict=True)
+        ]
+        for piece, reader, start, stop in self._joined(item for item in ranges if item.start < item.stop):
+            rows += stop - start
+            calls = (self._evolved(call, piece) for call in reader.calls(start, stop - start))
+            layers.setdefault(piece.handle.layer, []).extend(calls)
         size_bytes = sum(call.size_bytes for calls in layers.values() for call in calls)
         if not layers:
             return
@@ -318,6 +348,13 @@ class SliceReader:
     def _evolved(self, call: _Call, piece: SegmentPiece) -> _Call:
         old = self._state.by_schema_id[piece.handle.schema_id]
         return SizedCall(lambda: self.wanted.rows(evolve_table(call(), old, self._target)), call.size_bytes)
+
+
+def _share_row_group(before: _RowRange, after: _RowRange) -> bool:
+    reader = before.reader
+    return (
+        reader is after.reader and before.stop <= after.start and reader.share_row_group(before.stop - 1, after.start)
+    )
 
 
 def _place(piece: SegmentPiece) -> tuple[object, ...]:

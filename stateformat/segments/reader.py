@@ -103,6 +103,11 @@ class SegmentReader:
             share = (min(row_start + rows, end) - max(row_start, begin)) / (end - begin)
             yield SizedCall(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
 
+    def share_row_group(self, row: int, other: int) -> bool:
+        """Whether two rows are always read together. The reader is open."""
+        found = self._starts.searchsorted([row, other], "right")
+        return bool(found[0] == found[1])
+
     def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
         begin = int(self._starts[first])
         start, stop = max(start, begin), min(stop, int(self._starts[last + 1]))

@@ -1,0 +1,284 @@
+"""What a scan reads: of a key the row groups of its key group in each layer, of some columns their
+column chunks, by as few requests as there can be; and damage there is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.errors import DamagedCheckpoint
+from stateformat.keys import hash_keys, key_groups
+from stateformat.manifest import handles_table
+from stateformat.model import Handle, State
+from stateformat.reading import ReadTask, StateRows
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
+from stateformat.store import open as open_store
+from tests.data_world import data_store, expected, same_rows
+from tests.segments import CountingStorage, record, whole_slices, write
+from tests.servers.server import BUCKET, S3Server
+from tests.stores import refused
+
+COLUMNS = [f"v{i}" for i in range(12)]
+WIDE = declare.value_state("op", "wide", keys={"k": pa.int64()}, values=dict.fromkeys(COLUMNS, pa.int64()))
+ENTRIES = declare.even_split_state("op", "entries", columns=dict.fromkeys(COLUMNS, pa.int64()))
+ROWS = 80_000
+ROW_GROUPS = WriteOptions(row_group_rows=10_000, inline_bytes_max=0)
+SMALL_ROW_GROUPS = WriteOptions(row_group_rows=1_000, inline_bytes_max=0)
+
+
+class Ranges(CountingStorage):
+    """Keeps which bytes of which object were read; ``reads_at_once`` as a storage says it."""
+
+    def __init__(self, name: str, at_once: int = 1) -> None:
+        super().__init__(name)
+        self.ranges: list[tuple[str, int, int]] = []
+        self.reads_at_once = at_once
+        self.barrier: Barrier | None = None
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        if self.barrier is not None:
+            self.barrier.wait(30)
+        data = super().read_range(path, offset, length)
+        self.ranges.append((path, offset, offset + data.size))
+        return data
+
+
+@pytest.fixture(params=[1, 8], ids=["local", "remote"])
+def storage(request: pytest.FixtureRequest) -> Iterator[Ranges]:
+    yield Ranges("rows-reads", request.param)
+    MemoryStorage.reset("rows-reads")
+
+
+def wide(keys: range, seed: int) -> pa.Table:
+    numbers = np.random.default_rng(seed)
+    values = {name: numbers.integers(-(2**62), 2**62, len(keys)) for name in COLUMNS}
+    return pa.table({"k": pa.array(keys, pa.int64()), **values})
+
+
+def rows_of(storage: Ranges, state: State, handles: list[Handle]) -> StateRows:
+    return StateRows.of(ReadTask(storage, record(state), handles_table(handles), whole_slices(handles)))
+
+
+def layered(storage: Ranges) -> tuple[StateRows, list[Handle], pa.Table]:
+    """A base and two deltas of many row groups, and one that is inline; what stands."""
+    layers = [wide(range(ROWS), 0), wide(range(0, ROWS, 2), 1), wide(range(0, ROWS, 10), 2), wide(range(5), 3)]
+    handles = [write(storage, WIDE, layers[0], SMALL_ROW_GROUPS)]
+    for number, rows in enumerate(layers[1:], 1):
+        delta = rows.add_column(0, pa.field("_op", pa.int8()), [pa.array(np.zeros(len(rows), np.int8))])
+        options = WriteOptions() if number == 3 else SMALL_ROW_GROUPS
+        handles.append(write(storage, WIDE, delta, options, layer=number))
+    standing: dict[Any, dict[str, Any]] = {}
+    for rows in layers:
+        standing |= {row["k"]: row for row in rows.to_pylist()}
+    return rows_of(storage, WIDE, handles), handles, pa.Table.from_pylist(list(standing.values()), layers[0].schema)
+
+
+def chunks(storage: Ranges, handle: Handle, groups: set[int], columns: set[str]) -> list[tuple[str, int, int]]:
+    """Where pyarrow says that these columns lie, in the row groups with these key groups; joined
+    where they touch.
+    """
+    file = pq.ParquetFile(pa.BufferReader(storage.bytes_of(handle.path or "")))
+    spans = []
+    for number in range(file.num_row_groups):
+        if not groups.isdisjoint(file.read_row_group(number, ["_key_group"])["_key_group"].to_pylist()):
+            of_group = file.metadata.row_group(number)
+            for at in range(of_group.num_columns):
+                chunk = of_group.column(at)
+                if chunk.path_in_schema in columns:
+                    start = chunk.dictionary_page_offset or chunk.data_page_offset
+                    spans.append((start, start + chunk.total_compressed_size))
+    return joined((handle.path or "", start, stop) for start, stop in spans)
+
+
+def joined(spans: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Spans that touch as one, sorted; they must not overlap."""
+    found: list[tuple[str, int, int]] = []
+    for path, start, stop in sorted(spans):
+        if found and found[-1][0] == path and found[-1][2] >= start:
+            assert found[-1][2] == start, "read twice"
+            found[-1] = path, found[-1][1], stop
+        else:
+            found.append((path, start, stop))
+    return found
+
+
+def footer(handle: Handle) -> tuple[str, int, int]:
+    return handle.path or "", handle.size_bytes - handle.footer_bytes, handle.size_bytes
+
+
+ALL = {"_key_group", "_op", "k", *COLUMNS}
+
+
+def test_a_key_costs_footer_and_row_groups_of_its_key_group_in_each_layer(storage: Ranges) -> None:
+    rows, handles, standing = layered(storage)
+    assert [handle.size_bytes > 1 << 18 for handle in handles] == [True, True, True, False]
+    assert handles[3].inline is not None
+    for key in (1, 40, 777):
+        group = int(key_groups(hash_keys([pa.chunked_array([pa.array([key])])]), 128)[0])
+        storage.ranges.clear()
+        found = rows.at_keys({"k": key})
+        assert storage.ranges == []
+        assert same_rows(found.table(), standing.filter(pc.equal(standing["k"], key)))
+        wanted = [span for handle in handles[:3] for span in (footer(handle), *chunks(storage, handle, {group}, ALL))]
+        assert sorted(storage.ranges) == sorted(wanted)
+        assert len(storage.ranges) == 6
+
+
+def test_many_keys_cost_their_key_groups_together_and_each_footer_once(storage: Ranges) -> None:
+    rows, handles, standing = layered(storage)
+    keys = [3, 500, 7001, 7002, 2**40]
+    groups = {*key_groups(hash_keys([pa.chunked_array([pa.array(keys)])]), 128).tolist()}
+    storage.ranges.clear()
+    found = rows.at_keys([{"k": key} for key in keys]).table()
+    assert same_rows(found, standing.filter(pc.is_in(standing["k"], pa.array(keys))))
+    wanted = [span for handle in handles[:3] for span in (footer(handle), *chunks(storage, handle, groups, ALL))]
+    assert joined(storage.ranges) == joined(wanted)
+    assert [storage.ranges.count(footer(handle)) for handle in handles[:3]] == [1, 1, 1]
+
+
+def test_a_key_of_a_small_segment_is_one_read(storage: Ranges) -> None:
+    handle = write(storage, WIDE, wide(range(300), 0), WriteOptions(inline_bytes_max=0))
+    storage.ranges.clear()
+    assert rows_of(storage, WIDE, [handle]).at_keys({"k": 7}).table()["k"].to_pylist() == [7]
+    assert storage.ranges == [(handle.path, 0, handle.size_bytes)]
+
+
+def test_a_key_that_no_layer_can_have_costs_nothing(storage: Ranges) -> None:
+    handle = write(storage, WIDE, wide(range(1), 0), WriteOptions(inline_bytes_max=0))
+    found = rows_of(storage, WIDE, [handle])
+    storage.ranges.clear()
+    group = key_groups(hash_keys([pa.chunked_array([pa.array(range(50))])]), 128).tolist()
+    other = next(key for key in range(1, 50) if group[key] != group[0])
+    assert found.at_keys({"k": other}).table().num_rows == 0
+    assert storage.ranges == []
+
+
+@pytest.mark.parametrize("state", [WIDE, ENTRIES], ids=["keyed", "entries"])
+def test_some_columns_cost_their_chunks_and_the_footer(storage: Ranges, state: State) -> None:
+    data = wide(range(ROWS), 0)
+    handle = write(storage, state, data if state is WIDE else data.drop_columns(["k"]), ROW_GROUPS)
+    rows = rows_of(storage, state, [handle])
+    whole = rows.table()
+    for names in (["v9", "v2"], ["v5"], []):
+        storage.ranges.clear()
+        found = rows.select(names).table()
+        assert found.num_rows == ROWS
+        assert found.equals(whole.select(names))
+        read = sum(stop - start for _, start, stop in storage.ranges) - handle.footer_bytes
+        needed = {*names, *(["_key_group"] if state is WIDE else [])} or {"v0"}
+        least = sum(stop - start for _, start, stop in columns_of(storage, handle, needed))
+        # A hole that is smaller than a request is worth is read as well.
+        assert least <= read
+        assert read < (0.2 if storage.reads_at_once == 1 else 0.6) * handle.size_bytes
+    storage.ranges.clear()
+    assert rows.select(whole.column_names[1:]).table().num_rows == ROWS
+    assert storage.ranges == [(handle.path, 0, handle.size_bytes)], "most columns: the whole segment, by its digest"
+
+
+def columns_of(storage: Ranges, handle: Handle, columns: set[str]) -> list[tuple[str, int, int]]:
+    metadata = pq.ParquetFile(pa.BufferReader(storage.bytes_of(handle.path or ""))).metadata
+    found = []
+    for number in range(metadata.num_row_groups):
+        for at in range(metadata.num_columns):
+            chunk = metadata.row_group(number).column(at)
+            if chunk.path_in_schema in columns:
+                start = chunk.dictionary_page_offset or chunk.data_page_offset
+                found.append((handle.path or "", start, start + chunk.total_compressed_size))
+    return found
+
+
+def test_columns_with_points_in_their_names_and_nested_ones_are_told_apart() -> None:
+    storage = Ranges("rows-points")
+    pair = pa.struct([pa.field("b", pa.int64()), pa.field("c", pa.list_(pa.string()))])
+    values = {"a": pair, "a.b": pa.bool_(), "a.c": pa.map_(pa.string(), pair), "z": pa.int32()}
+    state = declare.value_state("op", "nested", keys={"k": pa.int64()}, values=values)
+    one = {"b": 1, "c": ["x", None]}
+    data = [{"k": n, "a": {"b": n, "c": []}, "a.b": n % 3 == 0, "a.c": [("m", one)], "z": n} for n in range(50)]
+    handle = write(storage, state, data, WriteOptions(inline_bytes_max=0, row_group_rows=20, encoding="plain"))
+    rows = rows_of(storage, state, [handle])
+    whole = rows.table()
+    for name in whole.column_names:
+        assert rows.select([name]).table().equals(whole.select([name])), name
+
+
+@pytest.mark.parametrize("name", ["v3", "_key_group"])
+def test_a_flipped_byte_in_a_chunk_that_is_read_is_noticed_and_others_do_not_matter(name: str) -> None:
+    storage = Ranges("rows-damage")
+    handle = write(storage, WIDE, wide(range(ROWS), 0), ROW_GROUPS)
+    rows = rows_of(storage, WIDE, [handle])
+    wanted = rows.select(["v3"]).table()
+    data = bytearray(storage.bytes_of(handle.path or ""))
+    path, start, stop = columns_of(storage, handle, {name})[1]
+    data[(start + stop) // 2] ^= 4
+    storage.changed[path] = bytes(data)
+    refused(DamagedCheckpoint, rows.select(["v3"]).table, f"segment {path} in memory://rows-damage is damaged")
+    with pytest.raises(pa.ArrowException, match="is damaged") as caught:
+        pa.table(rows.select(["v3"]))
+    assert "Traceback" not in str(caught.value)
+    data[(start + stop) // 2] ^= 4
+    _, start, stop = columns_of(storage, handle, {"v7"})[0]
+    data[(start + stop) // 2] ^= 4
+    storage.changed[path] = bytes(data)
+    # The column that is damaged is not read; who reads it is told.
+    assert rows.select(["v3"]).table().equals(wanted)
+    refused(DamagedCheckpoint, rows.select(["v7"]).table, f"segment {path}")
+
+
+def test_layers_of_a_key_are_opened_and_read_side_by_side_where_reads_wait() -> None:
+    storage = Ranges("rows-together", 8)
+    rows, _, _ = layered(storage)
+    # Three footers together, then three ranges together: with fewer the barrier would break.
+    storage.barrier = Barrier(3)
+    assert rows.at_keys({"k": 40}).table().num_rows == 1
+    assert len(storage.ranges) == 6
+
+
+@pytest.mark.s3
+def test_requests_on_s3_are_manifest_and_segments(moto: S3Server) -> None:
+    data_store(f"s3://{BUCKET}/rows-reads", **moto.options())
+    store = open_store(f"s3://{BUCKET}/rows-reads", **moto.options())
+    checkpoint = store.open()
+    requests = store.stats.operations
+
+    def counted(call: Any) -> dict[str, int]:
+        before = {name: counts.calls for name, counts in store.stats.operations.items()}
+        call()
+        after = {name: counts.calls for name, counts in store.stats.operations.items()}
+        return {name: calls - before.get(name, 0) for name, calls in after.items() if calls != before.get(name, 0)}
+
+    assert requests["read_range"].calls == 1, "the record"
+    rows = checkpoint.state("totals", "spent")
+    found: list[pa.Table] = []
+    key = rows.at_keys({"user": "u0018"})
+    segments = {path for path in key.task.handles["path"].to_pylist() if key.task.storage.url and path}
+    inline = [value for value in key.task.handles["inline"].to_pylist() if value is not None]
+    # The manifest has been read by now; small segments are one request each, inline ones none.
+    cost = counted(lambda: found.append(key.table()))
+    assert cost == {"read_range": len(segments) - len(inline)}
+    wanted = expected("totals", "spent")
+    assert same_rows(found[0], wanted.filter(pc.equal(wanted["user"], "u0018")))
+
+
+def test_asking_for_columns_keys_parts_and_streams_reads_no_segment(tmp_path: Path) -> None:
+    store = data_store(str(tmp_path))
+    rows = store.open().state("totals", "spent")
+    before = store.stats.operations["read_range"].calls
+    asked = rows.select(["user"]).at_keys({"user": "u0018"})
+    capsules = [part.__arrow_c_stream__() for part in (rows, asked, *rows.split(4))]
+    assert asked.schema.names == ["user"]
+    for make in (rows.__arrow_c_schema__, partial(repr, rows), partial(pa.RecordBatchReader.from_stream, rows)):
+        make()
+    assert store.stats.operations["read_range"].calls == before
+    del capsules
