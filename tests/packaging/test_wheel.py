@@ -52,11 +52,14 @@ if sys.argv[1] == "local":
     from stateformat.backends.local import LocalRuntime
     LocalRuntime(store).run(flow(out))
 else:
-    from stateformat.backends.spark import SparkRuntime, session
+    from stateformat.backends.spark import SparkRuntime, register_data_source, session
     with session() as spark:
         where = spark.range(1).rdd.map(lambda _: __import__("stateformat").__file__).collect()
         print("workers import", *where)
         SparkRuntime(spark, store).run(flow(out))
+        register_data_source(spark)  # Spark looks for data sources before it adds --py-files
+        checkpoints = spark.read.format("stateformat").option("table", "checkpoints").load(sys.argv[2])
+        print("the data source finds", checkpoints.count() == len(store.history()))
 print(out.table().sort_by("k").to_pydict())
 """
 
@@ -147,6 +150,7 @@ def test_spark_workers_take_the_package_from_py_files(wheels: dict[str, Path], p
     done = run(*submit, "--py-files", package, "job.py", "spark", tmp_path / "store", cwd=project, PATH=path)
     assert done.stdout.endswith("{'k': ['a', 'b'], 'n': [4, 2]}\n"), done.stderr[-3000:]
     assert "stateformat.zip" in done.stdout
+    assert "the data source finds True" in done.stdout
 
 
 @pytest.mark.parametrize("wing", WINGS)

@@ -3,7 +3,7 @@
 ``spark.read.format("stateformat").option("operator", "counts").option("state", "total").load(url)``
 
 Spark finds it by itself where the wheel is installed: ``pyspark_stateformat`` stands beside the
-package then. From a checkout, :func:`register_data_source` tells a session of it.
+package then. Elsewhere :func:`register_data_source` tells a session of it.
 
 Read ``options`` (what a user may say), ``source`` (what Spark calls), ``streams`` (what is read),
 ``filters`` (keys from filters), ``types`` (columns of Spark), ``telling`` (errors as sentences).

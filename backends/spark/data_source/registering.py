@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def register_data_source(spark: SparkSession) -> None:
     """Let ``spark.read.format("stateformat")`` work in a session. May be called again.
 
-    Needed where the package is imported from a checkout; an installed one is found by Spark. The
-    machines of a cluster must have the package in any case.
+    Needed where the package is imported from a checkout or came with ``--py-files``; one that is
+    installed is found by Spark. The machines of a cluster must have the package in any case.
     """
     from .source import StateDataSource
 
