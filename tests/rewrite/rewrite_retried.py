@@ -1,7 +1,8 @@
 """A program: rewrite a small job on a Spark whose every task fails once, after it has written a
 segment.
 
-Prints how many failed. Run by ``test_rewrite_spark``, in a process of its own.
+Prints the rows that functions were given, as the rewrite counted them, and how many tasks failed.
+Run by ``test_rewrite_spark``, in a process of its own.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pyarrow as pa
 from pyspark import TaskContext
 
-from stateformat.backends.rewrite import RewriteSpec, rewrite
+from stateformat.backends.rewrite import RewriteSpec, Transform, rewrite
 from stateformat.backends.spark.rewrite import SparkEngine
 from stateformat.backends.spark.sessions import local_session
 from stateformat.segments import WriteOptions
@@ -58,15 +60,25 @@ class FailingOnce:
         return ClosesWithAnError(made) if task is not None and task.attemptNumber() == 0 else made
 
 
+def same(rows: pa.Table) -> pa.Table:
+    """A transform."""
+    return rows
+
+
 def main(url: str) -> None:
     jobs.publish(CheckpointStore(open_storage(url)))
     store = CheckpointStore(FailingOnce(open_storage(url)))
     spark = local_session("retried", **{"spark.master": "local[2,3]"})
     spark.sparkContext.setLogLevel("OFF")
-    options = WriteOptions(inline_bytes_max=0)
-    done = rewrite(store, store.open(), RewriteSpec(max_parallelism=32, options=options), engine=SparkEngine(spark))
+    spec = RewriteSpec(
+        max_parallelism=32,
+        transforms={place: Transform(same) for place in (("sums", "last"), ("sums", "seen"), ("names", "table"))},
+        options=WriteOptions(inline_bytes_max=0),
+    )
+    done = rewrite(store, store.open(), spec, engine=SparkEngine(spark))
     written = {path.path for path in store.storage.list("segments/00000000000000000002/")}
     named = {row["path"] for row in jobs.handles_of(store.open())}
+    print(*(one.read for one in done.transformed))
     print(done.segments, len(written - named))
 
 

@@ -90,6 +90,9 @@ def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_his
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     failed = int(done.stdout.split()[-1])
+    last, seen = len(jobs.keyed_rows()["last"]), 3 * 2
+    # Each row was given to a function once, as far as it counts: of broadcast state one copy.
+    assert done.stdout.splitlines()[-2].split() == [str(last), str(seen), "3"]
     assert failed == 4  # two tasks that write moves and two that write targets, on two cores
     store = new_store(Path(url))
     assert [record.checkpoint_id for record in store.history()] == [2, 1]

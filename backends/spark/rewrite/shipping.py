@@ -11,9 +11,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stateformat.errors import ErrorKind, InvalidInput
+
+_INSTALLED: Final = {"site-packages", "dist-packages"}
 
 
 def functions_by_value(task: Any) -> bytes:
@@ -41,12 +43,12 @@ def functions_by_value(task: Any) -> bytes:
 
 
 def _own_modules() -> Iterator[str]:
-    """Names of the imported modules that are files, but neither installed nor part of Python."""
+    """Names of the imported modules that are Python files, neither installed nor part of Python."""
     paths = sysconfig.get_paths()
     installed = tuple(f"{Path(paths[name]).resolve()}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not file or name.partition(".")[0] in ("stateformat", "__main__", "pyspark"):
+        file = Path(getattr(module, "__file__", None) or "none").resolve()
+        if file.suffix != ".py" or _INSTALLED & set(file.parts) or str(file).startswith(installed):
             continue
-        if getattr(module, "__name__", None) == name and not str(Path(file).resolve()).startswith(installed):
+        if getattr(module, "__name__", None) == name and name.partition(".")[0] not in ("stateformat", "__main__"):
             yield name
