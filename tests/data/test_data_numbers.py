@@ -39,6 +39,9 @@ def test_users_of_each_city() -> None:
     vips = Counter(row["city"] for row in ROWS if row["vip"])
     by_city = [(city or "NULL", str(users[city]), str(vips[city])) for city in sorted(users, key=lambda c: c or "~")]
     assert cells(shown("DuckDB", 0)) == by_city
+    assert [tuple(line.split()) for line in shown("SQL at the terminal", 0).splitlines()[1:9]] == [
+        (city.replace("NULL", "null"), *rest) for city, *rest in by_city
+    ]
     pandas = [line.rsplit(None, 1) for line in shown("pandas", 0).splitlines()[1:-1]]
     assert [(city.strip().replace("NaN", "NULL"), count) for city, count in pandas] == [one[:2] for one in by_city]
     assert shown("pyarrow", 0) == f"{users['Oslo']}\n"
@@ -89,3 +92,13 @@ def test_files_and_tables() -> None:
     assert shown("Iceberg", 1) == f"{len(vips)}\n"
     assert shown("Delta", 1) == f"{list(rows.items())}\n"
     assert f"{rows[NEWEST]:,} → {rows[NEWEST] - 1:,} rows" in shown("Correct the state of a job", 0)
+
+
+def test_a_join_of_two_states_in_all_checkpoints() -> None:
+    found = []
+    for at in PARALLELISMS:
+        oslo = {row["user"] for row in expected_rows(*SPENT, at, columns_of=NEWEST) if row["city"] == "Oslo"}
+        baskets = [row for row in expected_rows("totals", "baskets", at) if row["user"] in oslo - {None}]
+        found.append((at, len(baskets), len({row["user"] for row in baskets}), sum(row["pieces"] for row in baskets)))
+    lines = shown("SQL at the terminal", 1).splitlines()
+    assert [tuple(map(int, line.split(","))) for line in lines[1:]] == found
