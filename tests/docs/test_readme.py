@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 ONE_PROGRAM = ROOT / "docs" / "operators.md"
 """Its snippets go on from each other, and run in this process."""
-PAGE_OF_DATA = ROOT / "docs" / "data.md"
-"""Its recipes need a store, and run in tests/data."""
+ELSEWHERE = (ROOT / "docs" / "data.md", ROOT / "docs" / "bootstrap.md")
+"""Their recipes need a store or files, and run in tests/data and tests/bootstrap."""
 SNIPPET = r"```python\n(.*?)```(?:\s+It prints:\s+```text\n(.*?)```)?"
 SNIPPETS = [
     pytest.param(code, printed, id=f"{page.name}-{number}")
     for page in PAGES
-    if page not in (ONE_PROGRAM, PAGE_OF_DATA)
+    if page not in (ONE_PROGRAM, *ELSEWHERE)
     for number, (code, printed) in enumerate(re.findall(SNIPPET, page.read_text(), re.DOTALL), 1)
 ]
 

@@ -144,3 +144,13 @@ def test_tasks_that_are_killed_after_writing_and_a_driver_that_fails_change_noth
     assert content(store) == content(open_store(str(tmp_path / "t")))
     assert len(store.collect_garbage(delete=True).segments) == int(written) - int(named)
     assert not validate(store, level="full").problems
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_example_begins_with_the_history_of_a_year(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import history_begins
+
+    assert history_begins.go_on(tmp_path, "spark")
+    assert history_begins.committed(tmp_path / "totals") == history_begins.wanted()
+    del sys.modules["history_begins"]
