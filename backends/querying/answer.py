@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.model import CheckpointId
 from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
 
 from .connection import MEMORY_BYTES, duckdb_module, first_line, locked, quoted, told_apart
 from .relations import Relation, Relations
-from .scanning import Scans, Stopped, register
+from .scanning import Scans, register
 from .statement import Statement, parse, query_error
 
 if TYPE_CHECKING:
@@ -252,11 +252,8 @@ def _as_plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _scan_error(error: Exception, scans: Scans, text: str) -> Exception:
     """What went wrong in a run: what reading a state raised, or what DuckDB says."""
     duckdb = duckdb_module()
-    for known in scans.errors:
-        if isinstance(known, CheckpointError | OSError):
-            return known
-        if not isinstance(known, Stopped | GeneratorExit):
-            return known if isinstance(known, Exception) else error
+    if scans.errors:
+        return scans.errors[0]
     if isinstance(error, duckdb.OutOfMemoryException):
         return InvalidInput(
             f"the query needs more than the {MEMORY_BYTES >> 20} MiB of memory that it gets: {first_line(error)}. Let "

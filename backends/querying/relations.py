@@ -300,7 +300,7 @@ class Relations:
         return pa.table(
             {
                 "name": pa.array([one.sql_name for one in self.all], pa.string()),
-                "mode": pa.array([one.state and one.state.mode.value for one in self.all], pa.string()),
+                "mode": pa.array([one.state.mode.value if one.state else "metadata" for one in self.all], pa.string()),
                 "columns": pa.array([one.names for one in self.all], pa.list_(pa.string())),
             }
         )

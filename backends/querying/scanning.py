@@ -42,16 +42,12 @@ _PINNED_TYPES: Final = {
 """Types whose values are equal for DuckDB where they are for us, and their Python values."""
 
 
-class Stopped(Exception):
-    """The query was given up."""
-
-
 class Scans:
     """The scans of one run of a query: what they have read, what went wrong, whether to go on."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.errors: list[BaseException] = []
+        self.errors: list[Exception] = []
         self.stopped = False
 
     def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -59,7 +55,7 @@ class Scans:
         try:
             for batch in batches:
                 if self.stopped:
-                    raise Stopped
+                    return
                 self.rows += batch.num_rows
                 yield batch
         except Exception as error:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 ROWS_SHOWN: Final = 100
 """Rows of a page, where --rows does not say."""
 CELL_MIN: Final = 8
-"""Where columns would get less room than this, rows are shown one below the other."""
+"""Where texts would get less room than this, rows are shown one below the other."""
+TITLE_MIN: Final = 16
+CUTTABLE: Final = ("binary", "list", "map", "string", "struct")
+CELL_MAX: Final = 240
+"""Columns of a value where rows are shown one below the other."""
+PLAN: Final = ["explain_key", "explain_value"]
+"""The columns of what EXPLAIN answers: the second is lines as they are."""
 GROUP_ROWS: Final = 131_072
 SPOOLED_BYTES: Final = 8 << 20
 NOTES_SHOWN: Final = 10
@@ -103,13 +109,15 @@ def sql(
         file = new_file(target, place, force=force)
         _write(session, answer, target, file, chosen, document)
         return
-    with session.output.progress("Querying", unit="rows") as step:
-        batches = answer.watched(lambda read: step(read, 0)).batches()
-        if session.output.as_json:
-            document["rows"], document["more"] = _texts(batches, rows)
-        else:
-            document["rows"], document["more"] = _objects(batches, rows or ROWS_SHOWN)
-    session.output.show(document, draw)
+    with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="stateformat-") as spool:
+        with session.output.progress("Querying", unit="rows") as step:
+            batches = answer.watched(lambda read: step(read, 0)).batches()
+            if session.output.as_json:
+                document["rows"] = JsonTexts(spool)
+                document["more"] = _spooled(batches, rows, spool)
+            else:
+                document["rows"], document["more"] = _objects(batches, rows or ROWS_SHOWN)
+        session.output.show(document, draw)
 
 
 def _write(
@@ -148,61 +156,73 @@ def _objects(batches: Iterator[pa.RecordBatch], limit: int) -> tuple[list[dict[s
     return found[:limit], len(found) > limit
 
 
-def _texts(batches: Iterator[pa.RecordBatch], limit: int | None) -> tuple[JsonTexts, bool]:
-    """The rows as JSON in a file: memory may not hold them. And whether there are more."""
+def _spooled(batches: Iterator[pa.RecordBatch], limit: int | None, file: IO[bytes]) -> bool:
+    """Write the rows as JSON lines: memory may not hold them. Returns whether there are more."""
     from stateformat.tables import cut
 
     from ..files import TEXT_BYTES
     from ..rows import json_lines
 
-    file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="stateformat-")  # noqa: SIM115 - read when it is shown
     left = limit
     for batch in batches:
         chosen = batch if left is None else batch.slice(0, left)
         for piece in cut(chosen, chosen.num_rows, TEXT_BYTES):
             file.write(memoryview(json_lines(piece)))
         if left is not None and batch.num_rows > left:
-            return JsonTexts(file), True
+            return True
         left = None if left is None else left - batch.num_rows
-    return JsonTexts(file), False
+    return False
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: a table; rows one below the other where it would be too wide."""
     names = [column["name"] for column in document["columns"]]
+    if names == PLAN:
+        for row in document["rows"]:
+            yield from render.lines_label(row["explain_value"]).rstrip().split("\n")
+        return
     cells = [[render.cell(row[name]) for name in names] for row in document["rows"]]
     titles = [label(name) for name in names]
-    widths = [
-        max([render.text_width(title), *(render.text_width(row[i]) for row in cells)]) for i, title in enumerate(titles)
-    ]
-    cap = _cap(widths, look.width - 2 * (len(widths) - 1))
-    if cap >= CELL_MIN or cap >= max(widths, default=0):
+    caps = _caps([column["type"] for column in document["columns"]], titles, cells, look)
+    if caps:
         columns = [
             render.Column(render.shorten(title, cap, look), right=_is_number(column["type"]))
-            for title, column in zip(titles, document["columns"], strict=True)
+            for title, column, cap in zip(titles, document["columns"], caps, strict=True)
         ]
-        yield from render.table(
-            columns, ([render.shorten(cell, cap, look) for cell in row] for row in cells), look, indent=""
-        )
+        rows = ([render.shorten(cell, cap, look) for cell, cap in zip(row, caps, strict=True)] for row in cells)
+        yield from render.table(columns, rows, look, indent="")
     else:
         for i, row in enumerate(cells, 1):
             yield render.heading(f"Row {i:,}", look)
-            yield from render.facts(zip(titles, row, strict=True), look)
+            shown = [render.shorten(cell, CELL_MAX, look) for cell in row]
+            yield from render.facts(zip(titles, shown, strict=True), look)
     yield ""
     count = len(cells)
     hint = "--rows N shows more, --to FILE writes all"
     yield f"the first {render.plural(count, 'row')} ({hint})" if document["more"] else render.plural(count, "row")
 
 
-def _cap(widths: Sequence[int], room: int) -> int:
-    """The width to which the widest columns are cut, so that all fit; 0 where they cannot."""
-    left, rest = room, sorted(widths)
-    for i, width in enumerate(rest):
-        share = max(0, left) // (len(rest) - i)
-        if width > share:
-            return share
-        left -= width
-    return rest[-1] if rest else room
+def _caps(types: Sequence[str], titles: Sequence[str], cells: Sequence[Sequence[str]], look: Look) -> list[int]:
+    """The greatest width of each column so that all fit; empty where they cannot.
+
+    Only texts and nested values are cut, and titles: half a number says something else.
+    """
+    whole = [max([0, *(render.text_width(row[i]) for row in cells)]) for i in range(len(titles))]
+    widths = [max(width, render.text_width(title)) for width, title in zip(whole, titles, strict=True)]
+    cuttable = [kind.startswith(CUTTABLE) for kind in types]
+    least = [
+        min(width, CELL_MIN) if cut else max(held, min(width, TITLE_MIN))
+        for width, held, cut in zip(widths, whole, cuttable, strict=True)
+    ]
+    left = look.width - 2 * (len(titles) - 1) - sum(least)
+    if left < 0:
+        return []
+    # The narrowest first: what they do not need is for the others.
+    caps = list(least)
+    for done, i in enumerate(sorted(range(len(titles)), key=lambda i: widths[i] - least[i])):
+        caps[i] += min(widths[i] - least[i], left // (len(titles) - done))
+        left -= caps[i] - least[i]
+    return caps
 
 
 def _is_number(kind: str) -> bool:
