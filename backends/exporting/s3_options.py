@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from .place import Place
+
+
+_PATIENCE: Final = {"max_retries": "5", "retry_timeout": "30s", "connect_timeout": "4s"}
+"""Of deltalake, as our storages have it; its own would wait for minutes."""
 
 
 def iceberg_properties(place: Place) -> dict[str, str]:
@@ -42,7 +46,7 @@ def delta_options(place: Place) -> dict[str, str]:
     plain = {"AWS_ALLOW_HTTP": "true"} if access.get("endpoint", "").startswith("http://") else {}
     anonymous = {"AWS_SKIP_SIGNATURE": "true"} if place.options.get("anon") else {}
     # A commit creates its log entry if it is not there; servers that ignore that would lose one.
-    return {"AWS_CONDITIONAL_PUT": "etag", **found, **plain, **anonymous}
+    return {"AWS_CONDITIONAL_PUT": "etag", **_PATIENCE, **found, **plain, **anonymous}
 
 
 def _access(options: Mapping[str, Any]) -> dict[str, str]:

@@ -163,9 +163,9 @@ def _sources(session: Session, address: Address, request: Request) -> tuple[Chec
     """What is exported. ``InvalidInput`` for an unknown operator, state, subtask or column."""
     from stateformat.backends.exporting import one_checkpoint, several_checkpoints
 
-    store = session.store(address)
+    store = session.store(address, request.target)
     if request.checkpoints is None:
-        store, checkpoint = session.checkpoint(address)
+        store, checkpoint = session.checkpoint(address, request.target)
         states = _states(checkpoint, request)
         sources = [one_checkpoint(checkpoint, one, subtask=request.subtask, where=request.where) for one in states]
         return store, checkpoint, sources
