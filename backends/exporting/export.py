@@ -52,6 +52,7 @@ class TableExport:
     """
 
     def __init__(self, sources: Sequence[Source], file_format: Format, to: Place, *, alone: bool) -> None:
+        to.storage  # noqa: B018 - an address that is none is refused before anything else
         self._open = ExitStack()
         self.targets: list[IcebergTarget | DeltaTarget] = []
         try:
