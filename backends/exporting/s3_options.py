@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from .place import Place
 
-
 _PATIENCE: Final = {"max_retries": "5", "retry_timeout": "30s", "connect_timeout": "4s"}
 """Of deltalake, as our storages have it; its own would wait for minutes."""
 
