@@ -14,8 +14,9 @@ import pytest
 from stateformat.backends import bootstrap as local
 from stateformat.backends.bootstrap import Rows
 from stateformat.backends.connectors import CollectSink
+from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import LocalRuntime
-from stateformat.backends.spark import SparkRuntime, bootstrap
+from stateformat.backends.spark import DirectoryFrames, OffsetTable, SparkRuntime, SparkSource, bootstrap
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
@@ -154,3 +155,23 @@ def test_the_example_begins_with_the_history_of_a_year(monkeypatch: pytest.Monke
     assert history_begins.go_on(tmp_path, "spark")
     assert history_begins.committed(tmp_path / "totals") == history_begins.wanted()
     del sys.modules["history_begins"]
+
+
+def test_a_source_of_frames_begins_behind_what_was_there(spark: Any, tmp_path: Path) -> None:
+    folder, sums = tmp_path / "in", CollectSink()
+    for number in range(2):
+        spark.range(10 * number, 10 * number + 10).write.parquet(str(folder / f"part={number}"))
+    files = DirectoryFrames(str(folder), schema="id bigint", recursive=True, grows=True, until="_END")
+    table = OffsetTable(lambda session: session.range(100), "id", rows_per_epoch=100)
+    flow = Dataflow("frames")
+    flow.source(SparkSource(files, spark=spark), uid="files").apply(sums, uid="sums")
+    flow.source(SparkSource(table, spark=spark), uid="table").apply(rest := CollectSink(), uid="rest")
+    there = files.latest(spark, files.first(spark))
+    positions = {"files": there, "table": {"read": 89, "until": 99}}
+    done = bootstrap(tmp_path / "s", flow, {}, positions=positions)
+    assert done.positions["table"] == "behind {'read': 89, 'until': 99}"
+    spark.range(70, 75).write.parquet(str(folder / "part=9"))
+    (folder / "_END").touch()
+    SparkRuntime(spark, open_store(str(tmp_path / "s"))).run(flow)
+    assert sorted(sums.table()["id"].to_pylist()) == [*range(70, 75)]
+    assert sorted(rest.table()["id"].to_pylist()) == [*range(90, 100)]
