@@ -15,6 +15,8 @@ from tests.data_world import data_store
 from tests.servers.server import BUCKET, S3Server
 
 FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
+NOT_ON_S3 = ("Never read the segments", "A Flink savepoint, a Spark query")
+"""The sections that do not open the store by its URL."""
 HEADINGS = data_recipes.headings(spark=False)
 
 
@@ -61,7 +63,7 @@ def on_s3(made_on_s3: str, moto: S3Server, tmp_path: Path) -> str:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("heading", [heading for heading in HEADINGS if heading != "Never read the segments"])
+@pytest.mark.parametrize("heading", [heading for heading in HEADINGS if heading not in NOT_ON_S3])
 def test_the_same_recipe_prints_the_same_of_a_store_on_s3(
     heading: str, on_s3: str, moto: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
