@@ -90,6 +90,19 @@ def read(folder: str, shape: str) -> None:
     assert rows == ROWS[shape], rows
 
 
+def select(folder: str, shape: str) -> None:
+    """One column, through the Arrow C stream."""
+    rows = open_store(folder).open().state("op", "state").select(["k"])
+    count = sum(len(batch) for batch in pa.RecordBatchReader.from_stream(rows))
+    assert count == ROWS[shape], count
+
+
+def one_key(folder: str, shape: str) -> None:
+    rows = open_store(folder).open().state("op", "state").at_keys({"k": 0})
+    count = sum(len(batch) for batch in rows.batches())
+    assert count == (ROWS[shape] if shape == "hot" else 1), count
+
+
 def validate(folder: str, _: str) -> None:
     from stateformat.tools.ckpt.main import main
 
@@ -125,13 +138,21 @@ def exported(suffix: str) -> Callable[[str, str], None]:
 ACTIONS: dict[str, Callable[[str, str], None]] = {
     "write": publish,
     "read": read,
+    "select": select,
+    "one_key": one_key,
     "validate": validate,
     "compact": rewritten(None),
     "rehash": rewritten(256),
     "export": exported("parquet"),
     "export_lines": exported("jsonl"),
 }
-MERGED = {"read": "read, layers merged", "compact": "rewrite, layers merged", "rehash": "rewrite, keys dealt anew"}
+MERGED = {
+    "read": "read, layers merged",
+    "select": "one column, layers merged",
+    "one_key": "one key, layers merged",
+    "compact": "rewrite, layers merged",
+    "rehash": "rewrite, keys dealt anew",
+}
 
 
 def measured(action: str, folder: str, shape: str) -> tuple[float, float]:

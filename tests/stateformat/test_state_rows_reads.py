@@ -4,15 +4,19 @@ column chunks, by as few requests as there can be; and damage there is noticed.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import duckdb
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -28,7 +32,7 @@ from stateformat.store import open as open_store
 from tests.data_world import data_store, expected, same_rows
 from tests.segments import CountingStorage, record, whole_slices, write
 from tests.servers.server import BUCKET, S3Server
-from tests.stores import refused
+from tests.stores import counts_job, refused
 
 COLUMNS = [f"v{i}" for i in range(12)]
 WIDE = declare.value_state("op", "wide", keys={"k": pa.int64()}, values=dict.fromkeys(COLUMNS, pa.int64()))
@@ -269,6 +273,35 @@ def test_requests_on_s3_are_manifest_and_segments(moto: S3Server) -> None:
     assert cost == {"read_range": len(segments) - len(inline)}
     wanted = expected("totals", "spent")
     assert same_rows(found[0], wanted.filter(pc.equal(wanted["user"], "u0018")))
+
+
+EXPIRED = "checkpoint 1 in .* has expired while it was read .* is gone.; open the newest"
+
+
+@pytest.mark.parametrize(
+    "scan",
+    [
+        lambda rows, _: rows.table(),
+        lambda rows, _: pa.table(rows),
+        lambda rows, _: pl.DataFrame(rows),
+        lambda rows, _: duckdb.sql("from rows").fetchall(),
+        lambda rows, folder: ds.write_dataset(pa.RecordBatchReader.from_stream(rows), folder, format="parquet") or 1,
+        lambda rows, _: rows.at_keys({"word": "w7"}).table(),
+        lambda rows, _: pa.concat_tables(part.table() for part in pickle.loads(pickle.dumps(rows)).split(3)),
+    ],
+    ids=["table", "pyarrow", "polars", "duckdb", "dataset", "key", "parts"],
+)
+def test_a_checkpoint_that_expires_while_it_is_read_is_a_sentence_in_each_tool(scan: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"), durable=False)
+    job, options = counts_job(keys=100), WriteOptions(inline_bytes_max=0)
+    permit = job.publish(store, None, options=options)
+    rows = store.open(1).state("counter", "counts")
+    assert scan(rows, tmp_path / "before") is not None
+    job.publish(store, permit, options=options)
+    store.expire(keep=1)
+    with pytest.raises(Exception, match=EXPIRED) as caught:
+        scan(rows, tmp_path / "after")
+    assert "Traceback" not in str(caught.value)
 
 
 def test_asking_for_columns_keys_parts_and_streams_reads_no_segment(tmp_path: Path) -> None:
