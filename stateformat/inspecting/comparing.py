@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +19,7 @@ from .differences import ByKey, Comparison, differences
 
 CHUNK_BYTES: Final = 16 << 20
 """About so much of both sides together is compared at once."""
-_JOINED_BYTES: Final = 8 << 20
+_JOINED_BYTES: Final = 4 << 20
 
 Tables = Generator[pa.Table, None, None]
 
@@ -101,12 +101,11 @@ class ByLayers(Step):
             yield from differences(merged[0], merged[1], comparison)
             return
         named = Overlay([*above[0], *above[1]], self.keys)
-        # A clear may name any number of rows. A few rows too many are the same on both sides.
+        # A clear may name any number of rows.
         with Spill[int]() as touched:
-            for table in _rows(self.common, schema):
-                found = named.may_touch(table)
-                if found.any():
-                    touched.add(0, table.filter(pa.array(found)))
+            suspects = (table.filter(pa.array(named.may_touch(table))) for table in _rows(self.common, schema))
+            for table in _joined(suspects):
+                touched.add(0, table.filter(pa.array(named.touches(table))))
             both = all(above)
             sides = [
                 _standing(touched, Overlay(layers, self.keys) if both else named if layers else None)
@@ -120,24 +119,25 @@ class ByLayers(Step):
 
 def _standing(below: Spill[int], above: Overlay | None) -> Iterator[pa.Table]:
     """The rows that stand."""
-    for table in _joined(below.read(0)):
+    for table in _joined(pa.Table.from_batches([batch]) for batch in below.read(0)):
         yield table if above is None else table.filter(pa.array(~above.touches(table)))
     if above is not None:
         yield above.upserts
 
 
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The rows in tables of some megabytes."""
-    held: list[pa.RecordBatch] = []
+    held: list[pa.Table] = []
     size_bytes = 0
-    for batch in batches:
-        held.append(batch)
-        size_bytes += batch.nbytes
+    for table in tables:
+        if len(table):
+            held.append(table)
+            size_bytes += table.nbytes
         if size_bytes >= _JOINED_BYTES:
-            yield pa.Table.from_batches(held)
+            yield pa.concat_tables(held)
             held, size_bytes = [], 0
     if held:
-        yield pa.Table.from_batches(held)
+        yield pa.concat_tables(held)
 
 
 def _layers(task: ReadTask | None, schema: SchemaVersion) -> list[pa.Table]:
