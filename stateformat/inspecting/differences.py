@@ -31,9 +31,10 @@ CHANGE: Final = pa.field("_change", pa.string(), nullable=False)
 CHANGES: Final = ("insert", "delete", "update_before", "update_after")
 INSERT, DELETE, BEFORE, AFTER = range(4)
 
-_BUCKETS: Final = 64
+_BUCKETS: Final = 128
 _LEVELS_MAX: Final = 4
 _SMALL_ROWS: Final = 4096
+_COPIED_BYTES: Final = 4 << 20
 
 
 class Comparison(ABC):
@@ -93,10 +94,15 @@ class ByKey(Comparison):
 
     def _equal(self, old: pa.Table, new: pa.Table, first: Ints, second: Ints) -> npt.NDArray[np.bool_]:
         equal = np.ones(len(first), np.bool_)
+        # Both sides are in memory; copies of them are small.
+        step = max(1, _COPIED_BYTES * len(old) // max(1, old.nbytes))
         for name in old.column_names:
             if name in self.row_key or name == KEY_GROUP.name:
                 continue
-            equal &= equal_values(_taken(one_array(old[name]), first), _taken(one_array(new[name]), second))
+            before, after = one_array(old[name]), one_array(new[name])
+            for start in range(0, len(first), step):
+                part = slice(start, start + step)
+                equal[part] &= equal_values(_taken(before, first[part]), _taken(after, second[part]))
         return equal
 
     def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
@@ -219,8 +225,8 @@ def _match_by_codes(
 
 
 def _taken(array: pa.Array, rows: Ints) -> pa.Array:
-    if len(rows) == len(array) and (rows == np.arange(len(rows))).all():
-        return array
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
+        return array.slice(int(rows[0]), len(rows))
     return pc.take(array, pa.array(rows), boundscheck=False)
 
 
