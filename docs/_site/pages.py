@@ -23,6 +23,7 @@ DOORS = {
     "stateformat.backends.connectors": "sources and sinks",
     "stateformat.backends.local": "the executor in this process",
     "stateformat.backends.spark": "the executor on Spark",
+    "stateformat.backends.bootstrap": "rows as the first checkpoint of a job",
     "stateformat.backends.foreign": "checkpoints of other systems: reading and importing them",
     "stateformat.backends.storage": "storages",
     "stateformat.storage": "the storage protocol",
