@@ -15,7 +15,7 @@ from ..tables import ArrowStream, rebatch
 from .comparing import Step
 from .differences import CHANGE
 from .planning import planned
-from .subjects import CHECKPOINT_ID, chosen_columns, declared_in, newest_declaration, own_columns
+from .subjects import CHECKPOINT_ID, checked_parts, chosen_columns, declared_in, newest_declaration, own_columns
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
@@ -101,9 +101,10 @@ class StateChanges(ArrowStream):
     def split(self, parts: int) -> list[StateChanges]:
         """Return the same changes in up to ``parts`` parts that read about the same.
 
-        Parts in their order give the changes in theirs. Reads the manifests.
+        Parts in their order give the changes in theirs. Reads the manifests. Raises
+        ``InvalidInput`` for less than one part.
         """
-        if parts < 2:
+        if checked_parts(parts) == 1:
             return [self]
         steps = [(pair.checkpoint_id, step) for pair in self.pairs for step in self._steps(pair, parts)]
         share = max(1, sum(step.size_bytes for _, step in steps) // parts)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..model import State
-from ..reading import StateRows
+from ..reading import StateRows, Wanted
 from ..tables import ArrowStream
-from .subjects import CHECKPOINT_ID, chosen_columns, declared_in, newest_declaration, own_columns
+from .subjects import CHECKPOINT_ID, checked_parts, chosen_columns, declared_in, newest_declaration, own_columns
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
@@ -70,15 +70,18 @@ class StateRange(ArrowStream):
         """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB, oldest first."""
         schema = self.schema
         names = {field.name: name for name, field in own_columns(self.state).items()}
+        wanted = Wanted(tuple(names[name] for name in schema.names if name != CHECKPOINT_ID.name))
         for source in self.sources:
             task = source.opened(self.state).task
-            for batch in task.batches(as_schema=self.state.current, batch_rows=batch_rows):
+            for batch in task.batches(as_schema=self.state.current, batch_rows=batch_rows, wanted=wanted):
                 number = pa.repeat(pa.scalar(source.checkpoint_id, pa.int64()), batch.num_rows)
-                columns = [number if name == CHECKPOINT_ID.name else batch[names[name]] for name in schema.names]
+                columns = list(batch.columns)
+                if CHECKPOINT_ID.name in schema.names:
+                    columns.insert(schema.names.index(CHECKPOINT_ID.name), number)
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def select(self, columns: Sequence[str]) -> StateRange:
-        """Return the same rows with these columns only, in this order.
+        """Return the same rows with these columns only, in this order; others are not read.
 
         Raises ``InvalidInput`` for a column that is not there, or that is named twice.
         """
@@ -93,9 +96,10 @@ class StateRange(ArrowStream):
     def split(self, parts: int) -> list[StateRange]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.
 
-        Parts in their order give the rows in theirs. Reads the manifests.
+        Parts in their order give the rows in theirs. Reads the manifests. Raises ``InvalidInput``
+        for less than one part.
         """
-        if parts < 2:
+        if checked_parts(parts) == 1:
             return [self]
         rows = [(source.checkpoint_id, source.opened(self.state)) for source in self.sources]
         sizes = [pc.sum(one.task.slices["bytes"]).as_py() or 0 for _, one in rows]

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ..errors import ErrorKind, InvalidInput
 from ..model import Mode, State, known_names
+from ..reading import bare_field
 from ..schema import KEY_GROUP, segment_schema
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _text(value: object) -> str:
 
 def own_columns(state: State) -> Mapping[str, pa.Field]:
     """The columns of a state's rows as users see them beside :data:`CHECKPOINT_ID`, by our name."""
-    fields = [field.remove_metadata() for field in segment_schema(state) if field.name != KEY_GROUP.name]
+    fields = [bare_field(field) for field in segment_schema(state) if field.name != KEY_GROUP.name]
     if state.mode is not Mode.COMMITTABLES:
         return {field.name: field for field in fields}
     return {
@@ -83,8 +84,19 @@ def own_columns(state: State) -> Mapping[str, pa.Field]:
     }
 
 
+def checked_parts(parts: int) -> int:
+    """A number of parts. Raises ``InvalidInput`` for less than one."""
+    if parts < 1:
+        raise InvalidInput(f"rows cannot be split into {parts} parts; give at least 1")
+    return parts
+
+
 def chosen_columns(state: State, known: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns that a caller selects. Raises ``InvalidInput`` for unknown and repeated ones."""
+    """The columns that a caller selects. Raises ``InvalidInput`` for unknown and repeated ones, and
+    for none.
+    """
+    if not columns:
+        raise InvalidInput(f"no column of state {state.name!r} of {state.operator!r} is named; name at least one")
     for name in columns:
         if name not in known:
             raise InvalidInput(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
     from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
     from .overlay import Keys as Keys, Overlay as Overlay
-    from .rows import StateRows as StateRows
+    from .rows import StateRows as StateRows, bare_field as bare_field
     from .task import ReadTask as ReadTask
     from .wanted import EVERYTHING as EVERYTHING, Wanted as Wanted
 else:
@@ -35,7 +35,7 @@ else:
             ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table merge_layers rekey",
             ".overlay": "Keys Overlay",
-            ".rows": "StateRows",
+            ".rows": "StateRows bare_field",
             ".task": "ReadTask",
             ".wanted": "EVERYTHING Wanted",
         },

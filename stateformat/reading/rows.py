@@ -49,7 +49,7 @@ class StateRows(ArrowStream):
     @property
     def schema(self) -> pa.Schema:
         """The columns of every batch, without metadata. Reads nothing."""
-        return pa.schema([_bare(self.task.schema.field(name)) for name in self.columns])
+        return pa.schema([bare_field(self.task.schema.field(name)) for name in self.columns])
 
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB."""
@@ -102,13 +102,13 @@ class StateRows(ArrowStream):
         return [replace(self, task=task) for task in self.task.split(parts)]
 
 
-def _bare(field: pa.Field) -> pa.Field:
+def bare_field(field: pa.Field) -> pa.Field:
     """Return a field without metadata, in nested fields either: half of the ids mislead writers."""
     kind = field.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_bare(child) for child in kind])
+        kind = pa.struct([bare_field(child) for child in kind])
     elif pa.types.is_list(kind):
-        kind = pa.list_(_bare(kind.value_field))
+        kind = pa.list_(bare_field(kind.value_field))
     elif pa.types.is_map(kind):
-        kind = pa.map_(_bare(kind.key_field), _bare(kind.item_field))
+        kind = pa.map_(bare_field(kind.key_field), bare_field(kind.item_field))
     return pa.field(field.name, kind, field.nullable)
