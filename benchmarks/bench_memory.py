@@ -135,6 +135,19 @@ def exported(suffix: str) -> Callable[[str, str], None]:
     return action
 
 
+def exported_table(file_format: str) -> Callable[[str, str], None]:
+    """A table of Iceberg or Delta, in files of up to 128 MiB."""
+
+    def action(folder: str, _: str) -> None:
+        from stateformat.tools.ckpt.main import main
+
+        with tempfile.TemporaryDirectory(dir=folder) as target:
+            state = ["--operator", "op", "--state", "state", "--as", file_format, "--to", target]
+            assert main(["export", folder, *state]) == 0
+
+    return action
+
+
 ACTIONS: dict[str, Callable[[str, str], None]] = {
     "write": publish,
     "read": read,
@@ -145,6 +158,8 @@ ACTIONS: dict[str, Callable[[str, str], None]] = {
     "rehash": rewritten(256),
     "export": exported("parquet"),
     "export_lines": exported("jsonl"),
+    "iceberg": exported_table("iceberg"),
+    "delta": exported_table("delta"),
 }
 MERGED = {
     "read": "read, layers merged",
@@ -185,8 +200,12 @@ if __name__ == "__main__":
     import time
 
     _, action, shape, folder = sys.argv
-    if action in ("export", "export_lines"):
+    if action in ("export", "export_lines", "iceberg", "delta"):
         import stateformat.tools.ckpt.commands.export
+    if action == "iceberg":
+        import stateformat.backends.exporting.iceberg
+    if action == "delta":
+        import stateformat.backends.exporting.delta
     import stateformat.backends.rewrite
     import stateformat.reading.scan
     import stateformat.segments.write  # noqa: F401

@@ -461,3 +461,16 @@ def test_a_folder_may_have_any_name(tmp_path: Path, file_format: Format, name: s
 def test_a_name_that_a_library_would_read_as_another_is_refused(tmp_path: Path, file_format: Format, name: str) -> None:
     refused(InvalidInput, lambda: export_one(counts(tmp_path), file_format, tmp_path / name, COUNTS), "without one")
     assert files_in(tmp_path) == {path for path in files_in(tmp_path) if path.startswith("store")}
+
+
+@formats
+def test_what_a_killed_export_left_does_not_stop_the_next_one(tmp_path: Path, file_format: Format) -> None:
+    store, table = counts(tmp_path), tmp_path / "table"
+    checkpoint = store.open()
+    source = one_checkpoint(checkpoint, checkpoint.record.state(*COUNTS))
+    with TableExport([source], file_format, Place(str(table)), alone=True) as tables:
+        # As far as a process came that died before its commit.
+        left = tables.targets[0].write(source.stream().batches())
+    assert {file.path for file in left} <= files_in(table)
+    assert export_one(store, file_format, table, COUNTS).added == (1,)
+    assert len(rows_of(file_format, table)) == 20

@@ -14,7 +14,7 @@ from benchmarks import bench_memory
 
 pytestmark = pytest.mark.truth
 
-ACTIONS = ("read", "validate", "compact", "rehash", "export")
+ACTIONS = ("read", "validate", "compact", "rehash", "export", "iceberg", "delta")
 
 
 @pytest.mark.parametrize("shape", ["wide", "hot"])
