@@ -196,20 +196,16 @@ class CheckpointStore:
         found = history.survey(self.storage, down_to=CheckpointId(start))
         records = {record.checkpoint_id: record for record in found.checkpoints}
         way = [ends[1].record]
-        while way[-1].checkpoint_id > start:
+        while way[-1].checkpoint_id != start:
             link = way[-1].link
             below = None if link is None else records.get(link.checkpoint_id)
             if below is None:
                 raise found.fault(self.storage) or NotFound(
-                    f"no parent link leads from checkpoint {end} of {self.url} down to {start}",
+                    f"no parent link leads from checkpoint {end} of {self.url} down to {start}; `ckpt history` lists "
+                    "what is there",
                     checkpoint_id=CheckpointId(start),
                 )
             way.append(below)
-        if way[-1].checkpoint_id < start:
-            raise InvalidInput(
-                f"a repair left checkpoint {start} out of the history between {end} and {way[-1].checkpoint_id}; give "
-                "a checkpoint that is in it"
-            )
         return [Checkpoint(self.storage, record) for record in way[::-1]]
 
     def start(self, job_id: str) -> CommitPermit | None:
