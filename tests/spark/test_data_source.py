@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql.datasource import DataSourceReader, EqualTo, IsNotNull
 
+from stateformat.backends.spark.data_source import source
 from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
 from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
@@ -93,11 +96,60 @@ def test_keys_are_found_by_an_option_and_by_a_filter_pushed_down_or_not(case: st
     names = [*(key[0] if isinstance(key, list) else key)]
     wanted = [row for row in rows if tuple(str(row[n]) if n == "day" else row[n] for n in names) in keys]
     assert wanted or case == "none"
-    frame = read(filtering, store, "totals", state)
     assert same_rows(table(read(filtering, store, "totals", state, key=json.dumps(key))), wanted)
-    assert same_rows(table(frame.where(condition)), wanted)
+    assert same_rows(table(read(filtering, store, "totals", state).where(condition)), wanted)
+    whole = read(filtering, store, "totals", state, push_filters="true", partitions=12)
+    pushed = whole.where(condition)
+    assert same_rows(table(pushed), wanted)
+    if case not in ("several", "none"):
+        assert (
+            pushed.rdd.getNumPartitions()
+            < read(filtering, store, "totals", state, partitions=12).rdd.getNumPartitions()
+        )
     filtering.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     assert same_rows(table(read(filtering, store, "totals", state).where(condition)), wanted)
+
+
+def test_what_one_query_filters_is_there_for_the_next_one(filtering: Any, store: str) -> None:
+    # Spark 4.3 would read for all of these what it planned for the last filter.
+    spent, rows = read(filtering, store, "totals", "spent"), expected("totals", "spent")
+    one, other = spent.where("user = 'u0018'"), spent.where("user = 'u0011'")
+    assert one.count() == 1
+    assert spent.count() == len(rows)
+    assert sorted(row.user for row in one.union(other).collect()) == ["u0011", "u0018"]
+    assert spent.join(other, "user").count() == 1
+    assert one.union(spent).count() == len(rows) + 1
+
+
+@pytest.mark.parametrize(
+    ("mended", "program", "option", "pushes"),
+    [
+        (True, True, None, True),
+        (True, True, "false", False),
+        (True, False, "true", False),
+        (False, True, None, False),
+        (False, True, "true", True),
+        (False, False, None, False),
+    ],
+)
+def test_filters_are_taken_where_spark_asks_and_keeps_queries_apart(
+    mended: bool, program: bool, option: str | None, pushes: bool, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in the workers of Spark that plan a read.
+    monkeypatch.setattr(source, "SPARK_KEEPS_FILTERS_APART", mended)
+    monkeypatch.setattr(source, "_ASKS_FILTERS", "json" if program else "no.such.program")
+    options = {"path": store, "operator": "totals", "state": "spent", "partitions": "4"}
+    found = source.StateDataSource(options if option is None else {**options, "Push_Filters": option})
+    reader = pickle.loads(pickle.dumps(found)).reader(found.schema())
+    takes = type(reader).pushFilters is not DataSourceReader.pushFilters
+    assert takes is pushes
+    filters = [IsNotNull(("user",)), EqualTo(("user",), "u0018")]
+    assert [*reader.pushFilters(filters)] == filters
+    parts = reader.partitions()
+    assert len(parts) == (1 if pushes else 4)
+    sent = pickle.loads(pickle.dumps(reader))
+    rows = sum(batch.num_rows for part in parts for batch in sent.read(pickle.loads(pickle.dumps(part))))
+    assert rows == (1 if pushes else len(expected("totals", "spent")))
 
 
 REFUSED = {

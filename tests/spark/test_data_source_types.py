@@ -143,7 +143,8 @@ def test_a_key_of_any_type_is_found_by_the_option_and_by_a_filter(case: str, key
     assert same_rows(table(read(session, keyed, "keys", case, key=text)), wanted)
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        assert same_rows(table(read(session, keyed, "keys", case).where(condition)), wanted)
+        pushed = read(session, keyed, "keys", case, push_filters="true")
+        assert same_rows(table(pushed.where(condition)), wanted)
     finally:
         session.conf.unset("spark.sql.python.filterPushdown.enabled")
 

@@ -20,7 +20,7 @@ _STORAGE: Final = ("endpoint_url",)
 """What goes to the storage under its own name. The others could be ours: S3 has a ``key``."""
 OPTIONS: Final = (
     *("operator", "state", "checkpoint", "columns", "key", "changes_from", "changes_to", "every", "table"),
-    *("partitions", "allow_outside", *_STORAGE),
+    *("push_filters", "partitions", "allow_outside", *_STORAGE),
 )
 """The options of a read, beside ``option.KEY``."""
 ALL: Final = "all"
@@ -46,6 +46,8 @@ class ReadOptions:
     every: bool = False
     """Changes of each checkpoint in between, too."""
     table: str | None = None
+    push_filters: bool | None = None
+    """Whether filters may choose what is read; None: where Spark does it right."""
     partitions: int | None = None
     allow_outside: bool = False
     storage: Mapping[str, Any] = field(default_factory=dict)
@@ -92,6 +94,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         changes=_changes(rest),
         every=_boolean(rest, "every"),
         table=rest.get("table"),
+        push_filters=_boolean(rest, "push_filters") if "push_filters" in rest else None,
         partitions=_partitions(rest.get("partitions")),
         allow_outside=_boolean(rest, "allow_outside"),
         storage=storage,

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME: Final = "stateformat"
+SPARK_KEEPS_FILTERS_APART: Final = hasattr(DataSourceReader, "pushLimit")
+"""Whether what was read for the filters of one query is read for that query only.
+
+In Spark 4.3 it is not: a DataFrame keeps what it last planned with filters, and reads no more for
+any other query, nor for another use in the same one; rows are missing without a word. That was
+mended together with the limits that a source is told (SPARK-58551).
+"""
 _ASKS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 """The program of a worker that plans a read with filters."""
 
@@ -51,9 +58,11 @@ class StateDataSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of these columns: those of :meth:`schema`, or some that a user named."""
         with told():
-            found, self._found = self._found or stream_of(self._asked()), None
-            kind = StateReaderWithFilters if _is_asked_for_filters() else StateReader
-            return kind(self._asked(), chosen(found, schema), arrow_columns(schema))
+            options = self._asked()
+            found, self._found = self._found or stream_of(options), None
+            pushes = SPARK_KEEPS_FILTERS_APART if options.push_filters is None else options.push_filters
+            kind = StateReaderWithFilters if pushes and _is_asked_for_filters() else StateReader
+            return kind(options, chosen(found, schema), arrow_columns(schema))
 
     def _asked(self) -> ReadOptions:
         return read_options({name.lower(): text for name, text in self.options.items()})
