@@ -78,7 +78,8 @@ class StateRange(ArrowStream):
                 columns = list(batch.columns)
                 if CHECKPOINT_ID.name in schema.names:
                     columns.insert(schema.names.index(CHECKPOINT_ID.name), number)
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                # A batch without columns still says how many rows it has.
+                yield pa.RecordBatch.from_arrays(columns, schema=schema) if columns else batch
 
     def select(self, columns: Sequence[str]) -> StateRange:
         """Return the same rows with these columns only, in this order; others are not read.

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import ErrorKind, InvalidInput
+from ..graph import shortened
 from ..model import State, known_names
 from ..schema import KEY_GROUP
 from ..tables import ArrowStream
@@ -34,7 +35,9 @@ class StateRows(ArrowStream):
     """Only rows with one of these keys; the key columns of the state, in its types."""
 
     def __repr__(self) -> str:
-        return f"StateRows({self.state!r} of checkpoint {self.task.record.checkpoint_id}, {', '.join(self.columns)})"
+        columns = shortened(", ".join(self.columns), 60)
+        keys = "" if self.keys is None else f", at {self.keys.num_rows} keys"
+        return f"StateRows({self.state!r} of checkpoint {self.task.record.checkpoint_id}, {columns}{keys})"
 
     @classmethod
     def of(cls, task: ReadTask) -> StateRows:

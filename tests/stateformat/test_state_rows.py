@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
 import polars as pl
@@ -98,6 +99,36 @@ def test_every_tool_gives_the_rows(store: CheckpointStore) -> None:
     assert frame.height == len(wanted)
     assert frame["orders"].sum() == pc.sum(wanted["orders"]).as_py()
     assert len(pa.table(rows).to_pandas()) == len(wanted)
+
+
+def test_an_empty_state_has_its_columns_in_every_tool(store: CheckpointStore) -> None:
+    rows = store.open().state("totals", "refunds")
+    assert pa.table(rows).schema.names == ["order", "euros"]
+    assert pl.DataFrame(rows).schema == {"order": pl.Int64, "euros": pl.Float64}
+    assert list(pa.table(rows).to_pandas().columns) == ["order", "euros"]
+    with duckdb.connect() as connection:
+        connection.register("rows", rows)
+        assert connection.execute("select sum(euros), count(*) from rows").fetchall() == [(None, 0)]
+    assert len(rows.split(5)) == 1
+    assert rows.at_keys({"order": 1}).table().num_rows == 0
+
+
+def test_many_threads_scan_one_state_at_once(store: CheckpointStore) -> None:
+    rows = store.open().state("totals", "spent")
+    few = rows.at_keys([{"user": "u0018"}, {"user": None}])
+    wanted, chosen = repr(rows.table().to_pylist()), repr(few.table().to_pylist())
+    with ThreadPoolExecutor(6) as pool:
+        every = [pool.submit(pa.table, rows) for _ in range(6)]
+        some = [pool.submit(few.table) for _ in range(12)]
+        assert {repr(future.result().to_pylist()) for future in every} == {wanted}
+        assert {repr(future.result().to_pylist()) for future in some} == {chosen}
+
+
+def test_it_says_briefly_what_it_is(store: CheckpointStore) -> None:
+    rows = store.open().state("totals", "spent")
+    assert repr(rows.select(["user"])).endswith(" of checkpoint 6, 'user')")
+    assert repr(rows.at_keys([{"user": "u0018"}, {"user": None}])).endswith(", at 2 keys)")
+    assert len(repr(rows)) < 160
 
 
 # ---- keys ----------------------------------------------------------------------------------------

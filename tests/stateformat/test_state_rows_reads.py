@@ -5,7 +5,7 @@ column chunks, by as few requests as there can be; and damage there is noticed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -28,6 +28,7 @@ from stateformat.model import Handle, State
 from stateformat.reading import ReadTask, StateRows
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
+from stateformat.storage import Storage, instrumented, open_storage
 from stateformat.store import open as open_store
 from tests.data_world import data_store, expected, same_rows
 from tests.segments import CountingStorage, record, whole_slices, write
@@ -71,11 +72,11 @@ def wide(keys: range, seed: int) -> pa.Table:
     return pa.table({"k": pa.array(keys, pa.int64()), **values})
 
 
-def rows_of(storage: Ranges, state: State, handles: list[Handle]) -> StateRows:
+def rows_of(storage: Storage, state: State, handles: list[Handle]) -> StateRows:
     return StateRows.of(ReadTask(storage, record(state), handles_table(handles), whole_slices(handles)))
 
 
-def layered(storage: Ranges) -> tuple[StateRows, list[Handle], pa.Table]:
+def layered(storage: Storage) -> tuple[StateRows, list[Handle], pa.Table]:
     """A base and two deltas of many row groups, and one that is inline; what stands."""
     layers = [wide(range(ROWS), 0), wide(range(0, ROWS, 2), 1), wide(range(0, ROWS, 10), 2), wide(range(5), 3)]
     handles = [write(storage, WIDE, layers[0], SMALL_ROW_GROUPS)]
@@ -273,6 +274,24 @@ def test_requests_on_s3_are_manifest_and_segments(moto: S3Server) -> None:
     assert cost == {"read_range": len(segments) - len(inline)}
     wanted = expected("totals", "spent")
     assert same_rows(found[0], wanted.filter(pc.equal(wanted["user"], "u0018")))
+
+
+@pytest.mark.s3
+def test_a_key_in_large_segments_on_s3_is_two_requests_a_layer(moto: S3Server) -> None:
+    storage = instrumented(open_storage(f"s3://{BUCKET}/rows-large", **moto.options()))
+    rows, handles, standing = layered(storage)
+
+    def requests(call: Callable[[], pa.Table]) -> tuple[pa.Table, int]:
+        before = sum(counts.calls for counts in storage.stats.operations.values())
+        found = call()
+        return found, sum(counts.calls for counts in storage.stats.operations.values()) - before
+
+    found, asked = requests(rows.at_keys({"k": 40}).table)
+    assert same_rows(found, standing.filter(pc.equal(standing["k"], 40)))
+    assert asked == 6
+    # All rows of the base: one request for the whole segment, by its digest.
+    whole = rows_of(storage, WIDE, handles[:1])
+    assert requests(whole.table)[1] == 1
 
 
 EXPIRED = "checkpoint 1 in .* has expired while it was read .* is gone.; open the newest"
