@@ -22,13 +22,13 @@ from ..model import CheckpointId, Mode, Record, State
 from ..schema import SLICE_SCHEMA
 from ..storage import Storage
 from .loading import load_manifest
-from .task import ReadTask
 
 if TYPE_CHECKING:
     from stateformat.redistribution import RestorePlan
 
     from ..states import Layer
     from .rows import StateRows
+    from .task import ReadTask
 
 
 class Checkpoint:
@@ -278,6 +278,8 @@ class Checkpoint:
 
     def _task(self, state: State, slices: pa.Table) -> ReadTask:
         """Make a task with one operator, one state, and the handles that the slices name."""
+        from .task import ReadTask  # Who only inspects a checkpoint reads no rows.
+
         self._check_sound(state)
         numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
         handles = self.manifest.rows(numbers.dictionary)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..segments import row_key_codes
-from .merge import KeyFilter
+if TYPE_CHECKING:
+    from .merge import KeyFilter
 
 # Values of these types are equal exactly where Arrow says so, nulls too.
 _EXACT: Final = (
@@ -49,6 +48,10 @@ class Wanted:
         names = self.keys.column_names
         if len(names) == 1 and any(is_kind(table[names[0]].type) for is_kind in _EXACT):
             return table.filter(pc.is_in(table[names[0]], self.keys[names[0]].combine_chunks()))
+        import numpy as np
+
+        from ..segments import row_key_codes
+
         suspects = np.flatnonzero(self._filter.may_have(table))
         if not len(suspects):
             return table.slice(0, 0)
@@ -59,6 +62,8 @@ class Wanted:
 
     @cached_property
     def _filter(self) -> KeyFilter:
+        from .merge import KeyFilter
+
         assert self.keys is not None
         return KeyFilter(self.keys, self.keys.column_names)
 

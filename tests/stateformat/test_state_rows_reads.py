@@ -241,6 +241,35 @@ def test_a_flipped_byte_in_a_chunk_that_is_read_is_noticed_and_others_do_not_mat
     refused(DamagedCheckpoint, rows.select(["v7"]).table, f"segment {path}")
 
 
+def test_no_flipped_bit_gives_wrong_rows_of_some_columns_or_keys() -> None:
+    storage = Ranges("rows-flips")
+    handle = write(storage, WIDE, wide(range(20_000), 0), WriteOptions(row_group_rows=2_000, inline_bytes_max=0))
+    rows = rows_of(storage, WIDE, [handle])
+    assert handle.size_bytes > 1 << 20, "so that it is read in ranges"
+    scans = [rows.select(["v3", "v8"]), rows.at_keys({"k": 77}).select(["v5"])]
+    wanted = [scan.table() for scan in scans]
+    good, path = storage.bytes_of(handle.path or ""), handle.path or ""
+    random = np.random.default_rng(13)
+    # Headers of the pages that are read, their bodies, the footer, and anywhere.
+    starts = [start for _, start, _ in columns_of(storage, handle, {"_key_group", "k", "v3", "v5", "v8"})]
+    places = [start + int(random.integers(0, 40)) for start in starts for _ in range(2)]
+    places += random.integers(len(good) - handle.footer_bytes, len(good), 30).tolist()
+    places += random.integers(0, len(good), 30).tolist()
+    noticed = 0
+    for place in places:
+        data = bytearray(good)
+        data[place] ^= 1 << int(random.integers(0, 8))
+        storage.changed[path] = bytes(data)
+        for scan, right in zip(scans, wanted, strict=True):
+            try:
+                found = scan.table()
+            except DamagedCheckpoint:
+                noticed += 1
+                continue
+            assert found.equals(right), (place, scan)
+    assert noticed > len(places) / 2
+
+
 def test_layers_of_a_key_are_opened_and_read_side_by_side_where_reads_wait() -> None:
     storage = Ranges("rows-together", 8)
     rows, _, _ = layered(storage)
