@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from . import history, paths as layout, publication, stop_requests
-from .errors import ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
+from .errors import CheckpointError, ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
 from .formats import ForeignCheckpoints, Outside, foreign_checkpoints, open_folder, refuse_foreign, split_format
 from .graph import JobGraph
 from .history import Garbage, Survey
@@ -153,7 +153,14 @@ class CheckpointStore:
                 Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
                 for record in self.history()
             ]
-        return [self.open(checkpoint_id) for checkpoint_id in sorted(set(ids), reverse=True)]
+        chosen = sorted(set(ids), reverse=True)
+        records = {} if len(chosen) < 2 else {record.checkpoint_id: record for record in self._down_to(chosen[-1])}
+        return [
+            Checkpoint(self.storage, records[CheckpointId(checkpoint_id)])
+            if checkpoint_id in records
+            else self.open(checkpoint_id)
+            for checkpoint_id in chosen
+        ]
 
     def changes(self, operator: str, state: str, start: int, end: int, *, every: bool = False) -> StateChanges:
         """Return what changed in a state from checkpoint ``start`` to ``end``, for any Arrow tool.
@@ -171,11 +178,8 @@ class CheckpointStore:
             raise InvalidInput(
                 f"changes are asked from checkpoint {start} to {end}, which is older; give the older one first"
             )
-        if start == end:
-            chosen = [self.open(end)]
-        else:
-            chosen = self._way(start, end) if every else [self.open(start), self.open(end)]
-        return StateChanges.between(chosen, operator, state)
+        chosen = self._way(start, end) if every else self.checkpoints([start, end])
+        return StateChanges.between(chosen[::-1], operator, state)
 
     def states_over(self, operator: str, state: str, checkpoint_ids: Sequence[int] | None = None) -> StateRange:
         """Return the rows of a state in these checkpoints, by default in all, for any Arrow tool.
@@ -188,25 +192,28 @@ class CheckpointStore:
         return StateRange.of(self.checkpoints(checkpoint_ids), operator, state)
 
     def _way(self, start: int, end: int) -> list[Checkpoint]:
-        """Return the checkpoints of the history from ``start`` to ``end``, oldest first."""
-        ends = [self.open(start), self.open(end)]
-        if ends[0].system is not None:
-            ids = [record.checkpoint_id for record in self.history() if start < record.checkpoint_id < end]
-            return [ends[0], *(self.open(checkpoint_id) for checkpoint_id in ids[::-1]), ends[1]]
-        found = history.survey(self.storage, down_to=CheckpointId(start))
-        records = {record.checkpoint_id: record for record in found.checkpoints}
-        way = [ends[1].record]
-        while way[-1].checkpoint_id != start:
-            link = way[-1].link
-            below = None if link is None else records.get(link.checkpoint_id)
-            if below is None:
-                raise found.fault(self.storage) or NotFound(
-                    f"no parent link leads from checkpoint {end} of {self.url} down to {start}; `ckpt history` lists "
-                    "what is there",
-                    checkpoint_id=CheckpointId(start),
-                )
-            way.append(below)
-        return [Checkpoint(self.storage, record) for record in way[::-1]]
+        """Return the checkpoints of the history from ``end`` down to ``start``."""
+        way = [record for record in self._down_to(start) if record.checkpoint_id <= end]
+        if way and way[0].checkpoint_id == end:
+            return [Checkpoint(self.storage, record) for record in way]
+        ends = self.checkpoints([start, end])
+        # Another system's checkpoints, or damage above the end that does not matter.
+        found = self.survey()
+        faults = [found.unreadable[number] for number in found.damaged if start < number < end]
+        faults += [history.record_lost(self.storage, ref) for ref in found.lost if start < ref.checkpoint_id < end]
+        if faults:
+            raise faults[0]
+        between = [record.checkpoint_id for record in found.checkpoints if start < record.checkpoint_id < end]
+        return [ends[0], *(self.open(checkpoint_id) for checkpoint_id in between), *ends[1:]]
+
+    def _down_to(self, checkpoint_id: int) -> Sequence[Record]:
+        """Return the history down to an id by one reading; empty where it is not there or whole."""
+        if self.format is not None:
+            return ()
+        try:
+            return history.chain_down_to(self.storage, CheckpointId(checkpoint_id))
+        except CheckpointError:
+            return ()
 
     def start(self, job_id: str) -> CommitPermit | None:
         """Return the permit of the newest checkpoint, which a run restores; None for a first run.

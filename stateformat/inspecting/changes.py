@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -79,11 +80,10 @@ class StateChanges(ArrowStream):
 
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the changes in batches of up to ``batch_rows`` rows and 16 MiB."""
-        for pair in self.pairs:
-            for step in self._steps(pair, 1):
-                with closing(step.changes(self.state.current)) as tables:
-                    made = (self._shown(table, pair.checkpoint_id) for table in tables)
-                    yield from rebatch(made, self.schema, batch_rows)
+        for checkpoint_id, step in self._steps(1):
+            with closing(step.changes(self.state.current)) as tables:
+                made = (self._shown(table, checkpoint_id) for table in tables)
+                yield from rebatch(made, self.schema, batch_rows)
 
     def select(self, columns: Sequence[str]) -> StateChanges:
         """Return the same changes with these columns only, in this order.
@@ -96,7 +96,7 @@ class StateChanges(ArrowStream):
     @property
     def stored_bytes(self) -> int:
         """About how much is read, as it is stored. Reads the manifests."""
-        return sum(step.size_bytes for pair in self.pairs for step in self._steps(pair, 1))
+        return sum(step.size_bytes for _, step in self._steps(1))
 
     def split(self, parts: int) -> list[StateChanges]:
         """Return the same changes in up to ``parts`` parts that read about the same.
@@ -106,7 +106,7 @@ class StateChanges(ArrowStream):
         """
         if checked_parts(parts) == 1:
             return [self]
-        steps = [(pair.checkpoint_id, step) for pair in self.pairs for step in self._steps(pair, parts)]
+        steps = list(self._steps(parts))
         share = max(1, sum(step.size_bytes for _, step in steps) // parts)
         found: list[list[_Pair]] = [[]]
         held = 0
@@ -118,12 +118,18 @@ class StateChanges(ArrowStream):
             held += step.size_bytes
         return [replace(self, pairs=tuple(pairs)) for pairs in found]
 
-    def _steps(self, pair: _Pair, parts: int) -> tuple[Step, ...]:
-        if pair.steps is not None:
-            return pair.steps
-        assert pair.old is not None
-        assert pair.new is not None
-        return planned(pair.old, pair.new, self.state, parts)
+    def _steps(self, parts: int) -> Iterator[tuple[int, Step]]:
+        last: Checkpoint | None = None
+        for pair in self.pairs:
+            steps = pair.steps
+            if steps is None:
+                assert pair.old is not None
+                assert pair.new is not None
+                # A checkpoint keeps its manifest: of many, only those of the pair are held.
+                old = last if last is not None and last.id == pair.old.id else pair.old
+                last = pair.new if len(self.pairs) == 1 else copy(pair.new)
+                steps = planned(old, last, self.state, parts)
+            yield from ((pair.checkpoint_id, step) for step in steps)
 
     def _shown(self, table: pa.Table, checkpoint_id: int) -> pa.Table:
         schema = self.schema

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -146,7 +147,7 @@ def metadata_table(store: _Store, name: str, checkpoint_id: int | None = None) -
 def _each(checkpoints: Sequence[Checkpoint], make: Callable[[Any], pa.Table]) -> Iterator[pa.Table]:
     """Make a table of each, several at a time where reading is mostly waiting."""
     at_once = max((reads_at_once(one.storage) for one in checkpoints), default=1)
-    calls = (partial(make, one) for one in checkpoints)
+    calls = (partial(make, copy(one)) for one in checkpoints)
     with closing(prefetch(calls, workers=max(1, at_once), depth=max(1, at_once))) as tables:
         yield from tables
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,7 +30,8 @@ class _At(NamedTuple):
         if self.rows is not None:
             return self.rows
         assert self.checkpoint is not None
-        return self.checkpoint.state(state.operator, state.name)
+        # A checkpoint keeps its manifest; those of a range are too many to be held.
+        return copy(self.checkpoint).state(state.operator, state.name)
 
 
 @dataclass(frozen=True)
