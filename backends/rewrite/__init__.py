@@ -12,7 +12,7 @@ from .rescale import publish_rescaled
 from .rewrite import Engine, Rewritten, TransformedRows, carry_out, rewrite
 from .spec import RewriteSpec, Transform
 from .threads import ThreadEngine, Workers
-from .transforming import ColumnChange
+from .transforming import ColumnChange, check_own
 from .work import (
     DISTRIBUTE_BYTES,
     Seen,
@@ -39,6 +39,7 @@ __all__ = [
     "Transformed",
     "TransformedRows",
     "carry_out",
+    "check_own",
     "ThreadEngine",
     "Workers",
     "by_owner",

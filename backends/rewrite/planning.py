@@ -33,7 +33,7 @@ from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
 from .naming import Names, Shape, is_hashable
 from .spec import RewriteSpec
-from .transforming import ColumnChange, Transformation
+from .transforming import ColumnChange, Transformation, check_own
 
 SOURCE_BYTES: Final = 256 * 2**20
 """What a source reads at most, as stored: larger states get more sources than subtasks."""
@@ -144,6 +144,8 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     """
     graph = checkpoint.record.graph
     spec.check(graph)
+    if spec.transforms:
+        check_own(checkpoint)
     rehash = _rehashed_states(checkpoint, spec)
     names = Names.planned(spec, checkpoint.record, rehash)
     view = _view_for_planner(checkpoint, spec, rehash)

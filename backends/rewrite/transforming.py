@@ -18,6 +18,7 @@ from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import Operator
 from stateformat.keys import DEFAULT_KEY_HASH, check_key_types, key_group_count
 from stateformat.model import FieldType, Kind, Mode, State, known_names
+from stateformat.reading import Checkpoint
 from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, nesting, segment_schema
 from stateformat.segments import clustered, groups_of_keys, normalize_rows, row_key_codes
 from stateformat.states import rewritten, type_text
@@ -137,6 +138,16 @@ class Transformation:
                 key=key,
                 rows=len(moved),
             )
+
+
+def check_own(checkpoint: Checkpoint) -> None:
+    """Raise ``InvalidInput`` for another system's checkpoint, before any function is called."""
+    if checkpoint.system is not None:
+        url = checkpoint.storage.url
+        raise InvalidInput(
+            f"{url} is {checkpoint.system}, of which nothing is rewritten; `ckpt import {url} --to STORE` makes a "
+            "checkpoint of ours of it, whose state can be transformed"
+        )
 
 
 def plan_transformation(state: State, transform: Transform, operator: str, name: str) -> Transformation:

@@ -7,16 +7,19 @@ from __future__ import annotations
 import os
 import re
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from stateformat.model import CheckpointId
 from stateformat.store import open as open_store
-from tests import data_world as world
+from tests import data_world as world, stores
 from tests.ckpt.ckpt_runs import document, failure, page, program, run
+from tests.servers.server import BUCKET, S3Server
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 FIXES = """
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -213,6 +216,26 @@ def test_the_installed_program_finds_the_current_directory_and_not_before_what_i
     other = {**os.environ, "PYTHONPATH": str(fixes)}
     done = program("rewrite", counts, "--transform", "fixes:text", cwd=fixes.parent, env=other)
     assert (done.returncode, "count" in done.stdout) == (0, True)
+
+
+def test_the_state_of_another_system_is_imported_first() -> None:
+    folder = FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
+    for option in ("--transform=fixes:fail", "--rename-column=a=b"):
+        error = failure("rewrite", folder, option, "--to", "memory://to", status=2)
+        assert re.search("of which nothing is rewritten; `ckpt import .* whose state can be", error["message"])
+
+
+@pytest.mark.s3
+def test_a_store_on_s3_is_transformed(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", moto.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto.secret)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", moto.region)
+    url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    stores.counts_job(keys=50).publish(open_store(url, endpoint_url=moto.endpoint), None)
+    there = ("--endpoint-url", moto.endpoint)
+    found = document("rewrite", url, "--transform", "fixes:correct", "--rekey", *there)
+    assert [(one["rows_before"], one["rows_after"]) for one in found["transformed"]] == [(50, 45)]
+    assert document("validate", url, "--level", "full", *there)["ok"]
 
 
 def test_a_rollback_takes_a_transform_back(counts: Path) -> None:

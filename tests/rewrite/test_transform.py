@@ -17,6 +17,7 @@ import pytest
 from stateformat.backends.rewrite import RewriteSpec, Transform, plan_rewrite, rewrite
 from stateformat.errors import ErrorKind, InvalidInput, RestoreRefused
 from stateformat.keys import subtask_of_key_group
+from stateformat.model import CheckpointId
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import BATCH_BYTES
 from stateformat.validation import validate
@@ -203,6 +204,22 @@ def test_a_column_holds_no_nulls_from_then_on_if_its_field_says_so(own_shop: Che
         rewrite(
             own_shop, own_shop.open(), of(SPENT, lambda rows: put(rows, "euros", pa.nulls(len(rows), pa.float64())))
         )
+
+
+def test_only_a_rename_that_is_told_is_no_change_to_who_compares_checkpoints(own_shop: CheckpointStore) -> None:
+    city = world.schema(*SPENT).names
+
+    def town(rows: pa.Table) -> pa.Table:
+        return rows.rename_columns(["town" if name == "city" else name for name in city])
+
+    rewrite(own_shop, own_shop.open(), of(SPENT, town, renames={"city": "town"}))
+    assert own_shop.changes(*SPENT, 6, 7).table().num_rows == 0
+    own_shop.rollback(CheckpointId(6))
+    rewrite(own_shop, own_shop.open(), of(SPENT, town))
+    named = sum(row["city"] is not None for row in world.expected_rows(*SPENT))
+    found = own_shop.changes(*SPENT, 6, 9).table()
+    assert found["_change"].to_pylist() == ["update_before", "update_after"] * named
+    assert own_shop.open().state(*SPENT).schema.names == ["town" if name == "city" else name for name in city]
 
 
 # ---- refusals ------------------------------------------------------------------------------------

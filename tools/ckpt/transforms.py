@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -63,16 +63,18 @@ def transform_options(function: Any) -> Any:
 
 
 def transforms_of(
-    checkpoint: Checkpoint, named: Sequence[TransformName], renames: Iterable[tuple[str, str]], *, rekey: bool
+    checkpoint: Checkpoint, named: Sequence[TransformName], renames: Sequence[tuple[str, str]], *, rekey: bool
 ) -> dict[tuple[str, str], Transform]:
     """The transforms by uid and state, with their functions imported.
 
     Raises ``InvalidInput`` for states and columns that are not there and functions that cannot be
     had, and a usage error for options that contradict each other.
     """
-    from stateformat.backends.rewrite import Transform
+    from stateformat.backends.rewrite import Transform, check_own
     from stateformat.model import Mode
 
+    if named or renames:
+        check_own(checkpoint)
     functions: dict[tuple[str, str], FunctionName] = {}
     for one in named:
         state = (
