@@ -90,6 +90,7 @@ def split_slices(state: State, manifest: Manifest, slices: pa.Table, parts: int)
     if state.mode is Mode.IN_FLIGHT:
         return split_between_owners(slices, parts)
     found = list(_pieces(state, manifest, slices))
+    parts = min(parts, sum(piece.rows for piece, _ in found))
     cut = _split_groups if has_key_groups(state) else _split_rows
     tables = [_table(iter(rows)) for rows in cut(found, parts) if rows]
     return tables or [slices]

@@ -66,6 +66,8 @@ class StateRows(ArrowStream):
 
         Raises ``InvalidInput`` for a column that the state does not have, or that is named twice.
         """
+        if isinstance(columns, str):
+            raise InvalidInput(f"columns are the text {columns!r}; give a list of names: [{columns!r}]")
         known = [name for name in self.task.schema.names if name != KEY_GROUP.name]
         for name in columns:
             if name not in known:

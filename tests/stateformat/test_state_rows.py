@@ -213,6 +213,11 @@ def test_a_part_is_small_when_pickled_and_reads_the_same(tmp_path_factory: pytes
     assert {part.task.handles.num_rows for part in split} < {*range(rows.task.handles.num_rows)}
 
 
+def test_a_part_has_a_row_at_least_however_many_are_asked_for(store: CheckpointStore) -> None:
+    for rows, wanted in everything(store, 6):
+        assert len(rows.split(10**12)) <= max(1, len(wanted))
+
+
 def test_less_than_one_part_is_refused(store: CheckpointStore) -> None:
     rows = store.open().state("totals", "spent")
     refused(InvalidInput, lambda: rows.split(0), "cannot be split into 0 parts; give at least 1")
@@ -222,6 +227,7 @@ def test_unknown_columns_are_refused_with_those_that_there_are(store: Checkpoint
     rows = store.open().state("Totals per user", "spent")
     words = "state 'spent' of 'totals' has no column 'citi'; did you mean 'city'"
     refused(InvalidInput, lambda: rows.select(["citi"]), words)
+    refused(InvalidInput, lambda: rows.select("user"), r"columns are the text 'user'; give a list of names: \['user'\]")
     refused(InvalidInput, lambda: rows.select(["_key_group"]), "has no column '_key_group'")
     refused(InvalidInput, lambda: rows.select(["user", "user"]), "name one twice")
     refused(InvalidInput, lambda: store.open(1).state("totals", "spent").select(["city"]), "has no column 'city'")
