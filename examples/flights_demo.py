@@ -33,6 +33,7 @@ TRY = """  ckpt inspect {store}@1                                  # what is in 
   ckpt inspect {store} --operator delays --rows 3         # rows of a state
   ckpt explain-restore {store} --parallelism 12           # who would get what
   ckpt validate {store} --level full                      # every byte, every row
+  ckpt sql {store} 'from delays.stats order by flights desc limit 3'
   ckpt export {store} --operator delays --state stats --to delays.parquet
 """
 
