@@ -19,7 +19,7 @@ from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, Storage
 
 from .columns import Format, plan_columns
 from .data_files import DataFile, write_files
-from .held import attempt_of, lost_race, missing_of, other_table
+from .held import attempt_of, lost_race, missing_of, other_table, require
 from .place import Place
 from .s3_options import delta_options
 from .source import Source, digest63
@@ -226,13 +226,8 @@ class DeltaTarget:
 
 
 def _require(place: Place) -> None:
-    try:
-        import deltalake  # noqa: F401
-    except ImportError as error:
-        raise InvalidInput(
-            "Delta tables need deltalake, which is not installed: pip install 'stateformat[delta]'",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        ) from error
+    # Before 1.6 commits of our own data files left the application transactions out.
+    require("deltalake", "deltalake", (1, 6), "delta")
     if "%" in place.location:
         raise InvalidInput(
             f"deltalake reads the % in {place} as the begin of an escape; export to a folder without one",

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
 from .place import Place
 from .source import Source
+
+
+def require(library: str, module: str, least: tuple[int, int], extra: str) -> None:
+    """Raise ``InvalidInput`` where a library is missing, or too old to keep what is promised.
+
+    ``least`` is the first release that will do, as (major, minor).
+    """
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise InvalidInput(
+            f"tables of this format need {library}, and {error.name or module} is not installed: pip install "
+            f"'stateformat[{extra}]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        ) from error
+    installed = version(library)
+    if tuple(int(part) for part in installed.split(".")[:2]) < least:
+        raise InvalidInput(
+            f"{library} {installed} is installed, and tables of this format need {'.'.join(map(str, least))} "
+            f"or newer: pip install --upgrade 'stateformat[{extra}]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
 
 
 def attempt_of(source: Source, attempt_id: str) -> str:

@@ -24,7 +24,7 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
 from .columns import Format, plan_columns
 from .data_files import DataFile, write_files
-from .held import attempt_of, lost_race, missing_of, other_table
+from .held import attempt_of, lost_race, missing_of, other_table, require
 from .iceberg_schema import arrow_schema, evolved_schema, ids_of, new_schema
 from .place import Place
 from .s3_options import iceberg_properties
@@ -46,14 +46,7 @@ class IcebergCatalog:
     """The tables in a folder and below it."""
 
     def __init__(self, root: Place) -> None:
-        try:
-            import pyiceberg.catalog.sql  # noqa: F401
-        except ImportError as error:
-            raise InvalidInput(
-                f"Iceberg tables need pyiceberg with its SQL catalog, and {error.name or 'one of them'} is not "
-                "installed: pip install 'stateformat[iceberg]'",
-                kind=ErrorKind.MISSING_DEPENDENCY,
-            ) from error
+        require("pyiceberg", "pyiceberg.catalog.sql", (0, 11), "iceberg")
         if root.local is not None and "?" in root.location:
             raise InvalidInput(
                 f"the address of a SQLite catalog ends at the ? in {root}; export to a folder without one",
@@ -93,7 +86,7 @@ class IcebergCatalog:
             return
         tables = (self._catalog.list_tables(namespace) for namespace in self._catalog.list_namespaces())
         empty = self._made and not any(tables)
-        self._catalog.close()
+        self._catalog.engine.dispose()
         self._catalog = None
         if empty and self._root.local is not None:
             (self._root.local / CATALOG_FILE).unlink(missing_ok=True)

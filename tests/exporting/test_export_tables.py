@@ -18,6 +18,7 @@ from stateformat.backends.exporting import (
     Source,
     TableExport,
     data_files,
+    held,
     iceberg,
     one_checkpoint,
     several_checkpoints,
@@ -438,6 +439,16 @@ def test_a_library_that_is_not_installed_is_named(
     error = refused(InvalidInput, lambda: export_one(counts(tmp_path), file_format, tmp_path / "table", COUNTS))
     assert f"pip install 'stateformat[{file_format}]'" in str(error)
     assert not (tmp_path / "table").exists()
+
+
+@formats
+def test_a_library_that_is_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: Format
+) -> None:
+    monkeypatch.setattr(held, "version", lambda _library: "0.9.1")
+    error = refused(InvalidInput, lambda: export_one(counts(tmp_path), file_format, tmp_path / "table", COUNTS))
+    assert "0.9.1 is installed" in str(error)
+    assert f"pip install --upgrade 'stateformat[{file_format}]'" in str(error)
 
 
 @formats

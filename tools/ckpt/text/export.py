@@ -54,7 +54,9 @@ def draw_folder(document: Document, look: Look) -> Iterator[str]:
         Column("in", flexible=True),
     ]
     rows = [_row(state, document["path"]) for state in states[:SHOWN]]
-    yield from render.table(columns, rows, look)
+    # One state lies in the folder itself, and the title says of which checkpoint it is.
+    needed = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+    yield from render.table(columns[:needed], [row[:needed] for row in rows], look)
     if len(states) > SHOWN:
         yield f"  {render.more(len(states) - SHOWN, look)}"
     notes = [(state, note) for state in states for note in state["notes"]]
