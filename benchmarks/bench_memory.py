@@ -109,6 +109,12 @@ def validate(folder: str, _: str) -> None:
     assert main(["validate", folder, "--level", "full"]) == 0
 
 
+def changes(folder: str, _: str) -> None:
+    store = open_store(folder)
+    newest = store.open().id
+    assert sum(len(batch) for batch in store.changes("op", "state", 1, newest).batches())
+
+
 def rewritten(max_parallelism: int | None) -> Callable[[str, str], None]:
     """A rewrite in threads into an empty store; keys are hashed anew if it is given."""
 
@@ -158,6 +164,7 @@ ACTIONS: dict[str, Callable[[str, str], None]] = {
     "rehash": rewritten(256),
     "export": exported("parquet"),
     "export_lines": exported("jsonl"),
+    "changes": changes,
     "iceberg": exported_table("iceberg"),
     "delta": exported_table("delta"),
 }
@@ -167,6 +174,7 @@ MERGED = {
     "one_key": "one key, layers merged",
     "compact": "rewrite, layers merged",
     "rehash": "rewrite, keys dealt anew",
+    "changes": "changes since checkpoint 1",
 }
 
 
@@ -185,8 +193,9 @@ def measure(shapes: tuple[str, ...] = SHAPES) -> Iterator[Row]:
                 yield line(shape, "read", folder)
             for number in range(3 if shape == "hot" else 1 if shape == "wide" else 0):
                 publish(folder, shape, delta=0.01 + number / 1e6)
-            for action in [*ACTIONS][1:]:
-                yield line(shape, action, folder, merged=shape in ("hot", "wide"))
+            layered = shape in ("hot", "wide")
+            for action in [name for name in ACTIONS if name != "write" and (layered or name != "changes")]:
+                yield line(shape, action, folder, merged=layered)
 
 
 def line(shape: str, action: str, folder: str, *, merged: bool = False) -> Row:
@@ -207,6 +216,7 @@ if __name__ == "__main__":
     if action == "delta":
         import stateformat.backends.exporting.delta
     import stateformat.backends.rewrite
+    import stateformat.inspecting.changes
     import stateformat.reading.scan
     import stateformat.segments.write  # noqa: F401
 
