@@ -13,7 +13,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-MEMORY_BYTES: Final = 256 << 20
+MEMORY_BYTES: Final = 192 << 20
 """What DuckDB holds in memory at most; the rest lies in files in ``TMPDIR``."""
 
 _CLOSED: Final = {

@@ -33,6 +33,8 @@ NOTES: Final = 10
 """Notes about names that one query gets."""
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CATALOG: Final = "memory"
+_MEANT: Final = 3
+"""States of one name that an error suggests, each of another operator."""
 
 Pins = Mapping[str, Sequence[Any]]
 """The only values of columns that a query wants."""
@@ -285,8 +287,13 @@ class Relations:
                     return self._by_name[known, name]
         what = f"checkpoint {self.checkpoints[0].id}" if len(self.checkpoints) == 1 else "the history"
         names = [one.sql_name for one in self.all]
-        looks_like_file = not table.schema and re.search(r"[/\\.*]", table.name)
-        hint = "files cannot be read here" if looks_like_file else known_names(names, str(table))
+        same = [repr(one.sql_name) for one in self.all if folded(one.name) == name]
+        if not table.schema and re.search(r"[/\\.*]", table.name):
+            hint = "files cannot be read here"
+        elif 0 < len(same) <= _MEANT:
+            hint = f"did you mean {' or '.join(same)}?"
+        else:
+            hint = known_names(names, str(table))
         raise InvalidInput(f"{what} has no table {str(table)!r}; {hint}", kind=ErrorKind.UNKNOWN_STATE)
 
     def alias_of(self, table: TableName) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -120,15 +121,25 @@ def _register_source(
     connection: DuckDBPyConnection, name: str, whole: Scanned, relation: Relation, scans: Scans
 ) -> bool:
     """Register by DuckDB's protocol of sources; False where this version does not have it."""
-    if not duckdb_module().__version__.startswith("2.0.") or not hasattr(connection, "_register_arrow_source"):
+    kind = _source_class()
+    if kind is None or not hasattr(connection, "_register_arrow_source"):
         return False
+    connection._register_arrow_source(name, kind(whole, relation, scans))
+    return True
+
+
+@cache
+def _source_class() -> Any:
+    """What DuckDB asks for columns and rows; None where this version does not ask so."""
+    if not duckdb_module().__version__.startswith("2.0."):
+        return None
     try:
         from duckdb._sources import ArrowScanSource
         from duckdb._sources.nodes import Binary, Col, In, Lit
     except ImportError:
-        return False
+        return None
 
-    def pin(predicate: object) -> tuple[str, list[Any]] | None:
+    def pin(relation: Relation, predicate: object) -> tuple[str, list[Any]] | None:
         """The column and its values, of a predicate that only names values of a pinned column."""
         if isinstance(predicate, Binary) and predicate.op == "=":
             column, values = predicate.left, [predicate.right]
@@ -147,23 +158,27 @@ def _register_source(
         return own, [value.value for value in values if isinstance(value, Lit)]
 
     class Source(ArrowScanSource):  # type: ignore[misc]
-        """What DuckDB asks."""
+        """A relation, as DuckDB asks it."""
 
         schema_is_stable = True
 
+        def __init__(self, whole: Scanned, relation: Relation, scans: Scans) -> None:
+            super().__init__(whole)
+            self.relation = relation
+            self.scans = scans
+
         def __arrow_c_schema__(self) -> object:
-            return whole.__arrow_c_schema__()
+            return self.obj.__arrow_c_schema__()
 
         def accepts(self, predicate: object) -> bool:
-            return pin(predicate) is not None
+            return pin(self.relation, predicate) is not None
 
         def stream(self, columns: Sequence[int] | None, filters: Sequence[object]) -> tuple[object, bool]:
             pins: dict[str, list[Any]] = {}
-            for name, values in filter(None, map(pin, filters)):
+            for name, values in filter(None, (pin(self.relation, one) for one in filters)):
                 pins[name] = [value for value in pins.get(name, values) if value in values]
             # Without a column there would be no rows.
             chosen = columns or None
-            return Scanned(relation, scans, chosen, pins).__arrow_c_stream__(), chosen is not None
+            return Scanned(self.relation, self.scans, chosen, pins).__arrow_c_stream__(), chosen is not None
 
-    connection._register_arrow_source(name, Source(whole))
-    return True
+    return Source

@@ -117,9 +117,11 @@ def test_an_operator_is_found_by_its_name_where_only_one_has_it(store: Checkpoin
 
 NAMED = {
     "from totals.spend": "did you mean 'totals.spent'?",
-    "from spent": "checkpoint 6 has no table 'spent'",
+    "from spent": "checkpoint 6 has no table 'spent'; did you mean 'totals.spent'?",
     "from total.spent": "has no table 'total.spent'; did you mean 'totals.spent'?",
-    "from other.totals.spent": "has no table 'other.totals.spent'",
+    "from other.totals.spent": "has no table 'other.totals.spent'; did you mean 'totals.spent'?",
+    "from orders.spent": "did you mean 'totals.spent'?",
+    "from nothing": "it has 'checkpoints', 'operators', 'states', 'handles', 'orders.positions'",
     "from state": "did you mean 'states'?",
     "from 'spent.parquet'": "has no table 'spent.parquet'; files cannot be read here",
     "select\n  euro\nfrom totals.spent": '"euro" not found in FROM clause; candidate bindings: "euros", "user", "seen", "tier" (line 2, column 3)',
