@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -268,6 +269,41 @@ def test_no_flipped_bit_gives_wrong_rows_of_some_columns_or_keys() -> None:
                 continue
             assert found.equals(right), (place, scan)
     assert noticed > len(places) / 2
+
+
+PAIR = pa.struct([pa.field("x", pa.float64()), pa.field("y", pa.string())])
+NAN = float("nan")
+ODD_KEYS: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
+    ({"f": pa.float64()}, [{"f": value} for value in (NAN, 0.0, -0.0, None, 1.5, -1.5)]),
+    ({"f": pa.float32(), "b": pa.bool_()}, [{"f": f, "b": b} for f in (NAN, -0.0, None) for b in (True, None)]),
+    (
+        {"p": PAIR},
+        [{"p": value} for value in (None, {"x": -0.0, "y": None}, {"x": None, "y": ""}, {"x": NAN, "y": "a"})],
+    ),
+    ({"d": pa.decimal128(20, 3)}, [{"d": value} for value in (Decimal("1.000"), Decimal("-0.001"), None)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys"), ODD_KEYS, ids=lambda item: " ".join(item) if isinstance(item, dict) else ""
+)
+def test_null_nan_and_negative_zero_are_keys(columns: dict[str, Any], keys: list[dict[str, Any]]) -> None:
+    storage = Ranges("rows-odd-keys")
+    state = declare.map_state("op", "odd", keys=columns, map_key=pa.int64(), values={"v": pa.int64()})
+    # Negative zero is zero: of those two only one is written.
+    written = [
+        key for number, key in enumerate(keys) if repr(key).replace("-0.0", "0.0") not in map(repr, keys[:number])
+    ]
+    base = [{**key, "_map_key": entry, "v": number} for number, key in enumerate(written) for entry in range(3)]
+    deleted = [{**key, "_op": 1, "_map_key": 1} for key in written]
+    handles = [write(storage, state, base), write(storage, state, deleted, layer=1)]
+    rows = rows_of(storage, state, handles)
+    for number, key in enumerate(written):
+        found = rows.at_keys(key).select(["_map_key", "v"]).table().sort_by("_map_key").to_pylist()
+        assert found == [{"_map_key": entry, "v": number} for entry in (0, 2)], key
+    for key in keys:
+        assert rows.at_keys(key).table().num_rows == 2, key
+    assert rows.at_keys(keys).table().num_rows == rows.table().num_rows == 2 * len(written)
 
 
 def test_layers_of_a_key_are_opened_and_read_side_by_side_where_reads_wait() -> None:
