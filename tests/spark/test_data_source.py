@@ -110,6 +110,25 @@ def test_keys_are_found_by_an_option_and_by_a_filter_pushed_down_or_not(case: st
     assert same_rows(table(read(filtering, store, "totals", state).where(condition)), wanted)
 
 
+def test_a_view_made_in_sql_reads_a_state(session: Any, store: str) -> None:
+    options = f"path '{store}', operator 'totals', state 'rates', columns 'currency'"
+    session.sql(f"create or replace temporary view rates using stateformat options ({options})")
+    assert sorted(session.sql("select * from rates").collect()) == [("CHF",), ("NOK",)]
+
+
+def test_damage_that_a_task_finds_is_told_in_a_sentence(session: Any, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    counts_job(keys=20_000).publish(store, None)
+    frame = read(session, str(tmp_path / "store"), "counter", "counts")
+    segment = next((tmp_path / "store" / "segments").rglob("*.parquet"))
+    damaged = bytearray(segment.read_bytes())
+    damaged[len(damaged) // 3] ^= 1
+    segment.write_bytes(damaged)
+    told = sentence(frame.collect)
+    assert segment.name in told
+    assert "is damaged" in told
+
+
 def test_what_one_query_filters_is_there_for_the_next_one(filtering: Any, store: str) -> None:
     # Spark 4.3 would read for all of these what it planned for the last filter.
     spent, rows = read(filtering, store, "totals", "spent"), expected("totals", "spent")
