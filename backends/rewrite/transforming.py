@@ -243,14 +243,8 @@ def _table(made: Any) -> pa.Table | None:
 
 def _plain(item: pa.Field, state: State, transform: Transform) -> pa.Field:
     """A returned column with a type that fields have: no dictionary, and nulls of the old type."""
-    is_, kind = pa.types, item.type
-    if is_.is_dictionary(kind):
-        kind = kind.value_type
-    if is_.is_string_view(kind):
-        kind = pa.string()
-    if is_.is_binary_view(kind) or is_.is_fixed_size_binary(kind):
-        kind = pa.binary()
-    if is_.is_null(kind):
+    kind = _held(item.type)
+    if pa.types.is_null(kind):
         formerly = {new: old for old, new in transform.renames.items()}.get(item.name, item.name)
         known = segment_schema(state)
         if formerly not in known.names:
@@ -262,6 +256,22 @@ def _plain(item: pa.Field, state: State, transform: Transform) -> pa.Field:
             )
         kind = known.field(formerly).type
     return pa.field(item.name, kind, nullable=item.nullable)
+
+
+def _held(kind: Any) -> Any:
+    """The type that the format holds in place of a dictionary, a view or a fixed size."""
+    is_ = pa.types
+    if is_.is_dictionary(kind):
+        return _held(kind.value_type)
+    if is_.is_string_view(kind):
+        return pa.string()
+    if is_.is_binary_view(kind) or is_.is_fixed_size_binary(kind):
+        return pa.binary()
+    if is_.is_struct(kind):
+        return pa.struct([inner.with_type(_held(inner.type)) for inner in kind])
+    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_held(kind.value_type)))
+    return kind
 
 
 def _check_returned(state: State, transform: Transform, returns: pa.Schema, own: set[str]) -> None:
@@ -312,11 +322,8 @@ def _fits(given: pa.Field, wanted: pa.Field) -> bool:
     """Whether a column of a piece has the type that it had for no rows."""
     if pa.types.is_null(given.type) or given.type == wanted.type:
         return True
-    kind = given.type.value_type if pa.types.is_dictionary(given.type) else given.type
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
-        kind = pa.string() if pa.types.is_string_view(kind) else pa.binary()
     try:
-        return _shape(pa.field("c", kind)) == _shape(pa.field("c", wanted.type))
+        return _shape(pa.field("c", _held(given.type))) == _shape(pa.field("c", wanted.type))
     except InvalidInput:
         return False
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -128,6 +130,44 @@ def test_the_function_is_called_with_no_rows_first_and_then_with_pieces(shop: Ch
     assert world.same_rows(pa.concat_tables(seen), world.expected(*SPENT))
     # What nothing was done to keeps its schema.
     assert done.record.state(*SPENT) == shop.open().record.state(*SPENT)
+
+
+def by_polars(rows: pa.Table) -> Any:
+    return polars.from_arrow(rows)
+
+
+def by_duckdb(rows: pa.Table) -> Any:
+    return duckdb.connect().from_arrow(rows).to_arrow_table()
+
+
+def by_python(rows: pa.Table) -> pa.Table:
+    return pa.Table.from_pylist(rows.to_pylist(), schema=rows.schema)
+
+
+def by_pandas(rows: pa.Table) -> pa.Table:
+    return pa.Table.from_pandas(rows.to_pandas(), schema=rows.schema)
+
+
+def encoded(rows: pa.Table) -> pa.Table:
+    """Strings as dictionaries and views."""
+    for number, item in enumerate(rows.schema):
+        if pa.types.is_string(item.type):
+            values = rows[item.name]
+            rows = rows.set_column(
+                number, item.name, values.cast(pa.string_view()) if number else values.dictionary_encode()
+            )
+    return rows
+
+
+@pytest.mark.parametrize("way", [by_polars, by_duckdb, by_python, by_pandas, encoded])
+@pytest.mark.parametrize("name", ["recent", "baskets", "reminders", "rates"])
+def test_rows_may_go_through_any_library_and_come_back_as_they_were(
+    shop: CheckpointStore, tmp_path: Path, name: str, way: Any
+) -> None:
+    done = rewritten_to(tmp_path / "to", shop, None, of(("totals", name), way))
+    found = open_store(str(tmp_path / "to")).open().state("totals", name).table()
+    assert world.same_rows(found, world.expected("totals", name))
+    assert done.record.state("totals", name).schemas == shop.open().record.state("totals", name).schemas
 
 
 def test_every_subtask_gets_the_same_copy_of_broadcast_state(small: CheckpointStore) -> None:
