@@ -61,7 +61,9 @@ def key_table(state: State, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]
     else:
         listed = [keys] if isinstance(keys, Mapping) else keys
         if isinstance(listed, (str, bytes)) or not isinstance(listed, Sequence):
-            raise _mismatch(state, f"{_shown(listed)} is no key; give a value for each of {_named(schema)}")
+            raise _mismatch(
+                state, f"{_shown(listed)} is no key; give a value for each of {_named(schema)}: {_example(schema)}"
+            )
         table = _table(state, schema, listed, _checked)
     try:
         columns = normalize_keys(table, state, where=f"keys of {_where(state)}")
@@ -126,7 +128,9 @@ def _table(state: State, schema: pa.Schema, keys: Sequence[Any], convert: Callab
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     for key in keys:
         if not isinstance(key, Mapping):
-            raise _mismatch(state, f"{_shown(key)} is no key; give a value for each of {_named(schema)}")
+            raise _mismatch(
+                state, f"{_shown(key)} is no key; give a value for each of {_named(schema)}: {_example(schema)}"
+            )
         _check_columns(state, list(key))
         for field in schema:
             value = key[field.name]
@@ -314,6 +318,10 @@ def _where(state: State) -> str:
 
 def _named(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
+def _example(schema: pa.Schema) -> str:
+    return "{" + ", ".join(f"{name!r}: …" for name in schema.names) + "}"
 
 
 def _shown(value: object) -> str:
