@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.model import Field, State
 from stateformat.schema import children
 
@@ -56,7 +56,18 @@ class Columns:
         return pa.schema([pa.field(column.name, column.type) for column in self.all])
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of the stream as rows of the table."""
+        """Return rows of the stream as rows of the table.
+
+        Raises ``DamagedCheckpoint`` for text that is no UTF-8: readers of tables would fail on it.
+        """
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise DamagedCheckpoint(
+                f"some values are not valid for their type and cannot be in a table: {error}. `ckpt validate --level "
+                "full` says where; an export to Parquet keeps their bytes",
+                kind=ErrorKind.DAMAGED_SEGMENT,
+            ) from error
         schema = self.schema
         arrays = [as_type(array, item.type) for array, item in zip(batch.columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)

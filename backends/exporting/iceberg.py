@@ -138,6 +138,7 @@ class IcebergTarget:
         self.columns = plan_columns(source.state, source.stream().schema, Format.ICEBERG)
         self._files: list[DataFile] = []
         self._schema: Schema | None = None
+        self._hint = None if table is None else _version(table)
         if table is not None:
             self._check_same(table)
         self.missing = self._missing()
@@ -150,7 +151,9 @@ class IcebergTarget:
             self._schema = new_schema(self.columns)
         else:
             ids = json.loads(table.properties.get(f"{_PREFIX}field-ids", "{}"))
-            self._schema = evolved_schema(self.columns, table.schema(), ids, table.metadata.last_column_id)
+            self._schema = evolved_schema(
+                self.columns, table.schema(), ids, table.metadata.last_column_id, rows_stay=self.source.several
+            )
         converted = (self.columns.convert(batch) for batch in batches)
         self._files = write_files(self.place, "data/", arrow_schema(self.columns, self._schema), converted)
         return self._files
@@ -173,6 +176,10 @@ class IcebergTarget:
         except SQLAlchemyError as error:
             # Whether it has the table is not known, so nothing is deleted.
             raise StorageError(f"the catalog of {self.place} failed: {error}; export again") from error
+        if self.place.local is None and _read_hint(self.place) != self._hint:
+            # No catalog tells two writers apart; so short is the time in which one can be lost.
+            self.discard()
+            raise lost_race(self.place)
         self._table, self._files = table, []
         self.mend()
         snapshot = table.current_snapshot()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from stateformat.errors import ErrorKind, InvalidInput
+
 from .columns import Column, Columns, nested
 
 if TYPE_CHECKING:
@@ -25,15 +27,16 @@ def new_schema(columns: Columns) -> Schema:
     return assign_fresh_schema_ids(Schema(*builder.fields(columns.all)))
 
 
-def evolved_schema(columns: Columns, old: Schema, ids: Mapping[str, int], last_id: int) -> Schema:
+def evolved_schema(columns: Columns, old: Schema, ids: Mapping[str, int], last_id: int, *, rows_stay: bool) -> Schema:
     """Return the schema that a table has after an export.
 
     A column keeps its id through a new name, a new place and a wider type. What is new, or of a
-    type that the old one cannot become, gets a new id; what is gone is left out.
+    type that the old one cannot become, gets a new id; what is gone is left out. If ``rows_stay``,
+    raises ``InvalidInput`` for such a type: the rows that are there would lose their values.
     """
     from pyiceberg.schema import Schema
 
-    builder = _Builder(ids, old, last_id)
+    builder = _Builder(ids, old, last_id, rows_stay=rows_stay)
     return Schema(*builder.fields(columns.all), schema_id=old.schema_id)
 
 
@@ -78,8 +81,10 @@ def _parts(kind: Any) -> Sequence[NestedField]:
 class _Builder:
     """Makes fields, with the ids that columns had before."""
 
-    def __init__(self, ids: Mapping[str, int], old: Schema | None, last_id: int = 0) -> None:
-        self._ids, self._old, self._last = ids, old, last_id
+    def __init__(
+        self, ids: Mapping[str, int], old: Schema | None, last_id: int = 0, *, rows_stay: bool = False
+    ) -> None:
+        self._ids, self._old, self._last, self._rows_stay = ids, old, last_id, rows_stay
 
     def fields(self, columns: Sequence[Column]) -> list[NestedField]:
         """Return the fields of one level."""
@@ -94,6 +99,15 @@ class _Builder:
         known = self._ids.get(column.key)
         if known is not None and self._old is not None and self._may_stay(column, known):
             return known
+        if known is not None and self._rows_stay and self._old is not None:
+            before = self._old.find_column_name(known)
+            if before is not None:
+                raise InvalidInput(
+                    f"column {before!r} is {self._old.find_type(known)} in the Iceberg table, and {column.type} in the "
+                    "state now, which the rows of older checkpoints cannot become: export to another folder",
+                    kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+                    column=before,
+                )
         self._last += 1
         return self._last
 

@@ -115,6 +115,22 @@ def test_missing_checkpoints_are_added_on_s3(moto: S3Server, bucket: str, file_f
     assert len(found) == len(expected(*SPENT, 1)) + len(expected(*SPENT, 5))
 
 
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_of_two_exports_at_once_one_adds_nothing(
+    moto: S3Server, bucket: str, tmp_path: Path, file_format: Format
+) -> None:
+    store = data_store(str(tmp_path / "store"), checkpoints=1)
+    checkpoint = store.open()
+    source = one_checkpoint(checkpoint, checkpoint.record.state("totals", "rates"))
+    exports = [TableExport([source], file_format, Place(bucket, moto.options()), alone=True) for _ in range(2)]
+    assert exports[0].run()[0].added == (1,)
+    with pytest.raises(StorageError, match="nothing was added: export again"):
+        exports[1].run()
+    for export in exports:
+        export.close()
+    assert same_rows(rows_at(file_format, moto, bucket), expected("totals", "rates", 1))
+
+
 def test_the_command_writes_to_s3_with_the_options_of_the_store(
     moto: S3Server, bucket: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

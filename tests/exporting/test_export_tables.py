@@ -44,6 +44,7 @@ from tests.exporting.export_readers import (
     types_store,
     versions_of,
 )
+from tests.forgery import Forger
 from tests.stores import Job, counts_job, counts_store, operator, refused
 
 SPENT = ("totals", "spent")
@@ -485,3 +486,26 @@ def test_what_a_killed_export_left_does_not_stop_the_next_one(tmp_path: Path, fi
     assert {file.path for file in left} <= files_in(table)
     assert export_one(store, file_format, table, COUNTS).added == (1,)
     assert len(rows_of(file_format, table)) == 20
+
+
+def test_iceberg_refuses_a_type_that_older_rows_cannot_become(tmp_path: Path) -> None:
+    store = data_store(str(tmp_path / "store"))
+    export_several(store, Format.ICEBERG, tmp_path / "table", SPENT, [5, 6])
+    older = data_store(str(tmp_path / "older"), checkpoints=4)
+    before = files_in(tmp_path / "table")
+    error = refused(InvalidInput, lambda: export_several(older, Format.ICEBERG, tmp_path / "table", SPENT, [3, 4]))
+    assert "column 'orders' is long in the Iceberg table, and int32 in the state now" in str(error)
+    assert files_in(tmp_path / "table") == before
+
+
+@formats
+def test_text_that_is_no_text_is_in_no_table(tmp_path: Path, file_format: Format) -> None:
+    forger = Forger(counts(tmp_path).storage, 1)
+    at = forger.find("counter", "counts", 1)
+    rows = forger.table_of(at)
+    word = rows.schema.get_field_index("word")
+    forger.set_rows(at, rows.set_column(word, "word", pa.array([b"\xff\xfe"] * len(rows)).view(pa.string())))
+    forger.seal()
+    store = open_store(str(tmp_path / "store"))
+    refused(DamagedCheckpoint, lambda: export_one(store, file_format, tmp_path / "table", COUNTS), "Invalid UTF8")
+    assert files_in(tmp_path / "table") == set()

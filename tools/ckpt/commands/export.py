@@ -187,12 +187,17 @@ def _sources(session: Session, address: Address, request: Request) -> tuple[Chec
 
 
 def _states(checkpoint: Checkpoint, request: Request) -> Sequence[State]:
-    if request.operator is None:
+    if request.operator is None and checkpoint.states:
         return checkpoint.states
+    if request.operator is None:
+        raise click.UsageError(f"checkpoint {checkpoint.id} has no states; there is nothing to export")
     uid = checkpoint.operator_uid(request.operator)
     if request.state is not None:
         return [checkpoint.record.state(uid, request.state)]
-    return [state for state in checkpoint.states if state.operator == uid]
+    found = [state for state in checkpoint.states if state.operator == uid]
+    if not found:
+        raise click.UsageError(f"operator {uid!r} has no states in checkpoint {checkpoint.id}; name another")
+    return found
 
 
 def _export_folder(session: Session, address: Address, request: Request) -> None:
