@@ -68,12 +68,14 @@ class StateInput:
         """Whether rows go to the subtask that owns their key."""
         return self.state.mode is Mode.KEYED
 
-    @property
-    def sorted_by(self) -> tuple[str, ...]:
-        """The columns by which rows of one key group, or of one subtask, are put in order."""
-        if not self.keyed:
-            return (ORDER.name, SEQUENCE.name) if self.order_by else (SEQUENCE.name,)
-        return (ORDER.name, "_index") if self.order_by and is_list(self.state) else ()
+    def sorted_by(self, *, in_order: bool) -> tuple[str, ...]:
+        """The columns by which rows of one key group, or of one subtask, are put in order.
+
+        ``in_order``: the rows come in the order in which they were given.
+        """
+        if self.keyed:
+            return (ORDER.name, "_index") if self.order_by and is_list(self.state) else ()
+        return (*([ORDER.name] if self.order_by else ()), *(() if in_order else (SEQUENCE.name,)))
 
 
 def state_input(operator: Operator, state: State, given: Rows, schema: pa.Schema) -> StateInput:

@@ -40,7 +40,7 @@ class ThreadEngine:
                     buckets.add(subtask, pa.Table.from_batches([batch]))
             with Workers() as workers:
                 return workers.run_buckets(
-                    buckets, lambda subtask, mine: write_place(context, input, subtask, mine, done)
+                    buckets, lambda subtask, mine: write_place(context, input, subtask, mine, done, in_order=True)
                 )
 
 

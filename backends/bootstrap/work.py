@@ -7,10 +7,10 @@ only effect is on the storage: a task that runs twice writes one more segment, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Handle, Mode
 from stateformat.schema import KEY_GROUP
 from stateformat.segments import (
-    RUN_BYTES,
     SegmentPlace,
     SortedRuns,
     WriteOptions,
@@ -37,6 +36,9 @@ from ..rewrite import Place, by_owner, segment_place
 from .declared import is_list
 from .inputs import ORDER, SEQUENCE, StateInput
 from .latest import Latest
+
+_RUN_BYTES: Final = 32 << 20
+"""Rows that are sorted in memory, with their numbers and as sorted."""
 
 
 class Written(NamedTuple):
@@ -127,19 +129,26 @@ def write_place(
     subtask: int,
     batches: Iterable[pa.RecordBatch],
     done: Callable[[int], None],
+    *,
+    in_order: bool = False,
 ) -> Written:
-    """Write all that was dealt to one subtask, in bounded memory. ``batches`` come in any order."""
+    """Write all that was dealt to one subtask, in bounded memory.
+
+    ``batches`` come in any order, or ``in_order``, that in which their rows were given.
+    """
     place = segment_place(context, Place(input.state.operator, input.state.name, subtask))
     options = replace(context.options, trust_key_groups=True, check_unique=not input.last)
     rows = _counted(batches, done)
     try:
-        if input.sorted_by:
-            return Written(write_segment(context.storage, place, _in_order(rows, input), options))
+        keys = input.sorted_by(in_order=in_order)
+        if keys:
+            rows = _sorted(rows, input, keys)
+        if keys or not input.keyed:
+            rows = _without(rows, ORDER.name, SEQUENCE.name)
+            return Written(write_segment(context.storage, place, rows, options))
         if input.last:
             return _write_last(context, input, place, rows, options)
-        if input.order_by is not None:
-            rows = (batch.drop_columns([ORDER.name]) for batch in rows)
-        return Written(write_unsorted(context.storage, place, rows, options))
+        return Written(write_unsorted(context.storage, place, _without(rows, ORDER.name), options))
     except InvalidState as error:
         if error.kind is not ErrorKind.DUPLICATE_ROW_KEY:
             raise
@@ -167,9 +176,13 @@ def _counted(batches: Iterable[pa.RecordBatch], done: Callable[[int], None]) -> 
         done(batch.num_rows)
 
 
-def _in_order(batches: Iterable[pa.RecordBatch], input: StateInput) -> Iterator[pa.RecordBatch]:
-    """The rows by key group, then in their order, without the columns that say it."""
-    keys = input.sorted_by
+def _without(batches: Iterable[pa.RecordBatch], *names: str) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.select([name for name in batch.schema.names if name not in names])
+
+
+def _sorted(batches: Iterable[pa.RecordBatch], input: StateInput, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows by key group, then by ``keys``. Entries of lists get new places by this order."""
     held: list[pa.Table] = []
     held_bytes = 0
     with closing(SortedRuns(input.state, keys)) as runs:
@@ -183,19 +196,18 @@ def _in_order(batches: Iterable[pa.RecordBatch], input: StateInput) -> Iterator[
         for batch in batches:
             held.append(pa.Table.from_batches([batch]))
             held_bytes += batch.nbytes
-            if held_bytes >= RUN_BYTES:
+            if held_bytes >= _RUN_BYTES:
                 set_aside()
                 held_bytes = 0
         if held:
             set_aside()
         first = 0
         for rows in runs.merged():
-            if input.keyed and not input.indexed:
+            if input.keyed:
                 index = pa.array(np.arange(first, first + len(rows), dtype=np.int64))
                 rows = rows.set_column(rows.column_names.index("_index"), "_index", index)
             first += len(rows)
-            kept = [name for name in rows.column_names if name not in (ORDER.name, SEQUENCE.name)]
-            yield from rows.select(kept).to_batches()
+            yield from rows.to_batches()
 
 
 def _groups(rows: pa.Table, input: StateInput) -> npt.NDArray[np.int32]:

@@ -6,7 +6,7 @@ To follow a write, read ``write``, ``normalize``, ``sort``, ``external_sort``, `
 
 from __future__ import annotations
 
-from .external_sort import RUN_BYTES, SortedRuns
+from .external_sort import SortedRuns
 from .file_writer import SegmentPlace, WriteOptions
 from .normalize import keeps_values, normalize_keys, normalize_rows
 from .reader import PIECE_ROWS_MAX, SegmentReader
@@ -22,7 +22,6 @@ __all__ = [
     "PIECE_ROWS_MAX",
     "REPEATED_SHOWN",
     "ROW_GROUPS_MAX",
-    "RUN_BYTES",
     "Clustered",
     "RowKeyCheck",
     "SegmentPlace",

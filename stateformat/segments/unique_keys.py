@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,8 @@ KEYS_BYTES_MAX: Final = 32 << 20
 REPEATED_SHOWN: Final = 3
 """Row keys that an error names, of those that stand on several rows."""
 _BUCKETS: Final = 64
+_BUCKET_BYTES_MAX: Final = 32 << 20
+"""Only one key on very many rows, or very many keys in one key group, make a larger bucket."""
 # Values of these types are equal exactly when these integers are.
 _PLAIN_TYPES: Final = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.date32()), pa.int32()),
@@ -136,8 +138,21 @@ class RowKeyCheck:
         self._set_aside(spill)
         with spill:
             for bucket in range(_BUCKETS):
-                self._check([pa.Table.from_batches([batch]) for batch in spill.read(bucket)])
+                self._check_bucket(spill.read(bucket))
         self._spill = None
+
+    def _check_bucket(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """One key on very many rows is found among the first of them."""
+        parts: list[pa.Table] = []
+        size_bytes = 0
+        for batch in batches:
+            parts.append(pa.Table.from_batches([batch]))
+            size_bytes += batch.nbytes
+            if size_bytes - batch.nbytes < _BUCKET_BYTES_MAX <= size_bytes:
+                self._check(parts)
+                if self._repeated:
+                    raise self._refusal(at_least=True)
+        self._check(parts)
 
     def _check(self, parts: list[pa.Table]) -> None:
         rows = pa.concat_tables(parts) if parts else None
@@ -158,11 +173,12 @@ class RowKeyCheck:
         if len(self._repeated) == REPEATED_SHOWN:
             raise self._refusal()
 
-    def _refusal(self) -> InvalidState:
+    def _refusal(self, *, at_least: bool = False) -> InvalidState:
         (key, count), *more = self._repeated
         others = "".join(f", {other!r} on {times}" for other, times in more)
+        found = f"at least {count}" if at_least else f"{count}"
         return InvalidState(
-            f"{self._where}: row key {key!r} stands on {count} rows{others}, and a row key stands at most once in what "
+            f"{self._where}: row key {key!r} stands on {found} rows{others}, and a row key stands at most once in what "
             "is written at a time; keep the row that counts",
             kind=ErrorKind.DUPLICATE_ROW_KEY,
             row_key=key,
