@@ -162,6 +162,8 @@ def _check_empty(store: CheckpointStore, flow: Dataflow) -> None:
 
 
 def _starting_points(job: Job, positions: Mapping[str, Any]) -> dict[str, StartingPoint]:
+    if not isinstance(positions, Mapping):
+        raise InvalidInput(f"the positions are {positions!r}. Give a mapping from the uid of a source to its position")
     found = {}
     sources = [uid for uid, step in job.flow.steps.items() if isinstance(step.logic, Source)]
     for given, position in positions.items():

@@ -168,6 +168,10 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.Chunked
     if not keeps_values(column.type, wanted):
         raise InvalidState(f"{what} is {column.type} and should be {wanted}; cast it first, if that is what is meant")
     try:
+        if pa.types.is_dictionary(column.type):
+            # Arrow decodes no dictionary of views, as polars has them.
+            chunks = [chunk.dictionary.cast(wanted, safe=True).take(chunk.indices) for chunk in column.chunks]
+            return pa.chunked_array(chunks, wanted)
         return column.cast(wanted, safe=True)
     except pa.ArrowException as error:
         raise InvalidState(f"{what} is {column.type}, and not every value of it is a {wanted}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pandas
 import polars
 import pyarrow as pa
 import pyarrow.dataset
@@ -29,6 +30,7 @@ from stateformat.validation import validate
 from tests import data_world
 from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, world_flow
 from tests.local_jobs import Faulty
+from tests.servers.server import BUCKET, S3Server
 
 OBJECTS = WriteOptions(inline_bytes_max=0)
 
@@ -86,15 +88,17 @@ def test_the_states_of_another_checkpoint_arrive_whole_whatever_their_kind(
     assert done.record.properties == {"bootstrap.states": ", ".join(names)}
 
 
-@pytest.mark.parametrize("parallelism", [1, 3, 4])
-def test_a_run_that_begins_with_history_ends_as_one_that_has_seen_it(tmp_path: Path, parallelism: int) -> None:
+@pytest.mark.parametrize(("parallelism", "unaligned"), [(1, False), (3, True), (4, False)])
+def test_a_run_that_begins_with_history_ends_as_one_that_has_seen_it(
+    tmp_path: Path, parallelism: int, unaligned: bool
+) -> None:
     """The rows behind the position come to a state as the history left it."""
     every, seen = orders(300), orders(180)
     wanted, found = CollectSink(), CollectSink()
     LocalRuntime(open_store(str(tmp_path / "whole")), parallelism=parallelism).run(shop_flow(every, wanted))
     flow, store = shop_flow(every, found), open_store(str(tmp_path / "begun"))
     bootstrap(store, flow, shop_states(seen), positions={"Orders": 180, "rates": 2})
-    LocalRuntime(store, parallelism=parallelism).run(flow)
+    LocalRuntime(store, parallelism=parallelism, unaligned=unaligned).run(flow)
     assert plain(found) == plain(wanted)
 
 
@@ -146,6 +150,34 @@ def test_whatever_speaks_arrow_is_taken(tmp_path: Path, form: str) -> None:
     assert state(tmp_path / "s", "totals/totals") == (
         [] if form == "without rows" else sorted(totals(1000).to_pylist(), key=repr)
     )
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("tool", ["polars", "pandas"])
+def test_text_of_every_tool_is_a_key(tmp_path: Path, tool: str, categorical: bool) -> None:
+    names = ["Oslo", None, "Łódź", ""]
+    rows: Any
+    if tool == "polars":
+        rows = polars.DataFrame({"key": names, "total": [1, 2, 3, 4], "seen": None})
+        rows = rows.cast({"key": polars.Categorical}) if categorical else rows
+    else:
+        rows = pandas.DataFrame({"key": names, "total": [1, 2, 3, 4], "seen": None})
+        rows = rows.astype({"key": "category"}) if categorical else rows
+    bootstrap(tmp_path, totals_flow(key=pa.string()), {"totals/totals": rows})
+    assert {row["key"]: row["total"] for row in state(tmp_path, "totals/totals")} == dict(
+        zip(names, [1, 2, 3, 4], strict=True)
+    )
+
+
+@pytest.mark.s3
+def test_it_writes_to_s3_in_a_request_for_each_object(moto: S3Server) -> None:
+    """Besides, it lists to see that the store is empty and that nobody else has published."""
+    store = open_store(f"s3://{BUCKET}/bootstrap", **moto.options())
+    bootstrap(
+        store, totals_flow(), {"totals/totals": totals(50_000), "totals/log": totals(10).select(["key", "total"])}
+    )
+    assert not validate(store, level="full").problems
+    assert len(state(store, "totals/totals")) == 50_000
 
 
 def test_the_columns_of_a_state_can_be_asked_for() -> None:
@@ -205,6 +237,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str, ErrorKind]] = [
     ("given twice", {"totals/totals": FEW, "Totals/totals": FEW}, {}, "declares no state 'Totals/totals'",
      ErrorKind.UNKNOWN_OPERATOR),
     ("too parallel", {}, {"parallelism": 40_000}, "parallelism", ErrorKind.INVALID_PARALLELISM),
+    ("no mapping", {}, {"positions": [3]}, r"the positions are \[3\]", ErrorKind.INVALID_ARGUMENT),
+    ("no states", [FEW], {}, "the states are list. Give a mapping", ErrorKind.INVALID_ARGUMENT),
     ("no such source", {}, {"positions": {"ordrs": 3}}, "is no source of dataflow 'totals'?; did you mean 'orders'",
      ErrorKind.UNKNOWN_OPERATOR),
     ("beyond its end", {}, {"positions": {"orders": 3}}, "source 'orders' cannot begin behind 3: the MemorySource has 0",
