@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -166,3 +167,25 @@ def test_a_source_over_frames_keeps_its_position(tmp_path: Path) -> None:
     assert rows == [{"name": None, "number": 0, "text": None}, {"name": "read", "number": 41, "text": None}]
     directory = SparkSource(DirectoryFrames(str(tmp_path), schema="n bigint", grows=True), schema=ROWS.schema)
     assert directory.behind({}).enumerator.to_pylist() == [{"name": None, "number": 0, "text": None}]
+
+
+class Halve(df.Operator):
+    """Halves even numbers."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        return pa.record_batch({"n": [n if n % 2 else n // 2 for n in batch["n"].to_pylist()]}, schema=batch.schema)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_job_with_a_loop_begins_with_nothing_on_its_way(tmp_path: Path, parallelism: int) -> None:
+    out, flow = CollectSink(), df.Dataflow("halves", parallelism=parallelism)
+    loop = flow.loop(ROWS.schema)
+    numbers = flow.source(MemorySource(pa.table({"n": [16, 12, 7, 40]}, schema=ROWS.schema)), uid="numbers")
+    halved = flow.apply(Halve(), numbers.rebalance(), loop.rebalance(), uid="halve")
+    loop.close(halved.filter(lambda batch: pc.equal(pc.bit_wise_and(batch["n"], 1), 0), uid="even"))
+    halved.filter(lambda batch: pc.equal(pc.bit_wise_and(batch["n"], 1), 1), uid="odd").apply(out, uid="out")
+    store = open_store(str(tmp_path))
+    bootstrap(store, flow, {}, positions={"numbers": 1})
+    assert not validate(store, level="full").problems
+    LocalRuntime(store).run(flow)
+    assert sorted(out.table()["n"].to_pylist()) == [3, 5, 7]
