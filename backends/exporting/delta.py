@@ -66,7 +66,7 @@ class DeltaTarget:
     def commit(self) -> str:
         """Make the data files the table, or part of it. Returns the number of the new version."""
         from deltalake import DeltaTable, Schema
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaError
 
         schema = Schema.from_arrow(self.columns.schema)
         with _translated(self.place):
@@ -75,7 +75,10 @@ class DeltaTarget:
                     self._create(schema)
                 else:
                     self._change(self._table, schema)
-            except CommitFailedError as error:
+            except DeltaError as error:
+                lost = isinstance(error, CommitFailedError) or "table already exists" in str(error)
+                if not lost:
+                    raise  # Whether the log has the commit is not known, so nothing is deleted.
                 self.discard()
                 raise lost_race(self.place) from error
             self._files = []
