@@ -151,6 +151,12 @@ class Checkpoint:
         from .rows import StateRows
 
         given, name = (operator.operator, operator.name) if isinstance(operator, State) else (operator, state)
+        if not isinstance(given, str) or not isinstance(name, str | None):
+            raise InvalidInput(
+                f"a state is asked for as {given!r} and {name!r}; give the operator and the state as text, or one of "
+                "checkpoint.states",
+                kind=ErrorKind.UNKNOWN_STATE,
+            )
         uid = self.operator_uid(given)
         if name is None:
             names = [declared.name for declared in self.states if declared.operator == uid]

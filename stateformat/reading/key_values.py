@@ -28,7 +28,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -41,29 +41,44 @@ from ..segments import normalize_keys
 _is = pa.types
 
 
+@runtime_checkable
+class ArrowStreamable(Protocol):
+    """What speaks the Arrow C stream."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return a PyCapsule of an ArrowArrayStream."""
+        ...
+
+
+Keys: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | ArrowStreamable
+
+
 class _WrongValue(Exception):
     """A value is not of the type. The text says what it must be."""
 
 
-def key_table(state: State, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:
+def key_table(state: State, keys: Keys) -> pa.Table:
     """Return keys as a table of the key columns, in their types, one row a key, normalized.
 
-    ``keys``: a mapping from key column to value, several, or a table. A column of a table may have
-    another type if every value keeps what it is: int64 where int32 is stored.
+    ``keys``: a mapping from key column to value, several, or a table of any library that speaks the
+    Arrow C stream. A column of a table may have another type if every value keeps what it is: int64
+    where int32 is stored.
 
     Raises ``InvalidInput`` for a state without keys, for other columns, and for values that are not
     of their column's type.
     """
     schema = _key_schema(state)
-    if isinstance(keys, pa.Table):
-        _check_columns(state, keys.column_names)
-        table = keys
+    if isinstance(keys, ArrowStreamable):
+        try:
+            table = pa.table(keys)
+        except (pa.ArrowException, TypeError):
+            # A column by itself, of some libraries.
+            raise _no_key(state, schema, keys) from None
+        _check_columns(state, table.column_names)
     else:
-        listed = [keys] if isinstance(keys, Mapping) else keys
+        listed: Any = [keys] if isinstance(keys, Mapping) else keys
         if isinstance(listed, (str, bytes)) or not isinstance(listed, Sequence):
-            raise _mismatch(
-                state, f"{_shown(listed)} is no key; give a value for each of {_named(schema)}: {_example(schema)}"
-            )
+            raise _no_key(state, schema, listed)
         table = _table(state, schema, listed, _checked)
     try:
         columns = normalize_keys(table, state, where=f"keys of {_where(state)}")
@@ -86,6 +101,11 @@ def keys_from_json(state: State, given: object, *, many: bool = False) -> pa.Tab
     keys = value if many and isinstance(value, list) else [value]
     by_column = [_by_column(state, schema, key) for key in keys]
     return key_table(state, _table(state, schema, by_column, lambda item, kind: _checked(_from_json(item, kind), kind)))
+
+
+def _no_key(state: State, schema: pa.Schema, given: object) -> InvalidInput:
+    """The error for what is neither a mapping nor a table."""
+    return _mismatch(state, f"{_shown(given)} is no key; give a value for each of {_named(schema)}: {_example(schema)}")
 
 
 def _key_schema(state: State) -> pa.Schema:
@@ -128,9 +148,7 @@ def _table(state: State, schema: pa.Schema, keys: Sequence[Any], convert: Callab
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     for key in keys:
         if not isinstance(key, Mapping):
-            raise _mismatch(
-                state, f"{_shown(key)} is no key; give a value for each of {_named(schema)}: {_example(schema)}"
-            )
+            raise _no_key(state, schema, key)
         _check_columns(state, list(key))
         for field in schema:
             value = key[field.name]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +13,7 @@ from ..model import State, known_names
 from ..schema import KEY_GROUP
 from ..tables import ArrowStream
 from .cutting import groups_of
-from .key_values import key_table
+from .key_values import Keys, key_table
 from .task import ReadTask
 from .wanted import Wanted
 
@@ -81,8 +80,10 @@ class StateRows(ArrowStream):
             raise InvalidInput(f"columns {', '.join(columns)} name one twice; name each once")
         return replace(self, columns=tuple(columns))
 
-    def at_keys(self, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table) -> StateRows:
+    def at_keys(self, keys: Keys) -> StateRows:
         """Return only the rows with one of these keys; each has a value for every key column.
+
+        A key is a mapping; several are a list, or a table of any library that speaks Arrow.
 
         In each layer, the row groups of their key groups are read, and no others, unless nobody can
         compute the key groups: those of another system with a hash of its own. Null is a key, and

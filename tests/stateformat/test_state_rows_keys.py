@@ -8,11 +8,14 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+import duckdb
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
-from stateformat.errors import InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import State
 from stateformat.reading import key_table, keys_from_json
 from stateformat.states import declare
@@ -90,6 +93,21 @@ def test_a_table_of_keys_may_have_types_whose_values_are_kept() -> None:
     assert found["k"].to_pylist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pl.DataFrame({"k": ["a", None]}),
+        pd.DataFrame({"k": ["a", None]}),
+        duckdb.sql("from (values ('a'), (null)) t(k)"),
+    ],
+    ids=["polars", "pandas", "duckdb"],
+)
+def test_keys_are_tables_of_any_library_that_speaks_arrow(keys: Any) -> None:
+    found = key_table(keyed(k=pa.string()), keys)
+    assert found.schema == pa.schema([pa.field("k", pa.string())])
+    assert found.to_pylist() == [{"k": "a"}, {"k": None}]
+
+
 LARGE = pa.table({"k": pa.array([2**31], pa.int64())})
 # Type, how the key is given, words of the error.
 REFUSED: list[tuple[Any, Callable[[State], Any], str]] = [
@@ -103,8 +121,9 @@ REFUSED: list[tuple[Any, Callable[[State], Any], str]] = [
     (pa.int32(), lambda s: key_table(s, {"K": 7}), "'K' is none of its key columns"),
     (pa.int32(), lambda s: key_table(s, {"k": 7, "v": 1}), "'v' is none of its key columns"),
     (pa.int32(), lambda s: key_table(s, {}), "the key has no value for key column 'k'"),
-    (pa.int32(), lambda s: key_table(s, 7), "7 is no key; give a value for each of k"),  # type: ignore[arg-type]
+    (pa.int32(), lambda s: key_table(s, 7), r"7 is no key; give a value for each of k \(int32\): \{'k': …\}"),  # type: ignore[arg-type]
     (pa.int32(), lambda s: key_table(s, "k"), "'k' is no key"),  # type: ignore[arg-type]
+    (pa.int32(), lambda s: key_table(s, pl.Series([7])), "is no key; give a value for each of k"),
     (pa.int32(), lambda s: key_table(s, [7]), "7 is no key"),  # type: ignore[list-item]
     (pa.int32(), lambda s: keys_from_json(s, "1.5"), "'k' is int32, and Decimal..1.5.. is Decimal; give an integer"),
     (
@@ -161,3 +180,10 @@ def test_an_operator_is_found_by_uid_and_by_name() -> None:
     words = "checkpoint 2 has no operator 'delay', by uid or by name; did you mean 'delays'. It has planes, "
     for read in (checkpoint.state, checkpoint.read):
         refused(InvalidInput, lambda read=read: read("delay", "sums"), words)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("asked", [(None, "sums"), (7, "sums"), ("delays", 7)])
+def test_a_state_is_asked_for_by_text(asked: tuple[Any, Any]) -> None:
+    checkpoint = flights_store(f"memory://rows-asked-{asked[0]}").open()
+    words = f"a state is asked for as {asked[0]!r} and {asked[1]!r}; give the operator and the state as text"
+    refused(InvalidInput, lambda: checkpoint.state(*asked), words, ErrorKind.UNKNOWN_STATE)
