@@ -329,8 +329,14 @@ def test_a_storage_that_fails_leaves_the_store_without_a_checkpoint(tmp_path: Pa
     assert not [*storage.inner.list("checkpoints/")]
 
 
+@pytest.mark.parametrize("held_bytes", [None, 30_000])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_last_of_several_rows_is_what_a_window_function_says(tmp_path: Path, seed: int) -> None:
+def test_the_last_of_several_rows_is_what_a_window_function_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, held_bytes: int | None
+) -> None:
+    """In memory, and by way of a file."""
+    if held_bytes:
+        monkeypatch.setattr("stateformat.backends.bootstrap.latest.HELD_BYTES", held_bytes)
     generator = np.random.default_rng(seed)
     count = 20_000
     at = generator.permutation(count).astype(["int64", "float64", "datetime64[us]", "uint32"][seed]) - (
@@ -360,6 +366,29 @@ def test_a_list_is_in_order_of_arrival_of_a_column_or_of_its_index(tmp_path: Pat
         bootstrap(tmp_path / name, totals_flow(), {"totals/log": given})
         found = sorted(state(tmp_path / name, "totals/log"), key=lambda row: row["_index"])
         assert [row["total"] for row in found if row["key"] == 1] == wanted, name
+
+
+@pytest.mark.parametrize("run_bytes", [None, 50_000])
+def test_a_long_list_is_sorted_by_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int | None
+) -> None:
+    """In memory, and by runs in a file; entries of equal order stay as they came."""
+    if run_bytes:
+        monkeypatch.setattr("stateformat.backends.bootstrap.work._RUN_BYTES", run_bytes)
+    generator = np.random.default_rng(3)
+    keys, at = generator.integers(0, 40, 20_000), generator.integers(-500, 500, 20_000)
+    rows = pa.table({"key": keys, "total": range(20_000), "at": at})
+    bootstrap(
+        tmp_path / "s",
+        totals_flow(),
+        {"totals/log": Rows(rows, "at"), "totals/shared": Rows(rows.drop_columns(["key"]), "at")},
+    )
+    found = sorted(state(tmp_path / "s", "totals/log"), key=lambda row: row["_index"])
+    for key in range(40):
+        wanted = sorted(np.flatnonzero(keys == key).tolist(), key=lambda n: (at[n], n))
+        assert [row["total"] for row in found if row["key"] == key] == wanted
+    shared = open_store(str(tmp_path / "s")).open().read("totals", "shared", 0).table()["total"].to_pylist()
+    assert shared == sorted(range(20_000), key=lambda n: (at[n], n))
 
 
 def test_entries_are_dealt_evenly_and_keep_their_order(tmp_path: Path) -> None:
