@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,18 @@ def test_unknown_tables_and_checkpoints_are_sentences(shop: CheckpointStore, tmp
     expired = counts_store(str(tmp_path), checkpoints=3)
     expired.expire(1)
     refused(CheckpointExpired, lambda: metadata_table(expired, "handles", 1), words="has expired")
+
+
+def test_the_page_of_the_tables_has_every_column_in_one_row() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metadata-tables.md").read_text()
+    for name, schema in METADATA_TABLES.items():
+        section = page.split(f"## `{name}`\n")[1].split("\n## ")[0]
+        cells = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+        listed = {column: kind.strip() for names, kind in cells for column in re.findall(r"`(\w+)`", names)}
+        assert listed.keys() == set(schema.names)
+        for field in schema:
+            said = listed[field.name].removesuffix(", null").replace(" ", "")
+            assert (
+                str(field.type).replace("element: ", "").replace(" ", "").startswith(said.split("<")[0].split("[")[0])
+            )
+            assert listed[field.name].endswith(", null") is field.nullable, field
