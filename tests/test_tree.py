@@ -363,6 +363,7 @@ def modules_after(statement: str, cwd: Path) -> set[str]:
             "pyarrow numpy pyspark s3fs fsspec rich",
         ),
         ("import stateformat", "pyarrow click rich pyspark s3fs fsspec pandas stateformat.backends stateformat.tools"),
+        ("import stateformat.backends.exporting.export", "pyiceberg deltalake duckdb sqlalchemy pandas"),
         ("import stateformat.backends.spark", "pyspark pandas"),
         ("import stateformat.backends.dataflow, stateformat.backends.local", "pyspark s3fs fsspec click"),
         ("import stateformat.backends.connectors, stateformat.backends.storage", "pyspark s3fs psycopg"),

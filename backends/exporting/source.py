@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.inspecting import StateRange
-from stateformat.model import Mode, ParentRef, State
+from stateformat.model import Mode, ParentRef, Record, State
 from stateformat.reading import Checkpoint, StateRows
 from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
@@ -103,8 +103,8 @@ def one_checkpoint(
 
 def several_checkpoints(
     store: CheckpointStore,
-    refs: Sequence[ParentRef],
-    newest: int,
+    records: Sequence[Record],
+    newest: Record,
     operator: str,
     state: str,
     *,
@@ -112,19 +112,28 @@ def several_checkpoints(
 ) -> Source:
     """Return the rows of a state in several checkpoints of a history, with ``_checkpoint_id``.
 
-    They have the columns that the state has in checkpoint ``newest``, or, if that does not have the
-    state, in the newest of the others that does. Raises as ``CheckpointStore.states_over``.
+    ``records`` are of ``store.history()``. The rows have the columns that the state has in
+    ``newest``, or, if that does not have the state, in the newest of the others that does. Raises
+    as ``CheckpointStore.states_over``; no record is read again.
     """
 
+    def opened(record: Record) -> Checkpoint:
+        # Of another system's checkpoints the record has no manifest; its format opens them.
+        if not record.manifest.path:
+            return store.open(record.checkpoint_id)
+        return Checkpoint(store.storage, record)
+
     def rows_of(checkpoint_ids: Sequence[int]) -> StateRange:
-        found = store.states_over(operator, state, sorted({*checkpoint_ids, newest}))
         wanted = set(checkpoint_ids)
+        chosen = [record for record in records if record.checkpoint_id in wanted]
+        if newest.checkpoint_id not in wanted:
+            chosen.append(newest)
+        found = StateRange.of([opened(record) for record in chosen], operator, state)
         return replace(found, sources=tuple(one for one in found.sources if one.checkpoint_id in wanted))
 
-    ordered = tuple(sorted(refs))
-    declared = rows_of([int(ref.checkpoint_id) for ref in ordered]).state
-    job_id = store.open(newest).record.job_id
-    return Source(declared, job_id, ordered, rows_of, several=True, where=where)
+    refs = tuple(sorted(record.ref for record in records))
+    declared = rows_of([int(ref.checkpoint_id) for ref in refs]).state
+    return Source(declared, newest.job_id, refs, rows_of, several=True, where=where)
 
 
 def folder_names(sources: Sequence[Source]) -> Iterator[tuple[str, str]]:

@@ -102,8 +102,8 @@ def export_several(
     **chosen: Any,
 ) -> Exported:
     """Export one state of several checkpoints into a table."""
-    history = {int(record.checkpoint_id): record.ref for record in store.history()}
-    source = several_checkpoints(store, [history[number] for number in ids], max(history), *name, **chosen)
+    history = {int(record.checkpoint_id): record for record in store.history()}
+    source = several_checkpoints(store, [history[number] for number in ids], history[max(history)], *name, **chosen)
     with TableExport([source], file_format, Place(str(to)), alone=True) as tables:
         return tables.run()[0]
 

@@ -102,8 +102,9 @@ def test_values_become_names_that_readers_give_back(
 
 
 def test_several_checkpoints_are_folders_too(world: CheckpointStore, tmp_path: Path) -> None:
-    refs = [record.ref for record in world.history() if record.checkpoint_id in (1, 5)]
-    partitioned(several_checkpoints(world, refs, 6, *SPENT), tmp_path / "out", "_checkpoint_id")
+    records = world.history()
+    chosen = [record for record in records if record.checkpoint_id in (1, 5)]
+    partitioned(several_checkpoints(world, chosen, records[0], *SPENT), tmp_path / "out", "_checkpoint_id")
     found = dataset.dataset(tmp_path / "out", partitioning="hive").to_table()
     wanted = [{"_checkpoint_id": i, **row} for i in (1, 5) for row in expected_rows(*SPENT, i, columns_of=6)]
     assert same_rows(found, pa.Table.from_pylist(wanted, found.schema))

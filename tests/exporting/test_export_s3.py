@@ -105,9 +105,9 @@ def test_a_store_on_s3_becomes_tables_on_s3(moto: S3Server, bucket: str, file_fo
 def test_missing_checkpoints_are_added_on_s3(moto: S3Server, bucket: str, file_format: Format) -> None:
     options = moto.options()
     store = data_store(f"{bucket}/store", **options)
-    refs = {int(record.checkpoint_id): record.ref for record in store.history()}
+    records = {int(record.checkpoint_id): record for record in store.history()}
     for ids in ([5], [1, 5]):
-        source = several_checkpoints(store, [refs[number] for number in ids], 6, *SPENT)
+        source = several_checkpoints(store, [records[number] for number in ids], records[6], *SPENT)
         with TableExport([source], file_format, Place(f"{bucket}/t", options), alone=True) as tables:
             assert tables.run()[0].added == (ids[0],)
     found = rows_at(file_format, moto, f"{bucket}/t")

@@ -317,8 +317,8 @@ def test_of_all_states_none_is_changed_when_one_cannot_be_read(
 def test_of_two_exports_at_once_one_adds_nothing(tmp_path: Path, file_format: Format) -> None:
     store = counts(tmp_path, 2)
     export_several(store, file_format, tmp_path / "table", COUNTS, [1])
-    history = {int(record.checkpoint_id): record.ref for record in store.history()}
-    source = several_checkpoints(store, list(history.values()), 2, *COUNTS)
+    records = store.history()
+    source = several_checkpoints(store, records, records[0], *COUNTS)
     exports = [TableExport([source], file_format, Place(str(tmp_path / "table")), alone=True) for _ in range(2)]
     assert exports[0].run()[0].added == (2,)
     refused(StorageError, exports[1].run, "nothing was added: export again")
@@ -509,3 +509,44 @@ def test_text_that_is_no_text_is_in_no_table(tmp_path: Path, file_format: Format
     store = open_store(str(tmp_path / "store"))
     refused(DamagedCheckpoint, lambda: export_one(store, file_format, tmp_path / "table", COUNTS), "Invalid UTF8")
     assert files_in(tmp_path / "table") == set()
+
+
+@formats
+def test_a_checkpoint_that_expires_before_it_is_read_is_a_sentence(tmp_path: Path, file_format: Format) -> None:
+    store, permit = open_store(str(tmp_path / "store")), None
+    for _ in range(3):
+        permit = counts_job(keys=2000).publish(store, permit, options=WriteOptions(inline_bytes_max=0))
+    export_several(store, file_format, tmp_path / "table", COUNTS, [3])
+    records = store.history()
+    source = several_checkpoints(store, records, records[0], *COUNTS)
+    with TableExport([source], file_format, Place(str(tmp_path / "table")), alone=True) as tables:
+        store.expire(1)
+        refused(CheckpointExpired, tables.run, "checkpoint 1 .*expire|expire.*1|gone|removed")
+    assert len(rows_of(file_format, tmp_path / "table")) == 2000
+
+
+def test_nothing_is_read_again_to_plan_all_states_of_several_checkpoints(tmp_path: Path) -> None:
+    data_store(str(tmp_path / "store"))
+    store = open_store(str(tmp_path / "store"))
+    records = store.history()
+    before = store.stats.total.calls
+    sources = [several_checkpoints(store, records, records[0], *name) for name in NAMES]
+    assert [source.stream().schema.names[0] for source in sources] == ["_checkpoint_id"] * len(NAMES)
+    assert store.stats.total.calls == before
+
+
+def test_a_table_of_one_state_costs_few_reads(tmp_path: Path) -> None:
+    """The record, the manifest, and the segments of the state and no others, each once."""
+    job = counts_job(keys=2000)
+    job.publish(open_store(str(tmp_path / "store")), None, options=WriteOptions(inline_bytes_max=0))
+    store = open_store(str(tmp_path / "store"))
+    export_one(store, Format.DELTA, tmp_path / "table", COUNTS)
+    counted = store.stats.operations
+    touched = sum(counted[name].calls for name in ("read", "read_range", "open_input") if name in counted)
+    assert touched <= 2 + 2 * job.graph.operator("counter").parallelism
+    first = store.stats.copy()
+    checkpoint = store.open()
+    again = one_checkpoint(checkpoint, checkpoint.record.state(*COUNTS))
+    with TableExport([again], Format.DELTA, Place(str(tmp_path / "table")), alone=True) as tables:
+        assert tables.run()[0].added == ()
+    assert store.stats.since(first).total.size_bytes < 40_000, "an export that adds nothing reads segments"

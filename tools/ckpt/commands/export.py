@@ -169,7 +169,7 @@ def _sources(session: Session, address: Address, request: Request) -> tuple[Chec
         states = _states(checkpoint, request)
         sources = [one_checkpoint(checkpoint, one, subtask=request.subtask, where=request.where) for one in states]
         return store, checkpoint, sources
-    history = {int(record.checkpoint_id): record.ref for record in store.history()}
+    history = {int(record.checkpoint_id): record for record in store.history()}
     first, last = request.checkpoints
     for end in (first, last):
         if end is not None and end not in history:
@@ -178,10 +178,9 @@ def _sources(session: Session, address: Address, request: Request) -> tuple[Chec
     if not ids:
         raise click.UsageError(f"no checkpoint from {first} to {last}; FROM comes first, and TO is the greater")
     checkpoint = store.open(ids[-1])
-    refs = [history[number] for number in ids]
-    newest = max(history)
+    records, newest = [history[number] for number in ids], history[max(history)]
     return store, checkpoint, [
-        several_checkpoints(store, refs, newest, one.operator, one.name, where=request.where)
+        several_checkpoints(store, records, newest, one.operator, one.name, where=request.where)
         for one in _states(checkpoint, request)
     ]  # fmt: skip
 
