@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -43,6 +44,16 @@ if TYPE_CHECKING:
     from .inspecting import StateChanges, StateRange
 
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
+
+
+def _ids(given: Sequence[int]) -> list[CheckpointId]:
+    """Return ids that a user gave. Raises ``InvalidInput`` for what is no whole number."""
+    try:
+        return [CheckpointId(index(checkpoint_id)) for checkpoint_id in given]
+    except TypeError as error:
+        raise InvalidInput(
+            f"checkpoints are asked for as {given!r}; give their ids as whole numbers: [5, 6]"
+        ) from error
 
 
 def open(  # noqa: A001 - stateformat.open(url) is the whole door
@@ -131,7 +142,7 @@ class CheckpointStore:
         Damage above the id does not matter. Raises ``NotFound`` for a store or id that does not
         exist and for a stray, ``CheckpointExpired``, ``DamagedCheckpoint``.
         """
-        wanted = None if checkpoint_id is None else CheckpointId(checkpoint_id)
+        wanted = None if checkpoint_id is None else _ids([checkpoint_id])[0]
         foreign = self._foreign() if self.format is not None else None
         if foreign is None:
             try:
@@ -140,7 +151,7 @@ class CheckpointStore:
                 foreign = self._foreign() if error.kind in history.NO_RECORDS else None
                 if foreign is None:
                     raise
-        return foreign.open(checkpoint_id)
+        return foreign.open(wanted)
 
     def checkpoints(self, ids: Sequence[int] | None = None) -> list[Checkpoint]:
         """Return checkpoints to look at, newest first: these, or all of the history.
@@ -153,12 +164,10 @@ class CheckpointStore:
                 Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
                 for record in self.history()
             ]
-        chosen = sorted(set(ids), reverse=True)
+        chosen = sorted(set(_ids(ids)), reverse=True)
         records = {} if len(chosen) < 2 else {record.checkpoint_id: record for record in self._down_to(chosen[-1])}
         return [
-            Checkpoint(self.storage, records[CheckpointId(checkpoint_id)])
-            if checkpoint_id in records
-            else self.open(checkpoint_id)
+            Checkpoint(self.storage, records[checkpoint_id]) if checkpoint_id in records else self.open(checkpoint_id)
             for checkpoint_id in chosen
         ]
 
@@ -174,6 +183,7 @@ class CheckpointStore:
         """
         from .inspecting import StateChanges
 
+        start, end = _ids([start, end])
         if start > end:
             raise InvalidInput(
                 f"changes are asked from checkpoint {start} to {end}, which is older; give the older one first"

@@ -144,6 +144,17 @@ REFUSALS: dict[str, tuple[Callable[[CheckpointStore], object], type[CheckpointEr
         InvalidInput,
         "from checkpoint 3 to 2, which is older; give the older one first",
     ),
+    "text": (
+        lambda store: store.changes("totals", "spent", "1", "2"),  # type: ignore[arg-type]
+        InvalidInput,
+        r"asked for as \['1', '2'\]; give their ids as whole numbers",
+    ),
+    "one text": (lambda store: store.open("2"), InvalidInput, "give their ids as whole numbers"),  # type: ignore[arg-type]
+    "one number": (
+        lambda store: store.states_over("totals", "spent", 2),  # type: ignore[arg-type]
+        InvalidInput,
+        "asked for as 2; give their ids as whole numbers",
+    ),
     "checkpoint": (lambda store: store.changes("totals", "spent", 1, 9), NotFound, "no checkpoint 9 .*the newest is 6"),
     "first checkpoint": (
         lambda store: store.changes("totals", "spent", 0, 2, every=True),
