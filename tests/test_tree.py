@@ -365,6 +365,8 @@ def modules_after(statement: str, cwd: Path) -> set[str]:
         ("import stateformat", "pyarrow click rich pyspark s3fs fsspec pandas stateformat.backends stateformat.tools"),
         ("import stateformat.backends.exporting.export", "pyiceberg deltalake duckdb sqlalchemy pandas"),
         ("import stateformat.backends.spark", "pyspark pandas"),
+        # Spark does so in each session that uses a data source, ours or not.
+        ("import stateformat.backends.spark.data_source.pyspark_stateformat", "pyarrow numpy stateformat.model"),
         ("import stateformat.backends.dataflow, stateformat.backends.local", "pyspark s3fs fsspec click"),
         ("import stateformat.backends.connectors, stateformat.backends.storage", "pyspark s3fs psycopg"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSourceReader, EqualTo, IsNotNull
 
-from stateformat.backends.spark.data_source import source
+from stateformat.backends.spark.data_source import StateDataSource, reader as reader_module
 from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
 from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
@@ -155,10 +155,10 @@ def test_filters_are_taken_where_spark_asks_and_keeps_queries_apart(
     mended: bool, program: bool, option: str | None, pushes: bool, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in the workers of Spark that plan a read.
-    monkeypatch.setattr(source, "SPARK_KEEPS_FILTERS_APART", mended)
-    monkeypatch.setattr(source, "_ASKS_FILTERS", "json" if program else "no.such.program")
+    monkeypatch.setattr(reader_module, "SPARK_KEEPS_FILTERS_APART", mended)
+    monkeypatch.setattr(reader_module, "_ASKS_FILTERS", "json" if program else "no.such.program")
     options = {"path": store, "operator": "totals", "state": "spent", "partitions": "4"}
-    found = source.StateDataSource(options if option is None else {**options, "Push_Filters": option})
+    found = StateDataSource(options if option is None else {**options, "Push_Filters": option})
     reader = pickle.loads(pickle.dumps(found)).reader(found.schema())
     takes = type(reader).pushFilters is not DataSourceReader.pushFilters
     assert takes is pushes

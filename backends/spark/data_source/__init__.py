@@ -5,8 +5,9 @@
 Spark finds it by itself where the wheel is installed: ``pyspark_stateformat`` stands beside the
 package then. Elsewhere :func:`register_data_source` tells a session of it.
 
-Read ``options`` (what a user may say), ``source`` (what Spark calls), ``streams`` (what is read),
-``filters`` (keys from filters), ``types`` (columns of Spark), ``telling`` (errors as sentences).
+Read ``options`` (what a user may say), ``source`` (what Spark calls first), ``streams`` (what is
+read), ``reader`` (its tasks), ``filters`` (keys from filters), ``types`` (columns of Spark),
+``telling`` (errors as sentences).
 """
 
 from __future__ import annotations

@@ -1,0 +1,111 @@
+"""A reader, which plans the tasks of a read, and what each of them does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import known_names
+
+from .filters import with_keys_of
+from .options import ReadOptions
+from .streams import Readable, parts_of
+from .telling import told
+from .types import arrow_columns, fitted, spark_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SPARK_KEEPS_FILTERS_APART: Final = hasattr(DataSourceReader, "pushLimit")
+"""Whether what was read for the filters of one query is read for that query only.
+
+In Spark 4.3 it is not: a DataFrame keeps what it last planned with filters, and reads no more for
+any other query, nor for another use in the same one; rows are missing without a word. That was
+mended together with the limits that a source is told (SPARK-58551).
+"""
+_ASKS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The program of a worker that plans a read with filters."""
+
+
+def reader_of(options: ReadOptions, found: Readable, columns: StructType) -> DataSourceReader:
+    """Return a reader of these columns: those of the stream, or some that a user named."""
+    pushes = SPARK_KEEPS_FILTERS_APART if options.push_filters is None else options.push_filters
+    kind = StateReaderWithFilters if pushes and _is_asked_for_filters() else StateReader
+    return kind(options.partitions, chosen(found, columns), arrow_columns(columns))
+
+
+class Part(InputPartition):  # type: ignore[misc]
+    """What one task reads: ``value`` is a part of the stream."""
+
+
+class StateReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a stream, split for tasks."""
+
+    def __init__(self, parts: int | None, stream: Readable, schema: pa.Schema) -> None:
+        self._asked_parts = parts
+        self._stream: Readable | None = stream
+        self._schema = schema
+
+    def __getstate__(self) -> dict[str, Any]:
+        # It travels to every task, where its partition says what is read.
+        return {**self.__dict__, "_stream": None}
+
+    def partitions(self) -> list[InputPartition]:
+        """Return a partition for each task."""
+        assert self._stream is not None
+        with told():
+            return [Part(part) for part in parts_of(self._stream, self._asked_parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Stream the batches of one partition."""
+        with told():
+            for batch in partition.value.batches():
+                yield fitted(batch, self._schema)
+
+
+class StateReaderWithFilters(StateReader):
+    """A reader that looks at filters. Spark refuses it where pushing filters down is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        """Read only the keys that filters on all key columns allow. Spark applies all of them."""
+        assert self._stream is not None
+        with told():
+            self._stream = with_keys_of(self._stream, filters)
+        return filters
+
+
+def chosen(stream: Readable, columns: StructType) -> Readable:
+    """Return the stream with these columns only. ``InvalidInput`` unless it has them, so typed."""
+    whole = spark_columns(stream.schema)
+    if whole == columns:
+        return stream
+    types = {column.name: column.dataType for column in whole}
+    for column in columns:
+        if column.name not in types:
+            raise InvalidInput(
+                f"the schema names a column {column.name!r}, which is not read; {known_names([*types], column.name)}",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        said, found = column.dataType.simpleString(), types[column.name].simpleString()
+        if said != found:
+            raise InvalidInput(
+                f"the schema says that column {column.name!r} is {said}, and it is {found}; leave the schema out, and "
+                "cast after reading",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+    return stream.select(columns.names)
+
+
+def _is_asked_for_filters() -> bool:
+    """Whether this worker plans a read with filters, which Spark asks for where that is on.
+
+    No setting of the session reaches a worker that plans, but each kind of planning has a program
+    of its own: a module that a daemon has imported, or that Python was started with.
+    """
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _ASKS_FILTERS in sys.modules or (started is not None and started.name == _ASKS_FILTERS)
