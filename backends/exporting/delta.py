@@ -228,6 +228,21 @@ class DeltaTarget:
         return [field for field in self.columns.schema if field.name.lower() not in before]
 
 
+def check_no_table(root: Place) -> None:
+    """Raise ``InvalidInput`` for a folder of tables that is one: its vacuum would delete them."""
+    _require(root)
+    from deltalake import DeltaTable
+
+    uri = root.storage.url if root.local is not None else root.location
+    with _translated(root):
+        found = DeltaTable.is_deltatable(uri, storage_options=delta_options(root))
+    if found:
+        raise InvalidInput(
+            f"{root} is itself a Delta table; export one state to where it is, or all states to another folder",
+            kind=ErrorKind.STORE_NOT_EMPTY,
+        )
+
+
 def _require(place: Place) -> None:
     # Before 1.6 commits of our own data files left the application transactions out.
     require("deltalake", "deltalake", (1, 6), "delta")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, StorageError
 
 from .columns import Format, Note
-from .delta import DeltaTarget
+from .delta import DeltaTarget, check_no_table
 from .iceberg import IcebergCatalog, IcebergTarget
 from .parquet import check_partitions, write_partitioned
 from .place import Place, whole_folder
@@ -59,6 +59,8 @@ class TableExport:
             catalog = IcebergCatalog(to) if Format(file_format) is Format.ICEBERG else None
             if catalog is not None:
                 self._open.callback(catalog.close)
+            elif not alone:
+                check_no_table(to)
             for source, names in zip(sources, folder_names(sources), strict=True):
                 place = to if alone else to.at(*names)
                 if catalog is not None:

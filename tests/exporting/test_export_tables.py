@@ -430,6 +430,22 @@ def test_an_iceberg_table_of_another_catalog_is_refused(tmp_path: Path) -> None:
         TableExport(sources, Format.ICEBERG, Place(str(tmp_path / "all")), alone=False)
 
 
+@formats
+def test_a_folder_that_is_a_table_holds_no_others(tmp_path: Path, file_format: Format) -> None:
+    store = counts(tmp_path)
+    export_one(store, file_format, tmp_path / "lake", COUNTS)
+    before = files_in(tmp_path / "lake")
+    checkpoint = store.open()
+    sources = [one_checkpoint(checkpoint, state) for state in checkpoint.states]
+
+    def export_all() -> None:
+        with TableExport(sources, file_format, Place(str(tmp_path / "lake")), alone=False) as tables:
+            tables.run()
+
+    refused(InvalidInput, export_all, "all states to another folder|is itself a Delta table")
+    assert files_in(tmp_path / "lake") == before
+
+
 @pytest.mark.parametrize(("file_format", "library"), [(Format.ICEBERG, "pyiceberg"), (Format.DELTA, "deltalake")])
 def test_a_library_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: Format, library: str
