@@ -122,7 +122,8 @@ class IcebergCatalog:
         if table.location() != place.location:
             raise InvalidInput(
                 f"the catalog {self._root}/{CATALOG_FILE} has the table {'.'.join(name)} in {table.location()}, and "
-                f"this export would have it in {place}; export one state to where it is, or all states to another folder",
+                f"this export would have it in {place}; export one state to where it is, or all states to another "
+                "folder",
                 kind=ErrorKind.STORE_NOT_EMPTY,
             )
         if hint is not None and _number(hint) > _number(_version(table)):
