@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Status as Status,
         SubtaskSet as SubtaskSet,
     )
+    from .inspecting import StateChanges as StateChanges, StateRange as StateRange
     from .keys import register_key_hash as register_key_hash
     from .model import (
         CheckpointKind as CheckpointKind,
@@ -90,6 +91,7 @@ else:
                 "UnsupportedFormat"
             ),
             ".graph": "Edge JobGraph Operator Partitioner Status SubtaskSet",
+            ".inspecting": "StateChanges StateRange",
             ".keys": "register_key_hash",
             ".model": "CheckpointKind Kind Mode State Stop StopMode",
             ".problems": "Problem Report",

@@ -103,9 +103,10 @@ class ByLayers(Step):
         named = Overlay([*above[0], *above[1]], self.keys)
         # A clear may name any number of rows.
         with Spill[int]() as touched:
-            suspects = (table.filter(pa.array(named.may_touch(table))) for table in _rows(self.common, schema))
-            for table in _joined(suspects):
-                touched.add(0, table.filter(pa.array(named.touches(table))))
+            with closing(_rows(self.common, schema)) as rows:
+                suspects = (table.filter(pa.array(named.may_touch(table))) for table in rows)
+                for table in _joined(suspects):
+                    touched.add(0, table.filter(pa.array(named.touches(table))))
             both = all(above)
             sides = [
                 _standing(touched, Overlay(layers, self.keys) if both else named if layers else None)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from ..errors import ErrorKind, InvalidInput
+from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..model import Mode, State, known_names
-from ..reading import bare_field
+from ..reading import bare_field, evolve_table
 from ..schema import KEY_GROUP, segment_schema
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def newest_declaration(checkpoints: Iterable[Checkpoint], operator: str, state: 
 def declared_in(checkpoint: Checkpoint, state: State) -> State | None:
     """The state as a checkpoint declares it; None where it has none of that name.
 
-    Raises ``InvalidInput`` where the two are different states that share a name.
+    Raises ``InvalidInput`` where the two are different states that share a name, and where the rows
+    cannot be brought to the later schema.
     """
     found = checkpoint.record.by_state.get((state.operator, state.name))
     if found is None:
@@ -62,6 +63,15 @@ def declared_in(checkpoint: Checkpoint, state: State) -> State | None:
                 kind=ErrorKind.SCHEMA_MISMATCH,
                 checkpoint_id=checkpoint.id,
             )
+    try:
+        evolve_table(segment_schema(found).empty_table(), found.current, state.current)
+    except InvalidState as error:
+        raise InvalidInput(
+            f"the rows of state {state.name!r} of {state.operator!r} in checkpoint {checkpoint.id} cannot be brought "
+            f"to its later columns: {error}. Read each checkpoint by itself",
+            kind=error.kind,
+            checkpoint_id=checkpoint.id,
+        ) from error
     return found
 
 

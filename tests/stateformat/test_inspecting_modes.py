@@ -214,6 +214,18 @@ def test_states_that_only_share_a_name_are_refused(tmp_path: Path) -> None:
     assert store.states_over("op", "s", [3]).table().to_pylist() == [{"_checkpoint_id": 3, "k": "1", "v": 1}]
 
 
+def test_rows_that_cannot_be_brought_to_the_later_columns_are_refused(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    first = declare.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
+    write(store, {first: pa.table({"k": [1], "v": [1]})})
+    write(store, {declare.union_state("op", "other", columns={"v": pa.int64()}): pa.table({"v": [1]})})
+    late = declare.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.list_(pa.int64())})
+    write(store, {late: pa.table({"k": [1], "v": [[1]]})})
+    words = "in checkpoint 1 cannot be brought to its later columns: column 'v' was int64 and cannot be list"
+    refused(InvalidInput, lambda: store.changes("op", "s", 1, 3), words=words)
+    refused(InvalidInput, lambda: store.states_over("op", "s"), words=words)
+
+
 @pytest.mark.parametrize(("operator", "state"), [*data_world.ROW_KEYS, *WITHOUT_KEYS])
 def test_a_range_has_the_rows_of_each_checkpoint_in_the_newest_columns(
     shop: CheckpointStore, operator: str, state: str
