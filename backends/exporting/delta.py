@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.transaction import AddAction
 
+_OURS: Final = "; by ckpt export"
+"""How the description of a table that an export has made ends."""
 _ONE: Final = 1
 _SEVERAL: Final = 2
 """What the rows of a table are of: one checkpoint, or several."""
@@ -121,7 +123,7 @@ class DeltaTarget:
     @property
     def _described(self) -> str:
         state = self.source.state
-        return f"state {state.name!r} of operator {state.operator!r}, job {self.source.job_id!r}; by ckpt export"
+        return f"state {state.name!r} of operator {state.operator!r}, job {self.source.job_id!r}{_OURS}"
 
     def _actions(self) -> list[AddAction]:
         import time
@@ -180,7 +182,8 @@ class DeltaTarget:
     def _check_same(self, table: DeltaTable) -> None:
         kind = table.transaction_version(self._app)
         if kind is None:
-            raise other_table(self.place, "", None if not _is_ours(table) else _about(table), self._described)
+            found = _about(table).removesuffix(_OURS) if _is_ours(table) else None
+            raise other_table(self.place, "", found, self._described.removesuffix(_OURS))
         if kind != (_SEVERAL if self.source.several else _ONE):
             held = {_ONE: "of one checkpoint", _SEVERAL: "of several checkpoints"}
             raise other_table(self.place, "rows", held[kind], held[_ONE if kind == _SEVERAL else _SEVERAL])
@@ -254,7 +257,7 @@ def _require(place: Place) -> None:
 
 
 def _is_ours(table: DeltaTable) -> bool:
-    return _about(table).endswith("; by ckpt export")
+    return _about(table).endswith(_OURS)
 
 
 def _about(table: DeltaTable) -> str:

@@ -68,7 +68,8 @@ def other_table(place: Place, what: str, found: str | None, wanted: str) -> Inva
     elif what == "selection":
         message = f"the table in {place} holds other rows of this state: not those of the choice {wanted}"
     else:
-        message = f"the table in {place} is of {what} {found!r}, and this export is of {wanted!r}"
+        message = f"the table in {place} is of {f'{what} {found!r}' if what else found}, and this export is of "
+        message += repr(wanted) if what else wanted
     return InvalidInput(f"{message}; export to another folder", kind=ErrorKind.STORE_NOT_EMPTY)
 
 

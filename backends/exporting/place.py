@@ -46,6 +46,10 @@ _LEFT_BEHIND: Final = re.compile(
 )
 
 
+def _path_of(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path, errors="surrogateescape"))
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder, and how it is reached. Opening it writes nothing."""
@@ -67,13 +71,15 @@ class Place:
                 f"{self} is no folder that tables can lie in; give a path, or a URL that begins with s3://",
                 kind=ErrorKind.INVALID_URL,
             )
+        if storage.url.startswith("file://") and _path_of(storage.url).is_file():
+            raise InvalidInput(f"{self} is a file; give a folder that is new or empty", kind=ErrorKind.INVALID_URL)
         return storage
 
     @cached_property
     def local(self) -> Path | None:
         """The directory; None for what is not local."""
         url = self.storage.url
-        return Path(unquote(urlsplit(url).path, errors="surrogateescape")) if url.startswith("file://") else None
+        return _path_of(url) if url.startswith("file://") else None
 
     @property
     def location(self) -> str:
@@ -138,8 +144,6 @@ def whole_folder(place: Place) -> Iterator[Place]:
     ``place`` does not exist, or is empty. On S3 the files appear one by one, and are deleted if the
     block fails. Raises ``InvalidInput`` for a place that holds something.
     """
-    if place.local is not None and place.local.exists() and not place.local.is_dir():
-        raise InvalidInput(f"{place} is a file; give a folder that is new or empty", kind=ErrorKind.INVALID_URL)
     found = os.listdir(place.local) if place.local is not None and place.local.is_dir() else place.files()  # noqa: PTH208
     if found:
         raise InvalidInput(

@@ -151,6 +151,8 @@ def test_checkpoints_of_other_systems_become_tables(tmp_path: Path, file_format:
         ("--operator totals --state spent --as delta --where orders --to x", "BOOLEAN|boolean|condition"),
         ("--as delta --to s3://", "names? no|no address|is no "),
         ("--as iceberg --to memory://x", "is no folder that tables can lie in"),
+        ("--as iceberg --to -", "--to - is standard output, and this goes into a folder"),
+        ("--as parquet --operator totals --state spent --partition-by city --to -", "is standard output"),
         ("--as flink-savepoint --where a --to x", "writes all operators"),
         ("--as flink-savepoint --all-checkpoints --to x", "writes all operators"),
         ("--as flink-savepoint --partition-by a --to x", "writes all operators"),
@@ -165,6 +167,25 @@ def test_what_cannot_be_is_a_sentence(
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(" ".join(found.err.split()))
     assert files_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("how", ["--as iceberg", "--as delta", "--operator totals --state spent --partition-by city"])
+def test_a_file_is_no_folder(world: Path, tmp_path: Path, how: str) -> None:
+    (tmp_path / "a.csv").write_text("n")
+    error = failure("export", world, *shlex.split(how), "--to", tmp_path / "a.csv", status=2)
+    assert "a.csv is a file; give a folder that is new or empty" in error["message"]
+
+
+def test_the_table_of_another_state_is_told_by_both_names(world: Path, tmp_path: Path) -> None:
+    rates, spent = (
+        ("export", world, "--as", "delta", "--to", tmp_path / "t", "--operator", "totals", "--state", one)
+        for one in ("rates", "spent")
+    )
+    document(*rates)
+    assert (
+        "t is of state 'rates' of operator 'totals', job 'shop', and this export is of state 'spent' of operator 'totals', "
+        "job 'shop'; export to another folder"
+    ) in failure(*spent, status=2)["message"]
 
 
 def test_a_place_in_the_store_is_refused(world: Path) -> None:

@@ -141,6 +141,8 @@ def _check(request: Request, address: Address) -> None:
         raise click.UsageError("--subtask is of one checkpoint; leave it out to export several")
     if request.partition_by and request.file_format not in (None, "parquet"):
         raise click.UsageError(f"--partition-by writes Parquet; leave out --as {request.file_format}")
+    if request.target == "-" and (request.file_format in TABLES or request.partition_by):
+        raise click.UsageError("--to - is standard output, and this goes into a folder; name one")
     in_file = request.target == "-" or (
         request.file_format not in TABLES and Path(request.target).suffix.lower() in SUFFIXES
     )
