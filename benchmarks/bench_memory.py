@@ -17,9 +17,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.measuring import Row, peak_bytes
 from stateformat.errors import CheckpointError
@@ -115,15 +117,24 @@ def changes(folder: str, _: str) -> None:
     assert sum(len(batch) for batch in store.changes("op", "state", 1, newest).batches())
 
 
-def rewritten(max_parallelism: int | None) -> Callable[[str, str], None]:
-    """A rewrite in threads into an empty store; keys are hashed anew if it is given."""
+def marked(rows: pa.Table) -> pa.Table:
+    """What a user's function may do: drop rows, and add a column."""
+    rows = rows.filter(pc.not_equal(rows["k"], -1))
+    return rows.append_column("mark", pa.array(np.zeros(len(rows), np.int64)))
+
+
+def rewritten(max_parallelism: int | None, function: Any = None) -> Callable[[str, str], None]:
+    """A rewrite in threads into an empty store; keys are hashed anew if it is given, and a function
+    applied.
+    """
 
     def action(folder: str, _: str) -> None:
-        from stateformat.backends.rewrite import RewriteSpec, rewrite
+        from stateformat.backends.rewrite import RewriteSpec, Transform, rewrite
 
         store = open_store(folder, durable=False)
         with tempfile.TemporaryDirectory(dir=folder) as target:
-            spec = RewriteSpec(max_parallelism=max_parallelism)
+            transforms = {("op", "state"): Transform(function)} if function else {}
+            spec = RewriteSpec(max_parallelism=max_parallelism, transforms=transforms)
             rewrite(store, store.open(), spec, target=open_store(target, durable=False))
 
     return action
@@ -162,6 +173,7 @@ ACTIONS: dict[str, Callable[[str, str], None]] = {
     "validate": validate,
     "compact": rewritten(None),
     "rehash": rewritten(256),
+    "transform": rewritten(None, marked),
     "export": exported("parquet"),
     "export_lines": exported("jsonl"),
     "changes": changes,
@@ -174,6 +186,7 @@ MERGED = {
     "one_key": "one key, layers merged",
     "compact": "rewrite, layers merged",
     "rehash": "rewrite, keys dealt anew",
+    "transform": "rewrite with a function, layers merged",
     "changes": "changes since checkpoint 1",
 }
 

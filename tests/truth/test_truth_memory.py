@@ -17,7 +17,7 @@ from stateformat.store import open as open_store
 
 pytestmark = pytest.mark.truth
 
-ACTIONS = ("read", "validate", "compact", "rehash", "export", "iceberg", "delta")
+ACTIONS = ("read", "validate", "compact", "rehash", "transform", "export", "iceberg", "delta")
 
 
 @pytest.mark.parametrize("shape", ["wide", "hot"])
