@@ -12,7 +12,7 @@ from .rescale import publish_rescaled
 from .rewrite import Engine, Rewritten, TransformedRows, carry_out, rewrite
 from .spec import RewriteSpec, Transform
 from .threads import ThreadEngine, Workers
-from .transforming import ColumnChange, check_own
+from .transforming import ColumnChange, Transformation, check_own
 from .work import (
     DISTRIBUTE_BYTES,
     Seen,
@@ -36,6 +36,7 @@ __all__ = [
     "Rewritten",
     "Seen",
     "Transform",
+    "Transformation",
     "Transformed",
     "TransformedRows",
     "carry_out",

@@ -28,7 +28,7 @@ from stateformat.snapshot import Snapshot, WriteContext
 from ...rewrite import Move, Place, RehashSource, RewritePlan, Seen
 from ..sessions import check, job_session, session
 from . import executor
-from .shipping import functions_by_value
+from .shipping import with_shipped_functions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,10 +59,10 @@ class SparkEngine:
         spark = job_session(check(self.spark) if self.spark else session("ckpt rewrite"))
         cores = spark.sparkContext.defaultParallelism
         handles = []
-        dumps: Callable[[Any], bytes] = functions_by_value if plan.transformed else pickle.dumps
+        plan = with_shipped_functions(plan)
         if plan.moves:
             tasks = [
-                dumps([(context.only(move.place.operator), move) for move in chosen])
+                _pickled([(context.only(move.place.operator), move) for move in chosen])
                 for chosen in evened(plan.moves, cores)
             ]
             written = spark.sparkContext.accumulator(0)
@@ -70,9 +70,9 @@ class SparkEngine:
             results = _numbers(spark, len(tasks)).mapInArrow(write, executor.RESULT_SCHEMA)
             handles += _collect(results, written, done, seen)
         if plan.sources:
-            sources = [dumps(chosen) for chosen in evened(plan.sources, cores)]
+            sources = [_pickled(chosen) for chosen in evened(plan.sources, cores)]
             targets = [
-                dumps((context.only(place.operator), place, plan.is_transformed(place))) for place in plan.targets
+                _pickled((context.only(place.operator), place, plan.is_transformed(place))) for place in plan.targets
             ]
             read = executor.distribute_sources(sources)
             frames = _numbers(spark, len(sources)).mapInArrow(read, executor.FRAME_SCHEMA)
@@ -110,6 +110,10 @@ def evened(units: Sequence[Work], cores: int) -> list[list[Work]]:
         groups[number].append(unit)
         heapq.heappush(smallest, (size + unit.bytes, members + 1, number))
     return groups
+
+
+def _pickled(task: Any) -> bytes:
+    return pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
