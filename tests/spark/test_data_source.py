@@ -110,6 +110,13 @@ def test_keys_are_found_by_an_option_and_by_a_filter_pushed_down_or_not(case: st
     assert same_rows(table(read(filtering, store, "totals", state).where(condition)), wanted)
 
 
+def test_writing_is_refused_with_the_name_of_what_writes(session: Any, tmp_path: Path) -> None:
+    frame = session.createDataFrame([(1,)], "n int")
+    for mode in ("append", "overwrite"):
+        written = frame.write.format("stateformat").mode(mode)
+        assert "stateformat.backends.spark.bootstrap" in sentence(lambda to=written: to.save(str(tmp_path / "new")))
+
+
 def test_a_view_made_in_sql_reads_a_state(session: Any, store: str) -> None:
     options = f"path '{store}', operator 'totals', state 'rates', columns 'currency'"
     session.sql(f"create or replace temporary view rates using stateformat options ({options})")

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
 
+from stateformat.errors import InvalidInput
+
 from .telling import told
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
     from pyspark.sql.types import StructType
 
     from .options import ReadOptions
@@ -56,6 +58,15 @@ class StateDataSource(DataSource):  # type: ignore[misc]
             # The source travels to every task; what was found goes no further than the reader.
             found, self._found = self._found or stream_of(options), None
             return reader_of(options, found, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - Spark's
+        """Raise ``InvalidInput``: one DataFrame is not all the state of a dataflow."""
+        with told():
+            raise InvalidInput(
+                "one DataFrame is not a checkpoint, and df.write takes no others; "
+                "stateformat.backends.spark.bootstrap(store, flow, {'operator/state': df}) begins a job with "
+                "DataFrames as its state"
+            )
 
     def _asked(self) -> ReadOptions:
         from .options import read_options
