@@ -12,15 +12,16 @@ import pytest
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired
 from stateformat.graph import JobGraph, Operator
-from stateformat.inspecting import comparing, differences, planning
+from stateformat.inspecting import StateChanges, comparing, differences, metadata_table, planning
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
 from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from stateformat.store import CheckpointStore
-from tests.data_world import same_rows
+from stateformat.store import CheckpointStore, open as open_store
+from tests.data_world import data_store, expected_changes, same_rows
 from tests.segments import CountingStorage
+from tests.servers.server import BUCKET, S3Server
 from tests.stateformat.changing_histories import KEYS, OWN, joined, random_history
 from tests.stores import counts_store, owned, refused, rescale_newest
 
@@ -163,3 +164,29 @@ def test_a_checkpoint_that_expires_meanwhile_is_a_sentence(tmp_path: Path) -> No
     store.expire(1)
     for rows in (changes, over):
         refused(CheckpointExpired, rows.table, words="checkpoint [12] .* has expired")
+
+
+@pytest.mark.s3
+def test_requests_on_s3_are_records_manifests_and_segments(moto: S3Server) -> None:
+    data_store(f"s3://{BUCKET}/inspecting", **moto.options())
+    store = open_store(f"s3://{BUCKET}/inspecting", **moto.options())
+
+    def requests(call: Callable[[], object]) -> dict[str, int]:
+        before = store.stats.copy()
+        call()
+        return {name: counts.calls for name, counts in store.stats.since(before).operations.items() if counts.calls}
+
+    feeds: list[StateChanges] = []
+    opened = requests(lambda: feeds.append(store.changes("totals", "spent", 5, 6)))
+    assert opened.pop("read_range") == 2
+    assert opened == {"list": 2}
+    spent = [one for one in metadata_table(store, "handles", 6).to_pylist() if one["state"] == "spent"]
+    files = {found.path for found in store.storage.list("segments/")}
+    handles = sum(one["path"] in files for one in spent)
+    # The upper layers are inline. Below them only what has key groups of theirs is read, and once.
+    first = requests(feeds[0].table)
+    assert first["read_range"] - 2 <= handles - 2
+    assert requests(feeds[0].table) == {"read_range": first["read_range"] - 2}
+    over = store.states_over("totals", "by_day")
+    assert requests(over.table) == {"read_range": 6}
+    assert same_rows(feeds[0].table(), expected_changes("totals", "spent", 5, 6))
