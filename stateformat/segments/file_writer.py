@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -196,7 +197,7 @@ class SegmentWriter:
             schema,
             **_CODECS[options.codec],
             use_dictionary=False,
-            use_byte_stream_split=fast and [path for field in schema for path in _split_paths(field.name, field.type)],
+            use_byte_stream_split=fast and _split_paths(schema),
             write_statistics=[KEY_GROUP.name] if KEY_GROUP.name in schema.names else False,
             write_page_checksum=True,
             store_schema=False,
@@ -216,16 +217,27 @@ class SegmentWriter:
         )
 
 
-def _split_paths(path: str, kind: Any) -> Iterator[str]:
-    """Parquet paths of the leaves of a column that are written in BYTE_STREAM_SPLIT."""
+def _split_paths(schema: pa.Schema) -> list[str]:
+    """Parquet paths of the leaves that are written in BYTE_STREAM_SPLIT.
+
+    Arrow takes encodings by path, and two leaves may have one path: field ``b`` of a struct ``a``,
+    and a column ``a.b``. Those are left out.
+    """
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    count = Counter(path for path, _ in leaves)
+    return [path for path, is_split in leaves if is_split and count[path] == 1]
+
+
+def _leaves(path: str, kind: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the Parquet path of each leaf of a column, and whether BYTE_STREAM_SPLIT suits it."""
     if pa.types.is_struct(kind):
         for field in kind:
-            yield from _split_paths(f"{path}.{field.name}", field.type)
+            yield from _leaves(f"{path}.{field.name}", field.type)
     elif pa.types.is_list(kind):
-        yield from _split_paths(f"{path}.list.element", kind.value_type)
+        yield from _leaves(f"{path}.list.element", kind.value_type)
     elif pa.types.is_map(kind):
-        yield from _split_paths(f"{path}.key_value.key", kind.key_type)
-        yield from _split_paths(f"{path}.key_value.value", kind.item_type)
-    elif pa.types.is_primitive(kind) and not (pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    else:
         # Decimals are fixed-width too, but DuckDB and others read them in plain encoding only.
-        yield path
+        yield path, pa.types.is_primitive(kind) and not (pa.types.is_boolean(kind) or pa.types.is_decimal(kind))

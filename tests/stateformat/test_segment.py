@@ -23,7 +23,7 @@ from stateformat.schema import segment_schema
 from stateformat.segments import ROW_GROUPS_MAX, WriteOptions, row_groups as row_groups_module, write_segment
 from stateformat.segments.row_groups import split_groups, split_table
 from stateformat.states import declare
-from tests.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, table, write
+from tests.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, read, table, write
 from tests.stateformat.murmur3 import hash_one
 
 KEY = {"k": pa.int64()}
@@ -186,6 +186,33 @@ def test_every_type_of_the_format_is_written_and_read_back(storage: CountingStor
     file = stored(storage, write(storage, state, given))
     assert file.schema_arrow.equals(schema)
     assert file.read().drop_columns(["_key_group"]).sort_by("k").to_pylist() == given.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("nested", "flat"),
+    [
+        ((pa.struct([("b", pa.int64())]), {"b": 1}), ("a.b", pa.int64(), 2)),
+        ((pa.struct([("b", pa.int64())]), {"b": 1}), ("a.b", pa.string(), "two")),
+        ((pa.struct([("b", pa.string())]), {"b": "one"}), ("a.b", pa.float64(), 2.0)),
+        ((pa.list_(pa.int32()), [1]), ("a.list.element", pa.int32(), 2)),
+        ((pa.map_(pa.int64(), pa.int64()), [(1, 1)]), ("a.key_value.value", pa.binary(), b"2")),
+    ],
+)
+def test_a_column_may_have_the_parquet_path_of_a_nested_one(
+    storage: CountingStorage, nested: tuple[Any, Any], flat: tuple[str, Any, Any]
+) -> None:
+    """Both are written plain: to Arrow they have one name, and so one encoding."""
+    (nested_kind, one), (name, flat_kind, two) = nested, flat
+    state = value_state(**{"a": nested_kind, name: flat_kind, "other": pa.int64()})
+    row = {"k": 7, "a": one, name: two, "other": 3}
+    handle = write(storage, state, [row])
+    [found] = read(storage, state, [handle]).drop_columns(["_key_group"]).to_pylist()
+    assert found == row
+    group = stored(storage, handle).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    split = [column.path_in_schema for column in columns if "BYTE_STREAM_SPLIT" in column.encodings]
+    assert {*split} >= {"_key_group", "k", "other"}
+    assert name not in split
 
 
 def test_negative_zero_and_nan_have_one_form_as_keys_and_stay_as_values(storage: CountingStorage) -> None:
