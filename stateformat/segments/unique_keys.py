@@ -23,7 +23,7 @@ KEYS_BYTES_MAX: Final = 32 << 20
 REPEATED_SHOWN: Final = 3
 """Row keys that an error names, of those that stand on several rows."""
 _BUCKETS: Final = 64
-_BUCKET_BYTES_MAX: Final = 32 << 20
+_BUCKET_BYTES_MAX: Final = 8 << 20
 """Only one key on very many rows, or very many keys in one key group, make a larger bucket."""
 # Values of these types are equal exactly when these integers are.
 _PLAIN_TYPES: Final = {
@@ -183,7 +183,7 @@ class RowKeyCheck:
             kind=ErrorKind.DUPLICATE_ROW_KEY,
             row_key=key,
             row_keys=[one for one, _ in self._repeated],
-            row_counts=[count for _, count in self._repeated],
+            row_counts=[f"at least {count}" if at_least else str(count) for _, count in self._repeated],
         )
 
 
