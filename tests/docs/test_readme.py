@@ -50,12 +50,12 @@ def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_w
 
 def test_the_readme_shows_what_its_examples_print() -> None:
     shown = [printed for _, printed in re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)]
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert all(shown)
 
 
 def test_the_readme_shows_the_library_in_twenty_five_lines() -> None:
-    code = re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[2][0]
+    code = re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[3][0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
 
 
