@@ -1,14 +1,13 @@
 """Slices cut again: to some key groups, or into parts of about equal size. Opens nothing.
 
 A slice keeps its handle; only its rows and groups become fewer. The manifest counts the rows of
-each key group, so a cut is arithmetic.
+each key group, so a cut is arithmetic on columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,12 @@ import pyarrow.compute as pc
 from ..errors import CheckpointError, ErrorKind
 from ..graph import Operator
 from ..keys import DEFAULT_KEY_HASH, key_group_count
-from ..manifest import Manifest
+from ..manifest import Ints, before, integers, lists, one_chunk, spread
 from ..model import Mode, State
-from ..schema import SLICE_SCHEMA, has_key_groups
+from ..schema import has_key_groups
 from ..segments import groups_of_keys
-from .pieces import SegmentPiece, pieces_of
 
-Groups = npt.NDArray[np.int64]
+Groups: TypeAlias = Ints
 
 
 def groups_of(keys: pa.Table, operator: Operator) -> Groups | None:
@@ -47,39 +45,17 @@ def _has_float(kind: Any) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
-def cut_to_groups(state: State, manifest: Manifest, slices: pa.Table, groups: Groups) -> pa.Table:
+def cut_to_groups(handles: pa.Table, slices: pa.Table, groups: Groups) -> pa.Table:
     """Return the parts of slices with key groups that are in ``groups``, in the same order."""
-    near = _near(slices, groups)
-    return _table(
-        row
-        for piece, row in _pieces(state, manifest, near)
-        for first, last in _runs(piece, groups)
-        for row in _cut(piece, row, first, last)
-    )
+    ranges = [integers(slices[name]) for name in ("first_group", "last_group")]
+    near = np.searchsorted(groups, ranges[0], "left") < np.searchsorted(groups, ranges[1], "right")
+    slices = slices.filter(pa.array(near))
+    runs = _runs_of(handles, slices)
+    runs = runs.at(np.flatnonzero(np.isin(runs.group, groups)))
+    return _cut(slices, runs, _joined(runs, runs.of_slice))
 
 
-def _near(slices: pa.Table, groups: Groups) -> pa.Table:
-    """Return the slices whose range of groups has one that is wanted."""
-    ranges = [pc.fill_null(slices[name], -1).to_numpy() for name in ("first_group", "last_group")]
-    within = np.searchsorted(groups, ranges[0], "left") < np.searchsorted(groups, ranges[1], "right")
-    return slices.filter(pa.array(within))
-
-
-def _runs(piece: SegmentPiece, groups: Groups) -> Iterator[tuple[int, int]]:
-    """Yield the first and last group of runs of wanted groups without rows of others between."""
-    wanted = groups[(groups >= piece.first_group) & (groups < piece.end_group)] - piece.first_group
-    wanted = wanted[piece.counts[wanted] > 0]
-    if not len(wanted):
-        return
-    ends = np.cumsum(piece.counts)
-    breaks = np.flatnonzero(ends[wanted[1:]] - piece.counts[wanted[1:]] > ends[wanted[:-1]])
-    firsts = wanted[np.concatenate([[0], breaks + 1])]
-    lasts = wanted[np.concatenate([breaks, [len(wanted) - 1]])]
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        yield piece.first_group + first, piece.first_group + last
-
-
-def split_slices(state: State, manifest: Manifest, slices: pa.Table, parts: int) -> list[pa.Table]:
+def split_slices(state: State, handles: pa.Table, slices: pa.Table, parts: int) -> list[pa.Table]:
     """Return up to ``parts`` parts of about equal stored bytes; in order they are the slices.
 
     A key group of one owner stays whole, with all its layers. Records in flight are cut between
@@ -89,97 +65,127 @@ def split_slices(state: State, manifest: Manifest, slices: pa.Table, parts: int)
         return [slices]
     if state.mode is Mode.IN_FLIGHT:
         return split_between_owners(slices, parts)
-    found = list(_pieces(state, manifest, slices))
-    parts = min(parts, sum(piece.rows for piece, _ in found))
-    cut = _split_groups if has_key_groups(state) else _split_rows
-    tables = [_table(iter(rows)) for rows in cut(found, parts) if rows]
-    return tables or [slices]
+    slices = slices.filter(pc.greater(slices["rows"], 0))
+    if not len(slices):
+        return [slices]
+    parts = min(parts, pc.sum(slices["rows"]).as_py())
+    if not has_key_groups(state):
+        return _split_rows(slices, parts)
+    runs = _runs_of(handles, slices)
+    # In each owner's groups, all layers of a group are one unit of the size of its rows.
+    unit = _owners(slices)[runs.of_slice] * (int(runs.group.max(initial=0)) + 1) + runs.group
+    units, unit_of_run = np.unique(unit, return_inverse=True)
+    sizes = _sizes(slices) / integers(slices["rows"])
+    weights = np.bincount(unit_of_run, runs.rows * sizes[runs.of_slice], minlength=len(units))
+    part = _parts_of(weights, parts)[unit_of_run]
+    ordered = np.argsort(part, kind="stable")
+    runs, part = runs.at(ordered), part[ordered]
+    begins = _joined(runs, part * len(slices) + runs.of_slice)
+    return _tables(_cut(slices, runs, begins), part[begins])
 
 
 def split_between_owners(slices: pa.Table, parts: int) -> list[pa.Table]:
     """Return parts that hold all slices of an owner, or none."""
-    rows = slices.to_pylist()
-    owners = [len(list(group)) for _, group in groupby(rows, key=lambda row: row["subtask"])]
-    ends = np.cumsum(owners)
-    sizes = np.diff(np.concatenate([[0], np.cumsum([row["bytes"] for row in rows])])[np.append(0, ends)])
-    of_part = _parts_of(sizes.astype(np.float64), parts)
-    cuts = [0, *ends[np.flatnonzero(np.diff(of_part))].tolist(), len(rows)] if len(rows) else []
-    tables = [slices.slice(start, stop - start) for start, stop in pairwise(cuts)]
-    return tables or [slices]
+    if not len(slices):
+        return [slices]
+    owners = _owners(slices)
+    return _tables(slices, _parts_of(np.bincount(owners, integers(slices["bytes"])), parts)[owners])
 
 
-_Row = dict[str, Any]
+def _split_rows(slices: pa.Table, parts: int) -> list[pa.Table]:
+    """Cut slices without groups at the rows that lie at equal shares of the stored bytes."""
+    sizes, rows = _sizes(slices), integers(slices["rows"])
+    ends, rows_before = np.cumsum(sizes), before(rows)
+    borders = ends[-1] * np.arange(1, parts) / parts
+    at = np.minimum(np.searchsorted(ends, borders), len(ends) - 1)
+    inside = np.rint((borders - ends[at] + sizes[at]) / sizes[at] * rows[at]).astype(np.int64)
+    cuts = rows_before[at] + np.clip(inside, 0, rows[at])
+    begins = np.unique(np.concatenate([rows_before[:-1], cuts[cuts < rows_before[-1]]]))
+    of_slice = np.searchsorted(rows_before, begins, "right") - 1
+    start = integers(slices["row_start"])[of_slice] + begins - rows_before[of_slice]
+    runs = _Runs(of_slice, np.full_like(begins, -1), start, np.diff(begins, append=rows_before[-1]))
+    return _tables(_cut(slices, runs, np.arange(len(begins))), np.searchsorted(cuts, begins, "right"))
 
 
-def _split_groups(found: Sequence[tuple[SegmentPiece, _Row]], parts: int) -> list[list[_Row]]:
-    owners = [list(group) for _, group in groupby(found, key=lambda one: one[0].subtask)]
-    firsts, weights = [], []
-    for owned in owners:
-        first = min(piece.first_group for piece, _ in owned)
-        weight = np.zeros(max(piece.end_group for piece, _ in owned) - first, np.float64)
-        for piece, row in owned:
-            at = piece.first_group - first
-            weight[at : at + len(piece.counts)] += piece.counts * (_size(row) / piece.rows)
-        firsts.append(first)
-        weights.append(weight)
-    of_group = _parts_of(np.concatenate([*weights, np.zeros(0)]), parts)
-    cut: list[list[_Row]] = [[] for _ in range(parts)]
-    begin = 0
-    for owned, first, weight in zip(owners, firsts, weights, strict=True):
-        mine = of_group[begin : begin + len(weight)]
-        begin += len(weight)
-        starts = np.flatnonzero(np.diff(mine, prepend=-1))
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(mine)], strict=True):
-            for piece, row in owned:
-                cut[mine[start]].extend(_cut(piece, row, first + start, first + stop - 1))
-    return cut
+class _Runs(NamedTuple):
+    """Rows of one key group in one slice, in the order of slices and groups; none is empty."""
+
+    of_slice: Ints
+    group: Ints
+    """-1 where the slice is not cut by groups; then it keeps its own."""
+    start: Ints
+    rows: Ints
+
+    def at(self, positions: Ints) -> _Runs:
+        """The runs at these positions."""
+        return _Runs(*(column[positions] for column in self))
 
 
-def _split_rows(found: Sequence[tuple[SegmentPiece, _Row]], parts: int) -> list[list[_Row]]:
-    ends = np.cumsum([_size(row) for _, row in found], dtype=np.float64)
-    borders = ends[-1] * np.arange(1, parts) / parts if len(ends) else np.zeros(0)
-    cut: list[list[_Row]] = [[] for _ in range(parts)]
-    for end, (piece, row) in zip(ends.tolist(), found, strict=True):
-        size = _size(row)
-        inside = np.rint((borders - end + size) / size * piece.rows)
-        cuts = np.clip(np.concatenate([[0], inside, [piece.rows]]), 0, piece.rows).astype(np.int64)
-        for part in np.flatnonzero(np.diff(cuts)).tolist():
-            start, stop = int(cuts[part]), int(cuts[part + 1])
-            cut[part].append(_part(row, piece.row_start + start, stop - start, row["first_group"], row["last_group"]))
-    return cut
+def _runs_of(handles: pa.Table, slices: pa.Table) -> _Runs:
+    chosen, row_start, rows = (integers(slices[name]) for name in ("handle", "row_start", "rows"))
+    starts, ends, counts = lists(one_chunk(handles["rows_per_group"]))
+    low, high = starts[chosen], ends[chosen]
+    base = integers(handles["first_group"])[chosen]
+    first, last = (integers(slices[name]) for name in ("first_group", "last_group"))
+    begin = np.clip(low + first - base, low, high)
+    end = np.clip(low + last - base + 1, begin, high)
+    owner, nth = spread(end - begin)
+    place, above = begin[owner] + nth, before(counts)
+    start = integers(handles["row_start"])[chosen][owner] + above[place] - above[low][owner]
+    # Of a part of one sender's rows, the group has more than the slice.
+    stop = np.minimum(start + counts[place], (row_start + rows)[owner])
+    start = np.maximum(start, row_start[owner])
+    runs = _Runs(owner, base[owner] + place - low[owner], start, stop - start)
+    return runs.at(np.flatnonzero(runs.rows > 0))
 
 
-def _parts_of(weights: npt.NDArray[np.float64], parts: int) -> npt.NDArray[np.int64]:
+def _joined(runs: _Runs, code: Ints) -> Ints:
+    """Return where stretches begin: runs with one code, that continue each other's rows."""
+    goes_on = (code[1:] == code[:-1]) & (runs.start[1:] == runs.start[:-1] + runs.rows[:-1])
+    return np.flatnonzero(np.append(True, ~goes_on)[: len(code)])
+
+
+def _cut(slices: pa.Table, runs: _Runs, begins: Ints) -> pa.Table:
+    """Return a slice for each stretch of runs; ``begins`` are their first ones."""
+    if not len(begins):
+        return slices.slice(0, 0)
+    ends = np.append(begins[1:], len(runs.start)) - 1
+    of_slice = runs.of_slice[begins]
+    found = slices.take(pa.array(of_slice))
+    rows = runs.start[ends] + runs.rows[ends] - runs.start[begins]
+    stored, whole = integers(found["bytes"]), integers(found["rows"])
+    columns: dict[str, pa.Array] = {
+        "row_start": pa.array(runs.start[begins]),
+        "rows": pa.array(rows),
+        # In this order no product passes 64 bits.
+        "bytes": pa.array(stored // whole * rows + stored % whole * rows // whole),
+    }
+    if runs.group[0] >= 0:
+        columns["first_group"] = pa.array(runs.group[begins].astype(np.int32))
+        columns["last_group"] = pa.array(runs.group[ends].astype(np.int32))
+    return pa.table([columns.get(name, found[name]) for name in slices.column_names], schema=slices.schema)
+
+
+def _owners(slices: pa.Table) -> Ints:
+    """Number the owners of slices, which follow each other, from 0."""
+    subtask = integers(slices["subtask"])
+    return np.cumsum(np.diff(subtask, prepend=subtask[:1]) != 0)
+
+
+def _sizes(slices: pa.Table) -> npt.NDArray[np.float64]:
+    """The bytes of slices; never 0, so that rows decide where nobody counted bytes."""
+    stored = integers(slices["bytes"])
+    return np.where(stored > 0, stored, integers(slices["rows"])).astype(np.float64)
+
+
+def _parts_of(weights: npt.NDArray[Any], parts: int) -> Ints:
     """Return the part of each unit, ascending: the one in which its middle lies."""
     ends = np.cumsum(weights)
-    total = max(float(ends[-1]), 1e-9) if len(ends) else 1.0
+    total = max(float(ends[-1]), 1e-9)
     return np.minimum(((ends - weights / 2) * (parts / total)).astype(np.int64), parts - 1)
 
 
-def _pieces(state: State, manifest: Manifest, slices: pa.Table) -> Iterator[tuple[SegmentPiece, _Row]]:
-    filled = slices.filter(pc.greater(slices["rows"], 0))
-    return zip(pieces_of(state, manifest, filled), filled.to_pylist(), strict=True)
-
-
-def _size(row: _Row) -> float:
-    """The bytes of a slice; never 0, so that rows decide where nobody counted bytes."""
-    return float(row["bytes"]) or float(row["rows"])
-
-
-def _cut(piece: SegmentPiece, row: _Row, first: int, last: int) -> Iterator[_Row]:
-    """Yield the slice with the groups first … last of a piece, if they have rows there."""
-    low, high = max(0, first - piece.first_group), max(0, last + 1 - piece.first_group)
-    inside = np.flatnonzero(piece.counts[low:high])
-    if len(inside):
-        start, rows = int(piece.counts[:low].sum()), int(piece.counts[low:high].sum())
-        groups = piece.first_group + low + inside
-        yield _part(row, piece.row_start + start, rows, int(groups[0]), int(groups[-1]))
-
-
-def _part(row: _Row, row_start: int, rows: int, first: int | None, last: int | None) -> _Row:
-    size_bytes = row["bytes"] * rows // row["rows"]
-    return {**row, "row_start": row_start, "rows": rows, "first_group": first, "last_group": last, "bytes": size_bytes}
-
-
-def _table(rows: Iterator[_Row]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), SLICE_SCHEMA)
+def _tables(slices: pa.Table, part: Ints) -> list[pa.Table]:
+    """Return the slices of each part that has some; the parts of ``slices`` ascend."""
+    borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(slices)]
+    return [slices.slice(start, stop - start) for start, stop in pairwise(borders)]

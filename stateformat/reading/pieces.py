@@ -1,4 +1,4 @@
-"""Slices with the handles that they cut: what a reader opens, and what planners cut again."""
+"""Slices with the handles that they cut: what a reader opens."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class ReadTask(ArrowStream):
         """Return a task for the rows of these key groups (ascending) and few others, if any."""
         from .cutting import cut_to_groups
 
-        return self.with_slices(cut_to_groups(self.state, Manifest(self.handles), self.slices, groups))
+        return self.with_slices(cut_to_groups(self.handles, self.slices, groups))
 
     def split(self, parts: int) -> list[ReadTask]:
         """Return up to ``parts`` tasks of about equal stored bytes; in order they give the rows.
@@ -92,7 +92,7 @@ class ReadTask(ArrowStream):
         """
         from .cutting import split_slices
 
-        tables = split_slices(self.state, Manifest(self.handles), self.slices, parts)
+        tables = split_slices(self.state, self.handles, self.slices, parts)
         return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
 
     def with_slices(self, slices: pa.Table) -> ReadTask:
