@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -47,11 +49,6 @@ class IcebergCatalog:
 
     def __init__(self, root: Place) -> None:
         require("pyiceberg", "pyiceberg.catalog.sql", (0, 11), "iceberg")
-        if root.local is not None and "?" in root.location:
-            raise InvalidInput(
-                f"the address of a SQLite catalog ends at the ? in {root}; export to a folder without one",
-                kind=ErrorKind.INVALID_URL,
-            )
         self._root = root
         self._catalog: Any = None
         self._made = False
@@ -74,7 +71,7 @@ class IcebergCatalog:
             if file is not None and not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._made = True
-            url = "sqlite:///:memory:" if file is None else f"sqlite:///{file}"
+            url = "sqlite:///:memory:" if file is None else _sqlite_url(file)
             properties = iceberg_properties(self._root)
             self._catalog = SqlCatalog(CATALOG_NAME, uri=url, warehouse=self._root.location, **properties)
         catalog: Catalog = self._catalog
@@ -326,6 +323,19 @@ def _exported(table: Table) -> Sequence[tuple[int, str]]:
             pairs = (part.split(":", 1) for part in text.split(",") if part)
             return [(int(number), attempt) for number, attempt in pairs]
     return []
+
+
+def _sqlite_url(file: Path) -> str:
+    """Return the URL that SQLAlchemy takes for this file, whatever characters its path has."""
+    from sqlalchemy import URL, make_url
+
+    url = URL.create("sqlite", database=os.fspath(file)).render_as_string()
+    if make_url(url).database != os.fspath(file):
+        raise InvalidInput(
+            f"SQLAlchemy has no address for the catalog {file}; export to a folder with a plainer name",
+            kind=ErrorKind.INVALID_URL,
+        )
+    return url
 
 
 def _read_hint(place: Place) -> str | None:
