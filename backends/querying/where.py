@@ -23,6 +23,8 @@ _ROWS: Final = "rows"
 _EXAMPLE: Final = "n > 0"
 _BEFORE: Final = "select (("
 _MEMORY_BYTES: Final = 128 << 20
+_OWN_NAMES: Final = frozenset(("user", "current_user", "session_user", "current_role"))
+"""What DuckDB takes for its own user, without a word, where no column has the name."""
 
 
 def where_rows(stream: ArrowStream, condition: str) -> ArrowStream:
@@ -98,6 +100,9 @@ def _checked(schema: pa.Schema, condition: str) -> tuple[int, ...]:
         named = [name for node in parts for name in node.get("column_names", [])]
         whole = any(node["class"] == "STAR" for node in parts)
         known = {folded(name) for name in named}
+        taken = next((name for name in named if folded(name) in _OWN_NAMES - {folded(one) for one in names}), None)
+        if taken is not None:
+            raise _no_column(condition, taken, names)
         used = tuple(i for i, name in enumerate(names) if whole or folded(name) in known)
         empty = _columns(schema.empty_table(), used)
         _bind(connection, condition, empty, names)
@@ -116,9 +121,7 @@ def _bind(connection: DuckDBPyConnection, condition: str, empty: pa.Table, names
         missing = isinstance(error, duckdb.BinderException) and what.startswith("Referenced column")
         if missing:
             given = what.split('"')[1] if what.count('"') > 1 else ""
-            raise _refusal(
-                condition, f"there is no column {given!r}; {known_names(names, given)}", ErrorKind.SCHEMA_MISMATCH
-            ) from None
+            raise _no_column(condition, given, names) from None
         raise _refusal(condition, what) from None
     types = [str(row[1]) for row in described]
     if types != ["BOOLEAN"]:
@@ -151,6 +154,10 @@ def _parsed(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
     rows = connection.execute("select json_serialize_sql(?::varchar)", [f"{_BEFORE}{text}\n))"]).fetchall()
     found: dict[str, Any] = json.loads(rows[0][0])
     return found
+
+
+def _no_column(condition: str, given: str, names: list[str]) -> InvalidInput:
+    return _refusal(condition, f"there is no column {given!r}; {known_names(names, given)}", ErrorKind.SCHEMA_MISMATCH)
 
 
 def _refusal(condition: str, what: str, kind: ErrorKind = ErrorKind.INVALID_ARGUMENT) -> InvalidInput:

@@ -221,7 +221,7 @@ def _called(transform: Transform, state: State, rows: pa.Table, piece: str) -> p
             raised=type(error).__name__,
         ) from error
     if table is None:
-        given = "nothing" if made is None else f"a {type(made).__name__}"
+        given = "nothing" if made is None else f"an object of type {type(made).__name__}"
         raise InvalidInput(
             f"{transform.label} returned {given}, called with {piece}; it must return an Arrow table",
             kind=ErrorKind.TRANSFORM_FAILED,

@@ -382,6 +382,7 @@ def test_a_reader_that_leaves_ends_it_quietly(shop: Path) -> None:
         assert process.wait(timeout=60) == 141
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("to", [False, True])
 def test_ctrl_c_ends_the_query_with_a_sentence(shop: Path, tmp_path: Path, *, to: bool) -> None:
     query = "select count(*) from totals.spent, range(100000000000) where orders + range > 7"

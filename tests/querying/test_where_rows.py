@@ -100,6 +100,7 @@ REFUSED = {
     "n > 1, n < 2": "it is several values",
     "total > 1": "there is no column 'total'; it has 'user', 'n', 'N_2'",
     "usr = 'u1'": "there is no column 'usr'; did you mean 'user'?",
+    "current_user = 'u1'": "there is no column 'current_user'; it has 'user'",
     "n >": "syntax error",
     "n > 1; select 1": 'syntax error at or near ";" at character 6',
     "1), (2": "syntax error",

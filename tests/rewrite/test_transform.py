@@ -296,7 +296,13 @@ NO_ROWS = "no rows of state 'total' of operator 'sums'"
         (TOTAL, rows_only(divide), {}, "transform_failed", f"ZeroDivisionError: by nothing, called with {WITH_ROWS}"),
         (TOTAL, rows_only(leave), {}, "transform_failed", "raised SystemExit: 3, called with"),
         (TOTAL, lambda _: None, {}, "transform_failed", f"returned nothing, called with {NO_ROWS}"),
-        (TOTAL, rows_only(lambda rows: rows.to_pylist()), {}, "transform_failed", f"a list, called with {WITH_ROWS}"),
+        (
+            TOTAL,
+            rows_only(lambda rows: rows.to_pylist()),
+            {},
+            "transform_failed",
+            f"an object of type list, called with {WITH_ROWS}",
+        ),
         (TOTAL, lambda rows: rows.select(["amount"]), {}, "schema_mismatch", "without key column 'key'; .*renames"),
         (TOTAL, lambda rows: pa.Table.from_pylist(rows.to_pylist()), {}, "schema_mismatch", "returned columns none"),
         (

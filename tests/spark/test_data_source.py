@@ -201,7 +201,7 @@ REFUSED = {
     "all and key": ({"checkpoint": "all", "key": "1"}, "a key is looked up in one checkpoint"),
     "table": (
         {"operator": None, "state": None, "table": "state"},
-        "the option table is 'state'; did you mean 'states'",
+        "a store has no table 'state'; did you mean 'states'",
     ),
     "table's column": (
         {"operator": None, "state": None, "table": "states", "columns": "mode,mode"},

@@ -109,7 +109,7 @@ def _whole(store: CheckpointStore, options: ReadOptions) -> Readable:
     if options.table is not None:
         if options.table not in METADATA_TABLES:
             raise InvalidInput(
-                f"the option table is {options.table!r}; {known_names([*METADATA_TABLES], options.table)}"
+                f"a store has no table {options.table!r}; {known_names([*METADATA_TABLES], options.table)}"
             )
         ids = None if options.checkpoint is None else [options.checkpoint]
         return MetadataRows.of(options.table, store.checkpoints(ids))
