@@ -117,6 +117,25 @@ def segment_schema(state: State, schema_id: int | None = None, *, delta: bool = 
     return pa.schema([*own, *(arrow_field(item) for item in version.fields)])
 
 
+def row_schema(state: State) -> pa.Schema:
+    """The columns of a state's rows as users see them: without ``_key_group`` and field ids.
+
+    Nested fields have none either: writers of other tools would keep half of the ids.
+    """
+    return pa.schema([_without_ids(item) for item in segment_schema(state) if item.name != KEY_GROUP.name])
+
+
+def _without_ids(item: pa.Field) -> pa.Field:
+    kind = item.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_without_ids(inner) for inner in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_without_ids(kind.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_without_ids(kind.key_field), _without_ids(kind.item_field))
+    return pa.field(item.name, kind, item.nullable)
+
+
 def arrow_field(item: Field) -> pa.Field:
     """A field of a segment: nullable, with its id where Parquet keeps field ids."""
     return pa.field(item.name, arrow_type(item.type), metadata={"PARQUET:field_id": str(item.id)})

@@ -159,17 +159,18 @@ class CheckpointStore:
         Raises as :meth:`history` for all, and as :meth:`open` for an id.
         """
         if ids is None:
-            # Of another system's checkpoints the record has no manifest; its format opens them.
-            return [
-                Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
-                for record in self.history()
-            ]
+            return [self.checkpoint_of(record) for record in self.history()]
         chosen = sorted(set(_ids(ids)), reverse=True)
         records = {} if len(chosen) < 2 else {record.checkpoint_id: record for record in self._down_to(chosen[-1])}
         return [
             Checkpoint(self.storage, records[checkpoint_id]) if checkpoint_id in records else self.open(checkpoint_id)
             for checkpoint_id in chosen
         ]
+
+    def checkpoint_of(self, record: Record) -> Checkpoint:
+        """Return the checkpoint of a record of the :meth:`history`, which is not read again."""
+        # Of another system's checkpoints the record has no manifest; its format opens them.
+        return Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
 
     def changes(self, operator: str, state: str, start: int, end: int, *, every: bool = False) -> StateChanges:
         """Return what changed in a state from checkpoint ``start`` to ``end``, for any Arrow tool.

@@ -9,7 +9,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import shortened
 from stateformat.model import Kind, Mode, State, known_names
-from stateformat.schema import KEY_GROUP, segment_schema
+from stateformat.schema import row_schema
 
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import ENUMERATOR, SPLITS, Job, compile_job, graph_of
@@ -38,9 +38,7 @@ def columns_of(flow: Dataflow) -> dict[str, pa.Schema]:
 def columns_for(state: State) -> pa.Schema:
     """The columns of rows of a state, as users give them, with what may be null."""
     nullable = {item.name: item.nullable for item in state.current.fields}
-    schema = segment_schema(state)
-    fields = [schema.field(name).remove_metadata() for name in schema.names if name != KEY_GROUP.name]
-    return pa.schema([item.with_nullable(nullable.get(item.name, False)) for item in fields])
+    return pa.schema([item.with_nullable(nullable.get(item.name, False)) for item in row_schema(state)])
 
 
 def states_by_name(job: Job) -> dict[str, State]:

@@ -17,10 +17,8 @@ from .delta import DeltaTarget, check_no_table
 from .iceberg import IcebergCatalog, IcebergTarget
 from .parquet import check_partitions, write_partitioned
 from .place import Place, whole_folder
-from .source import Source, batches_of, folder_names
+from .source import Source, Step, batches_of, folder_names
 
-Step = Callable[[int], None]
-"""Is told of rows that have been read."""
 WriteFile = Callable[[Any, pa.Schema, Iterator[pa.RecordBatch]], int]
 """Writes batches of a schema into a binary file; returns the number of rows."""
 

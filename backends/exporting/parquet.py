@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final
 from urllib.parse import quote
@@ -16,15 +16,12 @@ from stateformat.tables import ArrowStream, Spill, split_by_bucket
 
 from .data_files import DataFile, row_groups, write_file
 from .place import Place
-from .source import batches_of
+from .source import Step, batches_of
 
 PARTITIONS_MAX: Final = 10_000
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES_MAX: Final = 255
 """Of a folder, on the file systems in use."""
-
-Step = Callable[[int], None]
-"""Is told of rows that have been read."""
 
 
 def check_partitions(schema: pa.Schema, columns: Sequence[str], what: str) -> None:

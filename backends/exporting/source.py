@@ -16,6 +16,8 @@ from stateformat.reading import Checkpoint, StateRows
 from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
 
+Step = Callable[[int], None]
+"""Takes the number of rows that were read, after each batch."""
 Stream = Callable[[Sequence[int]], ArrowStream]
 """From the ids of checkpoints to the rows of a state in them."""
 
@@ -117,18 +119,12 @@ def several_checkpoints(
     as ``CheckpointStore.states_over``; no record is read again.
     """
 
-    def opened(record: Record) -> Checkpoint:
-        # Of another system's checkpoints the record has no manifest; its format opens them.
-        if not record.manifest.path:
-            return store.open(record.checkpoint_id)
-        return Checkpoint(store.storage, record)
-
     def rows_of(checkpoint_ids: Sequence[int]) -> StateRange:
         wanted = set(checkpoint_ids)
         chosen = [record for record in records if record.checkpoint_id in wanted]
         if newest.checkpoint_id not in wanted:
             chosen.append(newest)
-        found = StateRange.of([opened(record) for record in chosen], operator, state)
+        found = StateRange.of([store.checkpoint_of(record) for record in chosen], operator, state)
         return replace(found, sources=tuple(one for one in found.sources if one.checkpoint_id in wanted))
 
     refs = tuple(sorted(record.ref for record in records))
@@ -171,8 +167,8 @@ def digest63(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def batches_of(stream: ArrowStream, step: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
-    """Stream the rows, and tell ``step`` of how many there were in each batch."""
+def batches_of(stream: ArrowStream, step: Step) -> Iterator[pa.RecordBatch]:
+    """Stream the rows; ``step`` gets the number of each batch."""
     for batch in stream.batches():
         yield batch
         step(batch.num_rows)

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.inspecting import METADATA_TABLES, StateRange, metadata_table
-from stateformat.model import Record, State, known_names
+from stateformat.inspecting import METADATA_TABLES, MetadataRows, StateRange, metadata_table
+from stateformat.model import State, known_names
 from stateformat.reading import Checkpoint
-from stateformat.schema import KEY_GROUP, segment_schema
+from stateformat.schema import row_schema
 from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
 
@@ -63,7 +63,7 @@ class OneState(Source):
     @property
     def schema(self) -> pa.Schema:
         """The columns that ``Checkpoint.state`` has. Reads nothing."""
-        return pa.schema([item.remove_metadata() for item in segment_schema(self.state) if item.name != KEY_GROUP.name])
+        return row_schema(self.state)
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -129,24 +129,7 @@ class Metadata(Source):
         if self.name in ("checkpoints", "operators"):
             yield from metadata_table(self.store, self.name).to_batches()
             return
-        waiting = self.store.checkpoints()[::-1]
-        while waiting:
-            # One at a time: each holds its manifest.
-            yield from metadata_table(_Only(waiting.pop()), self.name).to_batches()
-
-
-@dataclass(frozen=True)
-class _Only:
-    """One checkpoint, as a store that has no other."""
-
-    checkpoint: Checkpoint
-
-    def history(self) -> list[Record]:
-        return [self.checkpoint.record]
-
-    def checkpoints(self, ids: Sequence[int] | None = None) -> list[Checkpoint]:
-        del ids
-        return [self.checkpoint]
+        yield from MetadataRows.of(self.name, self.store.checkpoints()).batches()
 
 
 def _product(values: Pins, schema: pa.Schema) -> pa.Table:

@@ -1,8 +1,9 @@
 """Looking at state across checkpoints: what changed, a state over a range, metadata as tables.
 
-Read ``subjects`` (which state, which columns), ``metadata`` and ``range``. For the changes read
-``changes`` (what users hold), ``planning`` (what need not be read), ``comparing`` (what is read),
-``differences`` (rows of two sides), and ``values`` (when are two values equal?).
+Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``. For the changes
+read ``changes`` (what users hold), ``matching`` (what two checkpoints share), ``planning`` (what
+need not be read), ``comparing`` (what is read), ``differences`` (rows of two sides), and ``values``
+(when two values are equal).
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .changes import StateChanges as StateChanges
-    from .metadata import METADATA_TABLES as METADATA_TABLES, metadata_table as metadata_table
+    from .metadata import (
+        METADATA_TABLES as METADATA_TABLES,
+        MetadataRows as MetadataRows,
+        metadata_table as metadata_table,
+    )
     from .range import StateRange as StateRange
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             ".changes": "StateChanges",
-            ".metadata": "METADATA_TABLES metadata_table",
+            ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",
         },
     )

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from ..model import State
+from ..reading import checked_parts, chosen_columns
 from ..tables import ArrowStream, rebatch
 from .comparing import Step
 from .differences import CHANGE
 from .planning import planned
-from .subjects import CHECKPOINT_ID, checked_parts, chosen_columns, declared_in, newest_declaration, own_columns
+from .subjects import CHECKPOINT_ID, declared_in, newest_declaration, own_columns, packed, where_of
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
@@ -91,7 +92,7 @@ class StateChanges(ArrowStream):
         An update stays where only a column that is left out has changed. Raises ``InvalidInput``
         for a column that is not there, or that is named twice.
         """
-        return replace(self, columns=chosen_columns(self.state, list(_columns(self.state)), columns))
+        return replace(self, columns=chosen_columns(where_of(self.state), [*_columns(self.state)], columns))
 
     @property
     def stored_bytes(self) -> int:
@@ -106,17 +107,9 @@ class StateChanges(ArrowStream):
         """
         if checked_parts(parts) == 1:
             return [self]
-        steps = list(self._steps(parts))
-        share = max(1, sum(step.size_bytes for _, step in steps) // parts)
-        found: list[list[_Pair]] = [[]]
-        held = 0
-        for number, step in steps:
-            if found[-1] and held >= share and len(found) < parts:
-                found.append([])
-                held = 0
-            found[-1].append(_Pair(None, None, number, (step,)))
-            held += step.size_bytes
-        return [replace(self, pairs=tuple(pairs)) for pairs in found]
+        steps = self._steps(parts)
+        sized = [(_Pair(None, None, number, (step,)), step.size_bytes) for number, step in steps]
+        return [replace(self, pairs=tuple(pairs)) for pairs in packed(sized, parts)]
 
     def _steps(self, parts: int) -> Iterator[tuple[int, Step]]:
         last: Checkpoint | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,9 +21,10 @@ from ..errors import InvalidInput
 from ..graph import Status
 from ..manifest import codes_of, integers, state_runs
 from ..model import Record, State, known_names
+from ..reading import checked_parts, chosen_columns
 from ..schema import KEY_GROUP, MANIFEST_SCHEMA, PLANNING_COLUMNS, segment_schema
 from ..storage import reads_at_once
-from ..tables import prefetch
+from ..tables import ArrowStream, prefetch
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
@@ -135,19 +137,72 @@ def metadata_table(store: _Store, name: str, checkpoint_id: int | None = None) -
     """
     if name not in METADATA_TABLES:
         raise InvalidInput(f"there is no table {name!r} of metadata; {known_names(list(METADATA_TABLES), name)}")
-    make = _MAKERS[name]
-    if name in ("states", "handles") or checkpoint_id is not None:
-        found = store.checkpoints(None if checkpoint_id is None else [checkpoint_id])
-        tables = list(_each(found, make)) if name in ("states", "handles") else [make(one.record) for one in found]
+    if name in _OF_RECORDS and checkpoint_id is None:
+        tables = [_OF_RECORDS[name](record) for record in store.history()]
     else:
-        tables = [make(record) for record in store.history()]
+        found = store.checkpoints(None if checkpoint_id is None else [checkpoint_id])
+        tables = list(_each(found, name))
     return pa.concat_tables([METADATA_TABLES[name].empty_table(), *tables])
 
 
-def _each(checkpoints: Sequence[Checkpoint], make: Callable[[Any], pa.Table]) -> Iterator[pa.Table]:
+@dataclass(frozen=True)
+class MetadataRows(ArrowStream):
+    """One of :data:`METADATA_TABLES`, of these checkpoints in their order. Picklable.
+
+    One manifest is in memory at a time.
+    """
+
+    name: str
+    checkpoints: tuple[Checkpoint, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, checkpoints: Sequence[Checkpoint]) -> MetadataRows:
+        """Return all columns."""
+        return cls(name, tuple(checkpoints), tuple(METADATA_TABLES[name].names))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch. Reads nothing."""
+        return pa.schema([METADATA_TABLES[self.name].field(name) for name in self.columns])
+
+    @property
+    def stored_bytes(self) -> int:
+        """About how much is read, as it is stored: for ``handles`` manifests, else nothing much."""
+        return sum(one.record.manifest.size_bytes for one in self.checkpoints) if self.name == "handles" else 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows."""
+        for checkpoint in self.checkpoints:
+            yield from _made(self.name, copy(checkpoint)).select(self.columns).to_batches()
+
+    def select(self, columns: Sequence[str]) -> MetadataRows:
+        """Return the same rows with these columns only, in this order.
+
+        Raises ``InvalidInput`` for a column that is not there, or that is named twice.
+        """
+        where = f"the table {self.name!r} of metadata"
+        return replace(self, columns=chosen_columns(where, METADATA_TABLES[self.name].names, columns))
+
+    def split(self, parts: int) -> list[MetadataRows]:
+        """Return the same rows in up to ``parts`` parts, of about as many checkpoints each.
+
+        Parts in their order give the rows in theirs. Raises ``InvalidInput`` for less than one.
+        """
+        share = max(1, -(-len(self.checkpoints) // checked_parts(parts)))
+        starts = range(0, len(self.checkpoints), share)
+        return [replace(self, checkpoints=self.checkpoints[start : start + share]) for start in starts] or [self]
+
+
+def _made(name: str, checkpoint: Checkpoint) -> pa.Table:
+    """A table of one checkpoint."""
+    return _OF_RECORDS[name](checkpoint.record) if name in _OF_RECORDS else _OF_MANIFESTS[name](checkpoint)
+
+
+def _each(checkpoints: Sequence[Checkpoint], name: str) -> Iterator[pa.Table]:
     """Make a table of each, several at a time where reading is mostly waiting."""
     at_once = max((reads_at_once(one.storage) for one in checkpoints), default=1)
-    calls = (partial(make, copy(one)) for one in checkpoints)
+    calls = (partial(_made, name, copy(one)) for one in checkpoints)
     with closing(prefetch(calls, workers=max(1, at_once), depth=max(1, at_once))) as tables:
         yield from tables
 
@@ -268,9 +323,5 @@ def _handles(checkpoint: Checkpoint) -> pa.Table:
     return pa.Table.from_arrays([number, *columns], schema=schema)
 
 
-_MAKERS: Final[Mapping[str, Callable[[Any], pa.Table]]] = {
-    "checkpoints": _checkpoints,
-    "operators": _operators,
-    "states": _states,
-    "handles": _handles,
-}
+_OF_RECORDS: Final[Mapping[str, Callable[[Record], pa.Table]]] = {"checkpoints": _checkpoints, "operators": _operators}
+_OF_MANIFESTS: Final[Mapping[str, Callable[[Checkpoint], pa.Table]]] = {"states": _states, "handles": _handles}

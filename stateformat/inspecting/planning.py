@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..keys import DEFAULT_KEY_HASH
 from ..manifest import Ints, Mask, integers
@@ -155,7 +154,7 @@ def _streams(old: ReadTask | None, new: ReadTask | None, comparison: Comparison,
 
 
 def _stored(*tasks: ReadTask | None) -> int:
-    return sum(pc.sum(task.slices["bytes"]).as_py() or 0 for task in tasks if task is not None)
+    return sum(task.stored_bytes for task in tasks if task is not None)
 
 
 def _cut(task: ReadTask | None, runs: Runs) -> ReadTask | None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..model import State
-from ..reading import StateRows, Wanted
+from ..reading import StateRows, Wanted, checked_parts, chosen_columns
 from ..tables import ArrowStream
-from .subjects import CHECKPOINT_ID, checked_parts, chosen_columns, declared_in, newest_declaration, own_columns
+from .subjects import CHECKPOINT_ID, declared_in, newest_declaration, own_columns, packed, where_of
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
@@ -88,13 +87,12 @@ class StateRange(ArrowStream):
 
         Raises ``InvalidInput`` for a column that is not there, or that is named twice.
         """
-        return replace(self, columns=chosen_columns(self.state, list(_columns(self.state)), columns))
+        return replace(self, columns=chosen_columns(where_of(self.state), [*_columns(self.state)], columns))
 
     @property
     def stored_bytes(self) -> int:
         """About how much is read, as it is stored. Reads the manifests."""
-        rows = (source.opened(self.state) for source in self.sources)
-        return sum(pc.sum(one.task.slices["bytes"]).as_py() or 0 for one in rows)
+        return sum(source.opened(self.state).stored_bytes for source in self.sources)
 
     def split(self, parts: int) -> list[StateRange]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.
@@ -105,19 +103,10 @@ class StateRange(ArrowStream):
         if checked_parts(parts) == 1:
             return [self]
         rows = [(source.checkpoint_id, source.opened(self.state)) for source in self.sources]
-        sizes = [pc.sum(one.task.slices["bytes"]).as_py() or 0 for _, one in rows]
-        share = max(1, sum(sizes) // parts)
-        found: list[list[_At]] = [[]]
-        held = 0
-        for (number, one), size_bytes in zip(rows, sizes, strict=True):
-            pieces = one.split(max(1, round(size_bytes / share)))
-            for piece in pieces:
-                if found[-1] and held >= share and len(found) < parts:
-                    found.append([])
-                    held = 0
-                found[-1].append(_At(None, number, piece))
-                held += size_bytes // len(pieces)
-        return [replace(self, sources=tuple(sources)) for sources in found]
+        share = max(1, sum(one.stored_bytes for _, one in rows) // parts)
+        pieces = [(number, one.split(max(1, round(one.stored_bytes / share)))) for number, one in rows]
+        sized = [(_At(None, number, one), one.stored_bytes) for number, split in pieces for one in split]
+        return [replace(self, sources=tuple(sources)) for sources in packed(sized, parts)]
 
 
 def _columns(state: State) -> dict[str, pa.Field]:

@@ -1,19 +1,21 @@
-"""Which state is meant, in several checkpoints, and which of its columns."""
+"""One state in several checkpoints: its declarations, its columns, and parts of what is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from ..errors import ErrorKind, InvalidInput, InvalidState
-from ..model import Mode, State, known_names
-from ..reading import bare_field, evolve_table
-from ..schema import KEY_GROUP, segment_schema
+from ..model import Mode, State
+from ..reading import evolve_table
+from ..schema import row_schema, segment_schema
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
+
+T = TypeVar("T")
 
 CHECKPOINT_ID: Final = pa.field("_checkpoint_id", pa.int64(), nullable=False)
 """The checkpoint that a row is of, or in which a change shows."""
@@ -86,7 +88,7 @@ def _text(value: object) -> str:
 
 def own_columns(state: State) -> Mapping[str, pa.Field]:
     """The columns of a state's rows as users see them beside :data:`CHECKPOINT_ID`, by our name."""
-    fields = [bare_field(field) for field in segment_schema(state) if field.name != KEY_GROUP.name]
+    fields = row_schema(state)
     if state.mode is not Mode.COMMITTABLES:
         return {field.name: field for field in fields}
     return {
@@ -94,26 +96,20 @@ def own_columns(state: State) -> Mapping[str, pa.Field]:
     }
 
 
-def checked_parts(parts: int) -> int:
-    """A number of parts. Raises ``InvalidInput`` for less than one."""
-    if parts < 1:
-        raise InvalidInput(f"rows cannot be split into {parts} parts; give at least 1")
-    return parts
+def where_of(state: State) -> str:
+    """Return how messages name a state."""
+    return f"state {state.name!r} of {state.operator!r}"
 
 
-def chosen_columns(state: State, known: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns that a caller selects. Raises ``InvalidInput`` for unknown and repeated ones, and
-    for none.
-    """
-    if not columns:
-        raise InvalidInput(f"no column of state {state.name!r} of {state.operator!r} is named; name at least one")
-    for name in columns:
-        if name not in known:
-            raise InvalidInput(
-                f"state {state.name!r} of {state.operator!r} has no column {name!r} here; {known_names(known, name)}",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-                column=name,
-            )
-    if len(set(columns)) < len(columns):
-        raise InvalidInput(f"columns {', '.join(columns)} name one twice; name each once")
-    return tuple(columns)
+def packed(sized: Sequence[tuple[T, int]], parts: int) -> list[list[T]]:
+    """Put items with their sizes, in their order, into up to ``parts`` lists of about one size."""
+    share = max(1, sum(size for _, size in sized) // parts)
+    found: list[list[T]] = [[]]
+    held = 0
+    for item, size in sized:
+        if found[-1] and held >= share and len(found) < parts:
+            found.append([])
+            held = 0
+        found[-1].append(item)
+        held += size
+    return found

@@ -3,7 +3,7 @@
 Read ``checkpoint`` (what users and runs hold), ``task`` (what one worker reads), ``rows`` (what
 users look at), ``pieces`` and ``scan`` (from slices to rows), ``merge`` (layers and schemas), then
 ``overlay`` (a key group that is too large to merge at once). ``wanted`` says which columns and rows
-are asked for, ``key_values`` makes keys of what a user names, ``cutting`` cuts slices to key groups
+are read, ``key_values`` makes keys of what a user names, ``cutting`` cuts slices to key groups
 and into parts. ``loading`` fetches record and manifest.
 
 The door is lazy: ``ckpt inspect`` is a cold process, and reads no rows.
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
     from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
     from .overlay import Keys as Keys, Overlay as Overlay
-    from .rows import StateRows as StateRows, bare_field as bare_field
+    from .rows import StateRows as StateRows
     from .task import ReadTask as ReadTask
-    from .wanted import EVERYTHING as EVERYTHING, Wanted as Wanted
+    from .wanted import (
+        EVERYTHING as EVERYTHING,
+        Wanted as Wanted,
+        checked_parts as checked_parts,
+        chosen_columns as chosen_columns,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -35,8 +40,8 @@ else:
             ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table merge_layers rekey",
             ".overlay": "Keys Overlay",
-            ".rows": "StateRows bare_field",
+            ".rows": "StateRows",
             ".task": "ReadTask",
-            ".wanted": "EVERYTHING Wanted",
+            ".wanted": "EVERYTHING Wanted checked_parts chosen_columns",
         },
     )

@@ -7,23 +7,22 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ..errors import ErrorKind, InvalidInput
 from ..graph import shortened
-from ..model import State, known_names
-from ..schema import KEY_GROUP
+from ..model import State
+from ..schema import row_schema
 from ..tables import ArrowStream
 from .cutting import groups_of
 from .key_values import Keys, key_table
 from .task import ReadTask
-from .wanted import Wanted
+from .wanted import Wanted, checked_parts, chosen_columns
 
 
 @dataclass(frozen=True)
 class StateRows(ArrowStream):
     """The rows of a state: layers merged, columns of the current schema, verified. Picklable.
 
-    Columns: ``schema.segment_schema`` of the state without ``_key_group`` and ``_op``, or those
-    that :meth:`select` names. Of broadcast state one copy. Order: as ``ReadTask.batches`` says.
+    Columns: ``schema.row_schema`` of the state, or those that :meth:`select` names. Of broadcast
+    state one copy. Order: as ``ReadTask.batches`` says.
 
     Reading raises as ``ReadTask.batches`` does.
     """
@@ -41,7 +40,7 @@ class StateRows(ArrowStream):
     @classmethod
     def of(cls, task: ReadTask) -> StateRows:
         """Return all rows and columns of a task."""
-        return cls(task, tuple(name for name in task.schema.names if name != KEY_GROUP.name))
+        return cls(task, tuple(row_schema(task.state).names))
 
     @property
     def state(self) -> State:
@@ -51,7 +50,13 @@ class StateRows(ArrowStream):
     @property
     def schema(self) -> pa.Schema:
         """The columns of every batch, without metadata. Reads nothing."""
-        return pa.schema([bare_field(self.task.schema.field(name)) for name in self.columns])
+        schema = row_schema(self.state)
+        return pa.schema([schema.field(name) for name in self.columns])
+
+    @property
+    def stored_bytes(self) -> int:
+        """As ``ReadTask.stored_bytes``."""
+        return self.task.stored_bytes
 
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB."""
@@ -65,20 +70,9 @@ class StateRows(ArrowStream):
 
         Raises ``InvalidInput`` for a column that the state does not have, or that is named twice.
         """
-        if isinstance(columns, str):
-            raise InvalidInput(f"columns are the text {columns!r}; give a list of names: [{columns!r}]")
-        known = [name for name in self.task.schema.names if name != KEY_GROUP.name]
-        for name in columns:
-            if name not in known:
-                raise InvalidInput(
-                    f"state {self.state.name!r} of {self.state.operator!r} has no column {name!r}; "
-                    f"{known_names(known, name)}",
-                    kind=ErrorKind.SCHEMA_MISMATCH,
-                    column=name,
-                )
-        if len(set(columns)) < len(columns):
-            raise InvalidInput(f"columns {', '.join(columns)} name one twice; name each once")
-        return replace(self, columns=tuple(columns))
+        known = row_schema(self.state).names
+        where = f"state {self.state.name!r} of {self.state.operator!r}"
+        return replace(self, columns=chosen_columns(where, known, columns) if columns else ())
 
     def at_keys(self, keys: Keys) -> StateRows:
         """Return only the rows with one of these keys; each has a value for every key column.
@@ -103,18 +97,4 @@ class StateRows(ArrowStream):
         fewer parts where the state has fewer key groups or rows; of progress and broadcast state
         there is one. Raises ``InvalidInput`` for less than one part.
         """
-        if parts < 1:
-            raise InvalidInput(f"a state cannot be split into {parts} parts; give at least 1")
-        return [replace(self, task=task) for task in self.task.split(parts)]
-
-
-def bare_field(field: pa.Field) -> pa.Field:
-    """Return a field without metadata, in nested fields either: half of the ids mislead writers."""
-    kind = field.type
-    if pa.types.is_struct(kind):
-        kind = pa.struct([bare_field(child) for child in kind])
-    elif pa.types.is_list(kind):
-        kind = pa.list_(bare_field(kind.value_field))
-    elif pa.types.is_map(kind):
-        kind = pa.map_(bare_field(kind.key_field), bare_field(kind.item_field))
-    return pa.field(field.name, kind, field.nullable)
+        return [replace(self, task=task) for task in self.task.split(checked_parts(parts))]

@@ -49,6 +49,11 @@ class ReadTask(ArrowStream):
         """The columns of :meth:`batches`: ``schema.segment_schema`` of the state. Reads nothing."""
         return segment_schema(self.state)
 
+    @property
+    def stored_bytes(self) -> int:
+        """About how many bytes of segments are read, as they are stored."""
+        return pc.sum(self.slices["bytes"]).as_py() or 0
+
     def batches(
         self, *, as_schema: SchemaVersion | None = None, batch_rows: int = 131_072, wanted: Wanted = EVERYTHING
     ) -> Iterator[pa.RecordBatch]:

@@ -1,13 +1,17 @@
-"""Which columns and rows of a state somebody wants."""
+"""Which columns and rows of a state are wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ..errors import ErrorKind, InvalidInput
+from ..model import known_names
 
 if TYPE_CHECKING:
     from .merge import KeyFilter
@@ -69,3 +73,31 @@ class Wanted:
 
 
 EVERYTHING: Final = Wanted()
+
+
+def chosen_columns(where: str, known: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a caller selects of those ``known``; ``where`` begins the messages.
+
+    Raises ``InvalidInput`` for no columns, unknown and repeated ones, and text in place of a list.
+    """
+    if isinstance(columns, str):
+        raise InvalidInput(f"columns are the text {columns!r}; give a list of names: [{columns!r}]")
+    if not columns:
+        raise InvalidInput(f"no column of {where} is named; name at least one")
+    for name in columns:
+        if name not in known:
+            raise InvalidInput(
+                f"{where} has no column {name!r}; {known_names(known, name)}",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+                column=name,
+            )
+    if len(set(columns)) < len(columns):
+        raise InvalidInput(f"columns {', '.join(columns)} of {where} name one twice; name each once")
+    return tuple(columns)
+
+
+def checked_parts(parts: int) -> int:
+    """Return a number of parts. Raises ``InvalidInput`` for less than one."""
+    if parts < 1:
+        raise InvalidInput(f"rows cannot be split into {parts} parts; give at least 1")
+    return parts

@@ -205,7 +205,7 @@ REFUSED = {
     ),
     "table's column": (
         {"operator": None, "state": None, "table": "states", "columns": "mode,mode"},
-        "the table 'states' of metadata: column 'mode' is named twice",
+        "columns mode, mode of the table 'states' of metadata name one twice",
     ),
     "changes backwards": ({"changes_from": 5, "changes_to": 3}, "from checkpoint 5 to 3, which is older"),
     "changes of nothing": ({"state": "spend", "changes_from": 1}, "'spend'"),

@@ -164,7 +164,7 @@ REFUSALS: dict[str, tuple[Callable[[CheckpointStore], object], type[CheckpointEr
     "column": (
         lambda store: store.changes("totals", "spent", 1, 2).select(["usr"]),
         InvalidInput,
-        "has no column 'usr' here; did you mean 'user'",
+        "has no column 'usr'; did you mean 'user'",
     ),
     "no column": (
         lambda store: store.changes("totals", "spent", 1, 2).select([]),

@@ -28,9 +28,7 @@ def spark_columns(schema: pa.Schema) -> StructType:
                 "them, and the others you need, in the option columns",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
-    columns: StructType = from_arrow_schema(
-        pa.schema([pa.field(field.name, _bare(field.type), field.nullable) for field in schema])
-    )
+    columns: StructType = from_arrow_schema(schema)
     return columns
 
 
@@ -50,18 +48,3 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     pairs = zip(batch.columns, schema, strict=True)
     columns = [column if column.type == field.type else column.cast(field.type) for column, field in pairs]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _bare(kind: pa.DataType) -> pa.DataType:
-    """A type without the metadata of its fields, which Spark would take for its own."""
-
-    def field(inner: pa.Field) -> pa.Field:
-        return pa.field(inner.name, _bare(inner.type), inner.nullable)
-
-    if pa.types.is_struct(kind):
-        return pa.struct([field(inner) for inner in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(field(kind.value_field))
-    if pa.types.is_map(kind):
-        return pa.map_(field(kind.key_field), field(kind.item_field))
-    return kind
