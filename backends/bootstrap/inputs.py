@@ -112,8 +112,8 @@ def _check_options(found: StateInput, given: Rows, schema: pa.Schema) -> None:
         raise InvalidInput(f"on_duplicate is {given.on_duplicate!r} for {found.where}. Give 'refuse' or 'last'")
     if given.order_by is not None and schema.names.count(given.order_by) != 1:
         raise InvalidInput(
-            f"{found.where} are to be ordered by {given.order_by!r}, of which there are "
-            f"{schema.names.count(given.order_by)} columns among {', '.join(schema.names)}",
+            f"{found.where} are to be ordered by {given.order_by!r}, of which they have "
+            f"{schema.names.count(given.order_by) or 'no'} columns; they have {', '.join(schema.names)}",
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
     if found.indexed and given.order_by is not None:
@@ -171,5 +171,6 @@ def _read(where: str, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 
 def _unreadable(where: str, error: Exception) -> InvalidInput:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = str(error).partition(" Detail: Python exception: ")[0]
+    said = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return InvalidInput(f"{where} cannot be read: {said.rstrip('.')}. Nothing was published; mend what they come from")

@@ -220,7 +220,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str, ErrorKind]] = [
      ErrorKind.INVALID_ARGUMENT),
     ("last of entries", {"totals/shared": Rows(FEW, "total", "last")}, {}, "it is union state",
      ErrorKind.INVALID_ARGUMENT),
-    ("no such order", {"totals/totals": FEW}, {"order_by": "at"}, "ordered by 'at', of which there are 0 columns",
+    ("no such order", {"totals/totals": FEW}, {"order_by": "at"}, "ordered by 'at', of which they have no columns",
      ErrorKind.SCHEMA_MISMATCH),
     ("order of words", {"totals/totals": totals(2, at=["a", "b"])}, {"order_by": "at", "on_duplicate": "last"},
      "column 'at' is string and says the order", ErrorKind.SCHEMA_MISMATCH),
@@ -314,6 +314,17 @@ def test_rows_that_cannot_be_read_are_told_of_in_a_sentence(tmp_path: Path) -> N
     ) as caught:
         bootstrap(tmp_path / "s", totals_flow(), {"totals/totals": rows})
     assert "\n" not in str(caught.value)
+
+
+def test_rows_of_a_reader_in_python_fail_without_its_traceback(tmp_path: Path) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield totals(1).to_batches()[0]
+        raise ValueError("the file of Tuesday is gone")
+
+    rows = pa.RecordBatchReader.from_batches(totals(1).schema, batches())
+    with pytest.raises(InvalidInput, match=r"the file of Tuesday is gone\. Nothing was published") as caught:
+        bootstrap(tmp_path / "s", totals_flow(), {"totals/totals": rows})
+    assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["segments/", "manifests/"])
