@@ -51,9 +51,7 @@ def _ids(given: Sequence[int]) -> list[CheckpointId]:
     try:
         return [CheckpointId(index(checkpoint_id)) for checkpoint_id in given]
     except TypeError as error:
-        raise InvalidInput(
-            f"checkpoints are asked for as {given!r}; give their ids as whole numbers: [5, 6]"
-        ) from error
+        raise InvalidInput(f"ids of checkpoints are given as {given!r}; give whole numbers: [5, 6]") from error
 
 
 def open(  # noqa: A001 - stateformat.open(url) is the whole door
@@ -186,9 +184,7 @@ class CheckpointStore:
 
         start, end = _ids([start, end])
         if start > end:
-            raise InvalidInput(
-                f"changes are asked from checkpoint {start} to {end}, which is older; give the older one first"
-            )
+            raise InvalidInput(f"changes from checkpoint {start} to {end}, which is older; give the older one first")
         chosen = self._way(start, end) if every else self.checkpoints([start, end])
         return StateChanges.between(chosen[::-1], operator, state)
 

@@ -125,7 +125,7 @@ class _Planner:
         refused = _REFUSED[self._format].search(name)
         if refused:
             return f"{_LABELS[self._format]} has no {refused[0]!r} in names"
-        return "another column has this name for tools that do not tell upper case from lower"
+        return "another column has this name for tools that ignore case"
 
     def _column(self, item: pa.Field, field: Field | None, name: str, path: tuple[str, ...]) -> Column:
         here = (*path, item.name)

@@ -148,10 +148,10 @@ class DeltaTarget:
         else:
             new = list(source.checkpoints)
             transactions.append(Transaction(f"{self._app}:checkpoint", self._current))
-        told = {"job": source.job_id, "checkpoints": [[int(number), attempt] for number, attempt in new]}
-        told |= {"operator": source.state.operator, "state": source.state.name}
+        facts = {"job": source.job_id, "checkpoints": [[int(number), attempt] for number, attempt in new]}
+        facts |= {"operator": source.state.operator, "state": source.state.name}
         return CommitProperties(
-            custom_metadata={"stateformat": json.dumps(told)},
+            custom_metadata={"stateformat": json.dumps(facts)},
             app_transactions=transactions,
             # A retry would add the rows to the table that another export has made meanwhile.
             max_commit_retries=0,

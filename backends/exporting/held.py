@@ -35,7 +35,7 @@ def require(library: str, module: str, least: tuple[int, int], extra: str) -> No
 
 
 def attempt_of(source: Source, attempt_id: str) -> str:
-    """Return what tells an export of a checkpoint from others of the same id."""
+    """Return what identifies an export among those of checkpoints with the same id."""
     return attempt_id if source.several else f"{attempt_id}/{source.selection_digest}"
 
 

@@ -59,7 +59,7 @@ class Source:
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are; None where only reading tells."""
+        """How many rows there are; None where only reading them would show it."""
         rows = None if self.several or self.where is not None else self.stream()
         if not isinstance(rows, StateRows):
             return None

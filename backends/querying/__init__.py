@@ -1,8 +1,8 @@
 """SQL over state, by DuckDB (``pip install 'stateformat[sql]'``), which can read and nothing else.
 
-Read ``connection`` (what is locked), ``statement`` (what may be asked), ``relations`` (what it is
-asked of), ``scanning`` (how DuckDB reads it), ``answer``. ``where`` is a condition over the rows of
-any stream.
+Read ``connection`` (DuckDB, locked), ``statement`` (which queries are let in), ``relations`` (their
+tables), ``scanning`` (how DuckDB reads those), ``answer``. ``where`` is a condition over the rows
+of any stream.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Answer(ArrowStream):
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """The checkpoints whose states were asked, newest first."""
+        """The checkpoints whose states are queried, newest first."""
         return self.relations.checkpoints
 
     def watched(self, on_rows: Callable[[int], None]) -> Answer:

@@ -41,7 +41,7 @@ Pins = Mapping[str, Sequence[Any]]
 
 
 class Source(ArrowStream):
-    """Rows that can be asked for in part."""
+    """Rows of which some columns and keys can be read alone."""
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class OverCheckpoints(Source):
         return self.rows.batches()
 
     def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:
-        """Stream these columns, of the checkpoints that are asked for."""
+        """Stream these columns, of the checkpoints in ``pins``."""
         rows = self.rows.select(columns)
         if CHECKPOINT_ID in pins:
             wanted = set(pins[CHECKPOINT_ID])

@@ -144,9 +144,9 @@ def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
         elif kind == "BASE_TABLE":
             tables.append(_table_name(node))
         own_names |= {folded(str(entry["key"])) for entry in _ctes(node)}
-    asked = [table for table in tables if table.schema or folded(table.name) not in own_names]
-    named = [table for table in asked if not _in_catalog(table)]
-    return Statement(text, tuple(dict.fromkeys(named)), sees_catalog or len(named) < len(asked))
+    named = [table for table in tables if table.schema or folded(table.name) not in own_names]
+    own = [table for table in named if not _in_catalog(table)]
+    return Statement(text, tuple(dict.fromkeys(own)), sees_catalog or len(own) < len(named))
 
 
 def _tree(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
@@ -223,12 +223,12 @@ def query_error(error: Exception, text: str = "", *, lines_before: int = 0) -> I
 
     ``text`` is the query; ``lines_before``: how many lines stood before it in what DuckDB got.
     """
-    told = str(error)
+    full = str(error)
     message = first_line(error)
-    for line in told.split("\n")[1:]:
+    for line in full.split("\n")[1:]:
         if line.startswith(("Candidate bindings:", "Did you mean")):
             message += f"; {line[0].lower()}{line[1:].strip().rstrip('?')}"
-    place = _PLACE.search(told)
+    place = _PLACE.search(full)
     number = int(place[1]) - lines_before if place is not None else 0
     lines = text.split("\n")
     if place is not None and 0 < number <= len(lines):

@@ -166,7 +166,7 @@ class Names:
     def state(self, state: State) -> State:
         """The state under its new names, with its older schemas if its columns stay.
 
-        No row has an older schema, but they tell the columns' history.
+        No row has an older schema, but they hold the columns' history.
         """
         shape = self.shape(state)
         if shape is not None:

@@ -1,7 +1,7 @@
 """What a store holds, as tables: checkpoints, operators, states, handles.
 
 :data:`METADATA_TABLES` says their columns. No data file is read; what another system's metadata
-does not tell is null.
+lacks is null.
 """
 
 from __future__ import annotations

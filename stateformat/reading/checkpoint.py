@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def outline(self) -> pa.Table:
-        """``handles``, but rows may be null where another system's metadata does not tell them."""
+        """``handles``, but rows may be null where another system's metadata does not count them."""
         return self.handles
 
     @property
@@ -154,7 +154,7 @@ class Checkpoint:
         given, name = (operator.operator, operator.name) if isinstance(operator, State) else (operator, state)
         if not isinstance(given, str) or not isinstance(name, str | None):
             raise InvalidInput(
-                f"a state is asked for as {given!r} and {name!r}; give the operator and the state as text, or one of "
+                f"a state is named by {given!r} and {name!r}; give the operator and the state as text, or one of "
                 "checkpoint.states",
                 kind=ErrorKind.UNKNOWN_STATE,
             )

@@ -31,7 +31,7 @@ _LARGE_BUCKET = 4
 
 @dataclass(frozen=True)
 class Keys:
-    """The columns that tell rows of a keyed state apart."""
+    """The columns that identify rows of a keyed state."""
 
     row_key: Sequence[str]
     key_columns: Sequence[str]

@@ -2,13 +2,13 @@
 
 Theory of operation. pyarrow exports an iterator of batches, and owns all memory. Only its messages
 will not do: it appends a stack trace to them, which every tool shows. So of the four functions of
-the exported structure (``ArrowArrayStream``) the one that tells the last error is replaced.
+the exported structure (``ArrowArrayStream``) the one that returns the last error is replaced.
 
 It is one C function for all streams, made by ctypes. A consumer moves the structure wherever it
 likes, but ``private_data`` stays the same pointer, and under it ``_FAILURES`` keeps what the
-iterator of this stream failed with. What did not come from the iterator is asked of pyarrow's
-function. The entry goes with the iterator, which pyarrow drops when the consumer releases the
-stream; that ends the threads of an iterator that was not read to its end, too.
+iterator of this stream failed with. For all other errors pyarrow's function answers. The entry goes
+with the iterator, which pyarrow drops when the consumer releases the stream; that ends the threads
+of an iterator that was not read to its end, too.
 
 ctypes takes the interpreter's lock, so a consumer may call from any thread. The function is never
 freed: a consumer may call it while the interpreter shuts down.

@@ -120,7 +120,7 @@ def test_keys_that_change_are_dealt_anew_if_told_so(counts: Path, tmp_path: Path
     error = failure("rewrite", counts, "--transform", "fixes:shout", status=2)
     assert re.search(r"fixes:shout changed keys: of \d+ rows.*, \d+ came back.*`--rekey`", error["message"])
     shown = page("rewrite", counts, "--transform", "fixes:shout", "--rekey", "--to", tmp_path / "to")
-    assert "20 → 20 rows, dealt anew" in shown
+    assert "20 → 20 rows, rehashed" in shown
     assert {row["word"] for row in rows(tmp_path / "to")} == {f"W{i}" for i in range(20)}
     assert len(open_store(str(counts)).history()) == 1
 

@@ -143,7 +143,7 @@ def test_checkpoints_of_other_systems_become_tables(tmp_path: Path, file_format:
         ("--as delta --checkpoints 2 --to x", "is no range of checkpoints"),
         ("--as delta --checkpoints 0..2 --to x", "is no range of checkpoints"),
         ("--as delta --checkpoints .. --to x", "is no range of checkpoints"),
-        ("--as delta --checkpoints 2..3 --all-checkpoints --to x", "say different things"),
+        ("--as delta --checkpoints 2..3 --all-checkpoints --to x", "contradict each other"),
         ("--as delta --checkpoints 2..3 --subtask 0 --to x", "--subtask is of one checkpoint"),
         ("--as delta --subtask 7 --operator totals --to x", "subtasks 0 to 2"),
         ("--as delta --where vip --to x", "orders/positions: .*no column 'vip'"),

@@ -111,7 +111,7 @@ def test_every_type_comes_back_and_what_changed_is_said(tmp_path: Path, file_for
     else:
         assert said.keys() == {"local"} | renamed.keys()
         assert "has no ' ' in names" in said["a b"]
-    assert "do not tell upper case from lower" in said["Text"]
+    assert "another column has this name for tools that ignore case" in said["Text"]
     assert found.schema.field("local").type == pa.timestamp("us")
     assert found.schema.field("instant").type == pa.timestamp("us", "UTC")
     assert found.schema.field("precise").type == pa.decimal128(38, 10)

@@ -193,7 +193,7 @@ REFUSED = {
     "partitions": ({"partitions": 0}, "the option partitions is '0'"),
     "no state": ({"state": None}, "the option state is missing"),
     "no operator": ({"operator": None}, "the option operator is missing"),
-    "two things": ({"table": "states"}, "the options table and operator are given, which ask for two things"),
+    "two things": ({"table": "states"}, "the options table and operator are given, and a read has one of them"),
     "changes and key": ({"changes_from": 1, "key": "1"}, "changes_from and key are given"),
     "every alone": ({"every": "true"}, "every is given without changes_from"),
     "every what": ({"every": "yes", "changes_from": 1}, "the option every is 'yes'; it is true or false"),

@@ -147,13 +147,13 @@ REFUSALS: dict[str, tuple[Callable[[CheckpointStore], object], type[CheckpointEr
     "text": (
         lambda store: store.changes("totals", "spent", "1", "2"),  # type: ignore[arg-type]
         InvalidInput,
-        r"asked for as \['1', '2'\]; give their ids as whole numbers",
+        r"given as \['1', '2'\]; give whole numbers",
     ),
-    "one text": (lambda store: store.open("2"), InvalidInput, "give their ids as whole numbers"),  # type: ignore[arg-type]
+    "one text": (lambda store: store.open("2"), InvalidInput, "give whole numbers"),  # type: ignore[arg-type]
     "one number": (
         lambda store: store.states_over("totals", "spent", 2),  # type: ignore[arg-type]
         InvalidInput,
-        "asked for as 2; give their ids as whole numbers",
+        "given as 2; give whole numbers",
     ),
     "checkpoint": (lambda store: store.changes("totals", "spent", 1, 9), NotFound, "no checkpoint 9 .*the newest is 6"),
     "first checkpoint": (
@@ -174,7 +174,7 @@ REFUSALS: dict[str, tuple[Callable[[CheckpointStore], object], type[CheckpointEr
     "column twice": (
         lambda store: store.states_over("totals", "spent").select(["user", "user"]),
         InvalidInput,
-        "columns user, user name one twice",
+        "name one twice",
     ),
     "parts": (lambda store: store.states_over("totals", "spent").split(0), InvalidInput, "into 0 parts"),
     "checkpoint of a range": (lambda store: store.states_over("totals", "spent", [2, 7]), NotFound, "no checkpoint 7"),

@@ -185,5 +185,5 @@ def test_an_operator_is_found_by_uid_and_by_name() -> None:
 @pytest.mark.parametrize("asked", [(None, "sums"), (7, "sums"), ("delays", 7)])
 def test_a_state_is_asked_for_by_text(asked: tuple[Any, Any]) -> None:
     checkpoint = flights_store(f"memory://rows-asked-{asked[0]}").open()
-    words = f"a state is asked for as {asked[0]!r} and {asked[1]!r}; give the operator and the state as text"
+    words = f"a state is named by {asked[0]!r} and {asked[1]!r}; give the operator and the state as text"
     refused(InvalidInput, lambda: checkpoint.state(*asked), words, ErrorKind.UNKNOWN_STATE)

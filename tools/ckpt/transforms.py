@@ -42,7 +42,7 @@ class TransformType(click.ParamType[TransformName]):
 def transform_options(function: Any) -> Any:
     """Adds ``--transform``, ``--rename-column`` and ``--rekey`` to a command."""
     for option in (
-        click.option("--rekey", is_flag=True, help="The functions change keys: deal their rows to key groups anew."),
+        click.option("--rekey", is_flag=True, help="The functions change keys: hash their rows to key groups again."),
         click.option(
             "--rename-column",
             multiple=True,

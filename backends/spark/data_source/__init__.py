@@ -3,11 +3,11 @@
 ``spark.read.format("stateformat").option("operator", "counts").option("state", "total").load(url)``
 
 Spark finds it by itself where the wheel is installed: ``pyspark_stateformat`` stands beside the
-package then. Elsewhere :func:`register_data_source` tells a session of it.
+package then. Elsewhere :func:`register_data_source` makes it known to a session.
 
-Read ``options`` (what a user may say), ``source`` (what Spark calls first), ``streams`` (what is
+Read ``options`` (the options of a read), ``source`` (what Spark calls first), ``streams`` (what is
 read), ``reader`` (its tasks), ``filters`` (keys from filters), ``types`` (columns of Spark),
-``telling`` (errors as sentences).
+``failures`` (errors as sentences).
 """
 
 from __future__ import annotations

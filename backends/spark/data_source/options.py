@@ -1,4 +1,4 @@
-"""What a user may say to the data source: the options of a read, understood.
+"""The options of a read by the data source, parsed and checked.
 
 Spark hands options over as text, their names in any case.
 """
@@ -17,7 +17,7 @@ from stateformat.storage import checkpoint_address, is_id, without_secrets
 STORAGE_PREFIX: Final = "option."
 """``option.KEY`` goes to the storage as KEY: as ``ckpt --option KEY=VALUE``."""
 _STORAGE: Final = ("endpoint_url",)
-"""What goes to the storage under its own name. The others could be ours: S3 has a ``key``."""
+"""Options of the storage that need no prefix. Others could be ours: S3 has a ``key``."""
 OPTIONS: Final = (
     *("operator", "state", "checkpoint", "columns", "key", "changes_from", "changes_to", "every", "table"),
     *("push_filters", "partitions", "allow_outside", *_STORAGE),
@@ -59,7 +59,7 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Understand the options of a read, their names in lower case.
+    """Parse the options of a read, their names in lower case.
 
     Raises ``InvalidInput`` for one that is unknown, of another type, or contradicts another.
     """
@@ -172,15 +172,15 @@ def _changes(rest: Mapping[str, str]) -> tuple[int, int | None] | None:
 
 
 def _check_together(options: ReadOptions, rest: Mapping[str, str]) -> None:
-    """Raise ``InvalidInput`` for options that ask for two things, or for none."""
-    asked = {*rest, *(("checkpoint",) if options.checkpoint is not None else ())}
+    """Raise ``InvalidInput`` for options that contradict each other, or name nothing to read."""
+    given = {*rest, *(("checkpoint",) if options.checkpoint is not None else ())}
     for one, others in {
         "table": ("operator", "state", "key", "changes_from"),
         "changes_from": ("checkpoint", "key"),
     }.items():
-        other = next((name for name in others if name in asked), None)
+        other = next((name for name in others if name in given), None)
         if one in rest and other is not None:
-            raise InvalidInput(f"the options {one} and {other} are given, which ask for two things; leave one out")
+            raise InvalidInput(f"the options {one} and {other} are given, and a read has one of them; leave one out")
     if options.all_checkpoints and options.key is not None:
         raise InvalidInput("a key is looked up in one checkpoint, and the option checkpoint is all; leave one out")
     if options.table is None:

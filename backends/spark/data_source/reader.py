@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import known_names
 
+from .failures import without_traceback
 from .filters import with_keys_of
 from .options import ReadOptions
 from .streams import Readable, parts_of
-from .telling import told
 from .types import arrow_columns, fitted, spark_columns
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ SPARK_KEEPS_FILTERS_APART: Final = hasattr(DataSourceReader, "pushLimit")
 
 In Spark 4.3 it is not: a DataFrame keeps what it last planned with filters, and reads no more for
 any other query, nor for another use in the same one; rows are missing without a word. That was
-mended together with the limits that a source is told (SPARK-58551).
+mended together with the pushing down of limits (SPARK-58551).
 """
-_ASKS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_FILTERS_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 """The program of a worker that plans a read with filters."""
 
 
 def reader_of(options: ReadOptions, found: Readable, columns: StructType) -> DataSourceReader:
     """Return a reader of these columns: those of the stream, or some that a user named."""
     pushes = SPARK_KEEPS_FILTERS_APART if options.push_filters is None else options.push_filters
-    kind = StateReaderWithFilters if pushes and _is_asked_for_filters() else StateReader
+    kind = StateReaderWithFilters if pushes and _plans_filters() else StateReader
     return kind(options.partitions, chosen(found, columns), arrow_columns(columns))
 
 
@@ -47,7 +47,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
     """Reads a stream, split for tasks."""
 
     def __init__(self, parts: int | None, stream: Readable, schema: pa.Schema) -> None:
-        self._asked_parts = parts
+        self._parts = parts
         self._stream: Readable | None = stream
         self._schema = schema
 
@@ -58,12 +58,12 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         """Return a partition for each task."""
         assert self._stream is not None
-        with told():
-            return [Part(part) for part in parts_of(self._stream, self._asked_parts)]
+        with without_traceback():
+            return [Part(part) for part in parts_of(self._stream, self._parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stream the batches of one partition."""
-        with told():
+        with without_traceback():
             for batch in partition.value.batches():
                 yield fitted(batch, self._schema)
 
@@ -74,7 +74,7 @@ class StateReaderWithFilters(StateReader):
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
         """Read only the keys that filters on all key columns allow. Spark applies all of them."""
         assert self._stream is not None
-        with told():
+        with without_traceback():
             self._stream = with_keys_of(self._stream, filters)
         return filters
 
@@ -101,11 +101,11 @@ def chosen(stream: Readable, columns: StructType) -> Readable:
     return stream.select(columns.names)
 
 
-def _is_asked_for_filters() -> bool:
-    """Whether this worker plans a read with filters, which Spark asks for where that is on.
+def _plans_filters() -> bool:
+    """Whether this worker plans a read with filters: it does where pushing them down is on.
 
     No setting of the session reaches a worker that plans, but each kind of planning has a program
     of its own: a module that a daemon has imported, or that Python was started with.
     """
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _ASKS_FILTERS in sys.modules or (started is not None and started.name == _ASKS_FILTERS)
+    return _FILTERS_WORKER in sys.modules or (started is not None and started.name == _FILTERS_WORKER)

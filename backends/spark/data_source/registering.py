@@ -1,4 +1,4 @@
-"""Telling a session of the data source, where Spark does not find it by itself."""
+"""Makes the data source known to a session, where Spark does not find it by itself."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def _whole(store: CheckpointStore, options: ReadOptions) -> Readable:
     return store.open(options.checkpoint).state(options.operator, options.state)
 
 
-def parts_of(stream: Readable, asked: int | None) -> Sequence[Readable]:
-    """Split a stream for tasks: as many as ``asked``, else one for each core or 64 MiB."""
-    return stream.split(asked or part_count(stream.stored_bytes))
+def parts_of(stream: Readable, parts: int | None) -> Sequence[Readable]:
+    """Split a stream for tasks: ``parts``, else one for each core or 64 MiB."""
+    return stream.split(parts or part_count(stream.stored_bytes))
 
 
 def part_count(size_bytes: int) -> int:

@@ -107,7 +107,8 @@ def export(
     holds the rows of each, and those that are missing are added. Columns are added, renamed and
     widened with the state's. Iceberg's tables are in the SQLite catalog catalog.db of the folder,
     and each can be read by its folder alone (metadata/version-hint.text); on S3 there is no
-    catalog. What a format lacks or refuses is widened or renamed, and said.
+    catalog. Types that a format lacks are widened, names that it refuses are changed, and the page
+    says so.
 
     --partition-by and files of all states go to a folder that is new or empty.
 
@@ -116,7 +117,7 @@ def export(
     """
     columns = tuple(part.strip() for part in partition_by.split(",")) if partition_by else ()
     if all_checkpoints and checkpoints is not None:
-        raise click.UsageError("--checkpoints and --all-checkpoints say different things; give one of them")
+        raise click.UsageError("--checkpoints and --all-checkpoints contradict each other; give one of them")
     span = (None, None) if all_checkpoints else checkpoints
     request = Request(partition_by=columns, checkpoints=span, **options)
     _check(request, address)
@@ -271,7 +272,7 @@ def _ids(sources: Sequence[Source]) -> list[int]:
 
 @contextmanager
 def _progress(session: Session, sources: Sequence[Source]) -> Iterator[Any]:
-    """A bar that counts rows; of how many is known for all rows of one checkpoint."""
+    """A bar that counts rows. Their total is known for all rows of one checkpoint only."""
     what = str(sources[0]) if len(sources) == 1 else render.plural(len(sources), "state")
     counts = [source.rows for source in sources]
     total = None if None in counts else sum(count or 0 for count in counts)
@@ -280,7 +281,7 @@ def _progress(session: Session, sources: Sequence[Source]) -> Iterator[Any]:
 
 
 class _Counter:
-    """Adds up the rows that a progress bar is told of."""
+    """Adds up rows for a progress bar."""
 
     def __init__(self, step: Step, total: int | None) -> None:
         self._step, self._total, self._done = step, total, 0

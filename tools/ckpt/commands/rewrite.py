@@ -85,7 +85,7 @@ def rewrite(
     one.
 
     --transform corrects state: the function takes the rows of a state as an Arrow table, piece by
-    piece, and returns those that shall stand there. First it is called with no rows, to learn its
+    piece, and returns the rows that replace them. First it is called with no rows, to learn its
     columns. The module is looked for on PYTHONPATH and in the current directory; a file is named as
     fixes.py:correct. OPERATOR/STATE may be left out where only one state has rows.
     """
@@ -140,18 +140,18 @@ def _draw(document: Document, look: Look) -> Iterator[str]:
     for one in document["transformed"]:
         yield ""
         rows = f"{render.count(one['rows_before'])} {look['arrow']} {render.plural(one['rows_after'], 'row')}"
-        dealt = ", dealt anew" if one["rekeyed"] else ""
-        yield render.heading(label(f"{one['operator']}/{one['state']} by {one['function']}"), look, rows + dealt)
+        rehashed = ", rehashed" if one["rekeyed"] else ""
+        yield render.heading(label(f"{one['operator']}/{one['state']} by {one['function']}"), look, rows + rehashed)
         yield ""
         yield from render.table(_COLUMNS, [_change(change, look) for change in one["columns"]], look)
 
 
 def _change(change: Document, look: Look) -> tuple[str, str, str]:
     """A line about a column."""
-    told = change["change"]
+    what = change["change"]
     if change["was"] not in (None, change["column"]) and change["column"]:
-        told = f"{told}, was {label(change['was'])}"
+        what = f"{what}, was {label(change['was'])}"
     kind = change["type"] or change["type_was"]
     if change["type"] and change["type_was"] not in (None, change["type"]):
         kind = f"{change['type_was']} {look['arrow']} {change['type']}"
-    return label(change["column"] or change["was"]), told, label(kind)
+    return label(change["column"] or change["was"]), what, label(kind)

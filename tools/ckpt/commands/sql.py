@@ -87,13 +87,13 @@ def sql(
         target = "-"
     chosen = None if target is None else format_of(target, file_format)
     place = None if target is None else remote_folder(session, address, target, force=force)
-    from stateformat.backends.querying import query as asked
+    from stateformat.backends.querying import query as run_query
 
-    # DuckDB tells of objects that are left when the interpreter ends; `main` would leave them all.
+    # DuckDB reports objects that are left when the interpreter ends; `main` would leave them all.
     atexit.unregister(gc.freeze)
     text = sys.stdin.read() if query == "-" else query
     store = session.store(address)
-    answer = asked(store, text, checkpoint_id=address.checkpoint_id, all_checkpoints=all_checkpoints)
+    answer = run_query(store, text, checkpoint_id=address.checkpoint_id, all_checkpoints=all_checkpoints)
     for note in answer.notes[:NOTES_SHOWN]:
         session.output.note(note)
     if len(answer.notes) > NOTES_SHOWN:

@@ -54,7 +54,7 @@ def draw_folder(document: Document, look: Look) -> Iterator[str]:
         Column("in", flexible=True),
     ]
     rows = [_row(state, document["path"]) for state in states[:SHOWN]]
-    # One state lies in the folder itself, and the title says of which checkpoint it is.
+    # One state lies in the folder itself, and the title names its checkpoint.
     needed = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
     yield from render.table(columns[:needed], [row[:needed] for row in rows], look)
     if len(states) > SHOWN:

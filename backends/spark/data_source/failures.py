@@ -1,4 +1,4 @@
-"""Errors on their way to the user, through Spark's workers."""
+"""How errors of a read reach the user through Spark's workers: as one sentence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NO_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Let a sentence of ours reach the user on a line of its own, without a traceback.
+def without_traceback() -> Iterator[None]:
+    """Let Spark show errors of ours as a sentence on a line of its own, without a traceback.
 
     For code in Spark's workers only: one that has failed ends, and with it the environment that is
     changed here. Any other error is a fault of the program and keeps its traceback.
