@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -260,7 +261,8 @@ class IcebergTarget:
         plan = compute_statistics_plan(schema, metadata.properties)
         mapping = parquet_path_to_id_mapping(schema)
         for file in self._files:
-            statistics = data_file_statistics_from_parquet_metadata(file.metadata, plan, mapping)
+            unbounded = _unbounded(file.metadata, plan, mapping)
+            statistics = data_file_statistics_from_parquet_metadata(file.metadata, {**plan, **unbounded}, mapping)
             yield IcebergFile.from_args(
                 content=DataFileContent.DATA,
                 file_path=f"{self.place.location}/{file.path}",
@@ -291,6 +293,26 @@ class IcebergTarget:
         return {
             f"{_PREFIX}checkpoints": ",".join(f"{number}:{attempt}" for number, attempt in sorted(checkpoints.items()))
         }
+
+
+def _unbounded(metadata: Any, plan: Mapping[int, Any], ids: Mapping[str, int]) -> dict[int, Any]:
+    """Return those of a plan of statistics, without bounds, whose bounds Python has no objects for.
+
+    So are dates and timestamps before the year 1 and after 9999, which pyiceberg cannot hold.
+    """
+    from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode
+
+    found = {}
+    for at in range(metadata.num_row_groups):
+        group = metadata.row_group(at)
+        for column in (group.column(number) for number in range(group.num_columns)):
+            number = ids[column.path_in_schema]
+            try:
+                if column.is_stats_set and column.statistics.logical_type.type in ("DATE", "TIMESTAMP"):
+                    column.statistics.min, column.statistics.max  # noqa: B018 - making them is the question
+            except (OverflowError, ValueError):
+                found[number] = replace(plan[number], mode=MetricsMode(MetricModeTypes.COUNTS))
+    return found
 
 
 def _identity(source: Source) -> dict[str, str]:

@@ -469,6 +469,25 @@ def test_a_library_that_is_too_old_is_named(
 
 
 @formats
+def test_dates_and_times_that_python_has_no_objects_for(tmp_path: Path, file_format: Format) -> None:
+    columns = {"day": pa.date32(), "at": pa.timestamp("us"), "seen": pa.timestamp("us", "UTC")}
+    far = 400_000 * 86_400_000_000  # µs: about a thousand years
+    table = pa.table({"word": ["old", "now", "far"]})
+    for name, kind in columns.items():
+        step = far * 9 if kind != pa.date32() else 400_000 * 9
+        storage = pa.int32() if kind == pa.date32() else pa.int64()
+        table = table.append_column(name, pa.array([-step, 0, step], storage).cast(kind))
+    store, job = open_store(str(tmp_path / "store")), counts_job(parallelism=1)
+    state = declare.value_state("counter", "counts", keys={"word": pa.string()}, values=columns)
+    replace(job, states=(state,), rows={COUNTS: lambda _: table}).publish(store, None)
+    export_one(store, file_format, tmp_path / "table", COUNTS)
+    found = rows_of(file_format, tmp_path / "table").select(table.schema.names).sort_by("day")
+    for name in columns:
+        number = pa.int32() if name == "day" else pa.int64()
+        assert found[name].cast(number).to_pylist() == table[name].cast(number).to_pylist()
+
+
+@formats
 @pytest.mark.parametrize("name", ["with space", "a#b", "ümlaut"])
 def test_a_folder_may_have_any_name(tmp_path: Path, file_format: Format, name: str) -> None:
     store = counts(tmp_path, 2)
