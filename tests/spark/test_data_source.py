@@ -163,7 +163,7 @@ def test_filters_are_taken_where_spark_asks_and_keeps_queries_apart(
 ) -> None:
     # As in the workers of Spark that plan a read.
     monkeypatch.setattr(reader_module, "SPARK_KEEPS_FILTERS_APART", mended)
-    monkeypatch.setattr(reader_module, "_ASKS_FILTERS", "json" if program else "no.such.program")
+    monkeypatch.setattr(reader_module, "_FILTERS_WORKER", "json" if program else "no.such.program")
     options = {"path": store, "operator": "totals", "state": "spent", "partitions": "4"}
     found = StateDataSource(options if option is None else {**options, "Push_Filters": option})
     reader = pickle.loads(pickle.dumps(found)).reader(found.schema())
