@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.segments import REPEATED_SHOWN, row_key_codes
-from stateformat.tables import HELD_BYTES, Spill, buckets_of, split_by_bucket
+from stateformat.tables import HELD_BYTES, Spill, buckets_of, python_rows, split_by_bucket
 
 _BUCKETS: Final = 256
 
@@ -98,6 +98,6 @@ class Latest:
         _, first, counts = np.unique(keys, return_index=True, return_counts=True)
         several = np.flatnonzero(counts > 1)
         named = several[: REPEATED_SHOWN - len(self.undecided)]
-        found = rows.select(self._row_key).take(pa.array(first[named])).to_pylist()
+        found = python_rows(rows.select(self._row_key).take(pa.array(first[named])))
         self.undecided += [f"{key!r} ({count} rows)" for key, count in zip(found, counts[named].tolist(), strict=True)]
         yield from rows.drop_columns([self._order]).to_batches()

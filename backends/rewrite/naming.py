@@ -21,6 +21,7 @@ from stateformat.model import Field, Mode, Record, RescaledFrom, SchemaVersion, 
 from stateformat.reading import ReadTask
 from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, segment_schema
 from stateformat.segments import groups_of_keys
+from stateformat.tables import python_rows
 
 from .spec import RewriteSpec
 from .transforming import Transformation, plan_transformation
@@ -109,7 +110,7 @@ def _check_key_groups(batch: pa.RecordBatch, state: State, operator: Operator) -
     stored = batch.column(KEY_GROUP.name).to_numpy()
     if not np.array_equal(computed, stored):
         row = int(np.argmax(computed != stored))
-        key = batch.select(list(state.key_columns)).slice(row, 1).to_pylist()[0]
+        key = python_rows(batch.select(list(state.key_columns)).slice(row, 1))[0]
         raise DamagedCheckpoint(
             f"key {key!r} of state {state.name!r} of operator {state.operator!r} lies in key group {stored[row]}, but "
             f"its hash ({hashed_by}) puts it in {computed[row]} of {count}: files were exchanged or damaged, or keys "

@@ -22,7 +22,7 @@ from stateformat.reading import Checkpoint
 from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, nesting, segment_schema
 from stateformat.segments import clustered, groups_of_keys, normalize_rows, row_key_codes
 from stateformat.states import rewritten, type_text
-from stateformat.tables import BATCH_BYTES, cut
+from stateformat.tables import BATCH_BYTES, cut, python_rows
 
 from .spec import Transform
 
@@ -98,7 +98,7 @@ class Transformation:
     def _first_key(self, rows: pa.Table) -> str:
         if not self.before.key_columns:
             return ""
-        return f" (first key {rows.select(list(self.before.key_columns)).slice(0, 1).to_pylist()[0]!r})"
+        return f" (first key {python_rows(rows.select(list(self.before.key_columns)).slice(0, 1))[0]!r})"
 
     def _check_columns(self, made: pa.Table, piece: str) -> None:
         """Raise ``InvalidInput`` where a piece has other columns than no rows had."""
@@ -127,7 +127,7 @@ class Transformation:
         codes = row_key_codes([pa.chunked_array([*a.chunks, *b.chunks]) for a, b in zip(given, own, strict=True)])
         moved = np.flatnonzero(~np.isin(codes[len(rows) :], codes[: len(rows)]))
         if len(moved):
-            key = made.select(list(self.state.key_columns)).slice(int(moved[0]), 1).to_pylist()[0]
+            key = python_rows(made.select(list(self.state.key_columns)).slice(int(moved[0]), 1))[0]
             raise InvalidInput(
                 f"{self.transform.label} changed keys: of {piece}, {len(moved)} came back with a key that none of them "
                 f"had, {key!r} first. Rows of another key belong to another key group, maybe of another subtask: have "

@@ -14,6 +14,7 @@ from ..graph import Operator
 from ..keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, key_group_count, normalize_key_column
 from ..model import Field, Mode, State
 from ..schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
+from ..tables import python_rows
 from .sort import Groups, groups_of_keys, one_array
 
 
@@ -223,7 +224,7 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
     groups = groups_of_keys(columns, ceiling, operator.key_hash or DEFAULT_KEY_HASH)
     if given is not None and not np.array_equal(given, groups):
         row = int(np.argmax(given != groups))
-        key = table.select(list(state.key_columns)).slice(row, 1).to_pylist()[0]
+        key = python_rows(table.select(list(state.key_columns)).slice(row, 1))[0]
         raise InvalidState(
             f"{where}: row {row} with key {key!r} has _key_group {given[row]} and belongs to {groups[row]} of "
             f"{ceiling}; leave the column out to have it computed"

@@ -14,7 +14,7 @@ from ..errors import ErrorKind, InvalidState
 from ..keys import hash_keys, normalize_key_column
 from ..model import State
 from ..schema import CLEAR, KEY_GROUP, OP
-from ..tables import Spill, buckets_of, split_by_bucket
+from ..tables import Spill, buckets_of, python_rows, split_by_bucket
 from .sort import one_array
 
 _CODES_MAX: Final = 2**62
@@ -168,7 +168,7 @@ class RowKeyCheck:
         codes = row_key_codes([column.take(pa.array(suspects)) for column in columns])
         _, first, counts = np.unique(codes, return_index=True, return_counts=True)
         for found in np.flatnonzero(counts > 1)[: REPEATED_SHOWN - len(self._repeated)].tolist():
-            key = rows.select(self._row_key).slice(int(first[found]), 1).to_pylist()[0]
+            key = python_rows(rows.select(self._row_key).slice(int(first[found]), 1))[0]
             self._repeated.append((key, int(counts[found])))
         if len(self._repeated) == REPEATED_SHOWN:
             raise self._refusal()

@@ -2,6 +2,7 @@
 
 ``pieces`` cuts and gathers them by bytes, ``prefetch`` reads ahead, ``spill`` sets rows aside on
 disk, ``merging`` merges sorted streams. ``stream`` is what any Arrow tool scans.
+``showing`` has rows for sentences.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .pieces import (
     take_table,
 )
 from .prefetch import SizedCall, prefetch
+from .showing import python_rows
 from .spill import HELD_BYTES, Spill, buckets_of, split_by_bucket
 from .stream import ArrowStream
 
@@ -34,6 +36,7 @@ __all__ = [
     "cut",
     "merge_sorted",
     "prefetch",
+    "python_rows",
     "rebatch",
     "release_memory_after",
     "row_sizes",
