@@ -118,10 +118,10 @@ class _SparkEngine:
         count = task_count(parallelism, _bytes_of(frame), frame.sparkSession.sparkContext.defaultParallelism)
         shuffled = frames.repartitionById(count, "target")
         results = shuffled.mapInArrow(write_subtasks(pickle.dumps((context, input)), written), RESULT_SCHEMA)
-        found, reported = collect(results, written, done)
+        found, counted = collect(results, written, done)
         # Our own workers pickled them in this job. Nothing from a store is ever unpickled.
         places: list[Written] = [pickle.loads(bytes(row.snapshot)) for row in found]  # noqa: S301
-        done(max(0, sum(one.handle.rows for one in places if one.handle is not None) - reported))
+        done(max(0, sum(one.handle.rows for one in places if one.handle is not None) - counted))
         return places
 
 

@@ -23,7 +23,7 @@ from ..manifest import Ints
 from ..schema import KEY_GROUP
 from ..segments import one_array, row_key_codes
 from ..tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_table
-from .matching import occurrence
+from .matching import surplus
 from .values import equal_values, value_buckets, value_codes
 
 CHANGE: Final = pa.field("_change", pa.string(), nullable=False)
@@ -119,11 +119,8 @@ class ByRow(Comparison):
         if not (len(old) and len(new)):
             return _as_changes(old, new)
         codes = value_codes(pa.concat_tables([old, new]).columns)
-        before, after = codes[: len(old)], codes[len(old) :]
-        count = int(codes.max()) + 1
-        gone = np.flatnonzero(occurrence(before) >= np.bincount(after, minlength=count)[before])
-        fresh = np.flatnonzero(occurrence(after) >= np.bincount(before, minlength=count)[after])
-        return _as_changes(take_table(old, gone), take_table(new, fresh))
+        gone, fresh = surplus(codes[: len(old)], codes[len(old) :])
+        return _as_changes(take_table(old, np.flatnonzero(gone)), take_table(new, np.flatnonzero(fresh)))
 
     def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
         """By the hash of all columns."""
@@ -162,7 +159,7 @@ def _stored(spill: Spill[tuple[int, int]], bucket: tuple[int, int]) -> Iterator[
 
 
 class _Side:
-    """A stream of which some megabytes are held; to be read once, from its beginning."""
+    """A stream that is read once; :meth:`hold` reads its first megabytes."""
 
     def __init__(self, tables: Iterable[pa.Table]) -> None:
         self._tables = iter(tables)

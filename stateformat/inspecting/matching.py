@@ -114,14 +114,19 @@ def unmatched(old: Runs, new: Runs) -> tuple[Mask, Mask]:
     numbers = np.concatenate([runs.segment * _POSITIONS + runs.start for runs in (old, new)])
     codes = np.unique(numbers, return_inverse=True)[1]
     first, second = codes[: len(old.start)], codes[len(old.start) :]
-    count = len(numbers)
+    return surplus(first, second)
+
+
+def surplus(first: Ints, second: Ints) -> tuple[Mask, Mask]:
+    """Which codes each side has more often than the other: there, the last ones of a code."""
+    count = 1 + int(max(first.max(initial=-1), second.max(initial=-1)))
     return (
-        occurrence(first) >= np.bincount(second, minlength=count)[first],
-        occurrence(second) >= np.bincount(first, minlength=count)[second],
+        _occurrence(first) >= np.bincount(second, minlength=count)[first],
+        _occurrence(second) >= np.bincount(first, minlength=count)[second],
     )
 
 
-def occurrence(codes: Ints) -> Ints:
+def _occurrence(codes: Ints) -> Ints:
     """How many rows before each one have its code."""
     order = np.argsort(codes, kind="stable")
     found = np.empty(len(codes), np.int64)

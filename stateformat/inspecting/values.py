@@ -67,7 +67,7 @@ def _bits(array: pa.Array) -> pa.Array:
 
 
 def _comparable(array: pa.Array) -> pa.Array:
-    """An array of which equal keys are equal values: floats as integers, lists as bytes."""
+    """The values as keys that are equal where these are: floats as integers, lists as bytes."""
     kind = array.type
     if kind in _FLOATS:
         return _bits(array)

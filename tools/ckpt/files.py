@@ -17,6 +17,7 @@ import click
 
 from .options import Address, Session, is_local
 from .output import on_standard_output
+from .text import label
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stateformat.backends.exporting import Place
     from stateformat.reading import Checkpoint
 
+FORMATS: Final = ("parquet", "csv", "jsonl", "json")
 SUFFIXES: Final = {
     ".parquet": "parquet",
     ".csv": "csv",
@@ -115,6 +117,27 @@ def new_file(path: str, place: Place | None, *, force: bool) -> Iterator[Any]:
         draft.replace(final)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def write_file(
+    session: Session,
+    target: str,
+    place: Place | None,
+    file_format: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    force: bool,
+) -> tuple[int, int]:
+    """Write all batches to a file or to standard output. Returns the numbers of rows and bytes.
+
+    ``place``: as :func:`remote_folder` returns it. Bytes on standard output are not counted.
+    """
+    effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
+    session.changes(effect)
+    with new_file(target, place, force=force) as file:
+        rows = write_rows(file, file_format, schema, batches)
+        return rows, file.tell() if target != "-" else 0
 
 
 def write_rows(file: BinaryIO, file_format: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:

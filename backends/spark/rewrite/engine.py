@@ -124,12 +124,12 @@ def _numbers(spark: SparkSession, count: int) -> DataFrame:
 def _collect(results: DataFrame, written: Any, done: Callable[[int], None], seen: Seen) -> list[Handle]:
     """Run the job. ``done`` takes what the accumulator ``written`` says, at the end the truth."""
     handles = []
-    rows, reported = collect(results, written, done)
+    rows, counted = collect(results, written, done)
     for row in rows:
         (handle,) = Snapshot.from_bytes(bytes(row.snapshot)).handles
         seen(Place(handle.operator, handle.state, handle.subtask), row.rows_read)
         handles.append(handle)
-    done(max(0, sum(handle.rows for handle in handles) - reported))
+    done(max(0, sum(handle.rows for handle in handles) - counted))
     return handles
 
 
@@ -142,13 +142,13 @@ def collect(results: DataFrame, written: Any, done: Callable[[int], None]) -> tu
     from pyspark.errors import PySparkException
 
     ended = threading.Event()
-    reported = [0]
+    counted = [0]
 
     def watch() -> None:
         while not ended.wait(WATCH_S):
             now = written.value
-            done(now - reported[0])
-            reported[0] = now
+            done(now - counted[0])
+            counted[0] = now
 
     watching = threading.Thread(target=watch, name="rewrite-progress", daemon=True)
     watching.start()
@@ -159,4 +159,4 @@ def collect(results: DataFrame, written: Any, done: Callable[[int], None]) -> tu
     finally:
         ended.set()
         watching.join()
-    return rows, reported[0]
+    return rows, counted[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..files import SUFFIXES, check_outside, format_of, new_file, remote_folder, write_rows
+from ..files import FORMATS, SUFFIXES, check_outside, format_of, remote_folder, write_file, write_rows
 from ..options import Address, CheckpointsType, Session, command
 from ..output import Document, Step
 from ..text import draw_file, draw_folder, draw_savepoint, label, render
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from stateformat.store import CheckpointStore
 
 SAVEPOINT: Final = "flink-savepoint"
-FORMATS: Final = ("parquet", "csv", "jsonl", "json")
 TABLES: Final = ("iceberg", "delta")
 
 
@@ -302,11 +301,9 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
     check_outside(target, checkpoint)
     source = sources[0]
     stream = source.stream()
-    effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
-    session.changes(effect)
-    with _progress(session, sources) as step, new_file(target, place, force=request.force) as file:
-        rows = write_rows(file, chosen, stream.schema, batches_of(stream, step))
-        length = file.tell() if target != "-" else 0
+    with _progress(session, sources) as step:
+        batches = batches_of(stream, step)
+        rows, length = write_file(session, target, place, chosen, stream.schema, batches, force=request.force)
     ids = _ids(sources)
     if target == "-":
         where = f"checkpoint {ids[0]}" if len(ids) == 1 else f"checkpoints {ids[0]} to {ids[-1]}"

@@ -7,12 +7,11 @@ import gc
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from ..files import check_outside, format_of, new_file, remote_folder, write_rows
+from ..files import FORMATS, check_outside, format_of, remote_folder, write_file
 from ..json_text import JsonTexts
 from ..options import Address, Session, command
 from ..output import Document
@@ -21,6 +20,7 @@ from ..text import Look, label, render
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from stateformat.backends.exporting import Place
     from stateformat.backends.querying import Answer
 
 ROWS_SHOWN: Final = 100
@@ -51,7 +51,7 @@ NOTES_SHOWN: Final = 10
 @click.option(
     "--as",
     "file_format",
-    type=click.Choice(["parquet", "csv", "jsonl", "json"]),
+    type=click.Choice(FORMATS),
     help="The file's format; by default its name's ending decides. Without --to: to standard output.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -106,8 +106,7 @@ def sql(
     }
     if target is not None and chosen is not None:
         check_outside(target, answer.checkpoints[0])
-        file = new_file(target, place, force=force)
-        _write(session, answer, target, file, chosen, document)
+        _write(session, answer, target, place, chosen, document, force=force)
         return
     with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="stateformat-") as spool:
         with session.output.progress("Querying", unit="rows") as step:
@@ -124,22 +123,22 @@ def _write(
     session: Session,
     answer: Answer,
     target: str,
-    opened: AbstractContextManager[Any],
+    place: Place | None,
     file_format: str,
     document: Document,
+    *,
+    force: bool,
 ) -> None:
     """Write all rows to a file or to standard output; show what was written where."""
-    effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
-    session.changes(effect)
     import pyarrow as pa
 
     from stateformat.tables import rebatch
 
-    with session.output.progress("Querying", unit="rows") as step, opened as file:
+    with session.output.progress("Querying", unit="rows") as step:
         tables = (pa.Table.from_batches([batch]) for batch in answer.watched(lambda read: step(read, 0)).batches())
         # Batches of answers are small: rows of Parquet lie in groups worth their headers.
-        rows = write_rows(file, file_format, answer.schema, rebatch(tables, answer.schema, GROUP_ROWS))
-        length = file.tell() if target != "-" else 0
+        batches = rebatch(tables, answer.schema, GROUP_ROWS)
+        rows, length = write_file(session, target, place, file_format, answer.schema, batches, force=force)
     if target == "-":
         session.output.note(render.plural(rows, "row"))
         return
