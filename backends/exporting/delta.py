@@ -306,5 +306,8 @@ def _translated(place: Place) -> Iterator[None]:
     except CheckpointError:
         raise
     except (DeltaError, OSError) as error:
+        if place.local is None:
+            # What our own client meets there it says in full: no bucket, no right, no answer.
+            next(iter(place.storage.list("_delta_log/")), None)
         text = str(error).partition("\n")[0]
         raise StorageError(f"the Delta table in {place} could not be read or written: {text}") from error

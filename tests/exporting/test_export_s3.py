@@ -173,7 +173,7 @@ def test_a_bucket_that_is_not_there_is_a_sentence(
     checkpoint = store.open()
     source = one_checkpoint(checkpoint, checkpoint.record.state("totals", "rates"))
     with (
-        pytest.raises(StorageError, match="no-such-bucket"),
+        pytest.raises(StorageError, match="there is no bucket 'no-such-bucket'"),
         TableExport([source], file_format, Place("s3://no-such-bucket/x", moto.options()), alone=True) as tables,
     ):
         tables.run()
