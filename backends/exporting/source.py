@@ -35,6 +35,8 @@ class Source:
     """Whether rows have ``_checkpoint_id``, and a table may hold those of several checkpoints."""
     subtask: int | None = None
     where: str | None = None
+    beside: frozenset[tuple[str, str]] = frozenset()
+    """Operator and name of all states of the checkpoints, which may have the same folder."""
 
     def __str__(self) -> str:
         return f"{self.state.operator}/{self.state.name}"
@@ -100,7 +102,8 @@ def one_checkpoint(
         return StateRows.of(checkpoint.read(state.operator, state.name, subtask))
 
     record = checkpoint.record
-    return Source(state, record.job_id, (record.ref,), rows_of, subtask=subtask, where=where)
+    beside = _names_in([record])
+    return Source(state, record.job_id, (record.ref,), rows_of, subtask=subtask, where=where, beside=beside)
 
 
 def several_checkpoints(
@@ -129,18 +132,25 @@ def several_checkpoints(
 
     refs = tuple(sorted(record.ref for record in records))
     declared = rows_of([int(ref.checkpoint_id) for ref in refs]).state
-    return Source(declared, newest.job_id, refs, rows_of, several=True, where=where)
+    beside = _names_in([*records, newest])
+    return Source(declared, newest.job_id, refs, rows_of, several=True, where=where, beside=beside)
+
+
+def _names_in(records: Sequence[Record]) -> frozenset[tuple[str, str]]:
+    return frozenset((state.operator, state.name) for record in records for state in record.states)
 
 
 def folder_names(sources: Sequence[Source]) -> Iterator[tuple[str, str]]:
     """Return a folder for each operator and state, told apart on every file system.
 
-    A name that cannot be that of a folder, and one that differs from another in case only, gets
-    the digest of what it was: the same in every export.
+    A name that cannot be that of a folder, and one that differs from another of the checkpoints in
+    case only, gets the digest of what it was: the same in every export of them, also of one state.
     """
-    operators = _safe({source.state.operator for source in sources})
+    names = {(source.state.operator, source.state.name) for source in sources}
+    names.update(*(source.beside for source in sources))
+    operators = _safe({operator for operator, _ in names})
     for source in sources:
-        mine = {other.state.name for other in sources if other.state.operator == source.state.operator}
+        mine = {name for operator, name in names if operator == source.state.operator}
         yield operators[source.state.operator], _safe(mine)[source.state.name]
 
 

@@ -469,6 +469,26 @@ def test_a_library_that_is_too_old_is_named(
 
 
 @formats
+def test_one_state_goes_where_the_export_of_all_puts_it(tmp_path: Path, file_format: Format) -> None:
+    states = tuple(
+        declare.value_state(uid, name, keys={"word": pa.string()}, values={"n": pa.int64()})
+        for uid, name in (("Counter", "N"), ("Counter", "n"), ("counter", "n"))
+    )
+    graph = JobGraph((operator("Counter", 1), operator("counter", 1)), ())
+    table = pa.table({"word": ["a"], "n": [1]})
+    rows = {(state.operator, state.name): lambda _: table for state in states}
+    store = open_store(str(tmp_path / "store"))
+    Job("job", graph, states, rows).publish(store, None)
+    checkpoint, places = store.open(), []
+    for chosen in (states, *((state,) for state in states)):
+        sources = [one_checkpoint(checkpoint, state) for state in chosen]
+        with TableExport(sources, file_format, Place(str(tmp_path / "lake")), alone=False) as tables:
+            places.append([(one.path, one.added) for one in tables.run()])
+    assert [[(path, ())] for path, _ in places[0]] == places[1:]
+    assert len({path.lower() for path, _ in places[0]}) == 3
+
+
+@formats
 def test_dates_and_times_that_python_has_no_objects_for(tmp_path: Path, file_format: Format) -> None:
     columns = {"day": pa.date32(), "at": pa.timestamp("us"), "seen": pa.timestamp("us", "UTC")}
     far = 400_000 * 86_400_000_000  # µs: about a thousand years
