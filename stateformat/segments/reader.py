@@ -266,7 +266,9 @@ class SegmentReader:
                 metadata=self._metadata,
                 page_checksum_verification=True,
                 arrow_extensions_enabled=False,
-                pre_buffer=self._file is None and not self._whole,
+                # The bytes are in memory. With it, a thread of Arrow's may be the last to let go of
+                # our file, and if Python shuts down meanwhile, that ends the process by SIGABRT.
+                pre_buffer=False,
             )
 
     def _verified_whole(self) -> tuple[parquet.ByteRange, ...]:

@@ -5,6 +5,7 @@ column chunks, by as few requests as there can be; and damage there is noticed.
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from functools import partial
@@ -21,6 +22,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from stateformat import parquet
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint
 from stateformat.keys import hash_keys, key_groups
@@ -140,6 +142,23 @@ def test_a_key_costs_footer_and_row_groups_of_its_key_group_in_each_layer(storag
         wanted = [span for handle in handles[:3] for span in (footer(handle), *chunks(storage, handle, {group}, ALL))]
         assert sorted(storage.ranges) == sorted(wanted)
         assert len(storage.ranges) == 6
+
+
+def test_threads_of_arrow_never_let_go_of_a_file_of_ours(storage: Ranges, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does so while Python shuts down ends the process by SIGABRT."""
+    rows, _, standing = layered(storage)
+    threads: list[str] = []
+
+    class Watched(parquet.PartialFile):
+        def __del__(self) -> None:
+            threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(parquet, "PartialFile", Watched)
+    for _ in range(30):
+        assert len(rows.select(["k", "v3"]).table()) == len(standing)
+    assert len(threads) >= 30
+    # So Python names threads that it has not begun.
+    assert not [name for name in threads if name.startswith("Dummy")]
 
 
 def test_many_keys_cost_their_key_groups_together_and_each_footer_once(storage: Ranges) -> None:
