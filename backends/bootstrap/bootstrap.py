@@ -135,17 +135,17 @@ def bootstrap(
     counts: dict[str, int] = {}
     for one, rows in inputs:
         counts[one.name] = 0
-        handles += _written(one, engine.write(context, one, rows, partial(_tell, progress, one.name)))
+        handles += _written(one, engine.write(context, one, rows, partial(_report, progress, one.name)))
     for handle in handles:
         counts[f"{handle.operator}/{handle.state}"] += handle.rows
     for uid, start in starts.items():
         handles += [one for snapshot in source_snapshots(context, uid, start) for one in snapshot.handles]
     handles += _empty(job, declared, handles)
     pending.add_handles(handles_table(handles))
-    return Bootstrapped(pending.publish(), counts, {uid: start.said for uid, start in starts.items()})
+    return Bootstrapped(pending.publish(), counts, {uid: start.description for uid, start in starts.items()})
 
 
-def _tell(progress: Callable[[str, int], None] | None, name: str, rows: int) -> None:
+def _report(progress: Callable[[str, int], None] | None, name: str, rows: int) -> None:
     if progress is not None and rows:
         progress(name, rows)
 
@@ -251,5 +251,5 @@ def _empty(job: Job, states: Iterable[State], handles: Iterable[Handle]) -> list
 
 def _properties(inputs: Iterable[tuple[StateInput, Any]], starts: Mapping[str, StartingPoint]) -> dict[str, str]:
     names = ", ".join(one.name for one, _ in inputs)
-    said = {"states": names or "none"} | {f"source.{uid}": start.said for uid, start in starts.items()}
-    return {f"{PROPERTY}{name}": text for name, text in said.items()}
+    facts = {"states": names or "none"} | {f"source.{uid}": start.description for uid, start in starts.items()}
+    return {f"{PROPERTY}{name}": text for name, text in facts.items()}

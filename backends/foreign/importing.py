@@ -137,7 +137,7 @@ def import_checkpoint(
     return Imported(
         carry_out(pending, plan, engine, progress),
         found.notes,
-        tuple((one.operator.uid, one.start.said) for one in sources),
+        tuple((one.operator.uid, one.start.description) for one in sources),
         tuple(_left(found.record, starts).items()),
     )
 

@@ -80,12 +80,12 @@ class StartingPoint(NamedTuple):
     splits: tuple[Split, ...]
     """The splits that readers hold, each with its position. Split n is for subtask n modulo the
     parallelism."""
-    said: str
+    description: str
     """What it begins behind, as the end of a sentence."""
 
 
 class ReaderContext:
-    """What :meth:`Source.read` may ask."""
+    """What :meth:`Source.read` gets to know."""
 
     def __init__(self, subtask: int, clock: Callable[[], int]) -> None:
         self.subtask = subtask

@@ -91,10 +91,10 @@ def chosen(stream: Readable, columns: StructType) -> Readable:
                 f"the schema names a column {column.name!r}, which is not read; {known_names([*types], column.name)}",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
-        said, found = column.dataType.simpleString(), types[column.name].simpleString()
-        if said != found:
+        given, found = column.dataType.simpleString(), types[column.name].simpleString()
+        if given != found:
             raise InvalidInput(
-                f"the schema says that column {column.name!r} is {said}, and it is {found}; leave the schema out, and "
+                f"the schema says that column {column.name!r} is {given}, and it is {found}; leave the schema out, and "
                 "cast after reading",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
