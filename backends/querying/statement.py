@@ -131,6 +131,9 @@ def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
     sees_catalog = False
     for node in nodes(root):
         kind = str(node.get("type", ""))
+        if kind.endswith("_QUERY_NODE"):
+            # WITH may hold INSERT, UPDATE, DELETE and COPY.
+            raise InvalidInput(f"{kind.partition('_')[0]} inside a query is refused. {READS}")
         if kind == "TABLE_FUNCTION":
             sees_catalog |= _table_function(node).startswith("duckdb_")
         elif node.get("class") == "FUNCTION" and folded(str(node.get("function_name"))) in REFUSED_FUNCTIONS:

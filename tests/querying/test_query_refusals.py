@@ -241,6 +241,23 @@ def test_what_does_more_than_read_states_is_refused_and_touches_nothing(
     assert fingerprint(place) == before
 
 
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("COPY", "copy (select 1) to '{place}/out.csv'"),
+        ("INSERT", "insert into counter.counts values ('a', 1) returning *"),
+        ("UPDATE", "update counter.counts set n = 0 returning *"),
+        ("DELETE", "delete from counter.counts returning *"),
+    ],
+)
+def test_what_writes_inside_a_query_is_refused_by_name(
+    store: CheckpointStore, place: Path, verb: str, body: str
+) -> None:
+    text = f"with x as ({body.format(place=place)}) select 1"
+    stores.refused(InvalidInput, lambda: query(store, text).table(), f"^{verb} inside a query is refused")
+    assert not (place / "out.csv").exists()
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n\t"])
 def test_nothing_is_no_query(text: str, store: CheckpointStore) -> None:
     with pytest.raises(InvalidInput, match="is empty"):
