@@ -17,7 +17,7 @@ from tests.stores import counts_store
 
 ENDING = re.compile(
     r"\nckpt (?P<command>\S+): (?P<wall>[\d.]+) s, (?P<cpu>[\d.]+) s of CPU time, "
-    r"at most (?P<memory>[\d.]+) MiB of memory\n(?P<table>(?:.*\n)*?)"
+    r"at most (?P<memory>[\d.]+) [MG]iB of memory\n(?P<table>(?:.*\n)*?)"
     r"retries \d+, waits \d+ \([\d.]+ s\), conflicts \d+, unknown \d+, restarts \d+\n\Z"
 )
 
