@@ -19,7 +19,7 @@ from stateformat.backends.connectors import MemorySource
 from stateformat.errors import InvalidState
 from stateformat.store import open as open_store
 
-ROWS, BATCH = 60_000_000, 500_000
+ROWS, BATCH = 30_000_000, 500_000
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.int64()}
 
 
@@ -63,7 +63,7 @@ def one(first: int, count: int) -> Any:
 SHAPES: dict[str, tuple[str, Callable[[], Any]]] = {
     "narrow": ("value", lambda: stream(lambda i, n: {"k": spread(i, n), "v": numbers(i, n)})),
     "wide": ("text", lambda: stream(lambda i, n: {"k": numbers(i, n), "v": ["x" * 100_000] * n}, 20_000, 200)),
-    "last": ("value", lambda: Rows(stream(lambda i, n: {"k": spread(i, n) % 20_000_000, "v": numbers(i, n), "at":
+    "last": ("value", lambda: Rows(stream(lambda i, n: {"k": spread(i, n) % 10_000_000, "v": numbers(i, n), "at":
              numbers(i, n)}), "at", "last")),
     "last of one key": ("value", lambda: Rows(stream(lambda i, n: {"k": one(i, n), "v": numbers(i, n), "at":
                         numbers(i, n)}), "at", "last")),
@@ -72,7 +72,7 @@ SHAPES: dict[str, tuple[str, Callable[[], Any]]] = {
     "list in order": ("list", lambda: Rows(stream(lambda i, n: {"k": one(i, n), "v": numbers(i, n), "at":
                       spread(i, n)}), "at")),
     "union": ("union", lambda: stream(lambda i, n: {"v": numbers(i, n)})),
-    "broadcast": ("broadcast", lambda: stream(lambda i, n: {"v": numbers(i, n)}, ROWS // 3)),
+    "broadcast": ("broadcast", lambda: stream(lambda i, n: {"v": numbers(i, n)}, ROWS // 2)),
 }  # fmt: skip
 
 
