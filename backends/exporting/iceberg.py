@@ -53,6 +53,8 @@ class IcebergCatalog:
         self._root = root
         self._catalog: Any = None
         self._made = False
+        self.is_shared = False
+        """Whether another export was seen to use the catalog."""
 
     def table(self, place: Place, name: tuple[str, str], source: Source) -> IcebergTarget:
         """Return the table of a state at a place, which may be there already.
@@ -64,8 +66,9 @@ class IcebergCatalog:
         return IcebergTarget(self, place, name, source, found)
 
     def open(self) -> Catalog:
-        """Return pyiceberg's catalog, made where there is none."""
+        """Return pyiceberg's catalog, made where there is none; ``StorageError`` where it fails."""
         from pyiceberg.catalog.sql import SqlCatalog
+        from sqlalchemy.exc import SQLAlchemyError
 
         if self._catalog is None:
             file = None if self._root.local is None else self._root.local / CATALOG_FILE
@@ -74,16 +77,26 @@ class IcebergCatalog:
                 self._made = True
             url = "sqlite:///:memory:" if file is None else _sqlite_url(file)
             properties = iceberg_properties(self._root)
-            self._catalog = SqlCatalog(CATALOG_NAME, uri=url, warehouse=self._root.location, **properties)
+            try:
+                self._catalog = SqlCatalog(CATALOG_NAME, uri=url, warehouse=self._root.location, **properties)
+            except SQLAlchemyError as error:
+                # Two that make it at once.
+                self.is_shared = True
+                raise catalog_failed(self._root, error) from error
         catalog: Catalog = self._catalog
         return catalog
 
     def close(self) -> None:
-        """Let go of the catalog; one that was made here for no table is deleted."""
+        """Let go of the catalog; one that was made here for no table is deleted.
+
+        Not where another export uses it: its table may be in the catalog the next moment.
+        """
         if self._catalog is None:
             return
-        tables = (self._catalog.list_tables(namespace) for namespace in self._catalog.list_namespaces())
-        empty = self._made and not any(tables)
+        empty = False
+        if self._made and not self.is_shared:
+            tables = (self._catalog.list_tables(namespace) for namespace in self._catalog.list_namespaces())
+            empty = not any(tables)
         self._catalog.engine.dispose()
         self._catalog = None
         if empty and self._root.local is not None:
@@ -176,11 +189,13 @@ class IcebergTarget:
         try:
             table = self._created() if self._table is None else self._changed(self._table)
         except (CommitFailedException, TableAlreadyExistsError) as error:
+            self._catalog.is_shared = True
             self.discard()
             raise lost_race(self.place) from error
         except SQLAlchemyError as error:
             # Whether it has the table is not known, so nothing is deleted.
-            raise StorageError(f"the catalog of {self.place} failed: {error}; export again") from error
+            self._catalog.is_shared = True
+            raise catalog_failed(self.place, error) from error
         if self.place.local is None and _read_hint(self.place) != self._hint:
             # No catalog tells two writers apart; so short is the time in which one can be lost.
             self.discard()
@@ -313,6 +328,12 @@ def _unbounded(metadata: Any, plan: Mapping[int, Any], ids: Mapping[str, int]) -
             except (OverflowError, ValueError):
                 found[number] = replace(plan[number], mode=MetricsMode(MetricModeTypes.COUNTS))
     return found
+
+
+def catalog_failed(place: Place, error: Exception) -> StorageError:
+    """The error of SQLite, by its first line: the rest is the statement."""
+    reason = str(error).partition("\n")[0]
+    return StorageError(f"the catalog of {place} failed: {reason}; export again")
 
 
 def _identity(source: Source) -> dict[str, str]:

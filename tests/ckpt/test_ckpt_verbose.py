@@ -17,7 +17,7 @@ from tests.stores import counts_store
 
 ENDING = re.compile(
     r"\nckpt (?P<command>\S+): (?P<wall>[\d.]+) s, (?P<cpu>[\d.]+) s of CPU time, "
-    r"at most (?P<memory>[\d.]+) [MG]iB of memory\n(?P<table>(?:.*\n)*?)"
+    r"at most (?P<memory>[\d.,]+) [MG]iB of memory\n(?P<table>(?:.*\n)*?)"
     r"retries \d+, waits \d+ \([\d.]+ s\), conflicts \d+, unknown \d+, restarts \d+\n\Z"
 )
 
@@ -51,7 +51,7 @@ def test_the_program_says_how_much_time_and_memory_it_took(store: Path) -> None:
     match = ending(program("history", store, "--verbose").stderr)
     assert float(match["wall"]) > 0
     assert float(match["cpu"]) < 120
-    assert 20 < float(match["memory"]) < 400
+    assert 20 < float(match["memory"].replace(",", "")) < 400
 
 
 def test_a_command_shows_what_its_storage_did_and_its_page_stays_as_it_was(store: Path) -> None:
