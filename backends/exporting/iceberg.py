@@ -86,6 +86,16 @@ class IcebergCatalog:
         catalog: Catalog = self._catalog
         return catalog
 
+    def make_namespace(self, name: str) -> None:
+        """Make a namespace where there is none; ``StorageError`` where the catalog fails."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            self.open().create_namespace_if_not_exists(name)
+        except SQLAlchemyError as error:
+            self.is_shared = True
+            raise catalog_failed(self._root, error) from error
+
     def close(self) -> None:
         """Let go of the catalog; one that was made here for no table is deleted.
 
@@ -109,9 +119,8 @@ class IcebergCatalog:
         if self._root.local is None:
             if hint is None:
                 return None
-            catalog = self.open()
-            catalog.create_namespace_if_not_exists(name[0])
-            return catalog.register_table(name, f"{place.location}/metadata/{hint}{_SUFFIX}")
+            self.make_namespace(name[0])
+            return self.open().register_table(name, f"{place.location}/metadata/{hint}{_SUFFIX}")
         table = None
         if (self._root.local / CATALOG_FILE).exists():
             with contextlib.suppress(NoSuchTableError):
@@ -186,6 +195,12 @@ class IcebergTarget:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from sqlalchemy.exc import SQLAlchemyError
 
+        if self._table is None:
+            try:
+                self._catalog.make_namespace(self._name[0])
+            except StorageError:
+                self.discard()
+                raise
         try:
             table = self._created() if self._table is None else self._changed(self._table)
         except (CommitFailedException, TableAlreadyExistsError) as error:
@@ -215,7 +230,6 @@ class IcebergTarget:
     def _created(self) -> Table:
         assert self._schema is not None
         catalog = self._catalog.open()
-        catalog.create_namespace_if_not_exists(self._name[0])
         properties = {**_identity(self.source), f"{_PREFIX}field-ids": json.dumps(ids_of(self.columns, self._schema))}
         transaction = catalog.create_table_transaction(
             self._name, schema=self._schema, location=self.place.location, properties=properties

@@ -355,6 +355,23 @@ def test_two_first_exports_at_once_make_one_table(tmp_path: Path, file_format: F
     assert export_one(store, file_format, tmp_path / "table", COUNTS).added == ()
 
 
+def test_a_catalog_that_another_export_makes_meanwhile_costs_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy.exc import OperationalError
+
+    def contested(*_: object) -> None:
+        raise OperationalError("CREATE TABLE", {}, Exception("table iceberg_tables already exists"))
+
+    store = counts(tmp_path)
+    with monkeypatch.context() as racing:
+        racing.setattr(SqlCatalog, "create_namespace_if_not_exists", contested)
+        refused(StorageError, lambda: export_one(store, Format.ICEBERG, tmp_path / "table", COUNTS), "already exists;")
+    assert files_in(tmp_path / "table") == {"catalog.db"}, "the winner's, who may be about to use it"
+    assert export_one(store, Format.ICEBERG, tmp_path / "table", COUNTS).added == (1,)
+
+
 def test_the_hint_is_mended_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = counts(tmp_path, 2)
     export_one(store, Format.ICEBERG, tmp_path / "table", COUNTS, 1)
