@@ -223,7 +223,7 @@ if __name__ == "__main__":
 
     _, action, shape, folder = sys.argv
     if action in ("export", "export_lines", "iceberg", "delta"):
-        import stateformat.tools.ckpt.commands.export
+        import stateformat.tools.ckpt.commands.looking.export
     if action == "iceberg":
         import stateformat.backends.exporting.iceberg
     if action == "delta":

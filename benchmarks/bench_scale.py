@@ -29,8 +29,8 @@ from benchmarks import plots
 from benchmarks.measuring import Row, peak_bytes, seconds
 from benchmarks.plots import Point
 from benchmarks.scale_stores import many_bytes, many_handles, publish_rescaled, sharing_segments
+from stateformat.documents import Holdings, record_document
 from stateformat.schema import PLANNING_COLUMNS
-from stateformat.tools.ckpt.documents import Holdings, record_document
 from stateformat.validation import validate
 
 SUBTASKS: Final = 1000

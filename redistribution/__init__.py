@@ -3,7 +3,8 @@
 Read ``restore_plan`` (how a plan is made) and ``tables`` (the arrays that all rules work on), then
 one rule for each mode: ``keyed``, ``even_split``, ``union``, ``broadcast``, ``in_flight``,
 ``progress``. ``rules`` refuses what cannot be restored. A plan is read in ``plan``, ``plan_text``,
-``operator_plan`` and ``columns``; ``rescale`` makes the content of a new checkpoint of it.
+``plan_document``, ``operator_plan`` and ``columns``; ``rescale`` makes the content of a new
+checkpoint of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .columns import ColumnPlan, column_plans
 from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan
 from .plan import RestorePlan
+from .plan_document import plan_document
 from .plan_text import PlanDocument
 from .rescale import Rescaled, rescale
 from .restore_plan import plan_restore
@@ -38,6 +40,7 @@ __all__ = [
     "assemble",
     "column_plans",
     "cut_keyed",
+    "plan_document",
     "plan_restore",
     "read_handles",
     "rescale",

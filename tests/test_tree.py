@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WINGS = ("redistribution", "backends", "tools")
 LAYERS = ("stateformat", *WINGS)
 ORDER = """
-_lazy errors graph keys model problems paths schema parquet storage tables segments record manifest states rules
+_lazy words errors graph keys model problems paths schema parquet storage tables segments record manifest states rules documents
 redistribution snapshot reading formats history validation publication
 stop_requests inspecting store
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
@@ -38,8 +38,9 @@ backends.runtime backends.dataflow.testing backends.local
 backends.spark.options backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
 backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
-tools.ckpt.watch tools.ckpt.functions tools.ckpt.documents tools.ckpt.options tools.ckpt.rows tools.ckpt.files tools.ckpt.topology
-tools.ckpt.transforms tools.ckpt.repartitioned tools.ckpt.commands
+tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.rows tools.ckpt.files tools.ckpt.topology
+tools.ckpt.transforms tools.ckpt.repartitioned
+tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
 tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs
 """
 """Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of
@@ -57,6 +58,7 @@ HALLS = {
         ".backends.storage",
         ".tools",
         ".tools.ckpt",
+        ".tools.ckpt.commands",
     )
 }
 """Folders of rooms: a file in one is a room of its own."""
@@ -190,6 +192,7 @@ def test_a_room_imports_only_rooms_before_it() -> None:
 
 def test_every_room_has_its_place_in_the_order() -> None:
     open_doors = {"stateformat", "stateformat.backends", "stateformat.tools", "stateformat.tools.ckpt"}
+    open_doors |= {"stateformat.tools.ckpt.commands"}
     assert {module for module in MODULES if place_of(module) is None} == open_doors
     assert len(set(ROOMS)) == len(ROOMS)
 

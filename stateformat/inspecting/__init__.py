@@ -1,9 +1,10 @@
-"""Looking at state across checkpoints: what changed, a state over a range, metadata as tables.
+"""Looking into checkpoints: what changed, a state over a range, metadata as tables, documents.
 
 Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``. For the changes
 read ``changes`` (what users hold), ``matching`` (what two checkpoints share), ``planning`` (what
 need not be read), ``comparing`` (what is read), ``differences`` (rows of two sides), and ``values``
-(when two values are equal).
+(when two values are equal). ``contents`` describes the rows of a runtime's own states
+as a document.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .changes import StateChanges as StateChanges
+    from .contents import contents as contents
     from .metadata import (
         METADATA_TABLES as METADATA_TABLES,
         MetadataRows as MetadataRows,
@@ -25,6 +27,7 @@ else:
         __name__,
         {
             ".changes": "StateChanges",
+            ".contents": "contents",
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",
         },

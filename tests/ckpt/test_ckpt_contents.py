@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from stateformat.graph import JobGraph
+from stateformat.inspecting import contents as contents_of
 from stateformat.model import Stop, StopMode
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import open as open_store
-from stateformat.tools.ckpt.documents import contents as contents_of
 from stateformat.tools.ckpt.text import Look
 from stateformat.tools.ckpt.text.contents import LINES, contents_facts, contents_table, holds_line
-from stateformat.tools.ckpt.text.render import precise_moment
+from stateformat.words import precise_moment
 from tests import stores
 from tests.ckpt.ckpt_runs import document, page, state_of
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_read_spoils_no_page(tmp_path: Path) -> None:
 
 
 def test_very_many_rows_are_not_read(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("stateformat.tools.ckpt.documents.contents"), "ROWS_MAX", 59)
+    monkeypatch.setattr(import_module("stateformat.inspecting.contents"), "ROWS_MAX", 59)
     checkpoint = open_store(str(flights)).open()
     found = contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 60)
     assert found == {"unread": "60 rows are too many to read here; `ckpt export` writes them to a file"}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 
-from stateformat import errors
+from stateformat import errors, words
 from stateformat.tools.ckpt import exit_status as failures
 from stateformat.tools.ckpt.options import Address, AddressType, options_for
 from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
@@ -110,15 +110,15 @@ DAY_US = 86_400 * 10**6
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        *((render.size(number), text) for number, text in ((0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"))),
-        *((render.size(number), text) for number, text in ((1024**2 - 1, "1.0 MiB"), (5 * 1024**3, "5.0 GiB"))),
-        *((render.age(0, at_us), text) for at_us, text in ((5 * 10**6, "5 s"), (61 * 10**6, "1 min"))),
-        *((render.age(0, at_us), text) for at_us, text in ((DAY_US // 2, "12 h"), (3 * DAY_US, "3 d"))),
-        (render.age(10, -(10**6)), ""),
-        (render.moment(2**53 - 1)[:5], "2255-"),
-        (render.moment(2**60), "9999-12-31T00:00:00Z"),
-        (render.label("a\nb\x1b[31mc\u202e"), "a\\nb\\x1b[31mc\\u202e"),
-        (render.label("größe 日本"), "größe 日本"),
+        *((words.size(number), text) for number, text in ((0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"))),
+        *((words.size(number), text) for number, text in ((1024**2 - 1, "1.0 MiB"), (5 * 1024**3, "5.0 GiB"))),
+        *((words.age(0, at_us), text) for at_us, text in ((5 * 10**6, "5 s"), (61 * 10**6, "1 min"))),
+        *((words.age(0, at_us), text) for at_us, text in ((DAY_US // 2, "12 h"), (3 * DAY_US, "3 d"))),
+        (words.age(10, -(10**6)), ""),
+        (words.moment(2**53 - 1)[:5], "2255-"),
+        (words.moment(2**60), "9999-12-31T00:00:00Z"),
+        (words.label("a\nb\x1b[31mc\u202e"), "a\\nb\\x1b[31mc\\u202e"),
+        (words.label("größe 日本"), "größe 日本"),
         (render.text_width("日本"), 4),
         (render.text_width(click.style("ab", fg="red")), 2),
         (render.pad("日", 4), "日  "),

@@ -21,7 +21,7 @@ from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.stop_requests import StopAnswer, StopOutcome, StopRequest, counts_for
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.commands import stop as command
+from stateformat.tools.ckpt.commands.running import stop as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page

@@ -26,7 +26,7 @@ import pytest
 import stateformat as sf
 from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
-from stateformat.tools.ckpt.commands.stop import StopAttempt
+from stateformat.tools.ckpt.commands.running.stop import StopAttempt
 from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
 

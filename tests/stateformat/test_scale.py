@@ -15,11 +15,12 @@ from hypothesis import given, settings, strategies as st
 from benchmarks.scale_stores import many_handles
 from stateformat import manifest as mf
 from stateformat.backends.storage.local import LocalStorage
+from stateformat.documents import JsonColumn, JsonRows
 from stateformat.model import CheckpointId, Handle
 from stateformat.reading import Checkpoint, load_record
 from stateformat.redistribution import plan_restore, rescale
 from stateformat.store import CheckpointStore, open as sf_open
-from stateformat.tools.ckpt.json_text import LONG, JsonColumn, JsonRows, pieces
+from stateformat.tools.ckpt.json_text import LONG, pieces
 from stateformat.validation import validate
 from tests.ckpt.ckpt_runs import document, page
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
+from stateformat.words import label
+
 from .options import Address, Session, is_local
 from .output import on_standard_output
-from .text import label
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,28 +26,46 @@ from .interrupts import Interrupts
 from .output import complain, show_failure
 from .watch import Watch
 
-COMMANDS: Final[Mapping[str, str]] = {
-    "history": "List the checkpoints of a store, newest first.",
-    "inspect": "Show what is in a checkpoint: graph, states, skew, rows.",
-    "validate": "Find everything that is wrong with a checkpoint.",
-    "explain-restore": "Show who would restore what at another parallelism.",
-    "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
-    "sql": "Query the states of a checkpoint with SQL.",
-    "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
-    "rescale": "Publish a checkpoint at another parallelism; metadata only.",
-    "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",
-    "copy": "Copy a checkpoint into a store of its own: a savepoint.",
-    "rollback": "Make an older checkpoint the newest again; metadata only.",
-    "repair": "Say what is wrong with the newest checkpoint, and mend it.",
-    "gc": "Show, or with --delete remove, what retention would free.",
-    "stop": "Ask a running job to stop with a savepoint, and wait.",
+SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "Look into a store": (
+        "looking",
+        {
+            "history": "List the checkpoints of a store, newest first.",
+            "inspect": "Show what is in a checkpoint: graph, states, skew, rows.",
+            "validate": "Find everything that is wrong with a checkpoint.",
+            "explain-restore": "Show who would restore what at another parallelism.",
+            "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
+            "sql": "Query the states of a checkpoint with SQL.",
+        },
+    ),
+    "Make checkpoints of checkpoints": (
+        "changing",
+        {
+            "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
+            "rescale": "Publish a checkpoint at another parallelism; metadata only.",
+            "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",
+            "copy": "Copy a checkpoint into a store of its own: a savepoint.",
+            "rollback": "Make an older checkpoint the newest again; metadata only.",
+            "repair": "Say what is wrong with the newest checkpoint, and mend it.",
+            "gc": "Show, or with --delete remove, what retention would free.",
+        },
+    ),
+    "Jobs": (
+        "running",
+        {
+            "stop": "Ask a running job to stop with a savepoint, and wait.",
+        },
+    ),
 }
-"""Every command with its line in ``ckpt --help``. Its module and function have its name, or, where
-that is a word of Python's own, its name and ``_``.
+"""Every command with its line in ``ckpt --help``, under a title, with the room of its module.
+Module and function have its name, or, where that is a word of Python's own, its name and ``_``.
 """
+COMMANDS: Final[Mapping[str, str]] = {name: text for _, some in SECTIONS.values() for name, text in some.items()}
+_ROOMS: Final[Mapping[str, str]] = {name: room for room, some in SECTIONS.values() for name in some}
 
-CHANGING: Final = frozenset({"import", "rescale", "rewrite", "copy", "rollback", "gc", "stop", "repair"})
-"""Commands that write. None is suggested for a misspelled command: the user might run it unread."""
+SUGGESTED: Final = frozenset(SECTIONS["Look into a store"][1])
+"""Commands suggested for a misspelled one: only those that change nothing, for the user might run
+it unread."""
 
 
 class LazyGroup(click.Group):
@@ -60,7 +78,9 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
-        command: click.Command = getattr(importlib.import_module(f"stateformat.tools.ckpt.commands.{name}"), name)
+        command: click.Command = getattr(
+            importlib.import_module(f"stateformat.tools.ckpt.commands.{_ROOMS[cmd_name]}.{name}"), name
+        )
         return command
 
     def resolve_command(
@@ -70,13 +90,15 @@ class LazyGroup(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            close = get_close_matches(args[0], [name for name in COMMANDS if name not in CHANGING], n=1)
+            close = get_close_matches(args[0], sorted(SUGGESTED), n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, (_, commands) in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})

@@ -15,6 +15,8 @@ from typing import Any, Final, TextIO
 
 import click
 
+from stateformat import words
+
 from .exit_status import Failure
 from .json_text import pieces, unprintable_escaped
 from .text import Look, render
@@ -94,7 +96,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """Write a sentence for the user to standard error, in either format."""
-        complain(render.label(text))
+        complain(words.label(text))
 
     @contextmanager
     def progress(self, title: str, *, unit: str = "bytes") -> Iterator[Step]:
@@ -113,7 +115,7 @@ class Output:
         )
         begun = time.monotonic()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task(render.label(title), total=None, amount="")
+            task = bars.add_task(words.label(title), total=None, amount="")
 
             def step(done: int, total: int) -> None:
                 amount = amount_text(done, total, unit, time.monotonic() - begun)
@@ -124,7 +126,7 @@ class Output:
 
 def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
     """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s``."""
-    text = render.size if unit == "bytes" else render.count
+    text = words.size if unit == "bytes" else words.count
     amount = f"{text(done)} of {text(total)}" if total else text(done)
     rate = f", {text(int(done / seconds))}/s" if done and seconds >= 1 else ""
     return amount + (f" {unit}" if unit != "bytes" else "") + rate
@@ -133,7 +135,7 @@ def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
 def complain(text: str) -> None:
     """Write text to standard error, with every unprintable character but line ends spelled out."""
     encoding = sys.stderr.encoding or "ascii"
-    click.echo(render.lines_label(text).encode(encoding, "backslashreplace").decode(encoding), err=True)
+    click.echo(words.lines_label(text).encode(encoding, "backslashreplace").decode(encoding), err=True)
 
 
 def show_failure(failure: Failure, *, as_json: bool) -> None:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from stateformat import words
+from stateformat.words import label
+
 from .options import Address, Session
 from .output import Document
-from .text import Look, label, render
+from .text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.spark.repartition import Outcome, RepartitionPlan
@@ -129,7 +132,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     done = "Wrote" if document["written"] else "Would write"
     providers = [PROVIDER_NAMES[document["provider"][one]] for one in ("before", "after")]
     yield from render.page_head(
-        f"{done} the query at {render.plural(after, 'partition')} instead of {render.count(before)}",
+        f"{done} the query at {words.plural(after, 'partition')} instead of {words.count(before)}",
         [
             ("from", label(document["source"]["store"])),
             ("to", label(document["store"])),
@@ -150,10 +153,10 @@ def draw(document: Document, look: Look) -> Iterator[str]:
 
 def _size(document: Document, look: Look) -> str:
     if not document["written"]:
-        return f"{render.size(document['read_bytes'])} to read"
+        return f"{words.size(document['read_bytes'])} to read"
     keys = sum(one["keys"] for one in document["stores"])
     return look.dotted(
-        render.plural(keys, "key"), render.size(document["bytes"]), render.plural(document["files"], "file")
+        words.plural(keys, "key"), words.size(document["bytes"]), words.plural(document["files"], "file")
     )
 
 
@@ -169,20 +172,20 @@ def _stores(document: Document, look: Look) -> Iterator[str]:
     ]
 
     def number(value: int | None) -> str:
-        return "-" if value is None else render.count(value)
+        return "-" if value is None else words.count(value)
 
     shown = document["stores"][:STORES_SHOWN]
     yield from render.table(
         columns,
         [
             (
-                render.named(one["operator"], one["name"]),
+                words.named(one["operator"], one["name"]),
                 label(one["store"]),
                 number(one["partitions"]),
                 number(one["keys"]),
                 number(one["min_keys"]),
                 number(one["max_keys"]),
-                "-" if one["bytes"] is None else render.size(one["bytes"]),
+                "-" if one["bytes"] is None else words.size(one["bytes"]),
             )
             for one in shown
         ],
@@ -209,4 +212,4 @@ def _remarks(document: Document) -> Iterator[str]:
         which = f"batch {first}" if first == last else f"batches {first} to {last}"
         yield f"State of {which} is not in the copy: Spark's state reader cannot go back to it there."
     for note in document["notes"]:
-        yield render.sentence(note)
+        yield words.sentence(note)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from stateformat import words
+
 from .output import complain
-from .text import render
 
 if TYPE_CHECKING:
     from stateformat.storage import Stats
@@ -60,7 +61,7 @@ class Watch:
         wall_seconds, cpu_seconds = time.perf_counter() - self._start, time.process_time()
         took = f"{self._command}: {wall_seconds:.2f} s, {cpu_seconds:.2f} s of CPU time"
         with contextlib.suppress(BrokenPipeError):
-            click.echo(f"\n{took}, at most {render.size(peak_memory_bytes())} of memory\n{self.stats}", err=True)
+            click.echo(f"\n{took}, at most {words.size(peak_memory_bytes())} of memory\n{self.stats}", err=True)
 
     def _listen(self, level: int) -> None:
         LOGGER.addHandler(self._handler)

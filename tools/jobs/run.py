@@ -48,7 +48,7 @@ from stateformat.tools.ckpt.options import (
     storage_options,
 )
 from stateformat.tools.ckpt.output import complain
-from stateformat.tools.ckpt.text import label
+from stateformat.words import label
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

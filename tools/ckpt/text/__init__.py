@@ -11,7 +11,7 @@ from . import render
 from .export import draw_file, draw_folder, draw_savepoint
 from .inspect import draw_checkpoint
 from .plan import draw_plan
-from .render import Column, Look, label
+from .render import Column, Look
 
 __all__ = [
     "Column",
@@ -21,6 +21,5 @@ __all__ = [
     "draw_folder",
     "draw_plan",
     "draw_savepoint",
-    "label",
     "render",
 ]

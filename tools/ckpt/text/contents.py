@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from .render import Column, Look, count, label, more, plural, table
+from stateformat.words import count, label, plural
+
+from .render import Column, Look, more, table
 
 Json = Mapping[str, Any]
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from stateformat import words
+from stateformat.words import label
+
 from . import render
-from .render import Column, Look, label
+from .render import Column, Look
 
 Document = dict[str, Any]
 SHOWN: Final = 20
@@ -17,13 +20,13 @@ _IDS_SHOWN: Final = 6
 def draw_file(document: Document, look: Look) -> Iterator[str]:
     """The page of one file: what was written where."""
     owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
-    length = f"{render.size(document['bytes'])} of {document['format']}"
+    length = f"{words.size(document['bytes'])} of {document['format']}"
     facts = [
         ("store", label(document["store"])),
         ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
         ("where", label(document["where"] or "")),
         ("file", label(document["path"])),
-        ("size", look.dotted(render.plural(document["rows"], "row"), length)),
+        ("size", look.dotted(words.plural(document["rows"], "row"), length)),
     ]
     return render.page_head(f"Exported from {_checkpoints(document['checkpoint_ids'])}", facts, look)
 
@@ -33,9 +36,9 @@ def draw_folder(document: Document, look: Look) -> Iterator[str]:
     states = document["states"]
     written = sum(len(state["added"]) > 0 for state in states)
     size = look.dotted(
-        render.plural(document["rows"], "row"),
-        render.plural(document["files"], "file"),
-        f"{render.size(document['bytes'])} of {document['format']}",
+        words.plural(document["rows"], "row"),
+        words.plural(document["files"], "file"),
+        f"{words.size(document['bytes'])} of {document['format']}",
     )
     facts = [
         ("store", label(document["store"])),
@@ -74,7 +77,7 @@ def _row(state: Document, folder: str) -> list[str]:
     name = label(f"{state['operator']} / {state['state']}")
     if not state["added"]:
         return [name, "", "", "was there", label(there)]
-    return [name, render.count(state["rows"]), render.size(state["bytes"]), _ids(state["added"]), label(there)]
+    return [name, words.count(state["rows"]), words.size(state["bytes"]), _ids(state["added"]), label(there)]
 
 
 def _checkpoints(ids: list[int]) -> str:
@@ -93,8 +96,8 @@ def draw_savepoint(document: Document, look: Look) -> Iterator[str]:
     facts = [
         ("store", label(document["store"])),
         ("savepoint", label(document["path"])),
-        ("size", look.dotted(render.plural(document["rows"], "row"), render.plural(document["operators"], "operator"),
-                             render.plural(document["files"], "file"), render.size(document["bytes"]))),
+        ("size", look.dotted(words.plural(document["rows"], "row"), words.plural(document["operators"], "operator"),
+                             words.plural(document["files"], "file"), words.size(document["bytes"]))),
     ]  # fmt: skip
     if document["left_out"]:
         facts.append(("left out", ", ".join(label(name) for name in document["left_out"])))

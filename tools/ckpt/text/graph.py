@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
-from .render import Look, label, named, pad, plural, ranges, shorten, text_width, wrap
+from stateformat.words import label, named, plural, ranges
+
+from .render import Look, pad, shorten, text_width, wrap
 
 _ASCII = str.maketrans("│─├┴┼┬╯╮", "|-++++'.")
 LANES_MAX: Final = 10

@@ -8,9 +8,12 @@ from typing import Any, Final
 
 from click import unstyle
 
+from stateformat import words
+from stateformat.words import count, label, plural, ranges, size
+
 from . import graph, render
 from .contents import contents_facts, contents_table, holds_line
-from .render import Column, Look, count, label, plural, ranges, size
+from .render import Column, Look
 
 Json = Mapping[str, Any]
 SUBTASKS_SHOWN: Final = 40
@@ -62,15 +65,15 @@ def _more(left: int, noun: str, look: Look) -> list[str]:
 
 def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]:
     yield "store", label(document["store"])
-    yield "job", render.named(document["job_id"], document["job_name"])
+    yield "job", words.named(document["job_id"], document["job_name"])
     if document["system"]:
         yield from _foreign_facts(document, look)
         return
     parent = document["parent"]
     after = f", parent {parent['checkpoint_id']}" if parent else ", without a parent"
     yield "kind", document["kind"] + after
-    ago = render.age(document["created_at_us"], now_us)
-    yield "published", f"{render.clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
+    ago = words.age(document["created_at_us"], now_us)
+    yield "published", f"{words.clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
     yield "written by", f"{label(document['writer'])}, attempt {document['attempt_id']}"
     totals, inline = document["totals"], document["inline_bytes"]
     manifest = f"manifest {size(document['manifest']['size_bytes'])}"
@@ -260,7 +263,7 @@ def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
 
 def _sample(sample: Sequence[Json], look: Look) -> Iterator[str]:
     """Rows as a table if it fits the page, else as one block per row."""
-    cells = [[render.cell(value) for value in row.values()] for row in sample]
+    cells = [[words.cell(value) for value in row.values()] for row in sample]
     numeric = [all(type(row[name]) in (int, float, type(None)) for row in sample) for name in sample[0]]
     names = [label(name) for name in sample[0]]
     widths = [

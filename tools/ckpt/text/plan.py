@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, Final
 
+from stateformat import words
+from stateformat.words import count, label, plural, size
+
 from ..exit_status import in_options
 from . import render
-from .render import Column, Look, count, label, pad, paragraph, plural, shorten, size, text_width
+from .render import Column, Look, pad, paragraph, shorten, text_width
 
 Json = Mapping[str, Any]
 OPERATORS_SHOWN: Final = 40
@@ -54,12 +57,12 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
     if document["system"] and plan["refusals"]:
         yield ""
         advice = "`ckpt import --max-parallelism N` makes a checkpoint of ours of it, which all commands change"
-        yield from paragraph(render.sentence(f"this is {document['system']}, which is only read: {advice}"), look)
+        yield from paragraph(words.sentence(f"this is {document['system']}, which is only read: {advice}"), look)
     if plan["warnings"]:
         yield ""
         yield render.heading("Worth knowing", look)
         for warning in plan["warnings"][:LISTED]:
-            yield from paragraph(render.sentence(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
+            yield from paragraph(words.sentence(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
         yield from _more(len(plan["warnings"]) - LISTED, "warning", look)
 
 
@@ -169,7 +172,7 @@ def _bars(document: Json, operator: Json, load: Json | None, look: Look, width: 
         return look.paint("given up" if operator["uid"] in document["plan"]["drop"] else "left out", "dim")
     if not any(rows):
         return look.paint("refused", "problem") if refused else "no state"
-    return render.spark(rows, look, width=width) + render.uneven(render.skew(rows), look)
+    return render.spark(rows, look, width=width) + render.uneven(words.skew(rows), look)
 
 
 def _states(states: list[Json], look: Look) -> Iterator[str]:

@@ -6,8 +6,6 @@ a line nor steer a terminal.
 
 from __future__ import annotations
 
-import datetime
-import json
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import click
+
+from stateformat import words
 
 WIDTH_MIN: Final = 60
 WIDTH_DEFAULT: Final = 80
@@ -70,21 +70,6 @@ class Look:
         return f" {self['dot']} ".join(filter(None, parts))
 
 
-def label(text: object) -> str:
-    """A stranger's text on one line, unprintable characters (line ends, escapes) spelled out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
-
-
-def lines_label(text: str) -> str:
-    """Our own text of several lines (help, stack traces): :func:`label` of each line."""
-    return "\n".join(map(label, text.split("\n")))
-
-
-def named(main: str, other: str) -> str:
-    """``main (other)``, safe to print; only ``main`` if the other name says nothing new."""
-    return label(main if other in ("", main) else f"{main} ({other})")
-
-
 def text_width(text: str) -> int:
     """Columns that a text takes on a terminal. Colors take none, wide characters take two."""
     plain = click.unstyle(text)
@@ -113,70 +98,10 @@ def shorten(text: str, width: int, look: Look) -> str:
     return kept + look["ellipsis"]
 
 
-def count(number: int | None) -> str:
-    """A count with thousands separators; a dash where nobody has counted."""
-    return "-" if number is None else f"{number:,}"
-
-
-def size(byte_count: int) -> str:
-    """Bytes for people: a binary unit and one decimal."""
-    if byte_count < 1024:
-        return f"{byte_count} B"
-    value = float(byte_count)
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        value /= 1024
-        if value < 1023.95 or unit == "PiB":
-            break
-    return f"{value:,.1f} {unit}"
-
-
-def plural(number: int, noun: str, many: str = "") -> str:
-    """``1 segment``, ``2 segments``."""
-    return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
-
-
 def more(left: int, look: Look, noun: str = "", *, hint: str = "--format json lists all") -> str:
     """Says that a page leaves something out and how to see it; empty if it leaves nothing out."""
-    what = plural(left, f"more {noun}", f"more {noun}s") if noun else f"{count(left)} more"
+    what = words.plural(left, f"more {noun}", f"more {noun}s") if noun else f"{words.count(left)} more"
     return f"{look['ellipsis']} and {what} ({hint})" if left > 0 else ""
-
-
-def _instant(epoch_us: int) -> datetime.datetime | None:
-    """A time in UTC; None beyond the calendar."""
-    try:
-        return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
-    except OverflowError:
-        return None
-
-
-_LAST: Final = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
-
-
-def moment(epoch_us: int) -> str:
-    """A record's time as ISO 8601 in UTC, to the second."""
-    return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def clock(epoch_us: int, *, seconds: bool = True) -> str:
-    """A record's time in UTC, for people."""
-    return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
-
-
-def precise_moment(epoch_us: int) -> str:
-    """An event time as ISO 8601 in UTC, to the µs; beyond the calendar the number of µs."""
-    found = _instant(epoch_us)
-    return f"{epoch_us} us" if found is None else found.isoformat().removesuffix("+00:00") + "Z"
-
-
-def age(epoch_us: int, now_us: int) -> str:
-    """How long ago, in its greatest unit; empty for a time in the future."""
-    seconds = (now_us - epoch_us) // 1_000_000
-    if seconds < 0:
-        return ""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
 
 
 def spark(values: Sequence[int | None], look: Look, *, width: int) -> str:
@@ -309,17 +234,6 @@ def _wrap_wide(text: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-def sentence(text: object) -> str:
-    """A stranger's text as a sentence: on one line, with a capital and a full stop.
-
-    A path or a name in front stays as it is: `state/0` is not `State/0`.
-    """
-    safe = label(text)
-    first = safe.partition(" ")[0].rstrip(".,:;")
-    start = safe[:1].upper() if first.replace("-", "").replace("'", "").isalpha() else safe[:1]
-    return start + safe[1:] + ("" if safe.endswith(".") else ".")
-
-
 def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = None) -> list[str]:
     """Wrapped text; ``first``, as wide as the indent, replaces it on the first line."""
     lines = wrap(text, look.width - text_width(indent))
@@ -328,26 +242,6 @@ def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = 
 
 def explanation(message: str, advice: str, look: Look) -> Iterator[str]:
     """Below the title of a problem or refusal: what is wrong, then what to do."""
-    yield from paragraph(sentence(message), look, indent="    ")
+    yield from paragraph(words.sentence(message), look, indent="    ")
     arrow = f"    {look['arrow']} "
-    yield from paragraph(sentence(advice), look, indent=" " * len(arrow), first=arrow)
-
-
-def ranges(pairs: Sequence[Sequence[int]]) -> str:
-    """Inclusive ranges as ``0-2, 5``."""
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
-
-
-def skew(values: Sequence[int]) -> float:
-    """The greatest value over the mean; 1.0 for no values."""
-    total = sum(values)
-    return round(max(values) * len(values) / total, 2) if total else 1.0
-
-
-def cell(value: Any) -> str:
-    """A value of a row as text: JSON for nested values, ``null`` for null, text as it is."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return label(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    yield from paragraph(words.sentence(advice), look, indent=" " * len(arrow), first=arrow)

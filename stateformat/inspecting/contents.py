@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import CheckpointError
-from stateformat.model import Kind, Mode, State
-
-from ..text import render
+from .. import words
+from ..errors import CheckpointError
+from ..model import Kind, Mode, State
 
 if TYPE_CHECKING:
-    from stateformat.reading import Checkpoint
+    from ..reading import Checkpoint
 
 Document = dict[str, Any]
 
@@ -119,4 +118,4 @@ def _times(name: str, event_time_us: int | None) -> Document:
         return {f"{name}_at": None, f"{name}_us": None}
     if event_time_us in (WATERMARK_NONE, WATERMARK_END):
         return {f"{name}_at": "none" if event_time_us == WATERMARK_NONE else "end", f"{name}_us": None}
-    return {f"{name}_at": render.precise_moment(event_time_us), f"{name}_us": event_time_us}
+    return {f"{name}_at": words.precise_moment(event_time_us), f"{name}_us": event_time_us}

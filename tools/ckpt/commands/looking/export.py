@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..files import FORMATS, SUFFIXES, check_outside, format_of, remote_folder, write_file, write_rows
-from ..options import Address, CheckpointsType, Session, command
-from ..output import Document, Step
-from ..text import draw_file, draw_folder, draw_savepoint, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...files import FORMATS, SUFFIXES, check_outside, format_of, remote_folder, write_file, write_rows
+from ...options import Address, CheckpointsType, Session, command
+from ...output import Document, Step
+from ...text import draw_file, draw_folder, draw_savepoint
 
 if TYPE_CHECKING:
     from stateformat.backends.exporting import Exported, Place, Source
@@ -272,7 +275,7 @@ def _ids(sources: Sequence[Source]) -> list[int]:
 @contextmanager
 def _progress(session: Session, sources: Sequence[Source]) -> Iterator[Any]:
     """A bar that counts rows. Their total is known for all rows of one checkpoint only."""
-    what = str(sources[0]) if len(sources) == 1 else render.plural(len(sources), "state")
+    what = str(sources[0]) if len(sources) == 1 else words.plural(len(sources), "state")
     counts = [source.rows for source in sources]
     total = None if None in counts else sum(count or 0 for count in counts)
     with session.output.progress(f"Exporting {what}", unit="rows") as step:
@@ -307,7 +310,7 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
     ids = _ids(sources)
     if target == "-":
         where = f"checkpoint {ids[0]}" if len(ids) == 1 else f"checkpoints {ids[0]} to {ids[-1]}"
-        session.output.note(f"{render.plural(rows, 'row')} of {source}, {where}")
+        session.output.note(f"{words.plural(rows, 'row')} of {source}, {where}")
         return
     document = {
         "store": store.url,

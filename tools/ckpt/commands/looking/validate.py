@@ -7,10 +7,13 @@ from typing import Any, cast
 
 import click
 
-from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command, id_of
-from ..output import Document
-from ..text import Look, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, Session, command, id_of
+from ...output import Document
+from ...text import Look, render
 
 
 @command("validate", foreign=True)
@@ -27,9 +30,8 @@ def validate(session: Session, address: Address, *, level: str) -> int:
     Each finding names the broken section of SPEC.md, the object, and what to do. Nothing is
     written. Exit status 1 if there is any problem; warnings do not count.
     """
+    from stateformat.documents import problem_document
     from stateformat.validation import validate as run
-
-    from ..documents import problem_document
 
     store = session.store(address)
     with session.output.progress(f"Validating {address}") as step:
@@ -51,11 +53,11 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was checked, every finding, and as the last line the verdict."""
     number, checked = document["checkpoint_id"], document["checked"]
     counts = [
-        render.plural(checked[name], name.removesuffix("s"))
+        words.plural(checked[name], name.removesuffix("s"))
         for name in ("records", "handles", "segments", "rows")
         if checked[name]
     ]
-    counts += [render.size(checked["bytes"])] if checked["bytes"] else []
+    counts += [words.size(checked["bytes"])] if checked["bytes"] else []
     yield from render.page_head(
         f"Validation of checkpoint {number}" if number is not None else "Validation",
         [("store", label(document["store"])), ("level", document["level"]), ("checked", look.dotted(*counts))],
@@ -68,9 +70,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     yield ""
     problems, warnings = len(document["problems"]), len(document["warnings"])
     if problems:
-        yield f"  {look.paint(look['fail'], 'problem')} {look.paint(render.plural(problems, 'problem'), 'problem')}"
+        yield f"  {look.paint(look['fail'], 'problem')} {look.paint(words.plural(problems, 'problem'), 'problem')}"
     else:
-        verdict = f"no problems, {render.plural(warnings, 'warning')}" if warnings else "no problems"
+        verdict = f"no problems, {words.plural(warnings, 'warning')}" if warnings else "no problems"
         yield f"  {look.paint(look['good'], 'finished')} {look.paint(verdict, 'finished')}"
 
 

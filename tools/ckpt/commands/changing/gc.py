@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command
-from ..output import Document
-from ..text import Column, Look, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, Session, command
+from ...output import Document
+from ...text import Column, Look, render
 
 if TYPE_CHECKING:
     from stateformat.storage import Leftover, ObjectInfo
@@ -71,23 +74,21 @@ def _leftovers(found: Sequence[Leftover]) -> list[Document]:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the sums, the objects, and what to do next."""
     kept = (
-        "every checkpoint"
-        if document["keep"] is None
-        else f"the newest {render.plural(document['keep'], 'checkpoint')}"
+        "every checkpoint" if document["keep"] is None else f"the newest {words.plural(document['keep'], 'checkpoint')}"
     )
     newest = f", newest {document['newest']}" if document["newest"] is not None else ""
-    counts = ", ".join(render.plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
+    counts = ", ".join(words.plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
     unfinished = len(document["unfinished"])
     facts = [
         ("store", label(document["store"])),
         ("keeps", f"{kept}{newest}"),
         (
             "freed" if document["deleted"] else "would free",
-            f"{counts}, {render.size(document['bytes'])}" if counts else "nothing",
+            f"{counts}, {words.size(document['bytes'])}" if counts else "nothing",
         ),
         (
             "not touched",
-            f"{render.plural(unfinished, 'temporary file')} of writers that may be alive" if unfinished else "",
+            f"{words.plural(unfinished, 'temporary file')} of writers that may be alive" if unfinished else "",
         ),
     ]
     yield from render.page_head("Garbage", facts, look)
@@ -97,14 +98,14 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             yield ""
             title = Column(f"{name} in {folder}" if folder else name, flexible=True)
             rows = [
-                [label(item["path"].removeprefix(folder)), render.size(item["size_bytes"])] for item in items[:SHOWN]
+                [label(item["path"].removeprefix(folder)), words.size(item["size_bytes"])] for item in items[:SHOWN]
             ]
             yield from render.table([title, Column("bytes", right=True)], rows, look)
             if len(items) > SHOWN:
                 yield f"  {render.more(len(items) - SHOWN, look)}"
     if document["stopped"]:
         yield ""
-        yield from render.paragraph(look.paint(render.sentence(f"stopped: {document['stopped']}"), "problem"), look)
+        yield from render.paragraph(look.paint(words.sentence(f"stopped: {document['stopped']}"), "problem"), look)
     elif counts and not document["deleted"]:
         yield ""
         yield from render.paragraph("Nothing was changed. Run it again with --delete to delete these.", look)

@@ -13,18 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.graph import Operator, Status
-from stateformat.manifest import integers, state_runs
-from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
-from stateformat.record import members_of
-
-from ..json_text import JsonRows
-from ..text import render
+from .. import words
+from ..graph import Operator, Status
+from ..manifest import integers, state_runs
+from ..model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
+from ..record import members_of
+from .columns import JsonRows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from stateformat.problems import Problem
+    from ..problems import Problem
 
 Document = dict[str, Any]
 Ints: TypeAlias = "npt.NDArray[np.int64]"
@@ -46,7 +45,7 @@ def record_document(store: str, record: Record) -> Document:
         "content_of": members.get("content_of"),
         "stop": members.get("stop"),
         "rescaled_from": members.get("rescaled_from"),
-        "created_at": render.moment(record.created_at_us),
+        "created_at": words.moment(record.created_at_us),
     }
 
 
@@ -126,7 +125,7 @@ class Holdings:
             "rows": np.bincount(mine["layer"], mine["rows"]),
             "bytes": np.bincount(mine["layer"], mine["bytes"]),
         }
-        skew = render.skew(shown.tolist())
+        skew = words.skew(shown.tolist())
         if self._unknown[run].any():
             mine["rows"] = np.zeros(0, np.int64)
             subtasks.arrays["rows"][:] = -1
@@ -216,7 +215,7 @@ def history_document(record: Record) -> Document:
         "parent": reference(record.parent),
         "job_id": record.job_id,
         "job_name": record.job_name,
-        "created_at": render.moment(record.created_at_us),
+        "created_at": words.moment(record.created_at_us),
         "created_at_us": record.created_at_us,
         "operators": len(status),
         "finished": status.count(Status.FULLY_FINISHED),

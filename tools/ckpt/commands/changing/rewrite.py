@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..options import (
+from stateformat import words
+from stateformat.words import label
+
+from ...options import (
     Address,
     AddressType,
     PairType,
@@ -17,9 +20,9 @@ from ..options import (
     parallelism_options,
     per_operator,
 )
-from ..output import Document
-from ..text import Look, label, render
-from ..transforms import TransformName, transform_options, transforms_of
+from ...output import Document
+from ...text import Look, render
+from ...transforms import TransformName, transform_options, transforms_of
 from ._published import draw_published, published
 
 if TYPE_CHECKING:
@@ -139,7 +142,7 @@ def _draw(document: Document, look: Look) -> Iterator[str]:
     yield from draw_published(document, look)
     for one in document["transformed"]:
         yield ""
-        rows = f"{render.count(one['rows_before'])} {look['arrow']} {render.plural(one['rows_after'], 'row')}"
+        rows = f"{words.count(one['rows_before'])} {look['arrow']} {words.plural(one['rows_after'], 'row')}"
         rehashed = ", rehashed" if one["rekeyed"] else ""
         yield render.heading(label(f"{one['operator']}/{one['state']} by {one['function']}"), look, rows + rehashed)
         yield ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ..options import Address, Session, command
-from ..text import draw_checkpoint
+from ...options import Address, Session, command
+from ...text import draw_checkpoint
 
 if TYPE_CHECKING:
     from stateformat.model import State
@@ -33,7 +33,7 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     subtask, next to those of the greatest; a dash is a subtask that has finished. With --operator
     or --state the page also says what timers, progress, committables and records in flight hold.
     """
-    from ..documents import Holdings, holds_document, record_document
+    from stateformat.documents import Holdings, holds_document, record_document
 
     checkpoint = session.read_only(address)
     uid = None if operator is None else checkpoint.operator_uid(operator)
@@ -49,12 +49,12 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     document["states"] = [holdings.document(chosen, declared[chosen]) for chosen in states]
     for entry, chosen in zip(document["states"], states, strict=True):
         if uid is not None or state is not None:
-            from ..documents import contents
+            from stateformat.inspecting import contents
 
             rows_about = entry["bytes"] // ROW_BYTES if entry["rows"] is None else entry["rows"]
             entry["contents"] = contents(checkpoint, chosen, rows_about)
         if rows is not None:
-            from ..rows import objects
+            from ...rows import objects
 
             # Layers are merged, and subtasks are in order.
             batches = checkpoint.read(chosen.operator, chosen.name).batches(batch_rows=max(rows, 1024))

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from ..options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
-from ..repartitioned import rescale_foreign
-from ..text import draw_plan
+from ...options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
+from ...repartitioned import rescale_foreign
+from ...text import draw_plan
 from ._published import draw_published, published
 
 
@@ -58,8 +58,7 @@ def rescale(
     The query must be stopped; its own checkpoint stays as it is.
     """
     from stateformat.backends.rewrite import publish_rescaled
-
-    from ..documents import plan_document
+    from stateformat.redistribution import plan_document
 
     others = () if target is None else (target.url,)
     store, checkpoint = session.checkpoint(address, *others)
@@ -76,7 +75,7 @@ def rescale(
     if dry_run:
         plan = checkpoint.plan_restore(topology)
         plan.check()
-        session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
+        session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
         return
     if target is None:
         session.publishes(store.url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..options import Address, AddressType, Session, command, other_store
+from ...options import Address, AddressType, Session, command, other_store
 from ._published import draw_published, published
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command, parallelism_options, per_operator
-from ..text import draw_plan
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, Session, command, parallelism_options, per_operator
+from ...text import draw_plan
 
 if TYPE_CHECKING:
     from stateformat.graph import JobGraph
@@ -50,7 +50,7 @@ def explain_restore(
     system's checkpoint, whose metadata does not say it, rows are counted first. Exit status 1 if
     the restore would be refused; the page lists every reason and what to do about it.
     """
-    from ..documents import plan_document
+    from stateformat.redistribution import plan_document
 
     store, checkpoint = session.checkpoint(address)
     drop = tuple(_dropped(checkpoint, name) for name in drop)
@@ -63,11 +63,11 @@ def explain_restore(
     else:
         if parallelism is not None or operator_parallelism or max_parallelism is not None:
             raise click.UsageError("--topology says how parallel each operator is; leave the other options out")
-        from ..topology import read_topology
+        from ...topology import read_topology
 
         chosen, states, drop = read_topology(topology, checkpoint.record, drop)
     plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
-    session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
+    session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
     return PROBLEMS if plan.refused else FINE
 
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import click
 
-from ..options import Address, AddressType, Session, command
-from ..output import Document
-from ..text import Look, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...options import Address, AddressType, Session, command
+from ...output import Document
+from ...text import Look, render
 from ._published import source_document
 
 
@@ -20,7 +23,7 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
     TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
     path and bytes; its digest is verified on the way. Run an interrupted copy again to complete it.
     """
-    from ..documents import published_document
+    from stateformat.documents import published_document
 
     store, checkpoint = session.checkpoint(address, target.url)
     there = session.store(target.url, address.url)
@@ -39,13 +42,13 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was copied, from where to where."""
     totals = document["totals"]
     manifest, segments = (
-        f"manifest {render.size(document['manifest_bytes'])}",
-        render.plural(totals["segments"], "segment"),
+        f"manifest {words.size(document['manifest_bytes'])}",
+        words.plural(totals["segments"], "segment"),
     )
     facts = [
         ("from", label(document["source"]["store"])),
         ("to", label(document["store"])),
         ("kind", document["kind"]),
-        ("size", look.dotted(render.plural(totals["rows"], "row"), render.size(totals["bytes"]), segments, manifest)),
+        ("size", look.dotted(words.plural(totals["rows"], "row"), words.size(totals["bytes"]), segments, manifest)),
     ]
     return render.page_head(f"Copied checkpoint {document['checkpoint_id']}", facts, look)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..options import Address, AddressType, PairType, Session, command
-from ..output import Document
-from ..text import Look, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...options import Address, AddressType, PairType, Session, command
+from ...output import Document
+from ...text import Look, render
 from ._published import CHANGES_SHOWN, draw_changes, published
 
 if TYPE_CHECKING:
@@ -154,12 +157,12 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was imported from where, what changed, and what must be known."""
     totals, source = document["totals"], document["source"]
     sizes = (
-        render.plural(totals["rows"], "row"),
-        render.size(totals["bytes"]),
-        render.plural(totals["segments"], "segment"),
+        words.plural(totals["rows"], "row"),
+        words.size(totals["bytes"]),
+        words.plural(totals["segments"], "segment"),
     )
     watermark = document["watermark_ms"]
-    job = render.named(document["job_id"], document["job_name"])
+    job = words.named(document["job_id"], document["job_name"])
     yield from render.page_head(
         f"Imported checkpoint {source['checkpoint_id']} as checkpoint {document['checkpoint_id']}",
         [
@@ -172,7 +175,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             ("left out", label(", ".join(document["dropped"]))),
             *draw_changes(document["changes"], look),
             *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),
-            *((("watermark", render.precise_moment(watermark * 1000)),) if watermark else ()),
+            *((("watermark", words.precise_moment(watermark * 1000)),) if watermark else ()),
             *((label(one["uid"]), f"goes on {label(one['behind'])}") for one in document["positions"]),
         ],
         look,
@@ -187,20 +190,20 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     for note in document["remarks"][:NOTES_SHOWN]:
         yield ""
         subject = f" ({label(note['subject'])})" if note["subject"] else ""
-        yield from render.paragraph(f"{note['kind'].capitalize()}{subject}: {render.sentence(note['message'])}", look)
+        yield from render.paragraph(f"{note['kind'].capitalize()}{subject}: {words.sentence(note['message'])}", look)
     left = render.more(len(document["remarks"]) - NOTES_SHOWN, look, "remark")
     if left:
         yield ""
         yield left
     for text in document["notes"]:
         yield ""
-        yield from render.paragraph(render.sentence(text), look)
+        yield from render.paragraph(words.sentence(text), look)
 
 
 def _finished(document: Document, look: Look) -> list[str]:
     """A line for each operator of which subtasks had finished."""
     found = [
-        f"{label(one['uid'])}: {render.ranges(one['subtasks'])} of {one['parallelism']}" for one in document["finished"]
+        f"{label(one['uid'])}: {words.ranges(one['subtasks'])} of {one['parallelism']}" for one in document["finished"]
     ]
     left = render.more(len(found) - CHANGES_SHOWN, look)
     return [*found[:CHANGES_SHOWN], *([left] if left else [])]

@@ -6,20 +6,23 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..json_text import JsonColumn, JsonRows
+from stateformat.documents import JsonColumn, JsonRows
+
+from .columns import ColumnPlan, column_plans
+from .operator_plan import Action
 
 if TYPE_CHECKING:
-    from stateformat.model import State
-    from stateformat.reading import Checkpoint
-    from stateformat.redistribution import ColumnPlan, RestorePlan
+    from stateformat.model import Record, State
+
+    from .plan import RestorePlan
 
 Document = dict[str, Any]
 
 
-def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Document:
+def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str | None = None) -> Document:
     """The plan as ``RestorePlan.to_json`` writes it, what each subtask reads, and the states.
 
-    Whatever is as long as the plan stays in columns (``json_text``).
+    Whatever is as long as the plan stays in columns (``documents``).
     """
     operators = {operator.uid: operator for operator in plan.operators}
     columns: dict[tuple[str, str], list[ColumnPlan]] = {}
@@ -31,16 +34,16 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
             "name": state.name,
             "mode": state.mode.value,
             "kind": state.kind.value if state.kind else None,
-            "rule": rule(checkpoint, plan, state.operator, state.name),
+            "rule": rule(record, plan, state.operator, state.name),
             "columns": [_column(column) for column in columns.get((state.operator, state.name)) or _kept(plan, state)],
         }
-        for state in checkpoint.states
+        for state in record.states
         if state.operator in operators
     ]
     whole = plan.to_document()
     return {
         "store": store,
-        "system": checkpoint.system,
+        "system": system,
         "refused": plan.refused,
         "load": list(_loads(plan)),
         "states": states,
@@ -52,7 +55,6 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
 def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
     """The columns of a state that the program does not declare: they stay if it is restored."""
     from stateformat.model import Mode
-    from stateformat.redistribution import column_plans
 
     operator = plan.by_operator[state.operator]
     restored = operator.parallelism > 0 if state.mode is Mode.COMMITTABLES else operator.starts
@@ -83,13 +85,12 @@ def _loads(plan: RestorePlan) -> Iterator[Document]:
         }
 
 
-def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:
+def rule(record: Record, plan: RestorePlan, uid: str, name: str) -> str:
     """What becomes of a state, in words (in full: docs/redistribution.md)."""
     from stateformat.graph import Status
     from stateformat.model import Mode
-    from stateformat.redistribution import Action
 
-    state = checkpoint.record.state(uid, name)
+    state = record.state(uid, name)
     operator = plan.by_operator[uid]
     if state.mode is Mode.COMMITTABLES and operator.action is not Action.DROPPED:
         return "committed before anything starts"

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ..exit_status import FINE, PROBLEMS, UNAVAILABLE
-from ..options import Address, AddressType, SecondsType, Session, command
-from ..output import Document, Step
-from ..text import Look, label, render
+from stateformat.words import label
+
+from ...exit_status import FINE, PROBLEMS, UNAVAILABLE
+from ...options import Address, AddressType, SecondsType, Session, command
+from ...output import Document, Step
+from ...text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record, StopMode

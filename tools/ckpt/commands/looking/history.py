@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import click
 
-from ..documents import history_document, reference
-from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command
-from ..output import Document
-from ..text import Column, Look, render
+from stateformat import words
+from stateformat.documents import history_document, reference
+
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, Session, command
+from ...output import Document
+from ...text import Column, Look, render
 
 
 @command("history", checkpoint="never", foreign=True)
@@ -49,8 +51,8 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the store and its job, the table, the strays."""
     checkpoints = document["checkpoints"]
-    job = render.named(document["job_id"], document["job_name"])
-    yield from render.page_head("History", [("store", render.label(document["store"])), ("job", job)], look)
+    job = words.named(document["job_id"], document["job_name"])
+    yield from render.page_head("History", [("store", words.label(document["store"])), ("job", job)], look)
     yield ""
     columns = [
         Column("id", right=True),
@@ -74,7 +76,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             yield ""
             yield from render.paragraph(f"The job stopped ({mode}) at checkpoint {entry['checkpoint_id']}.", look)
     if document["ended_by"]:
-        message = render.sentence(document["ended_by"]["message"])
+        message = words.sentence(document["ended_by"]["message"])
         yield ""
         yield from render.paragraph(look.paint(f"{look['fail']} {message}", "problem"), look)
     strays = document["strays"]
@@ -86,7 +88,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         them = "it" if len(strays) == 1 else "them"
         removal = f"Retention removes {them} (`ckpt gc --keep N`)."
         yield ""
-        yield from render.paragraph(f"{render.plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}", look)
+        yield from render.paragraph(f"{words.plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}", look)
 
 
 def _row(entry: Document, now_us: int) -> list[str]:
@@ -96,10 +98,10 @@ def _row(entry: Document, now_us: int) -> list[str]:
         str(entry["checkpoint_id"]),
         entry["kind"],
         # Flink's metadata has no time.
-        render.clock(made_us, seconds=False) if made_us else "-",
-        render.age(made_us, now_us) if made_us else "",
+        words.clock(made_us, seconds=False) if made_us else "-",
+        words.age(made_us, now_us) if made_us else "",
         f"{entry['finished']} of {entry['operators']}{partly}",
-        render.count(entry["totals"]["rows"]),
-        render.size(entry["totals"]["bytes"]),
+        words.count(entry["totals"]["rows"]),
+        words.size(entry["totals"]["bytes"]),
         str(entry["parent"]["checkpoint_id"]) if entry["parent"] else "",
     ]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from ..output import Document
-from ..text import Look, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...output import Document
+from ...text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record
@@ -24,7 +27,7 @@ def source_document(store: CheckpointStore, record: Record) -> Document:
 
 def published(there: CheckpointStore, permit: CommitPermit, store: CheckpointStore, source: Record) -> Document:
     """The checkpoint published ``there`` from ``source``, and the operators that changed."""
-    from ..documents import operator_size, published_document
+    from stateformat.documents import operator_size, published_document
 
     before = {operator.uid: operator_size(operator) for operator in source.graph.operators}
     after = {operator.uid: operator_size(operator) for operator in permit.record.graph.operators}
@@ -45,9 +48,9 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
     source, totals, changes = document["source"], document["totals"], document["changes"]
     elsewhere = f" of {label(source['store'])}" if source["store"] != document["store"] else ""
     sizes = (
-        render.plural(totals["rows"], "row"),
-        render.size(totals["bytes"]),
-        render.plural(totals["segments"], "segment"),
+        words.plural(totals["rows"], "row"),
+        words.size(totals["bytes"]),
+        words.plural(totals["segments"], "segment"),
     )
     yield from render.page_head(
         f"Published checkpoint {document['checkpoint_id']}",
@@ -63,7 +66,7 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
     )
     for note in document["notes"]:
         yield ""
-        yield from render.paragraph(render.sentence(note), look)
+        yield from render.paragraph(words.sentence(note), look)
 
 
 def draw_changes(changes: list[Document], look: Look) -> list[tuple[str, str]]:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from ..documents import problem_document, reference
-from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command
-from ..output import Document
-from ..text import Column, Look, label, render
+from stateformat import words
+from stateformat.documents import problem_document, reference
+from stateformat.words import label
+
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, Session, command
+from ...output import Document
+from ...text import Column, Look, render
 from ._published import draw_published, published
 
 if TYPE_CHECKING:
@@ -129,7 +132,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     mark = look.paint(look["fail"], "problem")
     for fault in faults[:SHOWN]:
         yield ""
-        yield from render.paragraph(render.sentence(fault), look, indent="    ", first=f"  {mark} ")
+        yield from render.paragraph(words.sentence(fault), look, indent="    ", first=f"  {mark} ")
     if len(faults) > SHOWN:
         yield f"  {render.more(len(faults) - SHOWN, look)}"
     if document["closed"] and not document["undecided"] and document["ways"]:
@@ -151,8 +154,8 @@ def _ways(ways: list[Document], look: Look) -> Iterator[str]:
     rows = [
         [
             str(way["checkpoint_id"]),
-            render.clock(way["created_at_us"], seconds=False),
-            render.size(way["totals"]["bytes"]),
+            words.clock(way["created_at_us"], seconds=False),
+            words.size(way["totals"]["bytes"]),
             {None: "not checked", True: "whole", False: "damaged"}[way["whole"]]
             + ("" if way["certain"] else ", perhaps a stray"),
             _ids(way["doubled"]),
@@ -172,7 +175,7 @@ def _ids(ascending: list[int]) -> str:
             pairs[-1][1] = number
         else:
             pairs.append([number, number])
-    return render.ranges(pairs)
+    return words.ranges(pairs)
 
 
 def _advice(document: Document) -> Iterator[str]:
@@ -224,7 +227,7 @@ def _advice_on_ways(document: Document) -> Iterator[str]:
                 "--yes`."
             )
     elif way is not None and not way["whole"]:
-        yield f"Checkpoint {chosen} is damaged too: {render.sentence(way['problems'][0]['message'])}"
+        yield f"Checkpoint {chosen} is damaged too: {words.sentence(way['problems'][0]['message'])}"
     elif closed and not document["ways"]:
         yield (
             "No other checkpoint of this store can take its place. Start the job from a savepoint or another copy, "

@@ -11,11 +11,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from ..files import FORMATS, check_outside, format_of, remote_folder, write_file
-from ..json_text import JsonTexts
-from ..options import Address, Session, command
-from ..output import Document
-from ..text import Look, label, render
+from stateformat import words
+from stateformat.words import label
+
+from ...files import FORMATS, check_outside, format_of, remote_folder, write_file
+from ...json_text import JsonTexts
+from ...options import Address, Session, command
+from ...output import Document
+from ...text import Look, render
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +143,7 @@ def _write(
         batches = rebatch(tables, answer.schema, GROUP_ROWS)
         rows, length = write_file(session, target, place, file_format, answer.schema, batches, force=force)
     if target == "-":
-        session.output.note(render.plural(rows, "row"))
+        session.output.note(words.plural(rows, "row"))
         return
     session.output.show(
         {**document, "format": file_format, "path": target, "rows": rows, "bytes": length}, draw_written
@@ -149,7 +152,7 @@ def _write(
 
 def _objects(batches: Iterator[pa.RecordBatch], limit: int) -> tuple[list[dict[str, Any]], bool]:
     """The first rows, and whether there are more."""
-    from ..rows import objects
+    from ...rows import objects
 
     found = objects(batches, limit + 1)
     return found[:limit], len(found) > limit
@@ -159,8 +162,8 @@ def _spooled(batches: Iterator[pa.RecordBatch], limit: int | None, file: IO[byte
     """Write the rows as JSON lines: memory may not hold them. Returns whether there are more."""
     from stateformat.tables import cut
 
-    from ..files import TEXT_BYTES
-    from ..rows import json_lines
+    from ...files import TEXT_BYTES
+    from ...rows import json_lines
 
     left = limit
     for batch in batches:
@@ -178,9 +181,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     names = [column["name"] for column in document["columns"]]
     if names == PLAN:
         for row in document["rows"]:
-            yield from render.lines_label(row["explain_value"]).rstrip().split("\n")
+            yield from words.lines_label(row["explain_value"]).rstrip().split("\n")
         return
-    cells = [[render.cell(row[name]) for name in names] for row in document["rows"]]
+    cells = [[words.cell(row[name]) for name in names] for row in document["rows"]]
     titles = [label(name) for name in names]
     caps = _caps([column["type"] for column in document["columns"]], titles, cells, look)
     if caps:
@@ -198,7 +201,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     yield ""
     count = len(cells)
     hint = "--rows N shows more, --to FILE writes all"
-    yield f"the first {render.plural(count, 'row')} ({hint})" if document["more"] else render.plural(count, "row")
+    yield f"the first {words.plural(count, 'row')} ({hint})" if document["more"] else words.plural(count, "row")
 
 
 def _caps(types: Sequence[str], titles: Sequence[str], cells: Sequence[Sequence[str]], look: Look) -> list[int]:
@@ -230,11 +233,11 @@ def _is_number(kind: str) -> bool:
 
 def draw_written(document: Document, look: Look) -> Iterator[str]:
     """The page: what was written where."""
-    length = f"{render.size(document['bytes'])} of {document['format']}"
+    length = f"{words.size(document['bytes'])} of {document['format']}"
     facts = [
         ("store", label(document["store"])),
         ("file", label(document["path"])),
         ("columns", ", ".join(label(column["name"]) for column in document["columns"])),
-        ("size", look.dotted(render.plural(document["rows"], "row"), length)),
+        ("size", look.dotted(words.plural(document["rows"], "row"), length)),
     ]
     return render.page_head("Answer written", facts, look)

@@ -1,0 +1,34 @@
+"""What is shown of a checkpoint, as JSON documents (docs/json.md): facts, and no text.
+
+``checkpoint`` describes records, what their handles hold, and problems. ``columns`` has lists that
+stay columns. Pages of ``ckpt``, reports and notebooks are drawn from these documents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .checkpoint import (
+        Document as Document,
+        Holdings as Holdings,
+        history_document as history_document,
+        holds_document as holds_document,
+        operator_size as operator_size,
+        problem_document as problem_document,
+        published_document as published_document,
+        record_document as record_document,
+        reference as reference,
+    )
+    from .columns import JsonColumn as JsonColumn, JsonRows as JsonRows
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".checkpoint": "Document Holdings history_document holds_document operator_size problem_document "
+            "published_document record_document reference",
+            ".columns": "JsonColumn JsonRows",
+        },
+    )

@@ -1,0 +1,118 @@
+"""Words for people: numbers, sizes, times and names as text, wherever they are shown.
+
+A name out of a checkpoint goes through :func:`label` first: a stranger's text must neither break a
+line nor steer a terminal. Imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+
+def label(text: object) -> str:
+    """A stranger's text on one line, unprintable characters (line ends, escapes) spelled out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+
+
+def lines_label(text: str) -> str:
+    """Our own text of several lines (help, stack traces): :func:`label` of each line."""
+    return "\n".join(map(label, text.split("\n")))
+
+
+def named(main: str, other: str) -> str:
+    """``main (other)``, safe to print; only ``main`` if the other name says nothing new."""
+    return label(main if other in ("", main) else f"{main} ({other})")
+
+
+def count(number: int | None) -> str:
+    """A count with thousands separators; a dash where nobody has counted."""
+    return "-" if number is None else f"{number:,}"
+
+
+def size(byte_count: int) -> str:
+    """Bytes for people: a binary unit and one decimal."""
+    if byte_count < 1024:
+        return f"{byte_count} B"
+    value = float(byte_count)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        value /= 1024
+        if value < 1023.95 or unit == "PiB":
+            break
+    return f"{value:,.1f} {unit}"
+
+
+def plural(number: int, noun: str, many: str = "") -> str:
+    """``1 segment``, ``2 segments``."""
+    return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
+
+
+def cell(value: Any) -> str:
+    """A value of a row as text: JSON for nested values, ``null`` for null, text as it is."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return label(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def sentence(text: object) -> str:
+    """A stranger's text as a sentence: on one line, with a capital and a full stop.
+
+    A path or a name in front stays as it is: `state/0` is not `State/0`.
+    """
+    safe = label(text)
+    first = safe.partition(" ")[0].rstrip(".,:;")
+    start = safe[:1].upper() if first.replace("-", "").replace("'", "").isalpha() else safe[:1]
+    return start + safe[1:] + ("" if safe.endswith(".") else ".")
+
+
+def ranges(pairs: Sequence[Sequence[int]]) -> str:
+    """Inclusive ranges as ``0-2, 5``."""
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+
+
+def skew(values: Sequence[int]) -> float:
+    """The greatest value over the mean; 1.0 for no values."""
+    total = sum(values)
+    return round(max(values) * len(values) / total, 2) if total else 1.0
+
+
+_LAST: Final = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+
+
+def _instant(epoch_us: int) -> datetime.datetime | None:
+    """A time in UTC; None beyond the calendar."""
+    try:
+        return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
+    except OverflowError:
+        return None
+
+
+def moment(epoch_us: int) -> str:
+    """A record's time as ISO 8601 in UTC, to the second."""
+    return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def clock(epoch_us: int, *, seconds: bool = True) -> str:
+    """A record's time in UTC, for people."""
+    return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+
+
+def precise_moment(epoch_us: int) -> str:
+    """An event time as ISO 8601 in UTC, to the µs; beyond the calendar the number of µs."""
+    found = _instant(epoch_us)
+    return f"{epoch_us} us" if found is None else found.isoformat().removesuffix("+00:00") + "Z"
+
+
+def age(epoch_us: int, now_us: int) -> str:
+    """How long ago, in its greatest unit; empty for a time in the future."""
+    seconds = (now_us - epoch_us) // 1_000_000
+    if seconds < 0:
+        return ""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
