@@ -36,6 +36,16 @@ KEEP_PROPERTY = f"{RESERVED_PROPERTIES}keep"
 """Present where the publishing run keeps its runtime's default number of checkpoints."""
 LATE_PROPERTY = f"{RESERVED_PROPERTIES}late_rows"
 """How many rows the job had dropped as late when the checkpoint was published."""
+PROGRAM_PROPERTY = f"{RESERVED_PROPERTIES}program"
+"""The script, notebook or function that ran the job, without its folder."""
+CODE_PROPERTY = f"{RESERVED_PROPERTIES}code"
+"""The version of the program: a commit, or a package with its version."""
+SPARK_PROPERTY = f"{RESERVED_PROPERTIES}spark_application"
+"""The id of the Spark application."""
+HOST_PROPERTY = f"{RESERVED_PROPERTIES}host"
+USER_PROPERTY = f"{RESERVED_PROPERTIES}user"
+ORIGIN_PROPERTIES = (PROGRAM_PROPERTY, CODE_PROPERTY, SPARK_PROPERTY, HOST_PROPERTY, USER_PROPERTY)
+"""Who published a checkpoint, as far as the run said it."""
 
 
 def new_attempt_id() -> AttemptId:

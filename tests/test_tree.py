@@ -33,7 +33,7 @@ backends.foreign.source backends.foreign.byte_strings backends.foreign.framing b
 backends.foreign.spark backends.foreign.spark.repartition backends.foreign.flink.serializers backends.foreign.flink.layouts
 backends.foreign.flink
 backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.positions backends.foreign.formats backends.foreign.importing backends.foreign
-backends.querying backends.exporting
+backends.querying backends.exporting backends.origin
 backends.runtime backends.dataflow.testing backends.local
 backends.spark.options backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
 backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark

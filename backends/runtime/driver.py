@@ -122,7 +122,7 @@ class Driver:
         self._messenger = messenger
         self._clock = clock
         self._keep = keep_count(schedule)
-        self._own_properties = keep_properties(schedule)
+        self._own_properties = {**keep_properties(schedule), **restored.origin}
         self.late_rows_before = _late_rows(restored.permit)
         """``Run.late_rows`` when this run began."""
         self._retries: Mapping[str, pa.Table] = retries

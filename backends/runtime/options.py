@@ -103,6 +103,14 @@ class Options:
     """Storage options of ``start_from``."""
     claim: bool = False
     """Run in a savepoint's own store. It is the job's then, and expires like any checkpoint."""
+    program: str | None = None
+    """What records say ran the job: a script, notebook, ``file.py:function`` or
+    ``module:function``, of which the folder is left out.
+
+    None: the script or module of this process.
+    """
+    origin: bool = False
+    """Records also say the host and user of this process."""
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
@@ -114,9 +122,11 @@ class Options:
             check_no_secrets(address, "start_from")
             checkpoint_address(address)
             object.__setattr__(self, "start_from", address)
-        for name in ("unaligned", "resume", "claim"):
+        for name in ("unaligned", "resume", "claim", "origin"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidInput(f"{name} is {value!r}; it is True or False")
+        if self.program is not None and (not isinstance(self.program, str) or not self.program):
+            raise InvalidInput(f"program is {self.program!r}; it is a name, such as 'flights.py:flights'")
         if not isinstance(self.drop, Collection) or not all(isinstance(name, str) for name in self.drop):
             raise InvalidInput(
                 f"drop is {self.drop!r}; it is a list of names, each 'operator', 'operator/state' or "
@@ -157,4 +167,6 @@ class RuntimeOptions(ScheduleOptions, total=False):
     start_from: str | None
     start_from_options: Mapping[str, Any]
     claim: bool
+    program: str | None
+    origin: bool
     schedule: Schedule

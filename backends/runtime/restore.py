@@ -46,6 +46,8 @@ class Restored:
     plan: RestorePlan | None = None
     finished: frozenset[str] = frozenset()
     """The fully finished vertices, which are not started."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """The properties that say who runs the job."""
     _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
     """Union and progress states, since reading them for each subtask would be quadratic."""
 

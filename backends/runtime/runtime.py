@@ -18,6 +18,7 @@ from stateformat.store import CheckpointStore
 from ..dataflow.api import TwoPhaseCommitSink
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import COMMITTABLES
+from ..origin import origin_properties
 from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
@@ -71,6 +72,8 @@ class Runtime(ABC, Generic[RunT]):
         are stops."""
         self._schedule: Schedule | None = None
         """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
+        self._origin: Mapping[str, str] | None = None
+        """Who runs the job, as records say it; None before a start."""
 
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end or a stop; after failures, again from the newest checkpoint.
@@ -82,7 +85,7 @@ class Runtime(ABC, Generic[RunT]):
         """
         restarts = 0
         failures = RestartPolicy(flow.job_id, self.options.max_restarts)
-        self._resumes_to = self._schedule = None
+        self._resumes_to = self._schedule = self._origin = None
         while True:
             try:
                 return replace(self._once(flow), restarts=restarts)
@@ -124,18 +127,22 @@ class Runtime(ABC, Generic[RunT]):
 
         Returns an outcome if the newest checkpoint is that of a stop, or everything had finished.
         """
-        self._resumes_to = self._schedule = None
+        self._resumes_to = self._schedule = self._origin = None
         return self._begin(flow)
 
     def _begin(self, flow: Dataflow) -> RunT | JobOutcome:
         options = self.options
-        permit = start(self.store, flow, options)
+        if self._origin is None:
+            self._origin = origin_properties(
+                options.program, host_and_user=options.origin, spark_application=self._spark_application()
+            )
+        permit = start(self.store, flow, options, self._origin)
         if self._schedule is None:
             self._schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
         if self._resumes_to is None:
             self._resumes_to = permit.ref.checkpoint_id if permit else 0
         begins_here = permit is None or permit.ref.checkpoint_id == self._resumes_to
-        restored = restore(flow, permit, options, again=not begins_here)
+        restored = replace(restore(flow, permit, options, again=not begins_here), origin=self._origin)
         sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, restored, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
@@ -148,6 +155,10 @@ class Runtime(ABC, Generic[RunT]):
     @abstractmethod
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> RunT:
         """Make a run with these options; ``retries``: what sinks have put off, by uid."""
+
+    def _spark_application(self) -> str | None:
+        """The id of the Spark application that runs the job, if one does."""
+        return None
 
     def _commit_before_start(
         self, permit: CommitPermit | None, restored: Restored, sinks: Mapping[str, TwoPhaseCommitSink]

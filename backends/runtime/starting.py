@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import stateformat as sf
@@ -31,8 +32,12 @@ REPORT_EVERY_SECONDS = 10.0
 """How often a long copy reports its progress."""
 
 
-def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPermit | None:
+def start(
+    store: CheckpointStore, flow: Dataflow, options: Options, origin: Mapping[str, str] | None = None
+) -> CommitPermit | None:
     """The newest checkpoint of the store, or one made from ``start_from``, or None.
+
+    ``origin``: the properties that say who runs the job.
 
     Before anything is copied it raises ``InvalidInput`` for an unclaimed savepoint or a sink whose
     place another job writes to, ``JobMismatch`` for a savepoint of another job, ``RestoreRefused``
@@ -57,10 +62,14 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
             f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the "
             "savepoint's own store for the job, or leave claim out: start_from alone copies the savepoint"
         )
-    return _begin_from(store, flow, options, options.start_from)
+    return _begin_from(
+        store, flow, options, options.start_from, {**keep_properties(options.schedule), **(origin or {})}
+    )
 
 
-def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, address: str) -> CommitPermit:
+def _begin_from(
+    store: CheckpointStore, flow: Dataflow, options: Options, address: str, properties: Mapping[str, str]
+) -> CommitPermit:
     url, checkpoint_id = checkpoint_address(address)
     try:
         checkpoint = sf.open(url, **options.start_from_options).open(checkpoint_id)
@@ -81,7 +90,7 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
         if store.start(flow.job_id) is None:
             raise
     try:
-        permit = store.start_from(checkpoint, keep_properties(options.schedule), _CopyReporter(checkpoint, store))
+        permit = store.start_from(checkpoint, properties, _CopyReporter(checkpoint, store))
     except er.InvalidInput as error:
         if error.kind is not er.ErrorKind.STORE_NOT_EMPTY:
             raise

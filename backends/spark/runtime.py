@@ -48,6 +48,9 @@ class SparkRuntime(Runtime[SparkRun]):
             )
         self._spark = check(spark)
 
+    def _spark_application(self) -> str | None:
+        return str(self._spark.sparkContext.applicationId)
+
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> SparkRun:
         assert isinstance(options, SparkOptions)
         # Made here, so that it has the views and functions that the user's session has when the run

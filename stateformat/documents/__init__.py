@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         history_document as history_document,
         holds_document as holds_document,
         operator_size as operator_size,
+        origin_document as origin_document,
         problem_document as problem_document,
         published_document as published_document,
         record_document as record_document,
@@ -27,7 +28,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Document Holdings history_document holds_document operator_size problem_document "
+            ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document problem_document "
             "published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
         },

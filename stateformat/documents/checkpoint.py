@@ -6,6 +6,7 @@ million handles takes no longer than reading its manifest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +17,17 @@ import pyarrow.compute as pc
 from .. import words
 from ..graph import Operator, Status
 from ..manifest import integers, state_runs
-from ..model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
+from ..model import (
+    ORIGIN_PROPERTIES,
+    PER_SUBTASK_MODES,
+    RESERVED_PROPERTIES,
+    Kind,
+    Mode,
+    ParentRef,
+    Record,
+    State,
+    Totals,
+)
 from ..record import members_of
 from .columns import JsonRows
 
@@ -46,7 +57,14 @@ def record_document(store: str, record: Record) -> Document:
         "stop": members.get("stop"),
         "rescaled_from": members.get("rescaled_from"),
         "created_at": words.moment(record.created_at_us),
+        "written_by": origin_document(record.properties),
     }
+
+
+def origin_document(properties: Mapping[str, str]) -> Document:
+    """Who published a checkpoint; null for what its record does not say."""
+    names = {name.removeprefix(RESERVED_PROPERTIES): name for name in ORIGIN_PROPERTIES}
+    return {member: properties.get(name) for member, name in names.items()}
 
 
 def totals_document(totals: Totals) -> Document:
@@ -222,6 +240,7 @@ def history_document(record: Record) -> Document:
         "partially_finished": status.count(Status.PARTIALLY_FINISHED),
         "stop": None if record.stop is None else {"mode": record.stop.mode.value, "request": record.stop.request},
         "totals": totals_document(record.totals),
+        "written_by": origin_document(record.properties),
     }
 
 

@@ -157,6 +157,27 @@ def test_a_stop_stands_on_the_page(tmp_path: Path) -> None:
     assert "finishing: 0-1" in text
 
 
+def test_who_wrote_it_stands_on_the_page_and_in_json(tmp_path: Path) -> None:
+    said = {
+        "stateformat.program": "flights.py:flights",
+        "stateformat.code": f"{'0f6e3a91c2d4' * 4:.40}-dirty",
+        "stateformat.spark_application": "local-17",
+        "stateformat.host": "h\x1b[1m",
+        "stateformat.user": "me",
+    }
+    stores.counts_job().publish(open_store(str(tmp_path)), None, properties={**said, "mine": "1"})
+    text = " ".join(page("inspect", tmp_path).split())
+    origin = (
+        "written by flights.py:flights · version 0f6e3a91c2d4-dirty · Spark application local-17 · on h\\x1b[1m · as me"
+    )
+    assert origin in text
+    assert "stateformat.program" not in text
+    assert "properties mine = 1" in text
+    written = {name.removeprefix("stateformat."): value for name, value in said.items()}
+    assert document("inspect", tmp_path)["written_by"] == written
+    assert [entry["written_by"] for entry in document("history", tmp_path)["checkpoints"]] == [written]
+
+
 # ---- pieces
 
 

@@ -154,6 +154,7 @@ class _JsonLog(logging.Formatter):
 @click.option("--from", "start_from", type=AddressType(), help="Begin an empty STORE with this checkpoint's content.")
 @click.option("--claim", is_flag=True, help="STORE is a savepoint: run in it, and let it expire in time.")
 @click.option("--resume", is_flag=True, help="Go on after a stop without drain.")
+@click.option("--record-origin", "origin", is_flag=True, help="Records also say the driver's host and user.")
 @click.option("--drop", multiple=True, metavar="OPERATOR[/STATE[.COLUMN]]", help="State or a column to give up.")
 @click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
 def command(
@@ -172,7 +173,7 @@ def command(
     storage = storage_options(endpoint_url, option)
     options = {name: value for name, value in chosen.items() if value is not None}
     # By default savepoints lie below the store.
-    options |= {"keep": keep, "savepoint_options": {} if is_local(store.url) else storage}
+    options |= {"keep": keep, "savepoint_options": {} if is_local(store.url) else storage, "program": str(job)}
     others = () if start_from is None else (start_from.url,)
     if start_from is not None:
         options["start_from"] = str(start_from)

@@ -23,6 +23,8 @@ OPERATORS_SHOWN: Final = 40
 STATES_SHOWN: Final = 40
 """If there are more states, the page shows only the :data:`LARGEST` that take the most bytes."""
 LARGEST: Final = 20
+COMMIT_DIGITS: Final = 12
+"""Digits of a commit on a page."""
 MORE: Final = "--operator UID shows one, --format json all"
 
 
@@ -74,7 +76,8 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
     yield "kind", document["kind"] + after
     ago = words.age(document["created_at_us"], now_us)
     yield "published", f"{words.clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
-    yield "written by", f"{label(document['writer'])}, attempt {document['attempt_id']}"
+    writer = f"{label(document['writer'])}, attempt {document['attempt_id']}"
+    yield "written by", look.dotted(origin_text(document["written_by"], look), writer)
     totals, inline = document["totals"], document["inline_bytes"]
     manifest = f"manifest {size(document['manifest']['size_bytes'])}"
     if inline:
@@ -93,6 +96,22 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
     yield from _properties(document)
 
 
+def origin_text(origin: Json, look: Look) -> str:
+    """Who wrote a checkpoint, in words; empty where nobody said it."""
+    commit, _, differs = (origin["code"] or "").partition("-")
+    code = origin["code"]
+    if code and len(commit) >= 40 and commit.isalnum():
+        code = commit[:COMMIT_DIGITS] + (f"-{differs}" if differs else "")
+    parts = (
+        origin["program"] or ("an unnamed program" if code else ""),
+        f"version {code}" if code else "",
+        f"Spark application {origin['spark_application']}" if origin["spark_application"] else "",
+        f"on {origin['host']}" if origin["host"] else "",
+        f"as {origin['user']}" if origin["user"] else "",
+    )
+    return look.dotted(*map(label, parts))
+
+
 def _foreign_facts(document: Json, look: Look) -> Iterator[tuple[str, str]]:
     """Of another system's checkpoint: what it is, its size, its properties, and what to know."""
     yield "system", f"{document['system']}, read as it is"
@@ -107,7 +126,9 @@ def _foreign_facts(document: Json, look: Look) -> Iterator[tuple[str, str]]:
 
 
 def _properties(document: Json) -> Iterator[tuple[str, str]]:
-    for i, (key, value) in enumerate(sorted(document["properties"].items())):
+    shown = {f"stateformat.{name}" for name in document["written_by"]}  # By the line "written by".
+    others = {key: value for key, value in document["properties"].items() if key not in shown}
+    for i, (key, value) in enumerate(sorted(others.items())):
         yield "properties" if i == 0 else "", f"{label(key)} = {label(value)}"
 
 
