@@ -28,8 +28,8 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document problem_document "
-            "published_document record_document reference",
+            ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document "
+            "problem_document published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
         },
     )
