@@ -267,7 +267,7 @@ class Line:
         op: Callable[[Log], df.Operator] | None = None,
         how: str = "forward",
         timed: bool = False,
-        parallelism: int = 1,
+        parallelism: int | None = 1,
         shut: bool = False,
         endless: bool = False,
         **options: Any,

@@ -105,9 +105,13 @@ class Loop:
 
 
 class Dataflow:
-    """A job: its steps and their connections. ``parallelism``: of steps that name no other."""
+    """A job: its steps and their connections.
 
-    def __init__(self, job_id: str, *, parallelism: int = 1, name: str = "") -> None:
+    ``parallelism``: of steps that name no other. None: that of the checkpoint from which the job
+    goes on, and 1 in its first run.
+    """
+
+    def __init__(self, job_id: str, *, parallelism: int | None = None, name: str = "") -> None:
         if not job_id:
             raise InvalidInput("the job id is empty. A store belongs to one job, by its id.")
         _check_text("the job id", job_id)

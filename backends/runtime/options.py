@@ -82,7 +82,7 @@ class Options:
     """How a job runs here. Raises ``InvalidInput`` for a value that means nothing."""
 
     parallelism: int | None = None
-    """Replaces that of the dataflow."""
+    """Replaces that of the dataflow. Where neither says anything, the checkpoint's counts."""
     per_operator: Mapping[str, int] = field(default_factory=dict)
     """Parallelism by uid, before any other."""
     unaligned: bool = False

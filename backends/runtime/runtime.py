@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from .driver import FATAL
 from .options import Options, Schedule
 from .outcome import JobOutcome, RestartPolicy
 from .progress import Progress
-from .restore import Restored, restore
+from .restore import Restored, parallelism_words, restore
 from .run import Run
 from .starting import decide_keep, start
 from .stop_requests import end_finished, end_stopped
@@ -33,6 +33,21 @@ from .stop_requests import end_finished, end_stopped
 logger = logging.getLogger(__name__)
 
 RunT = TypeVar("RunT", bound=Run)
+
+
+@dataclass
+class _Start:
+    """What the runs of one start of a job have in common."""
+
+    resumes_to: int | None = None
+    """Stops up to this checkpoint are gone on from; those that came to this job while it ran are
+    stops."""
+    schedule: Schedule | None = None
+    """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
+    origin: Mapping[str, str] | None = None
+    """Who runs the job, as records say it; None before the first run."""
+    parallelism_said: bool = False
+    """Whether the log says already that the program's parallelism is not the record's."""
 
 
 class Runtime(ABC, Generic[RunT]):
@@ -67,13 +82,7 @@ class Runtime(ABC, Generic[RunT]):
         self._progress = progress
         self._runs = 0
         self._published = 0
-        self._resumes_to: int | None = None
-        """Stops up to this checkpoint are gone on from; those that came to this job while it ran
-        are stops."""
-        self._schedule: Schedule | None = None
-        """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
-        self._origin: Mapping[str, str] | None = None
-        """Who runs the job, as records say it; None before a start."""
+        self._start = _Start()
 
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end or a stop; after failures, again from the newest checkpoint.
@@ -85,7 +94,7 @@ class Runtime(ABC, Generic[RunT]):
         """
         restarts = 0
         failures = RestartPolicy(flow.job_id, self.options.max_restarts)
-        self._resumes_to = self._schedule = self._origin = None
+        self._start = _Start()
         while True:
             try:
                 return replace(self._once(flow), restarts=restarts)
@@ -127,30 +136,37 @@ class Runtime(ABC, Generic[RunT]):
 
         Returns an outcome if the newest checkpoint is that of a stop, or everything had finished.
         """
-        self._resumes_to = self._schedule = self._origin = None
+        self._start = _Start()
         return self._begin(flow)
 
     def _begin(self, flow: Dataflow) -> RunT | JobOutcome:
-        options = self.options
-        if self._origin is None:
-            self._origin = origin_properties(
+        options, this = self.options, self._start
+        if this.origin is None:
+            this.origin = origin_properties(
                 options.program, host_and_user=options.origin, spark_application=self._spark_application()
             )
-        permit = start(self.store, flow, options, self._origin)
-        if self._schedule is None:
-            self._schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
-        if self._resumes_to is None:
-            self._resumes_to = permit.ref.checkpoint_id if permit else 0
-        begins_here = permit is None or permit.ref.checkpoint_id == self._resumes_to
-        restored = replace(restore(flow, permit, options, again=not begins_here), origin=self._origin)
+        permit = start(self.store, flow, options, this.origin)
+        if this.schedule is None:
+            this.schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
+        if this.resumes_to is None:
+            this.resumes_to = permit.ref.checkpoint_id if permit else 0
+        begins_here = permit is None or permit.ref.checkpoint_id == this.resumes_to
+        restored = replace(restore(flow, permit, options, again=not begins_here), origin=this.origin)
         sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, restored, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
         if outcome is not None:
             return outcome
+        self._say_parallelism(permit, restored)
         self._runs += 1
-        assert self._schedule is not None
-        return self._make_run(restored, replace(options, schedule=self._schedule), retries)
+        return self._make_run(restored, replace(options, schedule=this.schedule), retries)
+
+    def _say_parallelism(self, permit: CommitPermit | None, restored: Restored) -> None:
+        """Log, once per start, where the program's parallelism differs from the record's."""
+        said = parallelism_words(permit.record, restored.job.graph) if permit is not None else ""
+        if said and not self._start.parallelism_said:
+            self._start.parallelism_said = True
+            logger.warning("job %r: %s", restored.job.flow.job_id, said)
 
     @abstractmethod
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> RunT:
@@ -183,7 +199,7 @@ class Runtime(ABC, Generic[RunT]):
         stop = permit.record.stop
         # A job that is started on a claimed savepoint is to go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
-            resumes = self.options.resume and permit.ref.checkpoint_id == self._resumes_to
+            resumes = self.options.resume and permit.ref.checkpoint_id == self._start.resumes_to
             if stop.mode is StopMode.DRAIN or not resumes:
                 commit_rest(permit, sinks, retries, self._clock)
                 outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from typing import Final
 
 import pyarrow as pa
 
@@ -30,6 +31,9 @@ from ..api import Operator, Source
 from ..flow import Dataflow, Input, Loop, Step
 from .runtime_states import finished_in, states_of
 
+DEFAULT_PARALLELISM: Final = 1
+"""Of an operator of which neither the program nor a record says anything."""
+
 
 def graph_of(
     flow: Dataflow,
@@ -43,7 +47,8 @@ def graph_of(
     """The graph of a dataflow, as a topology to restore into or to start from.
 
     - ``parallelism`` replaces the dataflow's. A step's own comes before it, ``per_operator`` (by
-      uid) before that. Max parallelism is derived unless the user gave it.
+      uid) before that. Where none of them says anything, the record's counts; see
+      :func:`parallelism_of`. Max parallelism is derived unless the user gave it.
     - ``rebalanced``: edges that hold records in flight. They cannot become forward edges only
       because both sides have the same parallelism now.
     - ``previous``: the record of the checkpoint to restore. An operator that has finished there is
@@ -54,11 +59,11 @@ def graph_of(
     """
     per_operator = per_operator or {}
     _check_steps(flow, per_operator)
-    default = flow.parallelism if parallelism is None else parallelism
+    sizes = parallelism_of(flow, parallelism=parallelism, per_operator=per_operator, previous=previous)
     finished = finished_in(previous)
     operators = {}
     for uid, step in flow.steps.items():
-        wanted = per_operator.get(uid, default if step.parallelism is None else step.parallelism)
+        wanted = sizes[uid]
         _check_numbers(uid, wanted, step.max_parallelism)
         if previous is not None and uid in finished:
             coordinator = previous.graph.operator(uid).coordinator
@@ -67,7 +72,7 @@ def graph_of(
         operators[uid] = model.Operator(
             OperatorId(uid), wanted, step.max_parallelism, name=step.name, coordinator=coordinator
         )
-    edges = tuple(_edges(flow, operators, rebalanced))
+    edges = tuple(_edges(flow, operators, rebalanced, finished))
     _check_edge_ids(edges)
     graph = JobGraph(tuple(operators.values()), edges)
     order = steps_in_order(graph)
@@ -76,6 +81,29 @@ def graph_of(
     graph = graph.with_operators({uid: replace(graph.by_uid[uid], chain=chain) for uid, chain in chains.items()})
     states_of(flow, graph, unaligned=unaligned, finished=finished)
     return graph
+
+
+def parallelism_of(
+    flow: Dataflow,
+    *,
+    parallelism: int | None = None,
+    per_operator: Mapping[str, int] | None = None,
+    previous: Record | None = None,
+) -> dict[str, int]:
+    """The parallelism of every operator, by uid, unchecked: what the program says, else the record.
+
+    The program says it, nearest first: ``per_operator``, the step, ``parallelism``, the dataflow.
+    An operator of which none of them says anything goes on at that of ``previous``. One that is
+    new there takes the number that all such operators have in common, else 1.
+    """
+    default = flow.parallelism if parallelism is None else parallelism
+    near = {uid: step.parallelism for uid, step in flow.steps.items()} | dict(per_operator or {})
+    said = {uid: default if own is None else own for uid, own in near.items()}
+    known = previous.graph.by_uid if previous is not None else {}
+    recorded = {uid: known[OperatorId(uid)].parallelism for uid, own in said.items() if own is None and uid in known}
+    going_on = {number for uid, number in recorded.items() if uid not in finished_in(previous)}
+    common = going_on.pop() if len(going_on) == 1 else DEFAULT_PARALLELISM
+    return {uid: recorded.get(uid, common) if own is None else own for uid, own in said.items()}
 
 
 def steps_in_order(graph: JobGraph) -> list[OperatorId]:
@@ -200,14 +228,18 @@ def _check_numbers(uid: str, parallelism: object, max_parallelism: object) -> No
     check_parallelism(parallelism, max_parallelism if isinstance(max_parallelism, int) else default, operator=uid)
 
 
-def _edges(flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: Collection[str]) -> Iterator[Edge]:
+def _edges(
+    flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: Collection[str], finished: Collection[str]
+) -> Iterator[Edge]:
     for uid, step in flow.steps.items():
         for index, item in enumerate(step.inputs):
             source = _source(item)
             sizes = operators[source].parallelism, operators[uid].parallelism
             forwards = sizes[0] == sizes[1] and f"{source}->{uid}.{index}" not in rebalanced
             partitioner = item.partitioner or (Partitioner.FORWARD if forwards else Partitioner.REBALANCE)
-            if partitioner is Partitioner.FORWARD and sizes[0] != sizes[1]:
+            # A finished operator keeps its parallelism whatever the others do: nothing flows there.
+            flows = source not in finished and uid not in finished
+            if partitioner is Partitioner.FORWARD and sizes[0] != sizes[1] and flows:
                 raise InvalidInput(
                     f"{source!r} of parallelism {sizes[0]} sends forward to {uid!r} of {sizes[1]}. Give them one "
                     "parallelism, or let the stream rebalance.",
