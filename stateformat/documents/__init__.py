@@ -1,7 +1,8 @@
 """What is shown of a checkpoint, as JSON documents (docs/json.md): facts, and no text.
 
 ``checkpoint`` describes records, what their handles hold, and problems. ``columns`` has lists that
-stay columns. Pages of ``ckpt``, reports and notebooks are drawn from these documents.
+stay columns, ``rows`` makes JSON of Arrow rows. Pages of ``ckpt``, reports and notebooks are drawn
+from these documents.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
         reference as reference,
     )
     from .columns import JsonColumn as JsonColumn, JsonRows as JsonRows
+    from .rows import (
+        flat as flat,
+        hexadecimal as hexadecimal,
+        json_lines as json_lines,
+        json_texts as json_texts,
+        objects as objects,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -31,5 +39,6 @@ else:
             ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document "
             "problem_document published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
+            ".rows": "flat hexadecimal json_lines json_texts objects",
         },
     )

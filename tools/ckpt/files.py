@@ -148,7 +148,7 @@ def write_rows(file: BinaryIO, file_format: str, schema: pa.Schema, batches: Ite
 
     from stateformat.tables import cut
 
-    from .rows import flat, json_lines
+    from stateformat.documents import flat, json_lines
 
     plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
     pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, TEXT_BYTES))

@@ -54,7 +54,7 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
             rows_about = entry["bytes"] // ROW_BYTES if entry["rows"] is None else entry["rows"]
             entry["contents"] = contents(checkpoint, chosen, rows_about)
         if rows is not None:
-            from ...rows import objects
+            from stateformat.documents import objects
 
             # Layers are merged, and subtasks are in order.
             batches = checkpoint.read(chosen.operator, chosen.name).batches(batch_rows=max(rows, 1024))

@@ -152,7 +152,7 @@ def _write(
 
 def _objects(batches: Iterator[pa.RecordBatch], limit: int) -> tuple[list[dict[str, Any]], bool]:
     """The first rows, and whether there are more."""
-    from ...rows import objects
+    from stateformat.documents import objects
 
     found = objects(batches, limit + 1)
     return found[:limit], len(found) > limit
@@ -163,7 +163,7 @@ def _spooled(batches: Iterator[pa.RecordBatch], limit: int | None, file: IO[byte
     from stateformat.tables import cut
 
     from ...files import TEXT_BYTES
-    from ...rows import json_lines
+    from stateformat.documents import json_lines
 
     left = limit
     for batch in batches:

@@ -78,7 +78,7 @@ def _check(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        from stateformat.errors import DamagedCheckpoint, ErrorKind
+        from ..errors import DamagedCheckpoint, ErrorKind
 
         raise DamagedCheckpoint(
             f"some values are not valid for their type and cannot be written as text: {error}. `ckpt validate --level "
@@ -96,7 +96,7 @@ def hexadecimal(column: pa.Array) -> pa.Array:
     validity, offsets, data = packed.buffers()
     bounds = np.frombuffer(offsets, np.int32)[: len(packed) + 1].astype(np.int64) * 2
     if bounds[-1] >= 2**31 and len(column) == 1:
-        from stateformat.errors import InvalidInput
+        from ..errors import InvalidInput
 
         raise InvalidInput(
             f"a value of {bounds[-1] // 2:,} bytes has more than 2 GiB of hexadecimal text; export to Parquet"
