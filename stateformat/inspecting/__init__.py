@@ -1,10 +1,8 @@
 """Looking into checkpoints: what changed, a state over a range, metadata as tables, documents.
 
-Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``. For the changes
-read ``changes`` (what users hold), ``matching`` (what two checkpoints share), ``planning`` (what
-need not be read), ``comparing`` (what is read), ``differences`` (rows of two sides), and ``values``
-(when two values are equal). ``contents`` describes the rows of a runtime's own states
-as a document.
+Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``; ``changes`` and
+``diff`` stand on ``comparing``, which is a room of its own. ``contents`` describes the rows of a
+runtime's own states as a document.
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ import pyarrow as pa
 from ..model import State
 from ..reading import checked_parts, chosen_columns
 from ..tables import ArrowStream, rebatch
-from .comparing import Step
-from .differences import CHANGE
-from .planning import planned
+from .comparing import CHANGE, Side, Step, planned, side_of
 from .subjects import CHECKPOINT_ID, declared_in, newest_declaration, own_columns, packed, where_of
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ class StateChanges(ArrowStream):
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the changes in batches of up to ``batch_rows`` rows and 16 MiB."""
         for checkpoint_id, step in self._steps(1):
-            with closing(step.changes(self.state.current)) as tables:
+            with closing(step.changes()) as tables:
                 made = (self._shown(table, checkpoint_id) for table in tables)
                 yield from rebatch(made, self.schema, batch_rows)
 
@@ -121,8 +119,12 @@ class StateChanges(ArrowStream):
                 # A checkpoint keeps its manifest: of many, only those of the pair are held.
                 old = last if last is not None and last.id == pair.old.id else pair.old
                 last = pair.new if len(self.pairs) == 1 else copy(pair.new)
-                steps = planned(old, last, self.state, parts)
+                steps = planned(self._side(old), self._side(last), self.state, parts)
             yield from ((pair.checkpoint_id, step) for step in steps)
+
+    def _side(self, checkpoint: Checkpoint) -> Side | None:
+        declared = declared_in(checkpoint, self.state)
+        return None if declared is None else side_of(checkpoint, declared, self.state.current)
 
     def _shown(self, table: pa.Table, checkpoint_id: int) -> pa.Table:
         schema = self.schema

@@ -16,10 +16,10 @@ import pyarrow.csv as pa_csv
 import pytest
 
 from stateformat import errors, words
+from stateformat.documents import flat, json_lines, json_texts, objects
 from stateformat.tools.ckpt import exit_status as failures
 from stateformat.tools.ckpt.options import Address, AddressType, options_for
 from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
-from stateformat.documents import flat, json_lines, json_texts, objects
 from stateformat.tools.ckpt.text import Column, Look, graph, render
 
 # ---- the graph

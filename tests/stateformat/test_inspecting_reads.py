@@ -12,7 +12,8 @@ import pytest
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired
 from stateformat.graph import JobGraph, Operator
-from stateformat.inspecting import StateChanges, comparing, differences, metadata_table, planning
+from stateformat.inspecting import StateChanges, metadata_table
+from stateformat.inspecting.comparing import differences, planning, steps
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
 from stateformat.publication import CommitPermit
@@ -136,7 +137,7 @@ def test_what_does_not_fit_in_memory_is_set_aside(
 ) -> None:
     history = random_history(str(tmp_path), 5, steps=6)
     newest = max(history.truth)
-    monkeypatch.setattr(comparing, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(steps, "CHUNK_BYTES", 1)
     if bound != "layers":
         monkeypatch.setattr(planning, "HELD_BYTES", 1)
     if bound != "group":

@@ -146,9 +146,8 @@ def write_rows(file: BinaryIO, file_format: str, schema: pa.Schema, batches: Ite
     import pyarrow as pa
     from pyarrow import csv, parquet as pq
 
-    from stateformat.tables import cut
-
     from stateformat.documents import flat, json_lines
+    from stateformat.tables import cut
 
     plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
     pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, TEXT_BYTES))

@@ -160,10 +160,10 @@ def _objects(batches: Iterator[pa.RecordBatch], limit: int) -> tuple[list[dict[s
 
 def _spooled(batches: Iterator[pa.RecordBatch], limit: int | None, file: IO[bytes]) -> bool:
     """Write the rows as JSON lines: memory may not hold them. Returns whether there are more."""
+    from stateformat.documents import json_lines
     from stateformat.tables import cut
 
     from ...files import TEXT_BYTES
-    from stateformat.documents import json_lines
 
     left = limit
     for batch in batches:

@@ -7,65 +7,65 @@ are too large to hold, and a stretch of groups that share nothing, are read as t
 
 Key groups of another number or hash cannot be compared one by one: the keys are put into buckets.
 Neither can rows without keys: the rows that both sides refer to are left out, and the others are
-put into buckets. Of other systems' checkpoints everything is read; they have no digests.
+put into buckets. Of other systems' checkpoints, which have no digests, everything is read, and so
+are rows that are reshaped before they are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ..keys import DEFAULT_KEY_HASH
-from ..manifest import Ints, Mask, integers
-from ..model import Mode, State
-from ..reading import Keys, ReadTask
-from ..schema import segment_schema
-from ..tables import HELD_BYTES
-from .comparing import ByLayers, ByStreams, Step
+from ...keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
+from ...manifest import Ints, Mask, integers
+from ...model import Mode, SchemaVersion, State
+from ...reading import Keys
+from ...schema import segment_schema
+from ...tables import HELD_BYTES
 from .differences import ByKey, ByRow, Comparison
-from .matching import Runs, common, cut_task, keyed_runs, row_runs, segment_codes, unmatched
-from .subjects import declared_in
+from .matching import Runs, common, cut_side, keyed_runs, row_runs, segment_codes, unmatched
+from .sides import Side
+from .steps import ByLayers, ByStreams, Step
 
 if TYPE_CHECKING:
-    from ..reading import Checkpoint
+    from ...reading import Checkpoint
 
 _ABOVE_BYTES: Final = HELD_BYTES // 2
 """The layers above of a step take about so much, unless one key group has more."""
 
-_LAST_GROUP: Final = (1 << 31) - 1
 
+def planned(old: Side | None, new: Side | None, state: State, parts: int) -> tuple[Step, ...]:
+    """The steps, in order: about ``parts`` or more where they can be cut.
 
-def planned(old: Checkpoint, new: Checkpoint, state: State, parts: int) -> tuple[Step, ...]:
-    """The steps, in order: about ``parts`` or more where they can be cut. Reads the manifests."""
-    before, after = _task(old, state), _task(new, state)
-    some = after or before
-    if some is None:
+    ``state`` says how rows are told apart: by its ``row_key`` if it is keyed (or progress, whose
+    key is the edge), by all columns otherwise. A side is None where it has no rows.
+    """
+    if old is None and new is None:
         return ()
-    sides = _Sides(before, after, state)
-    codes = segment_codes(sides.handles(before), sides.handles(after))
-    if state.mode is Mode.KEYED and len({_layout(one, state) for one in (old, new)} - {None}) < 2:
+    sides = _Sides(old, new, state)
+    codes = segment_codes(old, new)
+    if state.mode is Mode.KEYED and (
+        old is None or new is None or (old.layout is not None and old.layout == new.layout)
+    ):
         return tuple(sides.ranges(parts) if codes is None else sides.keyed(codes, parts))
     return sides.whole() if codes is None or state.mode is Mode.KEYED else sides.by_row(codes)
 
 
-def _task(checkpoint: Checkpoint, state: State) -> ReadTask | None:
-    declared = declared_in(checkpoint, state)
-    if declared is None:
-        return None
-    task = checkpoint.state(declared).task
-    return task if task.slices.num_rows else None
+def side_of(checkpoint: Checkpoint, state: State, schema: SchemaVersion, **more: Any) -> Side | None:
+    """What is read of a state of a checkpoint, as ``schema``; None where it has no rows.
 
-
-def _layout(checkpoint: Checkpoint, state: State) -> tuple[int | None, str] | None:
-    """What makes a key's group: the number of groups and the hash; None where the state is not."""
-    if declared_in(checkpoint, state) is None:
+    Reads the manifest. ``state`` is as the checkpoint declares it; ``more`` are fields of the side.
+    """
+    task = checkpoint.state(state).task
+    if not task.slices.num_rows:
         return None
     operator = checkpoint.graph.operator(state.operator)
-    return operator.max_parallelism, operator.key_hash or DEFAULT_KEY_HASH
+    layout = (operator.max_parallelism, operator.key_hash or DEFAULT_KEY_HASH)
+    return Side(task, schema, **{"layout": layout, **more})
 
 
 class _Groups(NamedTuple):
@@ -83,20 +83,20 @@ class _Groups(NamedTuple):
 class _Sides:
     """What is read of both sides; None where there are no rows."""
 
-    old: ReadTask | None
-    new: ReadTask | None
+    old: Side | None
+    new: Side | None
     state: State
 
-    def handles(self, task: ReadTask | None) -> pa.Table:
+    def handles(self, side: Side | None) -> pa.Table:
         """The handles of a side."""
-        some = task or self.new or self.old
+        some = side or self.new or self.old
         assert some is not None
-        return some.handles if task is not None else some.handles.slice(0, 0)
+        return some.handles if side is not None else some.handles.slice(0, 0)
 
     def whole(self) -> tuple[Step, ...]:
         """All rows of both sides, in buckets."""
-        is_keyed = self.state.mode is Mode.KEYED
-        comparison: Comparison = ByKey(self.state.row_key, by_group=False) if is_keyed else ByRow()
+        has_key = self.state.mode in (Mode.KEYED, Mode.PROGRESS) and bool(self.state.row_key)
+        comparison: Comparison = ByKey(self.state.row_key, by_group=False) if has_key else ByRow()
         return (_streams(self.old, self.new, comparison, grouped=False),)
 
     def by_row(self, codes: tuple[Ints, Ints]) -> tuple[Step, ...]:
@@ -109,8 +109,8 @@ class _Sides:
         if self.state.mode is Mode.PROGRESS:
             # Its rows are what all subtasks say together.
             return self.whole()
-        tasks = [_cut(task, one.of(mask)) for task, one, mask in zip((self.old, self.new), runs, left, strict=True)]
-        return (_streams(tasks[0], tasks[1], ByRow(), grouped=False),)
+        sides = [_cut(task, one.of(mask)) for task, one, mask in zip((self.old, self.new), runs, left, strict=True)]
+        return (_streams(sides[0], sides[1], ByRow(), grouped=False),)
 
     def keyed(self, codes: tuple[Ints, Ints], parts: int) -> Iterator[Step]:
         """Rows with a key, by key group."""
@@ -124,56 +124,52 @@ class _Sides:
         for streams, first, last in _stretches(groups, parts):
             mine, theirs = (_within(runs, first, last, chosen) for runs in (old, new))
             if streams:
-                tasks = _cut(self.old, old.of(mine)), _cut(self.new, new.of(theirs))
-                yield _streams(tasks[0], tasks[1], ByKey(self.state.row_key), grouped=True)
+                sides = _cut(self.old, old.of(mine)), _cut(self.new, new.of(theirs))
+                yield _streams(sides[0], sides[1], ByKey(self.state.row_key), grouped=True)
                 continue
-            common_task = _cut(self.new, new.of(theirs & shared[1]))
-            tasks = _cut(self.old, old.of(mine & ~shared[0])), _cut(self.new, new.of(theirs & ~shared[1]))
+            shared_side = _cut(self.new, new.of(theirs & shared[1]))
+            sides = _cut(self.old, old.of(mine & ~shared[0])), _cut(self.new, new.of(theirs & ~shared[1]))
             keys = Keys(self.state.row_key, self.state.key_columns)
-            yield ByLayers(common_task, tasks[0], tasks[1], keys, _stored(common_task, *tasks))
+            yield ByLayers(shared_side, sides[0], sides[1], keys, _stored(shared_side, *sides))
 
     def ranges(self, parts: int) -> Iterator[Step]:
-        """Rows with a key of another system's checkpoints, in ranges of key groups."""
+        """Rows with a key of which nothing is known to be equal, in ranges of key groups."""
         comparison = ByKey(self.state.row_key)
+        if parts < 2:
+            yield _streams(self.old, self.new, comparison, grouped=True)
+            return
         some = self.new or self.old
         assert some is not None
-        slices = some.slices.sort_by("first_group")
+        slices = some.task.slices.sort_by("first_group")
         sizes = np.cumsum(integers(slices["bytes"]))
         share = max(1, int(sizes[-1]) // max(1, parts))
         last = np.flatnonzero(np.diff(sizes // share, append=-1))
-        ends = [*integers(slices["last_group"])[last[:-1]].tolist(), _LAST_GROUP]
+        ends = [*integers(slices["last_group"])[last[:-1]].tolist(), MAX_PARALLELISM_LIMIT - 1]
         first = 0
         for end in ends:
-            tasks = _clipped(self.old, first, end), _clipped(self.new, first, end)
+            sides = _clipped(self.old, first, end), _clipped(self.new, first, end)
             first = end + 1
-            yield _streams(tasks[0], tasks[1], comparison, grouped=True)
+            yield _streams(sides[0], sides[1], comparison, grouped=True)
 
 
-def _streams(old: ReadTask | None, new: ReadTask | None, comparison: Comparison, *, grouped: bool) -> Step:
+def _streams(old: Side | None, new: Side | None, comparison: Comparison, *, grouped: bool) -> Step:
     return ByStreams(old, new, comparison, grouped, _stored(old, new))
 
 
-def _stored(*tasks: ReadTask | None) -> int:
-    return sum(task.stored_bytes for task in tasks if task is not None)
+def _stored(*sides: Side | None) -> int:
+    return sum(side.stored_bytes for side in sides if side is not None)
 
 
-def _cut(task: ReadTask | None, runs: Runs) -> ReadTask | None:
-    return None if task is None or not len(runs.start) else cut_task(task, runs)
+def _cut(side: Side | None, runs: Runs) -> Side | None:
+    return None if side is None or not len(runs.start) else cut_side(side, runs)
 
 
-def _clipped(task: ReadTask | None, first: int, last: int) -> ReadTask | None:
-    """The slices of these key groups; how many rows they have is not known where they are cut."""
-    if task is None:
+def _clipped(side: Side | None, first: int, last: int) -> Side | None:
+    """The rows of these key groups."""
+    if side is None or first > last:
         return None
-    low, high = integers(task.slices["first_group"]), integers(task.slices["last_group"])
-    inside = (low <= last) & (high >= first)
-    cut = (low < first) | (high > last)
-    columns = dict(zip(task.slices.column_names, task.slices.columns, strict=True))
-    columns["rows"] = pa.array(np.where(cut, -1, integers(task.slices["rows"])))
-    columns["first_group"] = pa.array(np.maximum(low, first).astype(np.int32))
-    columns["last_group"] = pa.array(np.minimum(high, last).astype(np.int32))
-    slices = pa.table(columns, schema=task.slices.schema).filter(pa.array(inside))
-    return replace(task, slices=slices) if slices.num_rows else None
+    task = side.task.at_groups(np.arange(first, last + 1))
+    return side.of(task) if task.slices.num_rows else None
 
 
 def _within(runs: Runs, first: int, last: int, chosen: Mask) -> Mask:

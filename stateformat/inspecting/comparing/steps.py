@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -11,17 +11,15 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ..model import SchemaVersion
-from ..reading import Keys, Overlay, ReadTask, merge_layers
-from ..schema import KEY_GROUP
-from ..tables import Spill, copy_rows
+from ...reading import Keys, Overlay, merge_layers
+from ...schema import KEY_GROUP
+from ...tables import Spill, copy_rows
 from .differences import ByKey, Comparison, differences
+from .sides import Side, Tables
 
 CHUNK_BYTES: Final = 16 << 20
 """About so much of both sides together is compared at once."""
 _JOINED_BYTES: Final = 4 << 20
-
-Tables = Generator[pa.Table, None, None]
 
 
 class Step(ABC):
@@ -31,8 +29,8 @@ class Step(ABC):
     """Stored bytes that are read, about."""
 
     @abstractmethod
-    def changes(self, schema: SchemaVersion) -> Tables:
-        """The rows that differ, in this schema of the state, with ``_change``."""
+    def changes(self) -> Tables:
+        """The rows that differ, in the columns in which they are compared, with ``_change``."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,15 @@ class ByStreams(Step):
     ``grouped``: both sides come by ``_key_group``, and equal keys have equal groups.
     """
 
-    old: ReadTask | None
-    new: ReadTask | None
+    old: Side | None
+    new: Side | None
     comparison: Comparison
     grouped: bool
     size_bytes: int = 0
 
-    def changes(self, schema: SchemaVersion) -> Tables:
+    def changes(self) -> Tables:
         """As of any step; by key group where the rows come so."""
-        with closing(_rows(self.old, schema)) as old, closing(_rows(self.new, schema)) as new:
+        with closing(_rows(self.old)) as old, closing(_rows(self.new)) as new:
             if not self.grouped:
                 yield from differences(old, new, self.comparison)
                 return
@@ -71,10 +69,9 @@ class ByStreams(Step):
                     yield from tables
 
 
-def _rows(task: ReadTask | None, schema: SchemaVersion) -> Tables:
-    if task is not None and task.slices.num_rows:
-        for batch in task.batches(as_schema=schema):
-            yield pa.Table.from_batches([batch])
+def _rows(side: Side | None) -> Tables:
+    if side is not None:
+        yield from side.rows()
 
 
 @dataclass(frozen=True)
@@ -86,15 +83,15 @@ class ByLayers(Step):
     ``old`` and ``new``: the layers above them on each side.
     """
 
-    common: ReadTask | None
-    old: ReadTask | None
-    new: ReadTask | None
+    common: Side | None
+    old: Side | None
+    new: Side | None
     keys: Keys
     size_bytes: int = 0
 
-    def changes(self, schema: SchemaVersion) -> Tables:
+    def changes(self) -> Tables:
         """As of any step."""
-        above = [_layers(task, schema) for task in (self.old, self.new)]
+        above = [[] if side is None else side.layers() for side in (self.old, self.new)]
         comparison = ByKey(tuple(self.keys.row_key))
         if self.common is None:
             merged = [[self._merged(layers)] if layers else [] for layers in above]
@@ -103,7 +100,7 @@ class ByLayers(Step):
         named = Overlay([*above[0], *above[1]], self.keys)
         # A clear may name any number of rows.
         with Spill[int]() as touched:
-            with closing(_rows(self.common, schema)) as rows:
+            with closing(_rows(self.common)) as rows:
                 suspects = (table.filter(pa.array(named.may_touch(table))) for table in rows)
                 for table in _joined(suspects):
                     touched.add(0, table.filter(pa.array(named.touches(table))))
@@ -139,13 +136,6 @@ def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             held, size_bytes = [], 0
     if held:
         yield pa.concat_tables(held)
-
-
-def _layers(task: ReadTask | None, schema: SchemaVersion) -> list[pa.Table]:
-    """The layers of a task, lowest first."""
-    if task is None:
-        return []
-    return [pa.Table.from_batches(batches) for _, batches in task.layers(as_schema=schema)]
 
 
 _ALL: Final = 1 << 31

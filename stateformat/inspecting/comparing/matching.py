@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..manifest import Ints, Mask, before, codes_of, integers, lists, one_chunk, spread, take_rows
-from ..reading import ReadTask
-from ..schema import SLICE_SCHEMA
+from ...manifest import Ints, Mask, before, codes_of, integers, lists, one_chunk, spread, take_rows
+from ...reading import ReadTask
+from ...schema import SLICE_SCHEMA
+from .sides import Side
 
 _POSITIONS: Final = 1 << 40
 """More than a segment has rows."""
@@ -39,11 +40,29 @@ class Runs(NamedTuple):
         return Runs(*(column[mask] for column in self))
 
 
-def segment_codes(old: pa.Table, new: pa.Table) -> tuple[Ints, Ints] | None:
-    """A number per handle, equal for equal segments; None where segments have no digest."""
-    both = pa.chunked_array([*old["digest"].chunks, *new["digest"].chunks], old.schema.field("digest").type)
-    codes, _ = codes_of(both)
-    return None if (codes < 0).any() else (codes[: len(old)], codes[len(old) :])
+def segment_codes(old: Side | None, new: Side | None) -> tuple[Ints, Ints] | None:
+    """A number per handle, equal for segments with equal bytes that are read in the same way.
+
+    None where segments have no digest, or rows are reshaped before they are compared.
+    """
+    sides = [side for side in (old, new) if side is not None]
+    if any(side.shape is not None for side in sides):
+        return None
+    chunks = [chunk for side in sides for chunk in side.handles["digest"].chunks]
+    codes, _ = codes_of(pa.chunked_array(chunks, pa.binary(16)))
+    if (codes < 0).any():
+        return None
+    numbers: dict[object, int] = {}
+    readings = []
+    for side in sides:
+        known = side.readings()
+        ids, found = np.unique(integers(side.handles["schema_id"]), return_inverse=True)
+        # A handle of a schema that is not declared is damage, which reading tells of.
+        each = [numbers.setdefault(known.get(number, number), len(numbers)) for number in ids.tolist()]
+        readings.append(np.array(each, np.int64)[found])
+    codes = codes * max(1, len(numbers)) + np.concatenate(readings)
+    count = 0 if old is None else len(old.handles)
+    return codes[:count], codes[count:]
 
 
 def keyed_runs(handles: pa.Table, segments: Ints, row_bytes: int) -> Runs:
@@ -132,6 +151,11 @@ def _occurrence(codes: Ints) -> Ints:
     found = np.empty(len(codes), np.int64)
     found[order] = _places(codes[order])
     return found
+
+
+def cut_side(side: Side, runs: Runs) -> Side:
+    """The side with these runs alone."""
+    return side.of(cut_task(side.task, runs))
 
 
 def cut_task(task: ReadTask, runs: Runs) -> ReadTask:

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..keys import hash_keys, mixed_hashes, normalize_key_column
-from ..manifest import Ints
-from ..schema import KEY_GROUP
-from ..segments import one_array, row_key_codes
-from ..tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_table
+from ...keys import hash_keys, mixed_hashes, normalize_key_column
+from ...manifest import Ints
+from ...schema import KEY_GROUP
+from ...segments import one_array, row_key_codes
+from ...tables import HELD_BYTES, Spill, buckets_of, split_by_bucket, take_table
 from .matching import surplus
 from .values import equal_values, value_buckets, value_codes
 

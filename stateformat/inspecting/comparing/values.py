@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..keys import hash_keys, mixed_hashes
-from ..segments import one_array, row_key_codes
+from ...keys import hash_keys, mixed_hashes
+from ...segments import one_array, row_key_codes
 
 _Mask = npt.NDArray[np.bool_]
 _FLOATS = {pa.float32(): (pa.int32(), np.float32, np.int32), pa.float64(): (pa.int64(), np.float64, np.int64)}

@@ -1,0 +1,32 @@
+"""How the rows of one state in two checkpoints are compared.
+
+Read ``sides`` (what is read, in which columns), ``matching`` (what two checkpoints share by
+metadata), ``planning`` (in which steps, and what need not be read), ``steps`` (what is read in
+each), ``differences`` (which rows of two streams differ), ``values`` (when two values are equal).
+"""
+
+from __future__ import annotations
+
+from .differences import CHANGE, CHANGES
+from .matching import Runs, row_runs, segment_codes, unmatched
+from .planning import planned, side_of
+from .sides import RowShape, Side
+from .steps import Step
+from .values import equal_values, value_buckets, value_codes
+
+__all__ = [
+    "CHANGE",
+    "CHANGES",
+    "RowShape",
+    "Runs",
+    "Side",
+    "Step",
+    "equal_values",
+    "planned",
+    "row_runs",
+    "segment_codes",
+    "side_of",
+    "unmatched",
+    "value_buckets",
+    "value_codes",
+]
