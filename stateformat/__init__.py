@@ -62,6 +62,14 @@ if TYPE_CHECKING:
     from .publication import CommitPermit as CommitPermit, PendingCheckpoint as PendingCheckpoint
     from .reading import Checkpoint as Checkpoint, ReadTask as ReadTask, StateRows as StateRows
     from .redistribution import plan_restore as plan_restore
+    from .requests import (
+        JobRequest as JobRequest,
+        RequestAnswer as RequestAnswer,
+        RequestOutcome as RequestOutcome,
+        RescaleRequest as RescaleRequest,
+        SavepointRequest as SavepointRequest,
+        StopRequest as StopRequest,
+    )
     from .segments import WriteOptions as WriteOptions
     from .snapshot import Snapshot as Snapshot, SnapshotWriter as SnapshotWriter, WriteContext as WriteContext
     from .states import (
@@ -77,7 +85,6 @@ if TYPE_CHECKING:
         union_state as union_state,
         value_state as value_state,
     )
-    from .stop_requests import StopAnswer as StopAnswer, StopOutcome as StopOutcome, StopRequest as StopRequest
     from .storage import Stats as Stats
     from .store import CheckpointStore as CheckpointStore, open as open
     from .validation import validate as validate
@@ -98,13 +105,13 @@ else:
             ".publication": "CommitPermit PendingCheckpoint",
             ".reading": "Checkpoint ReadTask StateRows",
             ".redistribution": "plan_restore",
+            ".requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
             ".segments": "WriteOptions",
             ".snapshot": "Snapshot SnapshotWriter WriteContext",
             ".states": (
                 "broadcast_state committables_state coordinator_state even_split_state in_flight_state "
                 "list_state map_state progress_state timers union_state value_state"
             ),
-            ".stop_requests": "StopAnswer StopOutcome StopRequest",
             ".storage": "Stats",
             ".store": "CheckpointStore open",
             ".validation": "validate",

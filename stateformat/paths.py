@@ -17,7 +17,7 @@ SAVEPOINTS = "savepoints/"
 _RECORD_NAME = re.compile(r"checkpoints/(\d{20})\.json")
 _OWNED_NAME = re.compile(r"(?:checkpoints/(\d{20})\.|manifests/(\d{20})-|segments/(\d{20})/).+")
 _MANIFEST_NAME = re.compile(r"manifests/\d{20}-([0-9a-f]{32})\.parquet")
-_REQUEST_NAME = re.compile(r"requests/(\d{20})-stop-([0-9a-f]{32})\.json")
+_REQUEST_NAME = re.compile(r"requests/(\d{20})-(stop|savepoint|rescale)-([0-9a-f]{32})\.json")
 _ANSWER_NAME = re.compile(r"requests/(\d{20})-answer-([0-9a-f]{32})\.json")
 _ASKED_NAME = re.compile(r"requests/(\d{20})-.*")
 _SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
@@ -58,9 +58,9 @@ def attempt_of(path: str) -> AttemptId | None:
     return AttemptId(match[1]) if match else None
 
 
-def request_path(newest: int, request_id: str) -> str:
-    """The path of a request to stop, asked while ``newest`` was the newest id (0: none)."""
-    return f"{REQUESTS}{newest:020d}-stop-{request_id}.json"
+def request_path(newest: int, request_id: str, kind: str = "stop") -> str:
+    """The path of a request, asked while ``newest`` was the newest id (0: none)."""
+    return f"{REQUESTS}{newest:020d}-{kind}-{request_id}.json"
 
 
 def answer_path(newest: int, request_id: str) -> str:
@@ -68,14 +68,16 @@ def answer_path(newest: int, request_id: str) -> str:
     return f"{REQUESTS}{newest:020d}-answer-{request_id}.json"
 
 
-def request_of(path: str) -> tuple[int, str] | None:
-    """The newest id and the request id of a request to stop; None for any other name."""
-    return _named(_REQUEST_NAME, path)
+def request_of(path: str) -> tuple[int, str, str] | None:
+    """The newest id, the kind and the id of a request; None for any other name."""
+    match = _REQUEST_NAME.fullmatch(path)
+    return (int(match[1]), match[2], match[3]) if match else None
 
 
 def answer_of(path: str) -> tuple[int, str] | None:
-    """The same for an answer."""
-    return _named(_ANSWER_NAME, path)
+    """The newest id and the request id of an answer; None for any other name."""
+    match = _ANSWER_NAME.fullmatch(path)
+    return (int(match[1]), match[2]) if match else None
 
 
 def asked_under(path: str) -> int | None:
@@ -89,8 +91,3 @@ def savepoint_url(store_url: str, name: str) -> str:
     if not _SAVEPOINT_NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no name of a savepoint; take letters, digits, '.', '_' and '-'", name=name)
     return f"{store_url}{'' if store_url.endswith('/') else '/'}{SAVEPOINTS}{name}"
-
-
-def _named(pattern: re.Pattern[str], path: str) -> tuple[int, str] | None:
-    match = pattern.fullmatch(path)
-    return (int(match[1]), match[2]) if match else None

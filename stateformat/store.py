@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from . import history, paths as layout, publication, stop_requests
+from . import history, paths as layout, publication, requests
 from .errors import CheckpointError, ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
 from .formats import ForeignCheckpoints, Outside, foreign_checkpoints, open_folder, refuse_foreign, split_format
 from .graph import JobGraph
@@ -35,8 +35,8 @@ from .model import (
 )
 from .publication import CommitPermit, PendingCheckpoint
 from .reading import Checkpoint
+from .requests import JobRequest, RequestAnswer, RescaleRequest, SavepointRequest, StopRequest
 from .segments import WriteOptions
-from .stop_requests import StopAnswer, StopRequest
 from .storage import Stats, Storage, as_url, instrumented, make_durable, open_storage, stats_of
 from .validation import Level
 
@@ -375,27 +375,43 @@ class CheckpointStore:
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store.
 
-        The caller polls :meth:`stop_answer`, and calls :meth:`withdraw_stop` at the end. Raises
-        ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
+        The caller polls :meth:`request_answer`, and calls :meth:`withdraw_request` at the end.
+        Raises ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
         """
-        url = None if savepoint is None else as_url(savepoint)
-        return stop_requests.request_stop(self.storage, mode, url, sleep=self._sleep)
+        return requests.ask(self.storage, StopRequest, _as_url(savepoint), sleep=self._sleep, mode=mode)
 
-    def stop_requests(self) -> list[StopRequest]:
-        """Return the unanswered requests to stop, the least ``newest`` first; for runs."""
-        return stop_requests.stop_requests(self.storage, warned=self._warned)
+    def request_savepoint(self, savepoint: str | os.PathLike[str] | None = None) -> SavepointRequest:
+        """Ask the running job for a savepoint, while it goes on; as :meth:`request_stop` does."""
+        return requests.ask(self.storage, SavepointRequest, _as_url(savepoint), sleep=self._sleep)
 
-    def answer_stop(self, answer: StopAnswer) -> bool:
-        """Answer a request, after the last step of the stop; return False where none waits."""
-        return stop_requests.answer_stop(self.storage, answer, sleep=self._sleep)
+    def request_rescale(
+        self,
+        parallelism: int | None = None,
+        operators: Mapping[str, int] | None = None,
+        savepoint: str | os.PathLike[str] | None = None,
+    ) -> RescaleRequest:
+        """Ask the running job to stop with a savepoint and to go on at another parallelism.
 
-    def stop_answer(self, request_id: str) -> StopAnswer | None:
+        ``operators``: by uid, before ``parallelism``. Otherwise as :meth:`request_stop`.
+        """
+        wanted = {"parallelism": parallelism, "operators": dict(operators or {})}
+        return requests.ask(self.storage, RescaleRequest, _as_url(savepoint), sleep=self._sleep, **wanted)
+
+    def requests(self) -> list[JobRequest]:
+        """Return the unanswered requests of every kind, the least ``newest`` first; for runs."""
+        return requests.waiting_requests(self.storage, warned=self._warned)
+
+    def answer_request(self, answer: RequestAnswer) -> bool:
+        """Answer a request, after its last step; return False where none waits."""
+        return requests.answer_request(self.storage, answer, sleep=self._sleep)
+
+    def request_answer(self, request_id: str) -> RequestAnswer | None:
         """Return the answer to a request; None as long as there is none."""
-        return stop_requests.stop_answer(self.storage, request_id, warned=self._warned)
+        return requests.request_answer(self.storage, request_id, warned=self._warned)
 
-    def withdraw_stop(self, request_id: str) -> None:
-        """Remove a request and its answer. A run that has begun to stop may still do so."""
-        stop_requests.withdraw_stop(self.storage, request_id)
+    def withdraw_request(self, request_id: str) -> None:
+        """Remove a request and its answer. A run that has begun with it may still carry it out."""
+        requests.withdraw_request(self.storage, request_id)
 
     def _foreign(self) -> ForeignCheckpoints | None:
         return foreign_checkpoints(self.storage, self.format, self.outside)
@@ -407,3 +423,7 @@ class CheckpointStore:
                 "give the job a store of its own, or its right id",
                 job_id=record.job_id,
             )
+
+
+def _as_url(place: str | os.PathLike[str] | None) -> str | None:
+    return None if place is None else as_url(place)

@@ -12,7 +12,7 @@ from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Timers, 
 from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.local import LocalRun
 from stateformat.model import StopMode
-from stateformat.stop_requests import StopOutcome
+from stateformat.requests import RequestOutcome
 from tests.local_jobs import KEY, Count, Line, rows, settle, until_told
 
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
@@ -72,11 +72,11 @@ class Job(Line):
     def asked(self, run: LocalRun, mode: StopMode) -> str:
         """Ask in the store, so that there is an answer."""
         request = self.bench.store.request_stop(mode)
-        run._stop_service.request_stop(request.id, mode, request.savepoint)
+        run._requests.request_stop(request.id, mode, request.savepoint)
         return request.id
 
-    def answer(self, request: str) -> tuple[StopOutcome, str]:
-        found = self.bench.store.stop_answer(request)
+    def answer(self, request: str) -> tuple[RequestOutcome, str]:
+        found = self.bench.store.request_answer(request)
         assert found is not None
         return found.outcome, found.message
 

@@ -121,7 +121,7 @@ class LocalRun(rt.Run):
             else:
                 self._wait()
         finally:
-            self._stop_service.answer_failures()
+            self._requests.answer_failures()
         self._check_end()
         return self.outcome is None
 
@@ -143,7 +143,7 @@ class LocalRun(rt.Run):
         elif self._overtakes_at_us is not None and now_us >= self._overtakes_at_us:
             in_flight.overdue = True
             self._driver.inbox.append(ev.Overdue(in_flight.barrier.number))
-        self._stop_service.poll()
+        self._requests.poll()
         return now_us
 
     def _pause(self, paused: bool) -> None:
@@ -181,7 +181,7 @@ class LocalRun(rt.Run):
             self._driver.inbox.append(ev.CheckpointDue())
             return
         checkpoint_us = self._due_us if in_flight is None else self._times_out_at_us
-        waits = (self._ready.next_us, self._overtakes_at_us, checkpoint_us, self._stop_service.next_us)
+        waits = (self._ready.next_us, self._overtakes_at_us, checkpoint_us, self._requests.next_us)
         known = [at_us for at_us in waits if at_us is not None]
         if not known:
             raise CheckpointError(

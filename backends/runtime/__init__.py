@@ -3,7 +3,7 @@
 ``backends.dataflow`` decides the protocol; an executor carries events between driver and workers.
 Read ``runtime`` (runs and restarts of a job), ``run`` (one run), ``starting`` and ``restore`` (what
 it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``
-and ``stop_requests``, and ``worker`` with ``channels``. ``options``, ``outcome``, ``progress`` and
+and ``requests``, and ``worker`` with ``channels``. ``options``, ``outcome``, ``progress`` and
 ``clock`` are what users give and get.
 """
 

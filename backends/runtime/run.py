@@ -22,8 +22,8 @@ from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
 from .outcome import JobOutcome
 from .progress import Progress, late_words
+from .requests import RequestService
 from .restore import Restored
-from .stop_requests import StopService
 
 PROGRESS_EVERY_US = 500_000
 
@@ -57,7 +57,7 @@ class Run(TaskMessenger):
             begins_aligned=schedule.unaligned_after_us is not None,
         )
         self._driver = Driver(store, restored, self._coordinator, self, clock, schedule, retries)
-        self._stop_service = StopService(store, self._driver, clock, schedule, restored.permit)
+        self._requests = RequestService(store, self._driver, clock, schedule, restored.permit)
 
     @abstractmethod
     def step(self) -> bool:
@@ -78,7 +78,7 @@ class Run(TaskMessenger):
     def _check_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:
             self._driver.commit_rest()
-            outcome = self._stop_service.outcome(self._driver.ended)
+            outcome = self._requests.outcome(self._driver.ended)
             if self.late_rows:
                 outcome = replace(outcome, sentence=f"{outcome.sentence}; {late_words(self.late_rows)}")
             self.outcome = outcome
@@ -101,7 +101,7 @@ class Run(TaskMessenger):
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> str:
         """Request a stop with a savepoint, as `ckpt stop` does; returns the request's id."""
         request = secrets.token_hex(16)
-        self._stop_service.request_stop(request, mode, None if savepoint is None else as_url(savepoint))
+        self._requests.request_stop(request, mode, None if savepoint is None else as_url(savepoint))
         return request
 
     def _progress(self, *, rows_read: int, running: int, times: Mapping[ev.TaskId, int]) -> Progress:

@@ -25,10 +25,10 @@ from .driver import FATAL
 from .options import Options, Schedule
 from .outcome import JobOutcome, RestartPolicy
 from .progress import Progress
+from .requests import end_finished, end_stopped
 from .restore import Restored, parallelism_words, restore
 from .run import Run
 from .starting import decide_keep, start
-from .stop_requests import end_finished, end_stopped
 
 logger = logging.getLogger(__name__)
 

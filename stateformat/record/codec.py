@@ -11,7 +11,7 @@ next:
 5. Check ``required_features``: an unknown one ends here as ``UnsupportedFormat``.
 6. Read the members by the codec of the version (``record.v1``).
 
-Users' requests (``stop_requests``) are framed alike, by :func:`sealed` and :func:`unsealed`.
+Users' requests (``requests``) are framed alike, by :func:`sealed` and :func:`unsealed`.
 Members that contradict each other are left to ``validation``, unless the value would be unsafe to
 hold.
 """

@@ -19,7 +19,7 @@ from stateformat.backends.storage import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.stop_requests import StopAnswer, StopOutcome, StopRequest, counts_for
+from stateformat.requests import RequestAnswer, RequestOutcome, StopRequest, counts_for
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands.running import stop as command
 from stateformat.tools.ckpt.text import Look
@@ -46,16 +46,18 @@ class FakeRun:
 
     def asked(self) -> StopRequest | None:
         """The first request that counts; those made for earlier runs are answered as missed."""
-        for request in self.store.stop_requests():
+        for request in self.store.requests():
             if counts_for(request, self.restored_from):
                 return request
-            self.store.answer_stop(StopAnswer(request.id, StopOutcome.MISSED, "the job runs again from a newer one"))
+            self.store.answer_request(
+                RequestAnswer(request.id, RequestOutcome.MISSED, "the job runs again from a newer one")
+            )
         return None
 
-    def answer(self, outcome: StopOutcome, message: str = "", *place: Any) -> None:
+    def answer(self, outcome: RequestOutcome, message: str = "", *place: Any) -> None:
         request = self.asked()
         assert request is not None
-        self.store.answer_stop(StopAnswer(request.id, outcome, message, *place))
+        self.store.answer_request(RequestAnswer(request.id, outcome, message, *place))
 
     def stop(self, *, copy: bool = True, answer: bool = True, **more: Any) -> None:
         """Stop by the first request that counts, if any; ``copy`` and ``answer`` are left out by a
@@ -69,7 +71,7 @@ class FakeRun:
             self.store.copy(self.store.open(), open_store(url))
         if answer:
             message = "" if copy else "the savepoint could not be written: no room."
-            self.answer(StopOutcome.STOPPED, message, record.checkpoint_id, url if copy else None)
+            self.answer(RequestOutcome.STOPPED, message, record.checkpoint_id, url if copy else None)
 
 
 class Steps:
@@ -164,7 +166,7 @@ def test_a_job_can_be_drained_and_its_savepoint_put_elsewhere(store: CheckpointS
 def test_a_stop_that_does_not_come_about_is_reported_with_the_reason(
     store: CheckpointStore, at_work: FakeRun, outcome: str
 ) -> None:
-    found = ask(store, Steps(at2=lambda: at_work.answer(StopOutcome(outcome), "operator 'x' threw \x1b[2J")))
+    found = ask(store, Steps(at2=lambda: at_work.answer(RequestOutcome(outcome), "operator 'x' threw \x1b[2J")))
     assert ended(found) == (outcome, None, True, 0 if outcome == "finished" else 1)
     assert found["savepoint"] is None
     assert found["page"].startswith(command.TITLES[outcome])
@@ -226,7 +228,7 @@ def test_a_drain_that_finishes_everything_is_a_stop_and_no_end_of_its_own(
 ) -> None:
     steps = Steps(
         at2=lambda: at_work.stop(copy=False, answer=False, finished=EVERYTHING),
-        at5=lambda: at_work.answer(StopOutcome.STOPPED, "", 2, "memory://there"),
+        at5=lambda: at_work.answer(RequestOutcome.STOPPED, "", 2, "memory://there"),
     )
     found = ask(store, steps, mode="drain")
     assert (found["outcome"], found["savepoint"], found["answered"]) == ("stopped", "memory://there", True)
@@ -301,7 +303,7 @@ def test_a_drain_that_another_request_to_stop_comes_before_is_no_drain(
 ) -> None:
     def stop() -> None:
         at_work.publish(stop=Stop(StopMode.NO_DRAIN, OTHER))
-        at_work.answer(StopOutcome.STOPPED, "the job has stopped (no drain)", 2, "memory://x")
+        at_work.answer(RequestOutcome.STOPPED, "the job has stopped (no drain)", 2, "memory://x")
 
     found = ask(store, Steps(at1=stop), mode="drain")
     assert ended(found) == ("not_drained", 2, True, 1)
@@ -320,13 +322,13 @@ def test_after_ten_seconds_of_silence_the_command_asks_whether_the_job_runs(stor
 def test_a_stop_that_is_published_while_the_request_is_withdrawn_is_reported(
     store: CheckpointStore, at_work: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    withdraw = store.withdraw_stop
+    withdraw = store.withdraw_request
 
     def late(request_id: str) -> None:
         at_work.stop()
         withdraw(request_id)
 
-    monkeypatch.setattr(store, "withdraw_stop", late)
+    monkeypatch.setattr(store, "withdraw_request", late)
     found = ask(store, seconds=1)
     assert ended(found)[:2] == ("stopped", 2)
     assert found["savepoint"] is not None
@@ -371,7 +373,7 @@ def test_a_request_that_cannot_be_removed_is_named(
     def refuse(request_id: str) -> None:
         raise StorageError("no right to delete")
 
-    monkeypatch.setattr(store, "withdraw_stop", refuse)
+    monkeypatch.setattr(store, "withdraw_request", refuse)
     result = attempt(store, Steps(at1=at_work.stop), "drain").run(60)
     assert result.outcome == "stopped"
     assert result.message.startswith("The request could not be removed (no right to delete): delete requests/")

@@ -269,7 +269,7 @@ def test_the_savepoint_of_an_endless_job_goes_on_with_the_other(
     assert outcome.stop is not None
     assert (outcome.stop.mode, outcome.stop.request) == (mode, request.id)
     counted = sum(out.table()["n"].to_pylist())
-    answer = stage.store.stop_answer(request.id)
+    answer = stage.store.request_answer(request.id)
     assert answer is not None
     assert (str(answer.outcome), answer.savepoint) == ("stopped", outcome.savepoint)
     if mode is DRAIN:

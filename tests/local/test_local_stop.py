@@ -10,7 +10,7 @@ from stateformat.backends.local import JobOutcome
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import StopMode
 from stateformat.paths import request_path
-from stateformat.stop_requests import StopOutcome, StopRequest, encode_request
+from stateformat.requests import RequestOutcome, StopRequest, encode_request
 from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Flushing, Job, flushed
 
@@ -233,7 +233,7 @@ def test_a_second_request_is_told_that_the_job_stops_already(mode: StopMode) -> 
     told, message = job.answer(second)
     # Asked while the job was stopping, or seen only when it had stopped: either way it is told what
     # has happened.
-    assert told in (StopOutcome.FAILED, StopOutcome.STOPPED)
+    assert told in (RequestOutcome.FAILED, RequestOutcome.STOPPED)
     assert "the job stops already" in message or "the job has stopped" in message
 
 
@@ -242,10 +242,10 @@ def test_the_same_request_twice_is_one() -> None:
     bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
-    run._stop_service.request_stop(request.id, request.mode, None)
-    run._stop_service.request_stop(request.id, request.mode, None)
+    run._requests.request_stop(request.id, request.mode, None)
+    run._requests.request_stop(request.id, request.mode, None)
     to_end(run)
-    assert job.answer(request.id)[0] is StopOutcome.STOPPED
+    assert job.answer(request.id)[0] is RequestOutcome.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_of_requests_seen_at_once_no_drain_goes_first_then_the_earlier_then_the_
     job = Job()
     bench, run = job.bench, job.processed()
     for digit, (mode, at_us) in asked.items():
-        request = StopRequest(digit * 32, mode, 0, created_at_us=at_us)
+        request = StopRequest(digit * 32, 0, created_at_us=at_us, mode=mode)
         bench.storage.create(request_path(0, request.id), encode_request(request))
     outcome = to_end(run)
     assert outcome.stop is not None
@@ -280,11 +280,11 @@ def test_a_request_in_the_store_is_seen_carried_out_and_answered(mode: StopMode)
     outcome = to_end(run)
     assert outcome.stop is not None
     assert outcome.stop.request == request.id
-    found = bench.store.stop_answer(request.id)
+    found = bench.store.request_answer(request.id)
     assert found is not None
-    assert (found.outcome, found.checkpoint_id, found.savepoint) == (StopOutcome.STOPPED, 2, outcome.savepoint)
+    assert (found.outcome, found.checkpoint_id, found.savepoint) == (RequestOutcome.STOPPED, 2, outcome.savepoint)
     assert found.message == outcome.sentence
-    assert bench.store.stop_requests() == []
+    assert bench.store.requests() == []
 
 
 def test_a_request_counts_for_the_run_that_restarts_from_what_was_the_newest_when_it_was_made() -> None:
@@ -307,7 +307,7 @@ def test_a_request_does_not_count_for_a_run_that_went_on_from_a_later_checkpoint
     outcome = job.run(requests_every_us=1_000)
     assert outcome.stop is None
     outcome, message = job.answer(request.id)
-    assert outcome is StopOutcome.MISSED
+    assert outcome is RequestOutcome.MISSED
     assert message.startswith(
         "the run that was asked when checkpoint 1 was the newest has ended; this one went on from"
     )
@@ -322,7 +322,7 @@ def test_who_asks_a_job_to_stop_that_ends_by_itself_is_told_so() -> None:
     job.tap.let(0)
     outcome = to_end(run)
     assert outcome.stop is None
-    assert job.answer(request.id) == (StopOutcome.FINISHED, outcome.sentence)
+    assert job.answer(request.id) == (RequestOutcome.FINISHED, outcome.sentence)
 
 
 def test_requests_that_cannot_be_read_are_looked_for_again() -> None:
@@ -344,4 +344,4 @@ def test_who_asks_for_a_stop_when_all_that_is_left_is_to_leave_learns_that_the_j
     request = job.asked(run, DRAIN)
     outcome = to_end(run)
     assert outcome.stop is None
-    assert job.answer(request) == (StopOutcome.FINISHED, outcome.sentence)
+    assert job.answer(request) == (RequestOutcome.FINISHED, outcome.sentence)

@@ -7,7 +7,7 @@ import pytest
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from stateformat.stop_requests import StopOutcome
+from stateformat.requests import RequestOutcome
 from tests.local_jobs import rows, settle, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Job, flushed
 
@@ -42,7 +42,7 @@ def test_what_fails_while_a_job_is_drained_discards_the_run_uncounted_and_the_jo
     assert bench.newest.stop is None
     assert job.out.seen == before == [0, 1]
     outcome, message = job.answer(request)
-    assert outcome is StopOutcome.FAILED
+    assert outcome is RequestOutcome.FAILED
     assert message.startswith("the stop has failed, and the job starts again from its newest checkpoint: ")
     bench.storage.orders.clear()
     job.tap.let(0)
@@ -59,10 +59,10 @@ def test_what_fails_before_the_savepoint_of_a_stop_without_drain_leaves_the_job_
     bench, run = job.bench, job.saved_once()
     fail(job, what)
     request = job.asked(run, SUSPEND)
-    until(run, lambda: bench.store.stop_answer(request))
+    until(run, lambda: bench.store.request_answer(request))
     bench.storage.orders.clear()
     outcome, message = job.answer(request)
-    assert outcome is StopOutcome.FAILED
+    assert outcome is RequestOutcome.FAILED
     assert message.startswith("the stop has failed, and the job goes on: ")
     assert run.progress().warnings == (message,)
     job.tap.let(0)
@@ -79,7 +79,7 @@ def test_a_stop_without_drain_that_takes_too_long_leaves_the_job_running() -> No
     request = job.asked(run, SUSPEND)
     until(run, lambda: run.in_flight is not None)
     bench.clock.wait_until(bench.clock.now_us() + 5_000_001)
-    until(run, lambda: bench.store.stop_answer(request))
+    until(run, lambda: bench.store.request_answer(request))
     assert "took longer than allowed" in job.answer(request)[1]
     job.tap.let(0)
     assert to_end(run).stop is None
@@ -99,7 +99,7 @@ def test_what_fails_behind_the_savepoint_leaves_the_stop_standing_and_a_restart_
     assert not error.counted
     assert bench.newest_id == 2
     assert bench.newest.stop is not None
-    assert bench.store.stop_answer(request) is None
+    assert bench.store.request_answer(request) is None
     assert job.out.seen == ([0, 1] if what == "out commit 2" else flushed(mode))
     bench.log.clear()
     outcome = bench.runtime().begin(job.flow())
@@ -108,7 +108,7 @@ def test_what_fails_behind_the_savepoint_leaves_the_stop_standing_and_a_restart_
     assert outcome.stop.request == request
     assert bench.log.calls == ["out commit 2", "out committed 2", "out clean 2"]
     assert job.out.seen == flushed(mode)
-    assert job.answer(request)[0] is StopOutcome.STOPPED
+    assert job.answer(request)[0] is RequestOutcome.STOPPED
 
 
 @MODES
@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_between_the_publication_of_a_stop_and_its_commit_i
     assert outcome.stop.request == request
     assert outcome.savepoint is not None
     assert job.out.seen == flushed(mode)
-    assert job.answer(request)[0] is StopOutcome.STOPPED
+    assert job.answer(request)[0] is RequestOutcome.STOPPED
 
 
 @MODES
@@ -190,7 +190,7 @@ def test_a_task_that_fails_while_a_stop_without_drain_is_saved_is_a_failure_of_t
     next(iter(run.tasks.values())).fail(RuntimeError("it was killed"))
     error = discarded(run)
     assert error.counted
-    assert job.answer(request)[0] is StopOutcome.FAILED
+    assert job.answer(request)[0] is RequestOutcome.FAILED
     assert bench.newest_id == 1
 
 

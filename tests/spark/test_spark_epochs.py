@@ -31,7 +31,7 @@ from stateformat.backends.spark.sources import Range
 from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
-from stateformat.stop_requests import StopOutcome
+from stateformat.requests import RequestOutcome
 from tests import spark_in_process
 from tests.conformance import Calls, Gated, Out, Told, to_end as ended
 from tests.conformance_jobs import Counting, Everything, Shares
@@ -51,8 +51,8 @@ class World:
     def begin(self, flow: Dataflow, **options: Any) -> SparkRun:
         return self.stand.begin(self.store, flow, **options)
 
-    def answer(self, request: str) -> StopOutcome:
-        found = self.store.stop_answer(request)
+    def answer(self, request: str) -> RequestOutcome:
+        found = self.store.request_answer(request)
         assert found is not None
         return found.outcome
 
@@ -279,7 +279,7 @@ def test_who_asked_for_a_stop_is_told_that_it_failed_with_the_run(world: World) 
     world.calls.fails("op/0 finish")
     with pytest.raises(stateformat.CheckpointError, match="finish"):
         to_end(run)
-    assert world.answer(asked.id) is StopOutcome.FAILED
+    assert world.answer(asked.id) is RequestOutcome.FAILED
 
 
 def test_a_stop_is_heard_while_an_idle_job_waits(world: World) -> None:
@@ -291,7 +291,7 @@ def test_a_stop_is_heard_while_an_idle_job_waits(world: World) -> None:
     asked, at = world.store.request_stop(StopMode.DRAIN), clock.now_us()
     to_end(run)
     assert clock.now_us() < at + 10_000_000
-    assert world.answer(asked.id) is StopOutcome.STOPPED
+    assert world.answer(asked.id) is RequestOutcome.STOPPED
 
 
 def test_epochs_begin_so_far_apart_as_was_asked_and_a_stop_waits_for_none(world: World) -> None:

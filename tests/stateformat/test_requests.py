@@ -1,4 +1,4 @@
-"""What users ask of a running job: requests to stop and their answers, on every storage."""
+"""What users ask of a running job: requests and their answers, on every storage."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError, UnsupportedFormat
 from stateformat.model import StopMode
 from stateformat.record import RecordFault
-from stateformat.stop_requests import (
+from stateformat.requests import (
     BYTES_MAX,
-    StopAnswer,
-    StopOutcome,
+    JobRequest,
+    RequestAnswer,
+    RequestKind,
+    RequestOutcome,
+    RescaleRequest,
+    SavepointRequest,
     StopRequest,
+    asking_order,
     counts_for,
     decode_answer,
     decode_request,
@@ -68,21 +73,21 @@ def test_a_request_is_seen_answered_and_removed(store: CheckpointStore) -> None:
     assert (asked.mode, asked.newest, asked.savepoint) == (StopMode.DRAIN, 2, None)
     assert re.fullmatch("[0-9a-f]{32}", asked.id)
     assert asked.created_at_us > 1_700_000_000_000_000
-    assert store.stop_requests() == [asked]
-    assert store.stop_answer(asked.id) is None
-    answer = StopAnswer(asked.id, StopOutcome.STOPPED, "all is safe", 3, "file:///there")
-    assert store.answer_stop(answer)
-    assert store.stop_answer(asked.id) == answer
-    assert store.stop_requests() == [], "what has an answer is asked no more"
-    store.withdraw_stop(asked.id)
+    assert store.requests() == [asked]
+    assert store.request_answer(asked.id) is None
+    answer = RequestAnswer(asked.id, RequestOutcome.STOPPED, "all is safe", 3, "file:///there")
+    assert store.answer_request(answer)
+    assert store.request_answer(asked.id) == answer
+    assert store.requests() == [], "what has an answer is asked no more"
+    store.withdraw_request(asked.id)
     assert objects(store) == []
-    assert store.stop_answer(asked.id) is None
-    store.withdraw_stop(asked.id)
+    assert store.request_answer(asked.id) is None
+    store.withdraw_request(asked.id)
 
 
 def test_the_objects_are_what_the_specification_says(store: CheckpointStore) -> None:
     asked = store.request_stop(StopMode.NO_DRAIN, "s3://bucket/safe")
-    store.answer_stop(StopAnswer(asked.id, StopOutcome.FAILED, "the disk is full"))
+    store.answer_request(RequestAnswer(asked.id, RequestOutcome.FAILED, "the disk is full"))
     names = [f"requests/{2:020d}-{what}-{asked.id}.json" for what in ("answer", "stop")]
     assert objects(store) == names
     texts = [store.storage.read(name).to_pybytes() for name in names]
@@ -112,24 +117,24 @@ def test_the_objects_are_what_the_specification_says(store: CheckpointStore) -> 
 
 
 def test_requests_come_in_the_order_of_the_checkpoints_that_they_were_made_at(store: CheckpointStore) -> None:
-    made = [StopRequest(f"{99 - newest:032x}", StopMode.DRAIN, newest) for newest in (0, 2, 10)]
+    made = [StopRequest(f"{99 - newest:032x}", newest, mode=StopMode.DRAIN) for newest in (0, 2, 10)]
     for request in reversed(made):
         put(store, layout.request_path(request.newest, request.id), encode_request(request))
-    assert store.stop_requests() == made
+    assert store.requests() == made
 
 
 def test_looking_where_nobody_asks_is_one_listing(store: CheckpointStore) -> None:
     before = store.stats.copy()
-    assert store.stop_requests() == []
+    assert store.requests() == []
     assert {name: counts.calls for name, counts in store.stats.since(before).operations.items() if counts.calls} == {
         "list": 1
     }
 
 
 def test_a_request_counts_for_runs_of_its_time_and_older_ones() -> None:
-    request = StopRequest(ID, StopMode.DRAIN, newest=5)
+    request = StopRequest(ID, newest=5, mode=StopMode.DRAIN)
     assert [restored_from for restored_from in range(9) if counts_for(request, restored_from)] == [0, 1, 2, 3, 4, 5]
-    first = StopRequest(ID, StopMode.DRAIN, newest=0)
+    first = StopRequest(ID, newest=0, mode=StopMode.DRAIN)
     assert counts_for(first, 0)
     assert not counts_for(first, 1)
 
@@ -147,22 +152,22 @@ def test_a_job_that_was_stopped_and_started_again_is_not_stopped_by_what_nobody_
 
 def test_the_first_answer_stays(store: CheckpointStore) -> None:
     asked = store.request_stop(StopMode.DRAIN)
-    assert store.answer_stop(StopAnswer(asked.id, StopOutcome.STOPPED, "first", 3))
-    assert not store.answer_stop(StopAnswer(asked.id, StopOutcome.FAILED, "second"))
-    assert store.stop_answer(asked.id) == StopAnswer(asked.id, StopOutcome.STOPPED, "first", 3)
+    assert store.answer_request(RequestAnswer(asked.id, RequestOutcome.STOPPED, "first", 3))
+    assert not store.answer_request(RequestAnswer(asked.id, RequestOutcome.FAILED, "second"))
+    assert store.request_answer(asked.id) == RequestAnswer(asked.id, RequestOutcome.STOPPED, "first", 3)
 
 
 def test_a_request_that_was_taken_back_gets_no_answer(store: CheckpointStore) -> None:
     asked, other = store.request_stop(StopMode.DRAIN), store.request_stop(StopMode.NO_DRAIN)
-    store.withdraw_stop(asked.id)
-    assert not store.answer_stop(StopAnswer(asked.id, StopOutcome.STOPPED, "", 3))
-    assert store.stop_requests() == [other]
+    store.withdraw_request(asked.id)
+    assert not store.answer_request(RequestAnswer(asked.id, RequestOutcome.STOPPED, "", 3))
+    assert store.requests() == [other]
     assert len(objects(store)) == 1
 
 
 def test_a_removal_that_stops_half_way_leaves_nothing_to_obey(store: CheckpointStore, monkeypatch: Any) -> None:
     asked = store.request_stop(StopMode.DRAIN)
-    store.answer_stop(StopAnswer(asked.id, StopOutcome.FAILED, "no"))
+    store.answer_request(RequestAnswer(asked.id, RequestOutcome.FAILED, "no"))
     deleted: list[str] = []
     inner = store.storage._inner  # type: ignore[attr-defined]
     delete = type(inner).delete
@@ -174,9 +179,9 @@ def test_a_removal_that_stops_half_way_leaves_nothing_to_obey(store: CheckpointS
         delete(self, paths)
 
     monkeypatch.setattr(type(inner), "delete", once)
-    refused(StorageError, lambda: store.withdraw_stop(asked.id))
+    refused(StorageError, lambda: store.withdraw_request(asked.id))
     assert deleted == [layout.request_path(2, asked.id)]
-    assert store.stop_requests() == []
+    assert store.requests() == []
 
 
 def test_there_is_nobody_to_ask_where_there_is_no_store(tmp_path: Path) -> None:
@@ -185,14 +190,14 @@ def test_there_is_nobody_to_ask_where_there_is_no_store(tmp_path: Path) -> None:
         store.request_stop(StopMode.DRAIN)
     assert found.value.kind is ErrorKind.STORE_NOT_FOUND
     assert not (tmp_path / "nowhere").exists()
-    assert store.stop_requests() == []
+    assert store.requests() == []
 
 
 def test_a_job_may_be_asked_before_its_first_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(LocalStorage(tmp_path, durable=False))
     asked = store.request_stop(StopMode.DRAIN)
     assert asked.newest == 0
-    assert store.stop_requests() == [asked]
+    assert store.requests() == [asked]
 
 
 @pytest.mark.parametrize("savepoint", ["", "x" * 4097, "half \ud800"])
@@ -207,9 +212,9 @@ def test_requests_are_no_part_of_checkpoints_copies_and_retention(store: Checkpo
     asked = store.request_stop(StopMode.DRAIN)
     copy = CheckpointStore(LocalStorage(tmp_path / "copy", durable=False))
     store.copy(store.open(), copy)
-    assert copy.stop_requests() == []
+    assert copy.requests() == []
     store.expire(1)
-    assert store.stop_requests() == [asked]
+    assert store.requests() == [asked]
     assert [record.checkpoint_id for record in store.history()] == [2]
 
 
@@ -220,7 +225,7 @@ def test_a_savepoint_lies_below_the_store_and_is_no_part_of_it(store: Checkpoint
     from stateformat.store import open as open_store
 
     before = [item for folder in ("checkpoints/", "manifests/", "segments/") for item in store.storage.list(folder)]
-    request = StopRequest(ID, StopMode.DRAIN, 2)
+    request = StopRequest(ID, 2, mode=StopMode.DRAIN)
     url = request.savepoint_at(store.url, 2)
     assert url == f"{store.url}/savepoints/2-01234567"
     savepoint = open_store(url)
@@ -237,7 +242,7 @@ def test_where_savepoints_go() -> None:
     assert default_savepoint("s3://bucket", 7, ID) == "s3://bucket/savepoints/7-01234567"
     assert default_savepoint("memory://a/b", 7, "") == "memory://a/b/savepoints/7"
     assert layout.savepoint_url("file:///", "x") == "file:///savepoints/x"
-    assert StopRequest(ID, StopMode.DRAIN, 1, "memory://else").savepoint_at("memory://a", 7) == "memory://else"
+    assert StopRequest(ID, 1, "memory://else", mode=StopMode.DRAIN).savepoint_at("memory://a", 7) == "memory://else"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "a b", "ä", "x" * 201])
@@ -256,13 +261,13 @@ def test_requests_work_on_s3_and_savepoints_below_a_store_are_no_part_of_it(moto
     refused(NotFound, lambda: store.request_stop(StopMode.DRAIN))
     permit = stores.counts_job().publish(store, None)
     asked = store.request_stop(StopMode.DRAIN)
-    assert opened(store.url).stop_requests() == [asked]
+    assert opened(store.url).requests() == [asked]
     store.copy(store.open(), opened(asked.savepoint_at(store.url, 1)))
-    answer = StopAnswer(asked.id, StopOutcome.STOPPED, "", 1, asked.savepoint_at(store.url, 1))
-    assert store.answer_stop(answer)
-    assert not store.answer_stop(answer)
-    assert store.stop_answer(asked.id) == answer
-    store.withdraw_stop(asked.id)
+    answer = RequestAnswer(asked.id, RequestOutcome.STOPPED, "", 1, asked.savepoint_at(store.url, 1))
+    assert store.answer_request(answer)
+    assert not store.answer_request(answer)
+    assert store.request_answer(asked.id) == answer
+    store.withdraw_request(asked.id)
     assert objects(store) == []
     assert [record.ref for record in store.history()] == [permit.ref]
     assert store.collect_garbage(delete=True).objects == ()
@@ -347,14 +352,14 @@ def test_whatever_lies_among_the_requests_stops_no_stop(
     (tmp_path / "requests").mkdir()
     ODD[what](tmp_path / "requests" / name)
     for _ in range(2):
-        assert store.stop_requests() == []
+        assert store.requests() == []
     asked = store.request_stop(StopMode.DRAIN)
-    assert store.stop_requests() == [asked]
-    assert store.answer_stop(StopAnswer(asked.id, StopOutcome.STOPPED, "", 3))
-    found = store.stop_answer(asked.id)
+    assert store.requests() == [asked]
+    assert store.answer_request(RequestAnswer(asked.id, RequestOutcome.STOPPED, "", 3))
+    found = store.request_answer(asked.id)
     assert found is not None
-    assert found.outcome is StopOutcome.STOPPED
-    store.withdraw_stop(asked.id)
+    assert found.outcome is RequestOutcome.STOPPED
+    store.withdraw_request(asked.id)
     store.collect_garbage(delete=True)
     assert os.path.lexists(tmp_path / "requests" / name)
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -371,7 +376,7 @@ def test_what_is_damaged_is_left_alone_and_told_once(
     put(store, path, DAMAGED[name])
     good = store.request_stop(StopMode.DRAIN)
     for _ in range(3):
-        assert store.stop_requests() == [good]
+        assert store.requests() == [good]
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 1
     assert path in told[0]
@@ -381,14 +386,14 @@ def test_what_is_damaged_is_left_alone_and_told_once(
 
 def test_a_newer_version_says_to_upgrade(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store, layout.request_path(2, ID), DAMAGED["version 2"])
-    assert store.stop_requests() == []
+    assert store.requests() == []
     assert "is of format version 2; this reader knows 1. Upgrade stateformat" in caplog.text
     refused(UnsupportedFormat, lambda: decode_request(DAMAGED["version 2"], 2, ID))
 
 
 def test_members_of_nobody_s_list_are_ignored() -> None:
     found = decode_request(sealed(plain(command="rm", savepoint="memory://x", later={"a": [1]})), 2, ID)
-    assert found == StopRequest(ID, StopMode.DRAIN, 2, "memory://x", 5)
+    assert found == StopRequest(ID, 2, "memory://x", 5, mode=StopMode.DRAIN)
 
 
 @pytest.mark.parametrize(
@@ -396,9 +401,9 @@ def test_members_of_nobody_s_list_are_ignored() -> None:
 )
 def test_other_names_are_no_requests(store: CheckpointStore, name: str, caplog: pytest.LogCaptureFixture) -> None:
     put(store, f"requests/{name}", sealed(plain()))
-    assert store.stop_requests() == []
+    assert store.requests() == []
     assert "left alone" in caplog.text
-    assert not store.answer_stop(StopAnswer(ID, StopOutcome.FAILED))
+    assert not store.answer_request(RequestAnswer(ID, RequestOutcome.FAILED))
 
 
 def test_a_request_of_gigabytes_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -408,7 +413,7 @@ def test_a_request_of_gigabytes_is_not_read(tmp_path: Path, caplog: pytest.LogCa
         file.truncate(6 << 30)
     (tmp_path / layout.request_path(1, "a" * 32)).write_bytes(b"x" * (BYTES_MAX + 1))
     reads = store.stats["read_range"].calls
-    assert store.stop_requests() == []
+    assert store.requests() == []
     assert caplog.text.count("more than 65,535") == 2
     assert store.stats["read_range"].calls == reads
 
@@ -420,9 +425,9 @@ def test_of_very_many_requests_the_first_hundred_are_read(
         put(
             store,
             layout.request_path(2, f"{number:032x}"),
-            encode_request(StopRequest(f"{number:032x}", StopMode.DRAIN, 2)),
+            encode_request(StopRequest(f"{number:032x}", 2, mode=StopMode.DRAIN)),
         )
-    assert [int(request.id, 16) for request in store.stop_requests()] == list(range(100))
+    assert [int(request.id, 16) for request in store.requests()] == list(range(100))
     assert "holds 103 requests" in caplog.text
 
 
@@ -430,21 +435,101 @@ def test_an_answer_that_cannot_be_read_is_none(store: CheckpointStore, caplog: p
     asked = store.request_stop(StopMode.DRAIN)
     answer = {"format": "stateformat-answer", "version": 1, "request": asked.id, "outcome": "perhaps", "message": ""}
     put(store, layout.answer_path(2, asked.id), sealed(answer))
-    assert store.stop_answer(asked.id) is None
+    assert store.request_answer(asked.id) is None
     assert "not one of stopped, failed" in caplog.text
-    assert store.stop_requests() == [], "it has been dealt with, however"
+    assert store.requests() == [], "it has been dealt with, however"
 
 
 def test_the_specification_lists_the_members_and_words_of_the_code() -> None:
     text = (Path(layout.__file__).parent / "SPEC.md").read_text()
     section = text[text.index("### 2.4") : text.index("## 3. Record")]
     rows = {line.split("|")[1].strip(" `"): line for line in section.splitlines() if line.startswith("| `")}
-    assert re.findall(r"`(\w+)`", rows["outcome"])[1:] == list(StopOutcome)
+    assert re.findall(r"`(\w+)`", rows["outcome"])[1:] == list(RequestOutcome)
     assert re.findall(r"`(\w+)`", rows["mode"])[1:] == list(StopMode)
-    request = encode_request(StopRequest(ID, StopMode.DRAIN, 2, "memory://x", 5))
-    answer = encode_answer(StopAnswer(ID, StopOutcome.STOPPED, "", 2, "memory://x"))
+    request = encode_request(StopRequest(ID, 2, "memory://x", 5, mode=StopMode.DRAIN))
+    answer = encode_answer(RequestAnswer(ID, RequestOutcome.STOPPED, "", 2, "memory://x"))
+    rescale = encode_request(RescaleRequest(ID, 2, parallelism=3, operators={"counts": 4}))
     told = {*re.findall(r"(?m)^\| `(\w+)`", section), "version", "digest"}
-    assert {*json.loads(request), *json.loads(answer)} == told
+    assert {*json.loads(request), *json.loads(rescale), *json.loads(answer)} == told
+    assert re.findall(r"(?m)^- `(\w+)`: ", section) == list(RequestKind)
+
+
+def test_each_kind_is_asked_listed_and_answered_by_its_name(store: CheckpointStore) -> None:
+    asked: list[JobRequest] = [
+        store.request_savepoint("memory://there"),
+        store.request_rescale(8, {"counts": 4}, "memory://there"),
+        store.request_rescale(operators={"counts": 2}),
+        store.request_stop(StopMode.DRAIN),
+    ]
+    names = [f"requests/{2:020d}-{what}.json" for what in (f"{one.kind}-{one.id}" for one in asked)]
+    assert [one.path for one in asked] == names
+    assert objects(store) == sorted(names)
+    assert sorted(store.requests(), key=lambda one: one.path) == sorted(asked, key=lambda one: one.path)
+    for one, outcome in zip(asked, RequestOutcome, strict=False):
+        answer = RequestAnswer(one.id, outcome, "done", 3)
+        assert store.answer_request(answer)
+        assert store.request_answer(one.id) == answer
+        store.withdraw_request(one.id)
+    assert objects(store) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (SavepointRequest(ID, 2, "memory://x", 5), {"kind": "savepoint", "savepoint": "memory://x"}),
+        (RescaleRequest(ID, 2, None, 5, parallelism=8), {"kind": "rescale", "parallelism": 8}),
+        (RescaleRequest(ID, 2, None, 5, operators={"a": 1}), {"kind": "rescale", "operators": {"a": 1}}),
+    ],
+)
+def test_the_other_kinds_say_what_they_want_and_nothing_else(request_: JobRequest, said: dict[str, Any]) -> None:
+    told = json.loads(encode_request(request_))
+    common = {"format": "stateformat-request", "version": 1, "request": ID, "newest": 2, "created_at_us": 5}
+    assert {name: value for name, value in told.items() if name != "digest"} == {**common, **said}
+    assert decode_request(encode_request(request_), 2, ID, request_.kind) == request_
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"parallelism": 0},
+        {"parallelism": 32_769},
+        {"parallelism": "8"},
+        {"operators": {}},
+        {"operators": {"a": 0}},
+        {"operators": {"a": True}},
+        {"operators": [1]},
+        {"parallelism": 8, "later": None},
+    ],
+)
+def test_a_rescale_that_says_nothing_or_nonsense_is_refused(members: dict[str, Any]) -> None:
+    with pytest.raises(RecordFault):
+        decode_request(sealed(plain(kind="rescale", mode=..., **members)), 2, ID, "rescale")
+
+
+def test_a_name_of_one_kind_does_not_hold_another() -> None:
+    refused(RecordFault, lambda: decode_request(sealed(plain()), 2, ID, "savepoint"), "is 'stop', not 'savepoint'")
+
+
+def test_a_rescale_to_nowhere_is_refused_before_anything_is_written(store: CheckpointStore) -> None:
+    for wanted in ({}, {"parallelism": 0}, {"operators": {"a": 40_000}}):
+        refused(InvalidInput, lambda wanted=wanted: store.request_rescale(**wanted), "cannot be written")
+    assert objects(store) == []
+
+
+def test_a_savepoint_is_asked_of_every_run_and_a_rescale_only_of_those_of_its_time() -> None:
+    assert counts_for(SavepointRequest(ID, 2), 9)
+    assert not counts_for(RescaleRequest(ID, 2, parallelism=3), 3)
+
+
+def test_what_leaves_the_most_open_goes_first() -> None:
+    asked: list[JobRequest] = [
+        RescaleRequest("3" * 32, 2, created_at_us=1, parallelism=2),
+        StopRequest("2" * 32, 2, created_at_us=7, mode=StopMode.DRAIN),
+        StopRequest("1" * 32, 2, created_at_us=8, mode=StopMode.NO_DRAIN),
+        SavepointRequest("4" * 32, 2, created_at_us=9),
+    ]
+    assert sorted(asked, key=asking_order) == asked[::-1]
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -454,21 +539,23 @@ ids = st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}")
 @settings(max_examples=100, deadline=None)
 @given(ids, st.sampled_from(StopMode), st.integers(0, 2**53 - 1), st.none() | texts.filter(bool))
 def test_requests_read_back_as_they_were(request_id: str, mode: StopMode, newest: int, savepoint: str | None) -> None:
-    request = StopRequest(request_id, mode, newest, savepoint, created_at_us=newest)
+    request = StopRequest(request_id, newest, savepoint, created_at_us=newest, mode=mode)
     assert decode_request(encode_request(request), newest, request_id) == request
 
 
 @settings(max_examples=100, deadline=None)
-@given(ids, st.sampled_from(StopOutcome), texts, st.none() | st.integers(1, 2**53 - 1), st.none() | texts.filter(bool))
+@given(
+    ids, st.sampled_from(RequestOutcome), texts, st.none() | st.integers(1, 2**53 - 1), st.none() | texts.filter(bool)
+)
 def test_answers_read_back_as_they_were(
-    request_id: str, outcome: StopOutcome, message: str, checkpoint_id: int | None, savepoint: str | None
+    request_id: str, outcome: RequestOutcome, message: str, checkpoint_id: int | None, savepoint: str | None
 ) -> None:
-    answer = StopAnswer(request_id, outcome, message, checkpoint_id, savepoint)
+    answer = RequestAnswer(request_id, outcome, message, checkpoint_id, savepoint)
     assert decode_answer(encode_answer(answer), request_id) == answer
 
 
 def test_a_long_or_broken_message_is_cut_and_spelled_out() -> None:
-    found = decode_answer(encode_answer(StopAnswer(ID, StopOutcome.FAILED, "half \ud800 " + "x" * 5000)), ID)
+    found = decode_answer(encode_answer(RequestAnswer(ID, RequestOutcome.FAILED, "half \ud800 " + "x" * 5000)), ID)
     assert len(found.message) == 2000
     assert found.message.startswith("half \\ud800 xxx")
     assert found.message.endswith("x…")
@@ -477,7 +564,7 @@ def test_a_long_or_broken_message_is_cut_and_spelled_out() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_every_flipped_byte_is_noticed(place: int, mask: int) -> None:
-    data = bytearray(encode_request(StopRequest(ID, StopMode.DRAIN, 2, "memory://x", 5)))
+    data = bytearray(encode_request(StopRequest(ID, 2, "memory://x", 5, mode=StopMode.DRAIN)))
     data[place % len(data)] ^= mask
     with pytest.raises((RecordFault, UnsupportedFormat)):
         decode_request(bytes(data), 2, ID)
@@ -535,11 +622,11 @@ def test_an_answer_that_is_lost_is_asked_for_again(
     store, storage, slept = faulty
     storage.script = list(script)
     asked = store.request_stop(StopMode.DRAIN)
-    assert store.stop_requests() == [asked]
+    assert store.requests() == [asked]
     assert len(slept) == pauses
     storage.script = list(script)
-    assert store.answer_stop(StopAnswer(asked.id, StopOutcome.FAILED, "no"))
-    assert store.stop_answer(asked.id) == StopAnswer(asked.id, StopOutcome.FAILED, "no")
+    assert store.answer_request(RequestAnswer(asked.id, RequestOutcome.FAILED, "no"))
+    assert store.request_answer(asked.id) == RequestAnswer(asked.id, RequestOutcome.FAILED, "no")
     assert not storage.script
 
 
@@ -591,11 +678,11 @@ def test_who_wrote_while_gc_took_it_writes_it_again(tmp_path: Path) -> None:
     store = stores.counts_store(str(tmp_path))
     asked = store.request_stop(StopMode.DRAIN)
     stores.counts_job().publish(store, store.start("counts"))
-    answer = StopAnswer(asked.id, StopOutcome.MISSED, "too late")
-    assert CheckpointStore(Busy(tmp_path), sleep=lambda seconds: None).answer_stop(answer)
-    assert store.stop_answer(asked.id) == answer
+    answer = RequestAnswer(asked.id, RequestOutcome.MISSED, "too late")
+    assert CheckpointStore(Busy(tmp_path), sleep=lambda seconds: None).answer_request(answer)
+    assert store.request_answer(asked.id) == answer
 
 
 def test_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        StopRequest(ID, StopMode.DRAIN, 1).newest = 2  # type: ignore[misc]
+        StopRequest(ID, 1, mode=StopMode.DRAIN).newest = 2  # type: ignore[misc]

@@ -125,7 +125,7 @@ class SparkRun(Run):
         try:
             self._step()
         finally:
-            self._stop_service.answer_failures()
+            self._requests.answer_failures()
         self._check_end()
         if self._driver.ended is None:
             return True
@@ -136,7 +136,7 @@ class SparkRun(Run):
         begun = time.perf_counter()
         inputs: list[DataFrameInput] = []
         # Also while a loop is turned, where one barrier begins when the one before is complete.
-        self._stop_service.poll()
+        self._requests.poll()
         if self.in_flight is None:
             if self._wait():
                 return

@@ -28,7 +28,7 @@ from ...text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record, StopMode
-    from stateformat.stop_requests import StopAnswer, StopRequest
+    from stateformat.requests import RequestAnswer, StopRequest
     from stateformat.store import CheckpointStore
 
 TIMEOUT_SECONDS: Final = 300
@@ -41,7 +41,7 @@ SILENCE_SECONDS: Final = 10.0
 
 TIMED_OUT: Final = "timed_out"
 """No run answered in time. This outcome and the next two are the command's own;
-``requests.StopOutcome`` has the others."""
+``requests.RequestOutcome`` has the others."""
 NOT_DRAINED: Final = "not_drained"
 """The job stopped, but without the drain that was asked for."""
 NOT_SAVED: Final = "not_saved"
@@ -269,7 +269,7 @@ class StopAttempt:
         """A run's answer, or what the newest record says for certain; None on timeout."""
         pause, silent = PAUSE_SECONDS, True
         while True:
-            answer = self._store.stop_answer(request.id)
+            answer = self._store.request_answer(request.id)
             if answer is not None:
                 return self._from_answer(answer)
             self._poll()
@@ -303,12 +303,12 @@ class StopAttempt:
         from stateformat.paths import request_path
 
         try:
-            self._store.withdraw_stop(request.id)
+            self._store.withdraw_request(request.id)
         except StorageError as error:
             path = request_path(request.newest, request.id)
             self.left_behind = f"The request could not be removed ({error}): delete {path} in {self._store.url}."
 
-    def _from_answer(self, answer: StopAnswer) -> StopResult:
+    def _from_answer(self, answer: RequestAnswer) -> StopResult:
         message = answer.message
         if answer.outcome == "stopped" and answer.savepoint is None and "ckpt copy" not in message:
             message = f"{message} The stop stands; {self._copy_advice(answer.checkpoint_id, 'URL')}".strip()
@@ -322,7 +322,7 @@ class StopAttempt:
 
     def _stopped_before(self, record: Record) -> StopResult:
         """The job stopped earlier, or by another request."""
-        from stateformat.stop_requests import savepoint_of_stop
+        from stateformat.requests import savepoint_of_stop
 
         assert record.stop is not None
         number, mode = record.checkpoint_id, record.stop.mode.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Stopping a job: requests in the store, their answers, and the savepoint at the end."""
+"""Requests to a running job: those in its store, their answers, and the savepoint of a stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import stateformat as sf
-from stateformat import stop_requests as rq
+from stateformat import requests as rq
 from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
@@ -23,8 +23,8 @@ from .outcome import JobOutcome
 logger = logging.getLogger(__name__)
 
 
-class StopService:
-    """Finds stop requests, hands each to the coordinator once, and answers them."""
+class RequestService:
+    """Finds requests, hands each to the method of its kind once, and answers them."""
 
     def __init__(
         self,
@@ -58,26 +58,47 @@ class StopService:
                     f"the run that was asked when checkpoint {request.newest} was the newest has ended; this one "
                     f"went on from checkpoint {self._restored_from}. Ask again"
                 )
-                self._turn_down(request, rq.StopOutcome.MISSED, message)
+                self._turn_down(request, rq.RequestOutcome.MISSED, message)
                 continue
             try:
-                self.request_stop(request.id, request.mode, request.savepoint)
+                self._hand_over(request)
             except InvalidInput as error:
-                self._turn_down(request, rq.StopOutcome.REFUSED, str(error))
+                self._turn_down(request, rq.RequestOutcome.REFUSED, str(error))
 
-    def _turn_down(self, request: rq.StopRequest, outcome: rq.StopOutcome, message: str) -> None:
+    def _hand_over(self, request: rq.JobRequest) -> None:
+        """Begin what is asked. Raises ``InvalidInput`` for what is refused, with the sentence."""
+        match request:
+            case rq.StopRequest():
+                self.request_stop(request.id, request.mode, request.savepoint)
+            case rq.RescaleRequest():
+                self.request_rescale(request)
+            case _:
+                raise InvalidInput(f"this runtime does not carry out requests of kind {request.kind}")
+
+    def _turn_down(self, request: rq.JobRequest, outcome: rq.RequestOutcome, message: str) -> None:
         self._seen.add(request.id)
-        answer_stop(self._store, rq.StopAnswer(request.id, outcome, message))
+        answer_request(self._store, rq.RequestAnswer(request.id, outcome, message))
 
     def request_stop(self, request: str, mode: StopMode, savepoint: str | None) -> None:
         """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
-        if savepoint is not None:
-            check_no_secrets(savepoint, "the savepoint's URL")
-            check_outside(savepoint, self._store.url)
+        self._check_place(savepoint)
         self._seen.add(request)
         if savepoint is not None:
             self._driver.stop_properties[request] = {rq.SAVEPOINT_PROPERTY: savepoint}
         self._driver.inbox.append(ev.StopRequested(mode, request))
+
+    def request_rescale(self, request: rq.RescaleRequest) -> None:
+        """Begin to stop, to go on at another parallelism. Raises ``InvalidInput`` if refused."""
+        raise InvalidInput(
+            f"this run cannot change its parallelism (request {request.id}); stop the job with `ckpt stop`, and start "
+            "it again at the new one"
+        )
+
+    def _check_place(self, savepoint: str | None) -> None:
+        """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
+        if savepoint is not None:
+            check_no_secrets(savepoint, "the savepoint's URL")
+            check_outside(savepoint, self._store.url)
 
     def answer_failures(self) -> None:
         while self._driver.failed_stops:
@@ -87,7 +108,7 @@ class StopService:
             goes_on = "the job goes on" if failed.goes_on else "the job starts again from its newest checkpoint"
             message = f"the stop has failed, and {goes_on}: {failed.reason}"
             self._driver.warn(message)
-            answer_stop(self._store, rq.StopAnswer(failed.request, rq.StopOutcome.FAILED, message))
+            answer_request(self._store, rq.RequestAnswer(failed.request, rq.RequestOutcome.FAILED, message))
 
     def outcome(self, ended: ev.JobEnded) -> JobOutcome:
         """How the job has ended, after every task; makes the savepoint of a stop."""
@@ -97,25 +118,25 @@ class StopService:
         return end_stopped(self._store, permit, Stop(ended.stop.mode, ended.stop.request), self._savepoint_options)
 
 
-def waiting_requests(store: CheckpointStore) -> list[rq.StopRequest]:
+def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
     """The requests without an answer; none if they cannot be read now."""
     try:
-        return store.stop_requests()
+        return store.requests()
     except (CheckpointError, OSError) as error:
         logger.warning("requests could not be read, they will be looked for again: %s", error)
         return []
 
 
-def answer_stop(store: CheckpointStore, answer: rq.StopAnswer) -> None:
+def answer_request(store: CheckpointStore, answer: rq.RequestAnswer) -> None:
     """Write an answer; failing to write it is no failure of the job."""
     try:
-        store.answer_stop(answer)
+        store.answer_request(answer)
     except (CheckpointError, OSError) as error:
         logger.warning("the answer to request %s could not be written: %s", answer.request, error)
 
 
 def end_finished(store: CheckpointStore, permit: CommitPermit | None, *, before: bool = False) -> JobOutcome:
-    """The job has ended by itself, now or ``before`` this run; answers every stop request."""
+    """The job has ended by itself, now or ``before`` this run; answers every request."""
     newest = permit.ref.checkpoint_id if permit else None
     if before:
         sentence = f"the job had finished: in checkpoint {newest} every operator has ended, and nothing was started"
@@ -123,7 +144,7 @@ def end_finished(store: CheckpointStore, permit: CommitPermit | None, *, before:
         at = f"; its last checkpoint is {newest}" if newest else ""
         sentence = f"the job has finished: every input has ended{at}"
     for request in waiting_requests(store):
-        answer_stop(store, rq.StopAnswer(request.id, rq.StopOutcome.FINISHED, sentence, newest))
+        answer_request(store, rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, sentence, newest))
     return JobOutcome(newest, sentence)
 
 
@@ -153,5 +174,6 @@ def end_stopped(
         )
     others = {request.id for request in waiting_requests(store)} - {stop.request}
     for request in (stop.request, *sorted(others)):
-        answer_stop(store, rq.StopAnswer(request, rq.StopOutcome.STOPPED, sentence, record.checkpoint_id, savepoint))
+        answer = rq.RequestAnswer(request, rq.RequestOutcome.STOPPED, sentence, record.checkpoint_id, savepoint)
+        answer_request(store, answer)
     return JobOutcome(record.checkpoint_id, sentence, stop=stop, savepoint=savepoint)

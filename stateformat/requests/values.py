@@ -1,0 +1,138 @@
+"""Requests and answers as values: what is asked, for which runs it counts, what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from .. import paths as layout
+from ..model import Record, StopMode
+
+SAVEPOINT_PROPERTY: Final = "savepoint"
+"""The property of a stop's record with the savepoint's URL; absent: the default place."""
+
+
+class RequestKind(StrEnum):
+    """What is asked, as the name of the object says it."""
+
+    STOP = "stop"
+    SAVEPOINT = "savepoint"
+    RESCALE = "rescale"
+
+
+class RequestOutcome(StrEnum):
+    """What became of a request. Readers refuse an answer with any other word."""
+
+    STOPPED = "stopped"
+    """The job has stopped at a checkpoint and committed it. No savepoint: the copy has failed."""
+    FAILED = "failed"
+    """It was not done: the job goes on, or has restarted; the message says why."""
+    REFUSED = "refused"
+    """The run did not begin with it."""
+    FINISHED = "finished"
+    """The job has finished by itself meanwhile."""
+    MISSED = "missed"
+    """Its run ended before it read the request; the next one restored from a newer checkpoint."""
+    SAVED = "saved"
+    """The savepoint is made, of this checkpoint; the message says whether the job goes on."""
+    RESCALED = "rescaled"
+    """The job has stopped at a checkpoint and goes on from it at the parallelism asked for."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What all requests to a job have."""
+
+    kind: ClassVar[RequestKind]
+
+    id: str
+    """32 hexadecimal digits."""
+    newest: int
+    """The id of the newest checkpoint when the request was made; 0 if there was none."""
+    savepoint: str | None = None
+    """The URL of the store to make; None for the default place."""
+    created_at_us: int = 0
+    """µs since 1970 UTC, for people."""
+
+    @property
+    def path(self) -> str:
+        """Where the request lies in its store."""
+        return layout.request_path(self.newest, self.id, self.kind)
+
+    def savepoint_at(self, store_url: str, checkpoint_id: int) -> str:
+        """Return the URL of the savepoint that this request makes of a checkpoint of the store."""
+        return self.savepoint or default_savepoint(store_url, checkpoint_id, self.id)
+
+
+@dataclass(frozen=True)
+class StopRequest(JobRequest):
+    """A request to stop the job with a savepoint. The stop's record repeats its id."""
+
+    kind = RequestKind.STOP
+
+    mode: StopMode = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class SavepointRequest(JobRequest):
+    """A request for a savepoint; the job goes on."""
+
+    kind = RequestKind.SAVEPOINT
+
+
+@dataclass(frozen=True)
+class RescaleRequest(JobRequest):
+    """A request to stop with a savepoint, and to go on from there at another parallelism."""
+
+    kind = RequestKind.RESCALE
+
+    parallelism: int | None = field(default=None, kw_only=True)
+    """Of every operator that ``operators`` does not name; None: each keeps its own."""
+    operators: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """The parallelism by uid."""
+
+
+@dataclass(frozen=True)
+class RequestAnswer:
+    """What became of a request."""
+
+    request: str
+    outcome: RequestOutcome
+    message: str = ""
+    checkpoint_id: int | None = None
+    """Of a stop, a rescale or a savepoint: the checkpoint that it made."""
+    savepoint: str | None = None
+    """The savepoint's URL; None where there is none, and the message says why."""
+
+
+def counts_for(request: JobRequest, restored_from: int) -> bool:
+    """Return whether a request counts for a run restored from this checkpoint (0: from none).
+
+    A savepoint is wanted of every run: it is no danger to a job that was started again.
+    """
+    return isinstance(request, SavepointRequest) or restored_from <= request.newest
+
+
+def asking_order(request: JobRequest) -> tuple[int, int, str]:
+    """Sort key of requests: first what leaves the most open; then the earlier.
+
+    A savepoint changes nothing; a drain cannot be undone; a rescale has no use in a stopped job.
+    """
+    if isinstance(request, StopRequest):
+        rank = 2 if request.mode is StopMode.DRAIN else 1
+    else:
+        rank = 0 if isinstance(request, SavepointRequest) else 3
+    return rank, request.created_at_us, request.path
+
+
+def default_savepoint(store_url: str, checkpoint_id: int, request_id: str) -> str:
+    """Return the default URL: ``savepoints/<checkpoint id>-<first 8 digits of the request>``."""
+    return layout.savepoint_url(store_url, f"{checkpoint_id}-{request_id[:8]}" if request_id else str(checkpoint_id))
+
+
+def savepoint_of_stop(store_url: str, record: Record) -> str:
+    """Return the URL of the savepoint of a stop: as requested, or the default."""
+    request = record.stop.request if record.stop else ""
+    return record.properties.get(SAVEPOINT_PROPERTY) or default_savepoint(store_url, record.checkpoint_id, request)
