@@ -14,7 +14,7 @@ ROWS = expected_rows(*SPENT)
 
 def shown(heading: str, number: int) -> str:
     """What the n-th recipe of a section prints."""
-    return data_recipes.sections()[heading][number].shown
+    return data_recipes.PAGE.sections()[heading][number].shown
 
 
 def cells(text: str, bar: str = "│") -> list[tuple[str, ...]]:

@@ -42,7 +42,7 @@ def test_a_recipe_runs_as_it_stands_and_prints_what_is_shown(
     heading: str, made: Path, folder: Path, pytestconfig: pytest.Config
 ) -> None:
     shutil.copytree(made, folder / "shop")
-    data_recipes.check(list(data_recipes.run(heading)), update=pytestconfig.getoption("--update"))
+    data_recipes.PAGE.check(list(data_recipes.run(heading)), update=pytestconfig.getoption("--update"))
 
 
 @pytest.fixture(scope="module")
@@ -76,4 +76,4 @@ def test_the_same_recipe_prints_the_same_of_a_store_on_s3(
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    data_recipes.check(list(data_recipes.run(heading, url=on_s3, environment=environment)), update=False)
+    data_recipes.PAGE.check(list(data_recipes.run(heading, url=on_s3, environment=environment)), update=False)

@@ -22,4 +22,4 @@ def test_a_recipe_for_spark_runs_as_it_stands_and_prints_what_is_shown(
     monkeypatch.chdir(tmp_path)  # The JVM stays where it was.
     register_data_source(spark)
     ran = list(data_recipes.run(heading, given={"spark": spark}, url=str(tmp_path / "shop")))
-    data_recipes.check(ran, update=pytestconfig.getoption("--update"))
+    data_recipes.PAGE.check(ran, update=pytestconfig.getoption("--update"))

@@ -1,0 +1,80 @@
+"""Pages of docs/ whose blocks run as they stand, and whose output is compared.
+
+A recipe is a block of Python or of shell; the block of text behind it is what it prints. The shell
+has the ``ckpt`` and the ``python`` of this environment. A line ``# exit status N`` in a block of
+shell is what it ends with; without one that is 0.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+_SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"```(python|bash)\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
+_STATUS = re.compile(r"^# exit status (\d+)$", re.MULTILINE)
+
+
+class Recipe(NamedTuple):
+    """A block that runs, and what the page says that it prints."""
+
+    language: str
+    code: str
+    shown: str
+
+
+@dataclass(frozen=True)
+class RecipePage:
+    """A page of recipes. ``same`` says whether what a recipe printed is what the page shows."""
+
+    path: Path
+    same: Callable[[Recipe, str], bool]
+
+    def sections(self) -> dict[str, list[Recipe]]:
+        """The recipes of each section of the page, by its heading."""
+        found = {
+            heading: [Recipe(*(part or "" for part in block)) for block in _BLOCK.findall(text)]
+            for heading, text in _SECTION.findall(self.path.read_text())
+        }
+        return {heading: recipes for heading, recipes in found.items() if recipes}
+
+    def check(self, ran: Sequence[tuple[Recipe, str]], *, update: bool) -> None:
+        """Compare what recipes printed with the page, or put it there."""
+        wrong = [(recipe, printed) for recipe, printed in ran if not self.same(recipe, printed)]
+        if update:
+            self._rewrite(wrong)
+            return
+        for recipe, printed in wrong:
+            assert printed == recipe.shown, recipe.code
+
+    def _rewrite(self, ran: Sequence[tuple[Recipe, str]]) -> None:
+        page = self.path.read_text()
+        for recipe, printed in ran:
+            block = f"```{recipe.language}\n{recipe.code}```\n"
+            before = block + (f"\n```text\n{recipe.shown}```\n" if recipe.shown else "")
+            assert page.count(before) == 1, f"the page has {page.count(before)} times:\n{before}"
+            page = page.replace(before, block + (f"\n```text\n{printed}```\n" if printed else ""))
+        self.path.write_text(page)
+
+
+def shell(code: str, environment: Mapping[str, str], *, errors: bool = False) -> str:
+    """What a block of shell prints, with ``errors`` also to standard error."""
+    path = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    expected = _STATUS.search(code)
+    done = subprocess.run(
+        ["bash", "-euc", code],
+        env={**environment, "PATH": path, "COLUMNS": "80", "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if errors else subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == (int(expected[1]) if expected else 0), f"{code}{done.stdout}{done.stderr or ''}"
+    return done.stdout
