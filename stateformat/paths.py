@@ -21,6 +21,7 @@ _REQUEST_NAME = re.compile(r"requests/(\d{20})-(stop|savepoint|rescale)-([0-9a-f
 _ANSWER_NAME = re.compile(r"requests/(\d{20})-answer-([0-9a-f]{32})\.json")
 _ASKED_NAME = re.compile(r"requests/(\d{20})-.*")
 _SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_PIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,199}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -91,3 +92,15 @@ def savepoint_url(store_url: str, name: str) -> str:
     if not _SAVEPOINT_NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no name of a savepoint; take letters, digits, '.', '_' and '-'", name=name)
     return f"{store_url}{'' if store_url.endswith('/') else '/'}{SAVEPOINTS}{name}"
+
+
+def check_pin_name(name: str) -> str:
+    """The name, if a pin can have it; else ``InvalidInput``. Digits alone would be an id."""
+    if not _PIN_NAME.fullmatch(name):
+        why = "it would be the id of a checkpoint" if name.isdecimal() else "it begins with a letter"
+        raise InvalidInput(
+            f"{name!r:.80} is no name for a pin ({why}); take a letter first, then at most 199 letters, digits, '.', "
+            "'_' and '-'",
+            name=name,
+        )
+    return name

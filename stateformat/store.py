@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from . import history, paths as layout, publication, requests
+from . import history, paths as layout, pins, publication, requests
 from .errors import CheckpointError, ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
 from .formats import ForeignCheckpoints, Outside, foreign_checkpoints, open_folder, refuse_foreign, split_format
 from .graph import JobGraph
@@ -33,6 +33,7 @@ from .model import (
     Stop,
     StopMode,
 )
+from .pins import Savepoint
 from .publication import CommitPermit, PendingCheckpoint
 from .reading import Checkpoint
 from .requests import JobRequest, RequestAnswer, RescaleRequest, SavepointRequest, StopRequest
@@ -63,12 +64,16 @@ def open(  # noqa: A001 - stateformat.open(url) is the whole door
     Streaming query, its checkpoints are opened for reading; ``flink:PATH`` and ``spark:PATH`` look
     for no other. ``allow_outside``: read files that its metadata names in other folders, too.
 
+    ``STORE@NAME`` is the savepoint ``STORE/savepoints/NAME``, unless a store itself has that name
+    (:meth:`CheckpointStore.pin`); of such an address the checkpoints are looked for at once.
+
     ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage
     serves.
     """
     form, place = split_format(as_url(url))
     outside = partial(open_folder, options=options) if allow_outside else None
-    return CheckpointStore(open_storage(place, **options), format=form, outside=outside)
+    storage = open_storage(place, **options) if form is not None else pins.open_address(place, **options)
+    return CheckpointStore(storage, format=form, outside=outside)
 
 
 class CheckpointStore:
@@ -353,6 +358,22 @@ class CheckpointStore:
         if not isinstance(target, CheckpointStore):
             raise InvalidInput(f"the target of a copy is {target!r}; open it first, with stateformat.open(url)")
         return publication.copy(checkpoint, target.storage, progress=progress, sleep=self._sleep)
+
+    def pin(self, checkpoint_id: int | None, name: str, progress: publication.Progress | None = None) -> Record:
+        """Keep a checkpoint, or the newest, under a name: a savepoint in ``savepoints/NAME/``.
+
+        Retention does not see it; its address is ``STORE@NAME``. Pinning it again changes nothing.
+        Raises as ``pins.pin``.
+        """
+        return pins.pin(self.open(checkpoint_id), name, progress=progress, sleep=self._sleep).record
+
+    def pins(self) -> list[Savepoint]:
+        """Return the savepoints below the store, by name: pins and those of stops."""
+        return pins.pins(self.storage)
+
+    def unpin(self, name: str) -> None:
+        """Remove a savepoint below the store, and nothing else (``pins.unpin``)."""
+        pins.unpin(self.storage, name)
 
     def adopt_objects(self, checkpoint: Checkpoint, progress: publication.Progress | None = None) -> None:
         """Copy another store's segments here for a checkpoint that is begun from it."""

@@ -38,6 +38,13 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def check_name(name: str) -> str:
+    """Return the name of a folder in ``savepoints/`` if it is one part of a path, else raise."""
+    if "/" in name or not is_object_name(name):
+        raise InvalidInput(f"{name!r:.80} is no name of a savepoint", kind=ErrorKind.INVALID_PATH, name=name)
+    return name
+
+
 def check_created(path: str, data: bytes, check: PathCheck = check_path) -> None:
     """Refuse a ``create`` that not every storage can do: an illegal path, no or too many bytes."""
     check(path)

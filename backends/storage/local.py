@@ -22,10 +22,11 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
+from stateformat import paths as layout
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, check_relative, is_object_path
 
-from .checks import NewObject, check_created, check_options, check_prefix, check_range, missing, name_taken
+from .checks import NewObject, check_created, check_name, check_options, check_prefix, check_range, missing, name_taken
 from .local_tree import TEMPORARY, DirectoryTree, Parts
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,19 @@ class LocalStorage:
         parts, name = _split(self._check(path))
         with self._tree.translated("list", "/".join(parts)):
             return ["/".join((*parts, found)) for found in self._tree.names_after(parts, name)]
+
+    def savepoints(self) -> builtins.list[str]:
+        with self._tree.translated("list", layout.SAVEPOINTS):
+            return self._tree.folders((layout.SAVEPOINTS.rstrip("/"),))
+
+    def savepoint(self, name: str) -> LocalStorage:
+        place = os.path.join(self._tree.root, layout.SAVEPOINTS, check_name(name))  # noqa: PTH118
+        return LocalStorage(place, durable=self._tree.durable)
+
+    def remove_savepoint(self, name: str) -> None:
+        place = (layout.SAVEPOINTS.rstrip("/"), check_name(name))
+        with self._tree.translated("delete", "/".join(place)):
+            self._tree.remove_store(place)
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these objects, in the order given, and each segment directory that becomes empty.

@@ -178,6 +178,53 @@ class DirectoryTree:
                 os.rmdir(parts[-1], dir_fd=parent)
                 self._synced.discard(parts)
 
+    def folders(self, parts: Parts) -> list[str]:
+        """The names of the directories in one beside the objects, sorted; links are none."""
+        try:
+            opened = self.opened(parts)
+        except FileNotFoundError:
+            return []
+        with opened as directory, os.scandir(directory) as entries:
+            return sorted(
+                entry.name for entry in entries if is_object_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
+
+    def remove_store(self, place: Parts) -> None:
+        """Remove the objects of the store in a directory below the root, records first, durably.
+
+        Temporary files go too, and the directories that are empty then. Raises ``OSError`` for a
+        link on the way to the store's folders before anything is removed; a link in them is
+        removed, and not followed.
+        """
+        folders = [(*place, name) for name in TOP_LEVEL]
+        for folder in folders:
+            try:
+                with contextlib.suppress(FileNotFoundError), self.opened(folder):
+                    pass
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, "/".join(folder)) from error
+        # Records are first in the alphabet of TOP_LEVEL, and without one nothing is a checkpoint.
+        for folder in folders:
+            self._remove_all(folder)
+        for parts in (place, place[:-1]):
+            with contextlib.suppress(OSError), self.opened(parts[:-1]) as parent:
+                os.rmdir(parts[-1], dir_fd=parent)
+                self.sync(parent)
+
+    def _remove_all(self, parts: Parts) -> None:
+        with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
+            with os.scandir(directory) as found:
+                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+            for name, is_directory in sorted(entries):
+                if is_directory:
+                    self._remove_all((*parts, name))
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=directory)
+            self.sync(directory)
+        with contextlib.suppress(OSError), self.opened(parts[:-1]) as parent:
+            os.rmdir(parts[-1], dir_fd=parent)
+
     @contextlib.contextmanager
     def translated(self, operation: str, path: str) -> Iterator[None]:
         try:

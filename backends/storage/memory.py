@@ -7,6 +7,7 @@ storage unpickled in another process raises, since it would be empty there.
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Iterable, Mapping
 from threading import RLock
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat import paths as layout
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, ObjectInfo, check_path
 
@@ -88,6 +90,17 @@ class MemoryStorage:
         for path in checked:
             with _LOCK:
                 _STORES.get(self._name, {}).pop(path, None)
+
+    def savepoints(self) -> builtins.list[str]:
+        below = f"{self._name}/{layout.SAVEPOINTS}"
+        with _LOCK:
+            return sorted({name[len(below) :].partition("/")[0] for name in _STORES if name.startswith(below)})
+
+    def savepoint(self, name: str) -> MemoryStorage:
+        return MemoryStorage(f"{self._name}/{layout.SAVEPOINTS}{shared.check_name(name)}")
+
+    def remove_savepoint(self, name: str) -> None:
+        self.reset(self.savepoint(name)._name)
 
     def __repr__(self) -> str:
         return f"MemoryStorage({self._name!r})"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         metadata_table as metadata_table,
     )
     from .range import StateRange as StateRange
+    from .savepoints import savepoints_document as savepoints_document
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -28,5 +29,6 @@ else:
             ".contents": "contents",
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",
+            ".savepoints": "savepoints_document",
         },
     )

@@ -11,6 +11,7 @@ from .copying import (
     CopyProgress as CopyProgress,
     Progress as Progress,
     begin_from as begin_from,
+    check_segments as check_segments,
     copy as copy,
     copy_objects as copy_objects,
     rollback as rollback,

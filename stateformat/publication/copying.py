@@ -88,14 +88,19 @@ def copy(
     return savepoint
 
 
-def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
-    """Refuse a target in a folder of another store, whose garbage collection would delete it."""
+def check_segments(checkpoint: Checkpoint) -> None:
+    """Raise ``InvalidInput`` for another system's checkpoint, which has none to copy."""
     if checkpoint.system is not None:
         raise InvalidInput(
             f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` makes a "
             "checkpoint of it in a store of its own",
             url=checkpoint.storage.url,
         )
+
+
+def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
+    """Refuse a target in a folder of another store, whose garbage collection would delete it."""
+    check_segments(checkpoint)
     check_outside(target.url, checkpoint.storage.url)
     for url in stores_around(target.url):
         if names(open_storage(url), layout.RECORDS):

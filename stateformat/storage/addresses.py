@@ -12,6 +12,7 @@ from ..errors import ErrorKind, InvalidInput
 from .protocol import TOP_LEVEL, Storage
 
 _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
+_WITH_NAME: Final = re.compile(r"(?s)(.*[^@/]/?)@((?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,199})")
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
 # A URL that pathlib has made a path of.
@@ -24,6 +25,22 @@ def split_id(address: str) -> tuple[str, str | None]:
     """The URL and the digits of ``URL@ID``, or None. ``backups@42/`` is a name: no id ends it."""
     match = _WITH_ID.fullmatch(address)
     return (match[1], match[2]) if match else (address, None)
+
+
+def split_name(url: str) -> tuple[str, str | None]:
+    """The store and the name of ``STORE@NAME``, a savepoint of the store's; or the URL and None.
+
+    Only the last part of a path ends in a name, which is that of a savepoint (``paths``) and no
+    number: ``s3://bucket/a@b/store``, ``s3://user@host`` and ``/data/me@host/`` name none. What is
+    left may yet be a place of its own; ``pins.open_address`` looks.
+    """
+    match = _WITH_NAME.fullmatch(url)
+    if match is None:
+        return url, None
+    scheme, separator, rest = match[1].partition("://")
+    if separator and scheme.strip().lower() not in _PATH_SCHEMES and "/" not in rest:
+        return url, None
+    return match[1], match[2]
 
 
 def is_id(digits: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .. import paths as layout
 from .protocol import CreateOutcome, ObjectInfo, OutputObject, Storage
 from .stats import Stats, current_stats, stats_of
 
@@ -77,8 +78,12 @@ class InstrumentedStorage:
         found = getattr(self._inner, name)
         if name == "leftovers":
             return lambda: self._observe(name, "", found, (), _many)
-        if name == "folder":
-            return lambda: instrumented(found(), self.stats)
+        if name in ("folder", "savepoint"):
+            return lambda *given: instrumented(found(*given), self.stats)
+        if name == "savepoints":
+            return lambda: self._observe("list", layout.SAVEPOINTS, found, (), _many)
+        if name == "remove_savepoint":
+            return lambda item: self._observe("delete", f"{layout.SAVEPOINTS}{item}", found, (item,), lambda _: (0, 0))
         if name in ("names", "names_after"):
             return lambda path: self._observe("list", path, found, (path,), _many)
         if name in ("discard", "make_durable"):

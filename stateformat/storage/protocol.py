@@ -213,6 +213,27 @@ class HasFolder(Protocol):
         """
 
 
+@runtime_checkable
+class HoldsSavepoints(Protocol):
+    """A :class:`Storage` that reaches the stores in ``savepoints/`` below its own store.
+
+    They lie beside the four folders and are no part of the store (SPEC.md section 10).
+    """
+
+    def savepoints(self) -> list[str]:
+        """The names of the folders there, sorted, also of those that hold no checkpoint."""
+
+    def savepoint(self, name: str) -> Storage:
+        """The storage of ``savepoints/NAME``, with the options of this one."""
+
+    def remove_savepoint(self, name: str) -> None:
+        """Delete the objects of the store there, records first, and what its writers have begun.
+
+        Anything else in the folder stays. No link is followed: one in the way is a
+        ``StorageError`` before anything is deleted.
+        """
+
+
 def folder_of(storage: Storage) -> Storage | None:
     """:meth:`HasFolder.folder` for any storage; None where it holds only objects of stores."""
     return storage.folder() if isinstance(storage, HasFolder) else None

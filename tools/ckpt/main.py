@@ -47,6 +47,8 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "copy": "Copy a checkpoint into a store of its own: a savepoint.",
             "rollback": "Make an older checkpoint the newest again; metadata only.",
             "repair": "Say what is wrong with the newest checkpoint, and mend it.",
+            "pin": "Keep a checkpoint under a name, out of reach of retention.",
+            "unpin": "Remove a pin, or another savepoint below the store.",
             "gc": "Show, or with --delete remove, what retention would free.",
         },
     ),
@@ -107,7 +109,7 @@ def ckpt() -> None:
     """Inspect, validate, rescale and rewrite checkpoints of stateful dataflows.
 
     STORE is a path or URL (/data/store, s3://bucket/store). STORE@ID is one of its checkpoints;
-    without an id, the newest.
+    without an id, the newest. STORE@NAME is a pin, or another savepoint below the store.
 
     Exit status: 0 fine; 1 the checkpoint has problems, or a restore, publication or stop was
     refused; 2 misuse; 3 not found, or the storage failed.

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import known_names
-from stateformat.storage import checkpoint_address, is_id, without_secrets
+from stateformat.paths import savepoint_url
+from stateformat.storage import checkpoint_address, is_id, split_name, without_secrets
 
 STORAGE_PREFIX: Final = "option."
 """``option.KEY`` goes to the storage as KEY: as ``ckpt --option KEY=VALUE``."""
@@ -82,7 +83,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
                 f"the address ends in @{checkpoint} and the option checkpoint is {rest['checkpoint']!r}; give one of "
                 "them"
             )
-        checkpoint = None if rest["checkpoint"].strip().lower() == ALL else _id(rest, "checkpoint", f", or {ALL}")
+        url, checkpoint = _checkpoint(url, rest)
     options = ReadOptions(
         url,
         checkpoint,
@@ -120,6 +121,16 @@ def _address(rest: dict[str, str]) -> tuple[str, int | None]:
             kind=ErrorKind.INVALID_URL,
         )
     return url, checkpoint
+
+
+def _checkpoint(url: str, rest: Mapping[str, str]) -> tuple[str, int | None]:
+    """What the option ``checkpoint`` says: an id, all, or the name of a savepoint."""
+    given = rest["checkpoint"].strip()
+    if given.lower() == ALL:
+        return url, None
+    if split_name(f"store@{given}")[1] is not None:
+        return savepoint_url(url, given), None
+    return url, _id(rest, "checkpoint", f", the name of a pin, or {ALL}")
 
 
 def _id(rest: Mapping[str, str], name: str, other: str = "") -> int:

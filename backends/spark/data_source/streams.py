@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from stateformat.errors import InvalidInput
-from stateformat.formats import open_folder, split_format
 from stateformat.inspecting import METADATA_TABLES, MetadataRows, StateChanges, StateRange
 from stateformat.model import known_names
 from stateformat.reading import StateRows, keys_from_json
-from stateformat.storage import open_storage
-from stateformat.store import CheckpointStore
+from stateformat.store import CheckpointStore, open as open_at
 
 from .options import ReadOptions
 
@@ -27,10 +24,8 @@ Readable = StateRows | StateRange | StateChanges | MetadataRows
 
 
 def open_store(options: ReadOptions) -> CheckpointStore:
-    """Return the store of a read. Reads nothing."""
-    form, place = split_format(options.url)
-    outside = partial(open_folder, options=options.storage) if options.allow_outside else None
-    return CheckpointStore(open_storage(place, **options.storage), format=form, outside=outside)
+    """Return the store of a read. Reads nothing, save where it may be ``STORE@NAME``."""
+    return open_at(options.url, allow_outside=options.allow_outside, **options.storage)
 
 
 def stream_of(options: ReadOptions) -> Readable:

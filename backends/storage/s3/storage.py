@@ -24,10 +24,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from stateformat import paths as layout
 from stateformat.errors import ErrorKind, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, check_relative, is_object_path
+from stateformat.storage import (
+    CreateOutcome,
+    Leftover,
+    ObjectInfo,
+    check_path,
+    check_relative,
+    is_object_name,
+    is_object_path,
+)
 
-from ..checks import NewObject, check_created, check_prefix, check_range, missing
+from ..checks import NewObject, check_created, check_name, check_prefix, check_range, missing
 from .client import S3Client, client_of
 from .errors import RangesIgnored, answer_of, client_errors, is_missing_object, outcome_of
 from .files import MultipartOutput, RangeFile, abort_upload, begun_uploads
@@ -202,6 +211,27 @@ class S3Storage(S3Place):
         for path, _, upload_id in leftovers:
             with self._translated("abort the upload of", path):
                 abort_upload(self._client, self._bucket, self._key(self._check(path)), upload_id)
+
+    def savepoints(self) -> builtins.list[str]:
+        begin, found = self._key(layout.SAVEPOINTS), set()
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": begin, "Delimiter": "/"}
+        while True:
+            with self._translated("list", layout.SAVEPOINTS):
+                page = self._client.call("list_objects_v2", **arguments)
+            found |= {item["Prefix"][len(begin) : -1] for item in page.get("CommonPrefixes", ())}
+            if not page.get("IsTruncated"):
+                return sorted(name for name in found if is_object_name(name))
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+    def savepoint(self, name: str) -> S3Storage:
+        return S3Storage(self._bucket, self._key(layout.SAVEPOINTS + check_name(name)), self._options)
+
+    def remove_savepoint(self, name: str) -> None:
+        there = self.savepoint(name)
+        there.delete([item.path for item in there.list(layout.RECORDS)])
+        there.delete([item.path for item in there.list("")])
+        there.discard(there.leftovers())
+        there._delete([_PROBE])
 
     @property
     def _process(self) -> _Process:

@@ -19,6 +19,7 @@ import pytest
 from stateformat.errors import InvalidInput, StorageError
 from stateformat.storage import (
     CreateOutcome,
+    HoldsSavepoints,
     Leftover,
     ObjectInfo,
     Storage,
@@ -226,6 +227,33 @@ class StorageConformance(ObjectConformance):
                 output.close()
         output.abort()
         assert storage.list("") == [ObjectInfo(SEGMENT, 9)]
+
+    # Savepoints below the store
+
+    def test_savepoints_below_a_store_are_listed_reached_and_removed(
+        self, storage: Storage, options: dict[str, Any]
+    ) -> None:
+        if not isinstance(storage, HoldsSavepoints):
+            return
+        assert storage.savepoints() == []
+        put(storage, SEGMENT, b"own")
+        for name in ("b", "a-1.x"):
+            there = storage.savepoint(name)
+            assert there.url == f"{storage.url}/savepoints/{name}"
+            assert there.create(RECORD, b"record") is CreateOutcome.CREATED
+            put(there, SEGMENT, b"theirs")
+        assert storage.savepoints() == ["a-1.x", "b"]
+        assert paths(open_storage(f"{storage.url}/savepoints/b", **options), "") == [RECORD, SEGMENT]
+        assert paths(storage, "") == [SEGMENT]
+        for _ in range(2):
+            storage.remove_savepoint("b")
+            assert storage.savepoints() == ["a-1.x"]
+            assert paths(storage.savepoint("b"), "") == []
+        assert paths(storage.savepoint("a-1.x"), "") == [RECORD, SEGMENT]
+        assert paths(storage, "") == [SEGMENT]
+        for name in ("", "..", "a/b", ".a", "a\0"):
+            with pytest.raises(InvalidInput):
+                storage.savepoint(name)
 
     # Opening again
 

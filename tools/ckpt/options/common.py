@@ -35,13 +35,18 @@ class Session:
         self._allow_outside = allow_outside
         self._options = storage_options
         self._watch = watch or Watch()
+        self._named: set[str] = set()
 
     def changes(self, effect: str) -> None:
         """From now on an interruption leaves this ``effect`` behind (the end of a sentence)."""
         self._watch.effect = effect
 
     def publishes(self, store: str) -> None:
-        """From now on the command publishes in a store."""
+        """From now on the command publishes in a store, which is no savepoint by its name."""
+        if store in self._named:
+            raise click.UsageError(
+                f"{store} is a savepoint and stays as it is; publish in a store of its own, with --to URL"
+            )
         self.changes(
             f"`ckpt history {store}` shows whether its checkpoint was published before. If not, nothing was changed, "
             "and `ckpt gc` finds what was written"
@@ -50,16 +55,41 @@ class Session:
     def store(self, address: Address | str, *others: str) -> CheckpointStore:
         """The store of an address or URL; ``others`` are the other stores of the same command."""
         from stateformat.formats import open_folder
-        from stateformat.storage import open_storage
         from stateformat.store import CheckpointStore
 
-        given = Address(address) if isinstance(address, str) else address
+        given = Address(address, whole=True) if isinstance(address, str) else address
         options = options_for(given.url, self._options, others)
         return CheckpointStore(
-            self._instrumented(open_storage(given.url, **options)),
+            self._instrumented(self._open(given, options)),
             format=given.format,
             outside=functools.partial(open_folder, options=options) if self._allow_outside else None,
         )
+
+    def _open(self, address: Address, options: Mapping[str, Any]) -> Storage:
+        """The storage of an address. A usage error for ``STORE@NAME`` where a store is meant."""
+        from stateformat.storage import open_storage, split_name
+
+        store, name = split_name(address.url)
+        if name is None or address.format is not None:
+            return open_storage(address.url, **options)
+        from stateformat.errors import ErrorKind, NotFound
+        from stateformat.pins import is_named, open_address
+
+        storage = open_address(address.url, **options)
+        if is_named(storage, address.url):
+            if address.whole:
+                raise click.UsageError(
+                    f"{address.url} is the savepoint {name} of {store}, and a whole store is meant here: leave @{name} "
+                    f"out, or write {address.url}/ for a store whose own name ends so"
+                )
+            self._named.add(storage.url)
+        elif not address.whole and not storage.exists():
+            raise NotFound(
+                f"there is no store at {storage.url}, and {store} has no savepoint {name!r}; `ckpt history {store}` "
+                "lists the savepoints of a store",
+                kind=ErrorKind.STORE_NOT_FOUND,
+            )
+        return storage
 
     def options_of(self, url: str, *others: str) -> Mapping[str, Any]:
         """The storage options for a place that is no store; ``others`` are the command's stores."""
@@ -91,14 +121,14 @@ class Session:
         if address.format is not None:
             return self.checkpoint(address)[1]
         options = options_for(address.url, self._options)
-        if is_local(address.url):
+        from stateformat.storage import split_name
+
+        if is_local(address.url) and split_name(address.url)[1] is None:
             from stateformat.backends.storage.local import from_url as open_local
 
             storage: Storage = open_local(address.url, options)
         else:
-            from stateformat.storage import open_storage
-
-            storage = open_storage(address.url, **options)
+            storage = self._open(address, options)
         storage = self._instrumented(storage)
         try:
             return Checkpoint(storage, record_of(storage, id_of(address)))

@@ -25,6 +25,8 @@ class Address:
     checkpoint_id: int | None = None
     format: str | None = None
     """Another system's format, where the address names it: ``flink:PATH``."""
+    whole: bool = False
+    """Whether a whole store is meant, and so no savepoint by its name (``STORE@NAME``)."""
 
     def __str__(self) -> str:
         place = self.url if self.format is None else f"{self.format}:{self.url}"
@@ -52,7 +54,7 @@ class AddressType(click.ParamType[Address]):
             if self.checkpoint == "always":
                 command = f"`ckpt history {shown}` lists them"
                 self.fail(f"{shown!r} names no checkpoint. Add an id, as in {shown}@7; {command}", param, ctx)
-            return Address(url, format=form)
+            return Address(url, format=form, whole=self.checkpoint == "never")
         id_text = f"{digits:.40}"
         whole = f"{shown}@{id_text}"
         if self.checkpoint == "never":

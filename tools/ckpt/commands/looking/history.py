@@ -24,8 +24,11 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
     An operator counts as finished when all of its subtasks have ended, as partly finished when some
     have. A record that is damaged or lost is shown in its place, with the checkpoints below it, and
     the exit status is 1; `ckpt repair` says what to do. A record that no parent link reaches is a
-    stray, no checkpoint; strays are named below the table.
+    stray, no checkpoint; strays are named below the table, and so are the savepoints below the
+    store: pins, and those of stops. STORE@NAME is the address of one.
     """
+    from stateformat.inspecting import savepoints_document
+
     store = session.store(address)
     found = store.survey(limit)
     fault = found.fault(store.storage)
@@ -42,6 +45,7 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
         ],
         "lost": [reference(ref) for ref in found.lost],
         "strays": None if limit is not None else [reference(stray) for stray in found.strays],
+        "savepoints": savepoints_document(store.pins()),
         "ended_by": None if fault is None else {"kind": fault.kind.value, "message": str(fault)},
     }
     session.output.show(document, draw)
@@ -70,6 +74,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         for entry in document[what]:
             rows[entry["checkpoint_id"]] = [str(entry["checkpoint_id"]), what, *[""] * 6]
     yield from render.table(columns, [rows[number] for number in sorted(rows, reverse=True)], look)
+    yield from _savepoints(document["savepoints"], now_us, look)
     for entry in checkpoints:
         if entry["stop"]:
             mode = entry["stop"]["mode"].replace("_", " ")
@@ -89,6 +94,44 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         removal = f"Retention removes {them} (`ckpt gc --keep N`)."
         yield ""
         yield from render.paragraph(f"{words.plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}", look)
+
+
+def _savepoints(found: list[Document], now_us: int, look: Look) -> Iterator[str]:
+    """The table of what lies in ``savepoints/``, and what is wrong with it."""
+    if not found:
+        return
+    columns = [
+        Column("savepoint", flexible=True),
+        Column("id", right=True),
+        Column("published (UTC)"),
+        Column("age", right=True, optional=2),
+        Column("rows", right=True),
+        Column("bytes", right=True),
+    ]
+    yield ""
+    yield from render.table(columns, [_savepoint_row(entry, now_us) for entry in found], look)
+    for entry in found:
+        if entry["fault"]:
+            yield ""
+            message = words.sentence(f"savepoint {entry['name']}: {entry['fault']['message']}")
+            yield from render.paragraph(look.paint(f"{look['fail']} {message}", "problem"), look)
+        elif entry["claimed"]:
+            yield ""
+            yield from render.paragraph(f"Savepoint {entry['name']} is claimed: a job has gone on in it.", look)
+
+
+def _savepoint_row(entry: Document, now_us: int) -> list[str]:
+    of, name = entry["checkpoint"], words.label(entry["name"])
+    if of is None:
+        return [name, "damaged", *[""] * 4]
+    return [
+        name,
+        str(of["checkpoint_id"]),
+        words.clock(of["created_at_us"], seconds=False),
+        words.age(of["created_at_us"], now_us),
+        words.count(of["totals"]["rows"]),
+        words.size(of["totals"]["bytes"]),
+    ]
 
 
 def _row(entry: Document, now_us: int) -> list[str]:

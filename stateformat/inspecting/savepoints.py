@@ -1,0 +1,28 @@
+"""The savepoints below a store as JSON: pins, and those of stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..documents import history_document
+
+if TYPE_CHECKING:
+    from ..pins import Savepoint
+
+
+def savepoints_document(found: Iterable[Savepoint]) -> list[dict[str, Any]]:
+    """The savepoints of ``store.pins()``, with the newest checkpoint of each."""
+    return [_document(one) for one in found]
+
+
+def _document(one: Savepoint) -> dict[str, Any]:
+    fault = one.fault
+    return {
+        "name": one.name,
+        "url": one.url,
+        "claimed": one.is_claimed,
+        "records": one.checkpoints,
+        "checkpoint": None if one.record is None else history_document(one.record),
+        "fault": None if fault is None else {"kind": fault.kind.value, "message": str(fault)},
+    }

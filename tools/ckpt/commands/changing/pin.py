@@ -1,0 +1,53 @@
+"""``ckpt pin``: a checkpoint kept under a name, as a savepoint below its store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from stateformat import words
+from stateformat.words import label
+
+from ...options import Address, Session, command
+from ...output import Document
+from ...text import Look, render
+from ._published import source_document
+
+
+@command("pin")
+@click.argument("name", metavar="NAME")
+def pin(session: Session, address: Address, *, name: str) -> None:
+    """Keep a checkpoint under a name, out of reach of retention.
+
+    Makes a savepoint in savepoints/NAME/ below the store, by links or copies on the server where
+    the storage has them. Its address is STORE@NAME: all that is done with STORE@ID is done with
+    that. NAME begins with a letter and goes on with letters, digits, '.', '_' and '-'. Pinned again
+    under the same name, a checkpoint stays as it is; an interrupted pin is completed. `ckpt
+    history` lists the pins of a store, `ckpt unpin` removes one.
+    """
+    from stateformat import pins
+    from stateformat.documents import published_document
+
+    store, checkpoint = session.checkpoint(address)
+    session.changes("run it again to complete the pin: what is there is not copied twice")
+    with session.output.progress(f"Pinning checkpoint {checkpoint.id}") as step:
+        made = pins.pin(checkpoint, name, progress=lambda now: step(now.bytes_done, now.bytes_total))
+    document = {
+        **published_document(made.url, made.record),
+        "name": name,
+        "made": made.made,
+        "source": source_document(store, checkpoint.record),
+    }
+    session.output.show(document, draw)
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: which checkpoint, and the address that it has now."""
+    totals, store = document["totals"], document["source"]["store"]
+    size = look.dotted(
+        words.plural(totals["rows"], "row"), words.size(totals["bytes"]), words.plural(totals["segments"], "segment")
+    )
+    facts = [("address", label(f"{store}@{document['name']}")), ("lies in", label(document["store"])), ("size", size)]
+    done = "Pinned" if document["made"] else "Pinned before:"
+    return render.page_head(f"{done} checkpoint {document['checkpoint_id']} as {document['name']}", facts, look)
