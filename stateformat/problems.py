@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from .errors import ErrorKind
 from .graph import shortened
-from .model import CheckpointId
+from .model import CheckpointId, CheckpointKind
 
 Severity = Literal["error", "warning"]
+Level = Literal["quick", "full"]
+"""What a validation reads: record, manifest, sizes and footers; or every byte and row."""
 
 ADVICE_RESTORE = "`ckpt repair` says which whole checkpoint can take its place"
 """For stored bytes that are wrong."""
@@ -24,6 +26,18 @@ ADVICE_WRITER = (
     "anew; if not, take another checkpoint (`ckpt history` lists them)"
 )
 """For content that contradicts itself, though its bytes are what was written."""
+
+UNDECIDED = frozenset(
+    {
+        ErrorKind.STORAGE_FAILED,
+        ErrorKind.STORAGE_REFUSED,
+        ErrorKind.STORAGE_UNSUITABLE,
+        ErrorKind.HISTORY_UNSTABLE,
+        ErrorKind.UNSUPPORTED_VERSION,
+        ErrorKind.UNSUPPORTED_FEATURE,
+    }
+)
+"""Kinds of errors after which the bytes may be right: no damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,7 @@ class Report:
     url: str
     checkpoint_id: CheckpointId | None
     """None where the store has no checkpoint at all."""
-    level: Literal["quick", "full"]
+    level: Level
     findings: tuple[Problem, ...] = ()
     counts: Counts = field(default_factory=Counts)
 
@@ -97,6 +111,81 @@ class Report:
     def ok(self) -> bool:
         """Whether there is no error."""
         return not self.problems
+
+
+Standing = Literal["whole", "damaged", "undecided", "lost", "expired"]
+"""What was found of a checkpoint. ``undecided``: it, or a part of it, could not be read now, or is
+of a newer version. ``lost``: other records prove that its record was there. ``expired``: retention
+has removed it meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointResult:
+    """What was found of one checkpoint."""
+
+    checkpoint_id: CheckpointId
+    attempt_id: str
+    """Empty where its record cannot be read."""
+    kind: CheckpointKind | None
+    created_at_us: int | None
+    standing: Standing
+    problems: int
+    warnings: int
+    certain: bool = True
+    """False: it is cut off from the newest, and may be a stray."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """A problem, and the checkpoints that have it."""
+
+    problem: Problem
+    """As the newest of them has it."""
+    ids: list[tuple[CheckpointId, CheckpointId]]
+    """Ranges of checkpoint ids, both ends included, the newest first."""
+
+    def add(self, checkpoint_id: CheckpointId) -> None:
+        """Add a checkpoint; ids come downwards."""
+        low, high = self.ids[-1]
+        if low == checkpoint_id:
+            return
+        if low == checkpoint_id + 1:
+            self.ids[-1] = checkpoint_id, high
+        else:
+            self.ids.append((checkpoint_id, checkpoint_id))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """The validation of the checkpoints of a store, newest first."""
+
+    url: str
+    level: Level
+    newest: CheckpointId | None
+    checkpoints: tuple[CheckpointResult, ...] = ()
+    """Those that were looked at."""
+    findings: tuple[Finding, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    """What was read; a segment that several checkpoints name counts once."""
+
+    def __repr__(self) -> str:
+        bad = sum(each.standing != "whole" for each in self.checkpoints)
+        return f"StoreReport({shortened(self.url, 40)}, {len(self.checkpoints)} checkpoints, {bad} not whole)"
+
+    def of(self, severity: Severity) -> tuple[Finding, ...]:
+        """Return the findings of a severity, in the order in which they were found."""
+        return tuple(finding for finding in self.findings if finding.problem.severity == severity)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error in any checkpoint looked at."""
+        return not self.of("error")
+
+    @property
+    def newest_whole(self) -> CheckpointId | None:
+        """The newest checkpoint that is wholly good; None where none looked at is."""
+        whole = (each.checkpoint_id for each in self.checkpoints if each.standing == "whole" and each.certain)
+        return next(whole, None)
 
 
 def ordered(findings: Iterable[Problem]) -> tuple[Problem, ...]:

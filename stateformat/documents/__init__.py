@@ -1,8 +1,8 @@
 """What is shown of a checkpoint, as JSON documents (docs/json.md): facts, and no text.
 
-``checkpoint`` describes records, what their handles hold, and problems. ``columns`` has lists that
-stay columns, ``rows`` makes JSON of Arrow rows. Pages of ``ckpt``, reports and notebooks are drawn
-from these documents.
+``checkpoint`` describes records, what their handles hold, and problems, ``validation`` its reports.
+``columns`` has lists that stay columns, ``rows`` makes JSON of Arrow rows. Pages of ``ckpt``,
+reports and notebooks are drawn from these documents.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         json_texts as json_texts,
         objects as objects,
     )
+    from .validation import report_document as report_document, store_report_document as store_report_document
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -40,5 +41,6 @@ else:
             "problem_document published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
             ".rows": "flat hexadecimal json_lines json_texts objects",
+            ".validation": "report_document store_report_document",
         },
     )

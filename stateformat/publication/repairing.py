@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .. import paths as layout
-from ..errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from ..errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, InvalidInput, NotFound
 from ..history import Survey, manifests_under, require_records, survey
 from ..model import MAX_CHECKPOINT_ID, RESERVED_PROPERTIES, CheckpointId, CheckpointKind, ParentRef, Record
-from ..problems import Problem
+from ..problems import UNDECIDED, Problem
 from ..reading import load_manifest
 from ..storage import Storage
 from ..validation import Level, check_checkpoint
@@ -34,18 +34,6 @@ REPAIRED_ID: Final = RESERVED_PROPERTIES + "repaired_id"
 REPAIRED_FAULT: Final = RESERVED_PROPERTIES + "repaired_fault"
 """A property of a repair: why that record could not be read."""
 _FAULT_LENGTH_MAX: Final = 500
-
-_NO_DAMAGE: Final = frozenset(
-    {
-        ErrorKind.STORAGE_FAILED,
-        ErrorKind.STORAGE_REFUSED,
-        ErrorKind.STORAGE_UNSUITABLE,
-        ErrorKind.HISTORY_UNSTABLE,
-        ErrorKind.UNSUPPORTED_VERSION,
-        ErrorKind.UNSUPPORTED_FEATURE,
-    }
-)
-"""Kinds of errors after which the bytes may be right."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +82,8 @@ class Diagnosis:
     def undecided(self) -> str | None:
         """Why it is unknown whether the newest is damaged; None where it is known."""
         if self.fault is not None:
-            return str(self.fault) if self.fault.kind in _NO_DAMAGE else None
-        return next((problem.message for problem in self.problems if problem.kind in _NO_DAMAGE), None)
+            return str(self.fault) if self.fault.kind in UNDECIDED else None
+        return next((problem.message for problem in self.problems if problem.kind in UNDECIDED), None)
 
 
 def diagnose(storage: Storage, source: int | None = None, *, level: Level = "quick") -> Diagnosis:

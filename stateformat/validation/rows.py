@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,19 @@ Report = Callable[[ErrorKind, str, str], None]
 _DAMAGED = ErrorKind.DAMAGED_SEGMENT
 
 
+class GroupRows(NamedTuple):
+    """The rows of each group of a segment, from the first with rows to the last."""
+
+    first: int
+    counts: npt.NDArray[np.int64]
+
+    def spread(self) -> npt.NDArray[np.int64]:
+        """Return the rows of every group that there can be."""
+        found = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
+        found[self.first : self.first + len(self.counts)] = self.counts
+        return found
+
+
 @dataclass
 class RowsCheck:
     """Takes the batches of a segment by :meth:`add`, then :meth:`finish`. Never raises."""
@@ -44,6 +57,7 @@ class RowsCheck:
 
     def __post_init__(self) -> None:
         self.rows = 0
+        self.newest_prepared = 0
         self._reported: set[str] = set()
         self._counts = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
         self._last: tuple[int, ...] = ()
@@ -103,6 +117,15 @@ class RowsCheck:
             for subtask, what in group_faults(self._counts, handles, whole=has_key_groups(self.state)):
                 self._report_once(_DAMAGED, "SPEC 4.3", f"groups {subtask}", what)
 
+    @property
+    def group_rows(self) -> GroupRows | None:
+        """The rows of each group; None in modes without groups, and where there are no rows."""
+        filled = np.flatnonzero(self._counts)
+        if not len(filled):
+            return None
+        first = int(filled[0])
+        return GroupRows(first, self._counts[first : filled[-1] + 1].copy())
+
     # ---- rules -----------------------------------------------------------------------------------
 
     def _check_unique(self, step: Callable[[RowKeyCheck], None]) -> None:
@@ -159,6 +182,7 @@ class RowsCheck:
 
     def _committables(self, table: pa.Table) -> None:
         bounds = pc.min_max(table["_checkpoint_id"]).as_py()
+        self.newest_prepared = max(self.newest_prepared, bounds["max"] or 0)
         if bounds["max"] is not None and bounds["max"] > self.checkpoint_id:
             what = f"holds committables prepared under {bounds['min']} to {bounds['max']}"
             self._report_once(_DAMAGED, "SPEC 5.1", "prepared", f"{what}; this is checkpoint {self.checkpoint_id}")

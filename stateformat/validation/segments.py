@@ -8,9 +8,9 @@ lies behind a failed check is not parsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ import xxhash
 
 from ..errors import CheckpointError, ErrorKind, StorageError
 from ..graph import Operator, SubtaskSet
-from ..manifest import Manifest, Mask, before, handle_rows, integers, row_group_faults, take_rows
+from ..manifest import Ints, Manifest, Mask, before, group_faults, handle_rows, integers, row_group_faults, take_rows
 from ..model import Mode, Record, State
 from ..parquet import (
     ByteRange,
@@ -35,13 +35,11 @@ from ..parquet import (
     decoded_bytes,
     read_footer,
 )
-from ..problems import ADVICE_RESTORE, ADVICE_STORAGE, ADVICE_WRITER, Problem
-from ..schema import segment_schema
+from ..problems import ADVICE_RESTORE, ADVICE_STORAGE, ADVICE_WRITER, Level, Problem
+from ..schema import has_key_groups, segment_schema
 from ..segments import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from ..storage import Storage
-from .rows import RowsCheck
-
-Level = Literal["quick", "full"]
+from .rows import GroupRows, RowsCheck
 
 CHUNK_BYTES: Final = 4 << 20
 BATCH_ROWS: Final = 65_536
@@ -93,11 +91,23 @@ class SegmentResult:
     problems: list[Problem]
     bytes: int = 0
     rows: int = 0
+    newest_id: int = 0
+    """The greatest checkpoint id that the segment itself names; no older checkpoint may have it."""
+    row_groups: tuple[int, ...] = ()
+    """The rows of each row group."""
+    group_rows: GroupRows | None = None
+    """The rows of each key group or sender, where they were counted."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing at all was found."""
+        return not self.problems
 
 
-def segments_of(record: Record, manifest: Manifest, usable: Mask) -> tuple[int, Iterator[Segment]]:
-    """Return the number of distinct segments, and each in the order of its first handle.
+def segments_of(manifest: Manifest, usable: Mask) -> tuple[pa.Table, Ints]:
+    """Return the handles that name segments, sorted by segment, and where each segment's begin.
 
+    Segments are in the order of their first handles; the last bound is the number of handles.
     ``usable`` marks the handles that are sound by themselves and of a state and schema that exist.
     """
     named = usable & pc.is_valid(manifest.handles["path"]).to_numpy()
@@ -107,15 +117,16 @@ def segments_of(record: Record, manifest: Manifest, usable: Mask) -> tuple[int, 
     # Usually the handles of one segment are neighbors already.
     if (codes[1:] < codes[:-1]).any():
         handles = take_rows(handles, pa.array(np.argsort(codes, kind="stable")))
+    return handles, bounds
 
-    def each() -> Iterator[Segment]:
-        for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            mine = handles.slice(start, stop - start)
-            facts = mine.slice(0, 1).to_pylist()[0]
-            operator, state = record.graph.operator(facts["operator"]), record.state(facts["operator"], facts["state"])
-            yield Segment(operator, state, facts, mine, manifest.inline(facts["path"]))
 
-    return len(bounds) - 1, each()
+def segment_of(record: Record, manifest: Manifest, handles: pa.Table, bounds: Ints, number: int) -> Segment:
+    """Return one of :func:`segments_of`."""
+    start, stop = bounds[number : number + 2].tolist()
+    mine = handles.slice(start, stop - start)
+    facts = mine.slice(0, 1).to_pylist()[0]
+    operator, state = record.graph.operator(facts["operator"]), record.state(facts["operator"], facts["state"])
+    return Segment(operator, state, facts, mine, manifest.inline(facts["path"]))
 
 
 def check_segment(
@@ -144,6 +155,13 @@ def check_segment(
     finally:
         check.done()
     return check.result
+
+
+def check_other_handles(storage: Storage, record: Record, segment: Segment, known: SegmentResult) -> SegmentResult:
+    """Check other handles of a segment that was sound, without reading it again."""
+    check = _SegmentCheck(storage, record, segment, lambda _: None)
+    check.compare_handles(known)
+    return replace(known, problems=check.result.problems, bytes=0, rows=0)
 
 
 class _SegmentCheck:
@@ -266,6 +284,7 @@ class _SegmentCheck:
                 sound = False
         written = stored.get("stateformat.checkpoint_id", b"").decode("utf-8", "replace")
         number = int(written) if written.isascii() and written.isdigit() and len(written) <= 16 else 0
+        self.result.newest_id = number
         if not 1 <= number <= record.checkpoint_id:
             what = f"says in its footer that checkpoint_id is {written!r}; this is checkpoint {record.checkpoint_id}"
             self.report(_DAMAGED, "SPEC 5.6", what)
@@ -301,10 +320,23 @@ class _SegmentCheck:
                 sound = False
         if len(counts) > ROW_GROUPS_MAX:
             self.report(_DAMAGED, "SPEC 5.5", f"has {len(counts):,} row groups; at most {ROW_GROUPS_MAX:,} are allowed")
-        if segment.state.mode is Mode.KEYED:
-            for fault in row_group_faults(counts, handle_rows(segment.handles)):
-                self.report(_DAMAGED, "SPEC 5.5", fault)
+        self.result.row_groups = tuple(counts)
+        self._row_groups()
         return sound
+
+    def _row_groups(self) -> None:
+        if self._segment.state.mode is Mode.KEYED:
+            for fault in row_group_faults(self.result.row_groups, handle_rows(self._segment.handles)):
+                self.report(_DAMAGED, "SPEC 5.5", fault)
+
+    def compare_handles(self, known: SegmentResult) -> None:
+        """Compare the handles with what was found in the segment before."""
+        self.result.row_groups = known.row_groups
+        self._row_groups()
+        if known.group_rows is not None:
+            whole = has_key_groups(self._segment.state)
+            for _, what in group_faults(known.group_rows.spread(), handle_rows(self._segment.handles), whole=whole):
+                self.report(_DAMAGED, "SPEC 4.3", what)
 
     def _rows(self, metadata: Any) -> None:
         segment, facts = self._segment, self._segment.facts
@@ -343,6 +375,8 @@ class _SegmentCheck:
         finally:
             self.result.rows += rows.rows
         rows.finish(facts["segment_rows"], handle_rows(segment.handles))
+        self.result.newest_id = max(self.result.newest_id, rows.newest_prepared)
+        self.result.group_rows = rows.group_rows
 
     def _check_pages(self, number: int, held: tuple[ByteRange, ...]) -> None:
         """Check the pages of a row group; raise ``FooterFault`` if they are unsafe to decode."""

@@ -9,12 +9,9 @@ every byte and every row. Nothing is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -34,19 +31,16 @@ from ..manifest import (
     unusable,
     verify_manifest,
 )
-from ..model import CheckpointId, Record
-from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Problem, Report, ordered
+from ..model import CheckpointId, ParentRef, Record
+from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Level, Problem, Report, ordered
 from ..reading import load_record
 from ..record import RECORD_BYTES_MAX, decode_record, required_features
 from ..rules import check_content
 from ..storage import Storage
-from .segments import Level, SegmentResult, check_segment, segments_of
+from .sharing import SharedSegments
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are checked so far, and the bytes of all segments."""
-
-THREADS: Final = 4
-_WINDOW: Final = 256
 
 _CLAUSES: Final = {
     ErrorKind.UNSUPPORTED_VERSION: "SPEC 3.2",
@@ -102,7 +96,7 @@ def validate(
     if chosen not in ids:
         record_of(storage, chosen)  # Raises where the record has expired or was lost.
         raise NotFound(f"no checkpoint {chosen} in {storage.url}", checkpoint_id=chosen)
-    validation = _Validation(storage, chosen, level, progress)
+    validation = Validation(SharedSegments(storage, level), chosen, progress)
     validation.run()
     findings = ordered([*validation.findings, *_history_problems(storage, ids, chosen, level)])
     return Report(storage.url, chosen, level, findings, validation.counts)
@@ -110,24 +104,29 @@ def validate(
 
 def check_checkpoint(storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick") -> tuple[Problem, ...]:
     """Return everything that is wrong with one checkpoint by itself, without its history."""
-    validation = _Validation(storage, checkpoint_id, level)
+    validation = Validation(SharedSegments(storage, level), checkpoint_id)
     validation.run()
     return ordered(validation.findings)
 
 
 @dataclass
-class _Validation:
-    storage: Storage
+class Validation:
+    """The validation of one checkpoint; ``segments`` may have checked others of its store."""
+
+    segments: SharedSegments
     checkpoint_id: CheckpointId
-    level: Level
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
+        self.storage = self.segments.storage
         self.findings: list[Problem] = []
         self.counts = Counts()
+        self.distinct = Counts()
+        """What was read; of segments only those that no other checkpoint had named before."""
 
-    def run(self) -> None:
-        record = self._record()
+    def run(self, record: Record | None = None) -> None:
+        """Fill ``findings`` and ``counts``. ``record``: where it was read before."""
+        record = self._record() if record is None else record
         manifest = self._manifest(record) if record is not None else None
         if record is None or manifest is None:
             return
@@ -185,21 +184,17 @@ class _Validation:
 
     def _segments(self, record: Record, manifest: Manifest) -> None:
         usable = ~unusable(manifest.handles) & _declared(record, manifest.handles)
-        total, segments = segments_of(record, manifest, usable)
+        meter = _Meter(self.progress or (lambda _done, _total: None), record.totals.bytes)
         try:
-            listed = self.storage.list(layout.SEGMENTS) if total else []
+            checked = self.segments.check(record, manifest, usable, meter)
         except StorageError as error:
             message = f"the segments of {self.storage.url} could not be listed: {error}"
             self.findings.append(Problem(error.kind, "SPEC 2.1", message, ADVICE_STORAGE))
             return
-        sizes = {item.path: item.size_bytes for item in listed}
-        meter = _Meter(self.progress or (lambda _done, _total: None), record.totals.bytes)
-        check = partial(check_segment, self.storage, record, sizes=sizes, level=self.level, done=meter)
-        size_bytes = rows = 0
-        for result in _in_order(check, segments):
-            self.findings += result.problems
-            size_bytes, rows = size_bytes + result.bytes, rows + result.rows
-        self.counts = Counts(1, manifest.handles.num_rows, total, self.counts.bytes + size_bytes, rows)
+        self.findings += checked.problems
+        size_bytes = self.counts.bytes + checked.bytes
+        self.counts = Counts(1, manifest.handles.num_rows, checked.segments, size_bytes, checked.rows)
+        self.distinct = replace(self.counts, segments=checked.read)
 
     def _expired(self, record: Record) -> bool:
         """Whether the checkpoint has expired meanwhile: then nothing is damaged (7.3)."""
@@ -222,13 +217,6 @@ class _Meter:
         with self._lock:
             self._done += size_bytes
             self._progress(self._done, self._total)
-
-
-def _in_order(check: Callable[..., SegmentResult], segments: Iterator[Any]) -> Iterator[SegmentResult]:
-    """Check the segments in threads, and yield the results in order; queue a few at a time."""
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="stateformat-validate") as pool:
-        while window := list(islice(segments, _WINDOW)):
-            yield from pool.map(check, window)
 
 
 def _declared(record: Record, handles: pa.Table) -> Mask:
@@ -299,9 +287,7 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
         yield Problem(error.kind, "SPEC 8.1", message, ADVICE_STORAGE, path=path, severity="warning")
         return
     for ref in found.lost:
-        lost = record_lost(storage, ref)
-        path = str(lost.details["path"])
-        yield Problem(lost.kind, "SPEC 8.4", _fault(lost), "`ckpt repair` says what can be done", path=path)
+        yield lost_problem(storage, ref)
     if chosen in found.listed and chosen not in {record.checkpoint_id for record in found.checkpoints}:
         newest = found.chain[0].checkpoint_id if found.chain else found.listed[-1]
         if chosen not in found.unreadable:
@@ -313,15 +299,30 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
     for checkpoint_id, fault in found.unreadable.items():
         # A damaged record of another checkpoint is a warning only.
         if checkpoint_id != chosen and checkpoint_id in found.damaged:
-            clause = _CLAUSES.get(fault.kind, "SPEC 8.1")
-            path = layout.record_path(checkpoint_id)
-            yield Problem(fault.kind, clause, _fault(fault), ADVICE_RESTORE, path=path, severity="warning")
+            yield replace(unreadable_problem(checkpoint_id, fault), severity="warning")
     if level == "full":
-        for ref in found.strays:
-            message = f"record {ref.checkpoint_id} is a stray: it is not a checkpoint, and no restore reads it"
-            path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc --keep`)"
-            kind = ErrorKind.CHECKPOINT_NOT_FOUND
-            yield Problem(kind, "SPEC 8.1", message, advice, path=path, severity="warning")
+        yield from map(stray_problem, found.strays)
+
+
+def lost_problem(storage: Storage, ref: ParentRef) -> Problem:
+    """Return the problem of a record that is proven to be lost."""
+    lost = record_lost(storage, ref)
+    path = str(lost.details["path"])
+    return Problem(lost.kind, "SPEC 8.4", _fault(lost), "`ckpt repair` says what can be done", path=path)
+
+
+def unreadable_problem(checkpoint_id: CheckpointId, fault: CheckpointError) -> Problem:
+    """Return the problem of a record whose bytes are no record that is known here."""
+    advice = "upgrade stateformat" if isinstance(fault, UnsupportedFormat) else ADVICE_RESTORE
+    path = layout.record_path(checkpoint_id)
+    return Problem(fault.kind, _CLAUSES.get(fault.kind, "SPEC 8.1"), _fault(fault), advice, path=path)
+
+
+def stray_problem(ref: ParentRef) -> Problem:
+    """Return the warning of a record that is no checkpoint."""
+    message = f"record {ref.checkpoint_id} is a stray: it is not a checkpoint, and no restore reads it"
+    path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc --keep`)"
+    return Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, advice, path=path, severity="warning")
 
 
 __all__ = ["Level", "Problem", "Report", "check_checkpoint", "check_content", "validate"]

@@ -316,3 +316,37 @@ def test_what_nothing_is_wrong_with_is_left_alone(five: Path) -> None:
     assert "ckpt rollback" in words("repair", f"{five}@4", "--yes", status=2)
     assert run("repair", f"{five}@9").status == 3
     assert run("repair", five.parent / "nowhere").status == 3
+
+
+def test_all_checkpoints_are_validated_and_the_newest_whole_is_found(five: Path) -> None:
+    whole = document("validate", five, "--all", "--level", "full")
+    assert (whole["ok"], whole["newest_whole"], len(whole["checkpoints"])) == (True, 6, 5)
+    assert run("validate", five, "--newest-whole").status == 0
+    for checkpoint_id in (6, 5):
+        rewritten(f"segments/{checkpoint_id:020d}/*-0-*", flipped(60))(five)
+    assert document("validate", five, "--all")["ok"]
+    found = document("validate", five, "--all", "--level", "full", status=1)
+    assert [each["standing"] for each in found["checkpoints"]] == ["damaged"] * 2 + ["whole"] * 3
+    assert [problem["checkpoints"] for problem in found["problems"]] == [[[6, 6]], [[5, 5]]]
+    found = document("validate", five, "--newest-whole", "--level", "full", status=1)
+    assert (found["newest"], found["newest_whole"], len(found["checkpoints"])) == (6, 4, 3)
+    for manifest in five.glob("manifests/*"):
+        manifest.unlink()
+    assert document("validate", five, "--newest-whole", status=3)["newest_whole"] is None
+    assert "No checkpoint is wholly good." in words("validate", five, "--newest-whole", status=3)
+
+
+def test_questions_about_a_store_name_no_checkpoint(five: Path) -> None:
+    for options in (["--all"], ["--newest-whole"]):
+        assert "Leave @5 out" in failure("validate", f"{five}@5", *options, status=2)["message"]
+    assert "Leave one out" in failure("validate", five, "--all", "--newest-whole", status=2)["message"]
+
+
+def test_all_checkpoints_of_another_system_are_validated() -> None:
+    fixtures = Path(__file__).parents[1] / "foreign/fixtures"
+    for name in ("flink-1.20.5/brief-hashmap-native/savepoint", "spark-4.0.5/aggregate/checkpoint"):
+        folder = fixtures / name
+        found = document("validate", folder, "--all")
+        assert found["ok"]
+        assert found["newest_whole"] == found["newest"] == found["checkpoints"][0]["checkpoint_id"]
+        assert document("validate", folder, "--newest-whole")["newest_whole"] == found["newest"]

@@ -52,16 +52,21 @@ CALLS = {
     "rollback": "rollback memory://flights@1",
     "stop-stopped": "stop memory://stopped",
     "validate": "validate memory://flights --level full",
+    "validate-all": "validate memory://damaged --all --level full",
     "validate-damaged": "validate memory://damaged",
     "validate-gapped": "validate memory://gapped",
+    "validate-narrow": "validate memory://damaged --all",
+    "validate-newest-whole": "validate memory://flights --newest-whole",
 }
 REFUSED = {
     "explain-restore-refused",
     "gc-stopped",
     "history-damaged",
     "repair-damaged",
+    "validate-all",
     "validate-damaged",
     "validate-gapped",
+    "validate-narrow",
 }
 
 
