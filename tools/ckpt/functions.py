@@ -61,10 +61,15 @@ def load_function(name: FunctionName) -> Callable[..., Any]:
         except (Exception, SystemExit) as error:
             raise InvalidInput(f"{what} cannot be imported: it raised {type(error).__name__}: {error}") from error
 
+    add_to_path(name)
+    return function_of(module_of(name, call), name)
+
+
+def add_to_path(name: FunctionName) -> None:
+    """Let the function's module find others beside its file, or in the current directory."""
     here = str(Path(name.where).resolve().parent if name.is_file else Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    return function_of(module_of(name, call), name)
 
 
 def module_of(name: FunctionName, call: Callable[[str, Callable[[], Any]], Any]) -> Any:

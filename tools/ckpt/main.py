@@ -55,6 +55,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "Jobs": (
         "running",
         {
+            "run": "Run a dataflow in this process.",
             "stop": "Ask a running job to stop with a savepoint, and wait.",
         },
     ),

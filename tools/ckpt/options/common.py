@@ -37,6 +37,16 @@ class Session:
         self._watch = watch or Watch()
         self._named: set[str] = set()
 
+    @property
+    def verbose(self) -> bool:
+        """Whether the log goes to standard error."""
+        return self._watch.level > 0
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """The storage options of the command line."""
+        return self._options
+
     def changes(self, effect: str) -> None:
         """From now on an interruption leaves this ``effect`` behind (the end of a sentence)."""
         self._watch.effect = effect
@@ -151,7 +161,12 @@ def id_of(address: Address) -> CheckpointId | None:
 
 
 def command(
-    name: str, *, checkpoint: str = "optional", pandas: bool = False, foreign: bool = False
+    name: str,
+    *,
+    checkpoint: str = "optional",
+    pandas: bool | str = False,
+    foreign: bool = False,
+    behind: str | None = None,
 ) -> Callable[[Callable[..., int | None]], click.Command]:
     """A ``ckpt`` command on one store.
 
@@ -161,8 +176,10 @@ def command(
     Args:
         name: the command's name.
         checkpoint: whether the address takes an ``@ID``: "never", "optional" or "always".
-        pandas: whether the command may need pandas.
+        pandas: whether the command may need pandas; or the name of the parameter with which it
+            does.
         foreign: whether the command reads other systems' checkpoints.
+        behind: the name of the argument that comes before the address.
     """
     kind = AddressType(checkpoint)
 
@@ -177,7 +194,7 @@ def command(
             allow_outside: bool = False,
             **rest: Any,
         ) -> int | None:
-            if not pandas:
+            if not (rest.get(pandas) if isinstance(pandas, str) else pandas):
                 _leave_pandas_out()
             context = click.get_current_context()
             watch = context.ensure_object(Watch)
@@ -189,7 +206,9 @@ def command(
 
         made: click.Command = click.command(name)(run)
         own = [*made.params, *([_ALLOW_OUTSIDE] if foreign else [])]
-        made.params = [click.Argument(["address"], type=kind, metavar=kind.name), *own, *_COMMON]
+        first = [one for one in own if one.name == behind]
+        address = click.Argument(["address"], type=kind, metavar=kind.name)
+        made.params = [*first, address, *(one for one in own if one not in first), *_COMMON]
         return made
 
     return decorate

@@ -1,0 +1,83 @@
+"""What a program that runs a job prints: text for people, or JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from stateformat.backends.runtime import JobFailed, JobOutcome, Progress, ProgressLine, ProgressLog, starting
+from stateformat.errors import StorageError
+from stateformat.words import label
+
+from ..exit_status import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options, interrupted
+from ..output import complain
+
+
+class Reporter:
+    """Prints progress, log and end of a job. ``form`` is ``text``, ``json`` or ``none``.
+
+    ``name``: how the program is called in front of an error. :attr:`handler` is for the log.
+    """
+
+    def __init__(self, form: str, name: str) -> None:
+        self.as_json = form == "json"
+        self._name = name
+        self._line = ProgressLine(sys.stderr)
+        shown: Mapping[str, Callable[[Progress], None]] = {"text": self._line, "json": ProgressLog(sys.stdout)}
+        self.progress = shown.get(form)
+        self.handler: logging.Handler = logging.StreamHandler(sys.stdout if self.as_json else sys.stderr)
+        self.handler.setFormatter(
+            _JsonLog() if self.as_json else logging.Formatter("%(levelname)s %(name)s: %(message)s")
+        )
+        # Copying a savepoint may take long, and comes before the first progress.
+        logging.getLogger(starting.__name__).setLevel(logging.INFO)
+
+    def end(self) -> None:
+        """Leave the line that changes, before anything else is printed."""
+        self._line.end()
+
+    def outcome(self, outcome: JobOutcome) -> int:
+        """Print how the job ended; returns the exit status."""
+        self.end()
+        document = outcome_document(outcome)
+        click.echo(json.dumps(document) if self.as_json else document["sentence"])
+        return FINE
+
+    def failure(self, error: BaseException, effect: str | None = None) -> int:
+        """Print why there is no outcome; returns the exit status.
+
+        ``effect``: what an interruption leaves behind, as the end of a sentence.
+        """
+        self.end()
+        if isinstance(error, JobFailed):
+            storage_failed = isinstance(error.__cause__, (StorageError, OSError))
+            failure = Failure(UNAVAILABLE if storage_failed else PROBLEMS, "job_failed", str(error))
+        elif isinstance(error, KeyboardInterrupt) and effect is not None:
+            failure = interrupted(effect)
+        else:
+            failure = failure_of(error)
+        if self.as_json:
+            click.echo(json.dumps({"kind": "Failure", **failure.to_json()}))
+        complain(f"{self._name}: {label(in_options(failure.message))}")
+        return failure.status
+
+
+def outcome_document(outcome: JobOutcome) -> dict[str, Any]:
+    """How a job ended, as JSON."""
+    return {"kind": "JobOutcome", **asdict(outcome), "sentence": in_options(outcome.sentence)}
+
+
+class _JsonLog(logging.Formatter):
+    """A record of Python's log as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document = {"kind": "Log", "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            document["trace"] = self.formatException(record.exc_info)
+        return json.dumps(document)
