@@ -38,7 +38,7 @@ backends.runtime backends.dataflow.testing backends.local
 backends.spark.options backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
 backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
-tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.topology
+tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.repartitioned tools.ckpt.programs
 tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
 tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         hexadecimal as hexadecimal,
         json_lines as json_lines,
         json_texts as json_texts,
+        lines_of as lines_of,
         objects as objects,
     )
     from .validation import report_document as report_document, store_report_document as store_report_document
@@ -40,7 +41,7 @@ else:
             ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document "
             "problem_document published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
-            ".rows": "flat hexadecimal json_lines json_texts objects",
+            ".rows": "flat hexadecimal json_lines json_texts lines_of objects",
             ".validation": "report_document store_report_document",
         },
     )

@@ -42,7 +42,12 @@ def json_texts(batch: pa.RecordBatch) -> pa.Array:
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
     """The bytes of JSON lines: each object and a newline."""
-    lines = pc.binary_join_element_wise(json_texts(batch), pa.scalar(""), "\n")
+    return lines_of(json_texts(batch))
+
+
+def lines_of(texts: pa.Array) -> pa.Buffer:
+    """The bytes of utf8 values without nulls, a newline after each."""
+    lines = pc.binary_join_element_wise(texts, pa.scalar(""), "\n")
     _, offsets, data = lines.buffers()
     if data is None or not len(lines):
         return pa.py_buffer(b"")

@@ -2,7 +2,7 @@
 
 Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``; ``changes`` and
 ``diff`` stand on ``comparing``, which is a room of its own. ``contents`` describes the rows of a
-runtime's own states as a document.
+runtime's own states as a document; ``key_history`` says when the rows of a key changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .changes import StateChanges as StateChanges
+    from .comparing import CHANGE as CHANGE
     from .contents import contents as contents
+    from .key_history import KeyStep as KeyStep, key_history as key_history, schema_changes as schema_changes
     from .metadata import (
         METADATA_TABLES as METADATA_TABLES,
         MetadataRows as MetadataRows,
@@ -21,14 +23,18 @@ if TYPE_CHECKING:
     )
     from .range import StateRange as StateRange
     from .savepoints import savepoints_document as savepoints_document
+    from .subjects import newest_declaration as newest_declaration
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             ".changes": "StateChanges",
+            ".comparing": "CHANGE",
             ".contents": "contents",
+            ".key_history": "KeyStep key_history schema_changes",
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",
             ".savepoints": "savepoints_document",
+            ".subjects": "newest_declaration",
         },
     )

@@ -17,7 +17,11 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint as Checkpoint, whole_slices as whole_slices
-    from .cutting import Groups as Groups, split_between_owners as split_between_owners
+    from .cutting import (
+        Groups as Groups,
+        key_group_of as key_group_of,
+        split_between_owners as split_between_owners,
+    )
     from .key_values import key_table as key_table, keys_from_json as keys_from_json
     from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
     from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
@@ -35,7 +39,7 @@ else:
         __name__,
         {
             ".checkpoint": "Checkpoint whole_slices",
-            ".cutting": "Groups split_between_owners",
+            ".cutting": "Groups key_group_of split_between_owners",
             ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table merge_layers rekey",

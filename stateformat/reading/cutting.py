@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ..errors import CheckpointError, ErrorKind
 from ..graph import Operator
-from ..keys import DEFAULT_KEY_HASH, key_group_count
+from ..keys import DEFAULT_KEY_HASH, key_group_count, subtask_of_key_group
 from ..manifest import Ints, before, integers, lists, one_chunk, spread
 from ..model import Mode, State
 from ..schema import has_key_groups
@@ -37,6 +37,19 @@ def groups_of(keys: pa.Table, operator: Operator) -> Groups | None:
             raise
         return None
     return np.unique(found).astype(np.int64)
+
+
+def key_group_of(key: pa.Table, operator: Operator) -> tuple[int, int] | None:
+    """Return the key group of one key and the subtask that owns it, where anybody can compute it.
+
+    None where nobody can.
+    """
+    groups = groups_of(key, operator)
+    if groups is None:
+        return None
+    group = int(groups[0])
+    owner = subtask_of_key_group(group, parallelism=operator.parallelism, max_parallelism=key_group_count(operator))
+    return group, int(owner)
 
 
 def _has_float(kind: Any) -> bool:

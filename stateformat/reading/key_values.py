@@ -125,9 +125,10 @@ def _parsed(state: State, text: str) -> Any:
     try:
         return json.loads(text, parse_float=Decimal, object_pairs_hook=members)
     except (ValueError, RecursionError) as error:
-        example = json.dumps(dict.fromkeys(state.key_columns, "…"), ensure_ascii=False)
+        alone = len(state.key_columns) == 1 and len(text) < 60
+        example = json.dumps(text if alone else dict.fromkeys(state.key_columns, "…"), ensure_ascii=False)
         raise _mismatch(
-            state, f"the key {_shown(text)} is no JSON ({error}); write it like {example}, text in double quotes"
+            state, f"the key {_shown(text)} is no JSON ({error}); text stands in double quotes: {example}"
         ) from error
 
 
@@ -216,7 +217,7 @@ def _float(value: Any, kind: Any) -> Any:
     single = kind.bit_width == 32
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer and not isinstance(value, (float, np.floating)):
-        raise _WrongValue("a number")
+        raise _WrongValue("a number, like 1.5")
     with np.errstate(over="ignore"):
         try:
             found = float(np.float32(value) if single else value)
@@ -241,7 +242,7 @@ def _decimal(value: Any, kind: Any) -> Any:
 
 def _text(value: Any, _: Any) -> Any:
     if not isinstance(value, str):
-        raise _WrongValue("text")
+        raise _WrongValue('text, like "abc"')
     return str(value)
 
 
@@ -307,10 +308,10 @@ def _time(text: str) -> datetime.datetime:
 
 
 _FROM_TEXT: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Any], str], ...]] = (
-    (_is.is_binary, bytes.fromhex, "hexadecimal text"),
+    (_is.is_binary, bytes.fromhex, 'hexadecimal text, like "00ff"'),
     (_is.is_date, datetime.date.fromisoformat, 'a date, like "2026-11-22"'),
     (_is.is_timestamp, _time, 'a time, like "2026-11-22T14:30:00"'),
-    (_is.is_decimal, Decimal, "a decimal"),
+    (_is.is_decimal, Decimal, 'a decimal, like "12.30"'),
 )
 
 

@@ -1,6 +1,6 @@
 """What the format asks of a storage, how a URL finds one, and how its requests are counted.
 
-Read ``protocol`` first, then ``addresses``, ``stats`` and ``instrumented``.
+Read ``protocol`` first, then ``addresses``, ``stats``, ``instrumented`` and ``remembered``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .protocol import (
     names_after,
     reads_at_once,
 )
+from .remembered import remembered
 from .stats import Stats, retried, stats_of
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "open_storage",
     "read_input",
     "reads_at_once",
+    "remembered",
     "retried",
     "split_id",
     "split_name",

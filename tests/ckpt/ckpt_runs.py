@@ -19,7 +19,7 @@ from stateformat.tools.ckpt.main import main
 
 CKPT = Path(sys.executable).with_name("ckpt")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-FREE = {"properties", "sample", "details"}
+FREE = {"properties", "sample", "details", "rows", "key", "before", "after"}
 """Members whose own members are the user's, or depend on what happened."""
 
 

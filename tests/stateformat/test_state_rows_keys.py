@@ -129,7 +129,7 @@ REFUSED: list[tuple[Any, Callable[[State], Any], str]] = [
     (
         pa.int32(),
         lambda s: keys_from_json(s, "{k: 1}"),
-        'is no JSON .* write it like {"k": "…"}, text in double quotes',
+        'is no JSON .* text stands in double quotes: "{k: 1}"$',
     ),
     (pa.int32(), lambda s: keys_from_json(s, "[1, 2]"), "has 2 values; give one for each of k .int32."),
     (pa.int32(), lambda s: keys_from_json(s, '{"k": 1, "k": 2}'), "names a member twice"),

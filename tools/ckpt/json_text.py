@@ -29,6 +29,9 @@ class JsonTexts:
             text = line.decode().removesuffix("\n")
             yield json.dumps(json.loads(text)) if ensure_ascii and not text.isascii() else text
 
+    def __iter__(self) -> Iterator[Any]:
+        return map(json.loads, self.lines(ensure_ascii=False))
+
 
 def unprintable_escaped(text: str) -> str:
     """JSON text with unprintable characters escaped: a terminal obeys some (U+009B, U+202E).

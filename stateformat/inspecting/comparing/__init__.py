@@ -7,7 +7,7 @@ each), ``differences`` (which rows of two streams differ), ``values`` (when two 
 
 from __future__ import annotations
 
-from .differences import CHANGE, CHANGES
+from .differences import CHANGE, CHANGES, ByKey, differences
 from .matching import Runs, row_runs, segment_codes, unmatched
 from .planning import planned, side_of
 from .sides import RowShape, Side
@@ -17,10 +17,12 @@ from .values import equal_values, value_buckets, value_codes
 __all__ = [
     "CHANGE",
     "CHANGES",
+    "ByKey",
     "RowShape",
     "Runs",
     "Side",
     "Step",
+    "differences",
     "equal_values",
     "planned",
     "row_runs",

@@ -1,8 +1,8 @@
 """From a document to lines on a terminal.
 
-``render`` has the pieces: read it first. ``inspect`` (with ``graph`` and ``contents``), ``plan``,
-``validation`` and ``export`` are pages; smaller pages stand with their commands. Others use the
-names below, and the functions of ``render``.
+``render`` has the pieces: read it first; ``rows`` shows rows. ``inspect`` (with ``graph`` and
+``contents``), ``plan``, ``validation``, ``export`` and ``key`` are pages; smaller pages stand with
+their commands. Others use the names below, and the functions of ``render``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from . import render
 from .export import draw_file, draw_folder, draw_savepoint
 from .inspect import draw_checkpoint
+from .key import draw_key, draw_key_history
 from .plan import draw_plan
 from .render import Column, Look
+from .rows import draw_rows
 from .validation import draw_all, draw_newest_whole, draw_one
 
 __all__ = [
@@ -21,9 +23,12 @@ __all__ = [
     "draw_checkpoint",
     "draw_file",
     "draw_folder",
+    "draw_key",
+    "draw_key_history",
     "draw_newest_whole",
     "draw_one",
     "draw_plan",
+    "draw_rows",
     "draw_savepoint",
     "render",
 ]

@@ -6,7 +6,7 @@ import atexit
 import gc
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
@@ -18,7 +18,7 @@ from ...files import FORMATS, check_outside, format_of, remote_folder, write_fil
 from ...json_text import JsonTexts
 from ...options import Address, Session, command
 from ...output import Document
-from ...text import Look, render
+from ...text import Look, draw_rows, render
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN: Final = 100
 """Rows of a page, where --rows does not say."""
-CELL_MIN: Final = 8
-"""Where texts would get less room than this, rows are shown one below the other."""
-TITLE_MIN: Final = 16
-CUTTABLE: Final = ("binary", "list", "map", "string", "struct")
-CELL_MAX: Final = 240
-"""Columns of a value where rows are shown one below the other."""
 PLAN: Final = ["explain_key", "explain_value"]
 """The columns of what EXPLAIN answers: the second is lines as they are."""
 GROUP_ROWS: Final = 131_072
@@ -183,52 +177,11 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         for row in document["rows"]:
             yield from words.lines_label(row["explain_value"]).rstrip().split("\n")
         return
-    cells = [[words.cell(row[name]) for name in names] for row in document["rows"]]
-    titles = [label(name) for name in names]
-    caps = _caps([column["type"] for column in document["columns"]], titles, cells, look)
-    if caps:
-        columns = [
-            render.Column(render.shorten(title, cap, look), right=_is_number(column["type"]))
-            for title, column, cap in zip(titles, document["columns"], caps, strict=True)
-        ]
-        rows = ([render.shorten(cell, cap, look) for cell, cap in zip(row, caps, strict=True)] for row in cells)
-        yield from render.table(columns, rows, look, indent="")
-    else:
-        for i, row in enumerate(cells, 1):
-            yield render.heading(f"Row {i:,}", look)
-            shown = [render.shorten(cell, CELL_MAX, look) for cell in row]
-            yield from render.facts(zip(titles, shown, strict=True), look)
+    yield from draw_rows(document["columns"], document["rows"], look)
     yield ""
-    count = len(cells)
+    count = len(document["rows"])
     hint = "--rows N shows more, --to FILE writes all"
     yield f"the first {words.plural(count, 'row')} ({hint})" if document["more"] else words.plural(count, "row")
-
-
-def _caps(types: Sequence[str], titles: Sequence[str], cells: Sequence[Sequence[str]], look: Look) -> list[int]:
-    """The greatest width of each column so that all fit; empty where they cannot.
-
-    Only texts and nested values are cut, and titles: half a number says something else.
-    """
-    whole = [max([0, *(render.text_width(row[i]) for row in cells)]) for i in range(len(titles))]
-    widths = [max(width, render.text_width(title)) for width, title in zip(whole, titles, strict=True)]
-    cuttable = [kind.startswith(CUTTABLE) for kind in types]
-    least = [
-        min(width, CELL_MIN) if cut else max(held, min(width, TITLE_MIN))
-        for width, held, cut in zip(widths, whole, cuttable, strict=True)
-    ]
-    left = look.width - 2 * (len(titles) - 1) - sum(least)
-    if left < 0:
-        return []
-    # The narrowest first: what they do not need is for the others.
-    caps = list(least)
-    for done, i in enumerate(sorted(range(len(titles)), key=lambda i: widths[i] - least[i])):
-        caps[i] += min(widths[i] - least[i], left // (len(titles) - done))
-        left -= caps[i] - least[i]
-    return caps
-
-
-def _is_number(kind: str) -> bool:
-    return kind.startswith(("int", "uint", "float", "double", "decimal", "halffloat"))
 
 
 def draw_written(document: Document, look: Look) -> Iterator[str]:

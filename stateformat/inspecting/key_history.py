@@ -1,0 +1,190 @@
+"""The rows of one key along the history: what changed when.
+
+Theory of operation. Checkpoints come newest first, and each is compared with the next one that can
+be read. Where both have the same rows of the same segments in every layer of the key's group, which
+digests tell, and the same columns, nothing has changed, and nothing is read. Else the rows of the
+key on both sides are compared in the newest schema. What cannot be read is told, and passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from ..errors import CheckpointError, CheckpointExpired, DamagedCheckpoint, InvalidInput, UnsupportedFormat
+from ..manifest import take_rows
+from ..model import Record, SchemaVersion, State
+from ..reading import StateRows, Wanted
+from ..schema import row_schema
+from ..tables import HELD_BYTES
+from .comparing import ByKey, differences
+from .subjects import declared_in
+
+if TYPE_CHECKING:
+    from ..reading import Checkpoint
+
+_UNREADABLE: Final = (DamagedCheckpoint, UnsupportedFormat, CheckpointExpired)
+
+
+class KeyStep(NamedTuple):
+    """What happened to a key's rows at one checkpoint."""
+
+    record: Record
+    since: Record | None
+    """The checkpoint before it that was compared; None for the oldest, which nothing is before."""
+    changes: Iterator[pa.Table]
+    """Rows with ``_change`` (``StateChanges``), to be read before the next step; of the oldest all
+    are inserts. Empty where only the schema has changed."""
+    rows: tuple[int, int] = (0, 0)
+    """How many rows the key had before and has now."""
+    schemas: tuple[SchemaVersion, SchemaVersion] | None = None
+    """The columns before and now, where they differ."""
+    fault: CheckpointError | None = None
+    """Why the rows cannot be read, or not be brought to the newest schema."""
+
+
+@dataclass
+class _Side:
+    """The rows of the key in one checkpoint."""
+
+    record: Record
+    newest: State
+    declared: State | None = None
+    rows: StateRows | None = None
+    mark: tuple[Any, ...] | None = ()
+    """Equal for equal rows of equal segments; None where nobody can tell."""
+    held: list[pa.Table] | None = None
+    count: int = 0
+    """How many rows there are, once they have been read."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, state: State, key: pa.Table) -> _Side:
+        declared = declared_in(checkpoint, state)
+        if declared is None:
+            return cls(checkpoint.record, state)
+        # A checkpoint keeps its manifest; those of a history are too many to be held.
+        rows = copy(checkpoint).state(declared).at_keys(key)
+        return cls(checkpoint.record, state, declared, rows, _mark(rows))
+
+    def hold(self) -> CheckpointError | None:
+        """Read the rows, and hold them while they are few. Returns why they cannot be read."""
+        held: list[pa.Table] = []
+        size_bytes = self.count = 0
+        try:
+            for table in self.tables():
+                self.count += len(table)
+                size_bytes += table.nbytes
+                if size_bytes <= HELD_BYTES:
+                    held.append(table)
+        except _UNREADABLE as error:
+            return error
+        if size_bytes <= HELD_BYTES:
+            self.held = held
+        return None
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows in the newest schema."""
+        if self.held is not None or self.rows is None:
+            yield from self.held or ()
+            return
+        wanted = Wanted(tuple(row_schema(self.newest).names), self.rows.keys)
+        for batch in self.rows.task.batches(as_schema=self.newest.current, wanted=wanted):
+            yield pa.Table.from_batches([batch])
+
+
+def _mark(rows: StateRows) -> tuple[Any, ...] | None:
+    """What is read of each layer, by digest."""
+    slices = rows.task.slices
+    digests = take_rows(rows.task.handles.select(["digest"]), slices["handle"])["digest"].to_pylist()
+    if None in digests:
+        return None
+    places = (slices[name].to_pylist() for name in ("layer", "row_start", "rows"))
+    return tuple(sorted(zip(*places, digests, strict=True)))
+
+
+def key_history(checkpoints: Iterable[Checkpoint], state: State, key: pa.Table) -> Iterator[KeyStep]:
+    """Yield what happened to a key, newest first, at each checkpoint where something did.
+
+    ``checkpoints``: newest first. ``state``: its declaration in the newest one that has it, in
+    whose schema all rows come. ``key``: one row, as ``keys_from_json`` returns it. A checkpoint
+    that is damaged or has expired is a step with ``fault``; one with another state of this name is
+    too, and ends the history.
+
+    Raises ``StorageError`` where the storage fails.
+    """
+    newer: _Side | None = None
+    faults: list[KeyStep] = []
+    for checkpoint in checkpoints:
+        try:
+            older = _Side.of(checkpoint, state, key)
+        except (*_UNREADABLE, InvalidInput) as error:
+            faults.append(_failed(checkpoint.record, error))
+            if isinstance(error, InvalidInput):
+                break
+            continue
+        if newer is not None and not _proven_equal(newer, older):
+            fault = older.hold()
+            if fault is not None:
+                faults.append(_failed(older.record, fault))
+                continue
+            yield from _step(newer, older)
+        yield from faults
+        newer, faults = older, []
+    if newer is not None:
+        yield from _step(newer, None)
+    yield from faults
+
+
+def _proven_equal(newer: _Side, older: _Side) -> bool:
+    return newer.mark is not None and newer.mark == older.mark and _schemas(newer, older) is None
+
+
+def _schemas(newer: _Side, older: _Side | None) -> tuple[SchemaVersion, SchemaVersion] | None:
+    if older is None or newer.declared is None or older.declared is None:
+        return None
+    before, now = older.declared.current, newer.declared.current
+    return None if before.fields == now.fields else (before, now)
+
+
+def _failed(record: Record, error: CheckpointError) -> KeyStep:
+    return KeyStep(record, None, iter(()), fault=error)
+
+
+def _step(newer: _Side, older: _Side | None) -> Iterator[KeyStep]:
+    """The step between two checkpoints, or to the oldest; none where nothing has changed."""
+    fault = newer.hold()
+    if fault is not None:
+        yield _failed(newer.record, fault)
+        return
+    rows = (0 if older is None else older.count), newer.count
+    schemas = _schemas(newer, older)
+    before = () if older is None else older.tables()
+    changed = differences(before, newer.tables(), ByKey(newer.newest.row_key, by_group=False))
+    with closing(changed) as every:
+        tables = (table for table in every if len(table))
+        first = next(tables, None)
+        if first is not None or (schemas is not None and any(rows)):
+            changes = iter(()) if first is None else chain([first], tables)
+            yield KeyStep(newer.record, None if older is None else older.record, changes, rows, schemas)
+
+
+def schema_changes(before: SchemaVersion, now: SchemaVersion) -> dict[str, Any]:
+    """What happened to the columns, as a document. Columns are told apart by their field ids."""
+    old, new = ({item.id: item for item in version.fields} for version in (before, now))
+    both = [(old[number], item) for number, item in new.items() if number in old]
+    return {
+        "added": [item.name for number, item in new.items() if number not in old],
+        "dropped": [item.name for number, item in old.items() if number not in new],
+        "renamed": [{"from": was.name, "to": item.name} for was, item in both if was.name != item.name],
+        "retyped": [
+            {"column": item.name, "from": str(was.type), "to": str(item.type)}
+            for was, item in both
+            if was.type != item.type
+        ],
+    }

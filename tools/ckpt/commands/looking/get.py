@@ -1,0 +1,228 @@
+"""``ckpt get``: the rows of one key, at one checkpoint or along the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from stateformat import words
+
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, Session, command
+from ...output import Document, Step
+from ...text import draw_key, draw_key_history
+from .inspect import chosen_states
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stateformat.errors import CheckpointError
+    from stateformat.inspecting import KeyStep
+    from stateformat.model import Record, State
+    from stateformat.reading import Checkpoint
+
+STATES_LISTED: Final = 20
+
+
+@command("get", foreign=True)
+@click.option("--operator", metavar="UID", help="The operator, by uid or name.")
+@click.option("--state", metavar="NAME", help="The state. Both may be left out where there is only one to choose.")
+@click.option("--key", required=True, metavar="JSON", help="The key: a value, or an array or object of its columns.")
+@click.option("--all", "along", is_flag=True, help="Along the history: at which checkpoints the key's rows changed.")
+def get(session: Session, address: Address, *, operator: str | None, state: str | None, key: str, along: bool) -> int:
+    """Show the rows of one key, now or along the history.
+
+    The key is JSON: a value where the state has one key column, else an array of the values in the
+    order of the columns, or an object by column. Text stands in double quotes, so in a shell:
+    --key '"user-4711"', --key 42, --key null, --key '["de", 7]'. In each layer only the row groups
+    of the key's key group are read.
+
+    With --all: what changed when, newest first, from the checkpoint of the address down. A
+    checkpoint that has the same rows as the one before it is not shown; one that cannot be read is
+    said, and passed over. All rows come in the columns of the newest.
+
+    Exit status 1 where the key has no rows, and where a part of the history could not be read.
+    """
+    with ExitStack() as files:
+        if along:
+            document, status = _along(session, address, operator, state, key, files)
+            session.output.show(document, draw_key_history)
+            return status
+        from stateformat.reading import keys_from_json
+
+        from ...kept import Kept
+
+        checkpoint = session.read_only(address)
+        chosen = chosen_state(checkpoint, operator, state)
+        keys = keys_from_json(chosen, key)
+        kept = files.enter_context(Kept())
+        for batch in checkpoint.state(chosen).at_keys(keys).batches():
+            kept.add(batch)
+        document = {**_head(checkpoint, chosen, keys), "row_count": kept.count, "rows": kept.document}
+        session.output.show(document, draw_key)
+        return FINE if kept.count else PROBLEMS
+
+
+def chosen_state(checkpoint: Checkpoint, operator: str | None, name: str | None) -> State:
+    """The one state with keys that ``--operator`` and ``--state`` select, or ``InvalidInput``."""
+    from stateformat.errors import ErrorKind, InvalidInput
+
+    uid = None if operator is None else checkpoint.operator_uid(operator)
+    found = chosen_states(checkpoint, uid, name)
+    keyed = [state for state in found if state.key_columns]
+    if len(keyed) == 1:
+        return keyed[0]
+    where = f"checkpoint {checkpoint.id}" if uid is None else f"operator {uid!r}"
+    if keyed:
+        listed = [f"--operator {state.operator!r} --state {state.name!r}" for state in keyed[:STATES_LISTED]]
+        left = f"; and {len(keyed) - STATES_LISTED:,} more" if len(keyed) > STATES_LISTED else ""
+        said = "" if name is None else f" named {name!r}"
+        raise InvalidInput(
+            f"{where} has {len(keyed)} states with keys{said}; choose one: {'; '.join(listed)}{left}",
+            kind=ErrorKind.UNKNOWN_STATE,
+        )
+    if not found:
+        raise InvalidInput(f"{where} has no state", kind=ErrorKind.UNKNOWN_STATE)
+    one = found[0]
+    what = f"state {one.name!r} of {one.operator!r} is {one.mode} and has" if len(found) == 1 else f"{where} has"
+    raise InvalidInput(
+        f"{what} no keys; `ckpt inspect --operator {one.operator} --state {one.name} --rows 20` shows rows, and "
+        "`ckpt sql` finds some",
+        kind=ErrorKind.UNKNOWN_STATE,
+    )
+
+
+def _head(checkpoint: Checkpoint, state: State, keys: pa.Table) -> Document:
+    """What is looked for, and where."""
+    from stateformat.documents import objects
+    from stateformat.reading import key_group_of
+    from stateformat.schema import row_schema
+
+    operator = checkpoint.graph.operator(state.operator)
+    group = key_group_of(keys, operator)
+    return {
+        "store": checkpoint.storage.url,
+        "checkpoint_id": checkpoint.id,
+        "created_at": words.moment(checkpoint.record.created_at_us),
+        "created_at_us": checkpoint.record.created_at_us,
+        "system": checkpoint.system,
+        "operator": state.operator,
+        "operator_name": operator.name,
+        "state": state.name,
+        "kind": None if state.kind is None else state.kind.value,
+        "key_columns": list(state.key_columns),
+        "columns": [{"name": field.name, "type": str(field.type)} for field in row_schema(state)],
+        "key": objects(keys.to_batches(), 1)[0],
+        "key_group": None if group is None else group[0],
+        "max_parallelism": operator.max_parallelism,
+        "subtask": None if group is None else group[1],
+    }
+
+
+def _along(
+    session: Session, address: Address, operator: str | None, name: str | None, key: str, files: ExitStack
+) -> tuple[Document, int]:
+    """The document of ``--all``, whose changes lie in ``files``, and the exit status."""
+    from stateformat.history import record_lost
+    from stateformat.inspecting import key_history, newest_declaration
+    from stateformat.reading import Checkpoint, keys_from_json
+    from stateformat.storage import remembered
+
+    store = session.store(address)
+    found = store.survey()
+    upto = found.listed[-1] if address.checkpoint_id is None else address.checkpoint_id
+    records = [record for record in found.checkpoints if record.checkpoint_id <= upto]
+    if not records or records[0].checkpoint_id < (address.checkpoint_id or 0):
+        store.open(address.checkpoint_id)  # Says what is wrong with it.
+    storage = remembered(store.storage)
+    checkpoints = [
+        Checkpoint(storage, record) if record.manifest.path else store.checkpoint_of(record) for record in records
+    ]
+    if operator is None or name is None:
+        state = chosen_state(checkpoints[0], operator, name)
+    else:
+        state = newest_declaration(checkpoints, operator, name)
+    declared = next(one for one in checkpoints if (state.operator, state.name) in one.record.by_state)
+    keys = keys_from_json(state, key)
+    history = [_unreadable(number, error) for number, error in found.unreadable.items() if number in found.damaged]
+    history += [_unreadable(ref.checkpoint_id, record_lost(store.storage, ref)) for ref in found.lost]
+    history = [entry for entry in history if entry["checkpoint_id"] <= upto]
+    with session.output.progress("Reading the history", unit="checkpoints") as step:
+        watched = _watched(checkpoints, step)
+        history += [_entry(one, files) for one in key_history(watched, state, keys)]
+    history.sort(key=lambda entry: -entry["checkpoint_id"])
+    document = {
+        **_head(declared, state, keys),
+        "checkpoint_id": records[0].checkpoint_id,
+        "checkpoints": len(records),
+        "oldest": {"checkpoint_id": records[-1].checkpoint_id, "is_first": records[-1].parent is None},
+        "history": history,
+    }
+    whole = all(entry["error"] is None for entry in history)
+    return document, FINE if history and whole else PROBLEMS
+
+
+def _watched(checkpoints: Sequence[Checkpoint], step: Step) -> Iterator[Checkpoint]:
+    for done, checkpoint in enumerate(checkpoints):
+        step(done, len(checkpoints))
+        yield checkpoint
+
+
+def _entry(step: KeyStep, files: ExitStack) -> Document:
+    """One checkpoint at which something happened."""
+    from stateformat.inspecting import CHANGE, schema_changes
+
+    from ...kept import Kept
+
+    record = step.record
+    if step.fault is not None:
+        return {**_unreadable(record.checkpoint_id, step.fault), **_made(record)}
+    kept = files.enter_context(Kept())
+    for table in step.changes:
+        kept.add_changes(table, CHANGE.name)
+    before, now = step.rows
+    if step.since is None:
+        event = "added" if record.parent is None and record.kind.value == "checkpoint" else "present"
+    elif not before:
+        event = "added"
+    elif not now:
+        event = "removed"
+    else:
+        event = "changed" if kept.count else "unchanged"
+    return {
+        "checkpoint_id": record.checkpoint_id,
+        **_made(record),
+        "event": event,
+        "since": None if step.since is None else step.since.checkpoint_id,
+        "rows_before": before,
+        "row_count": now,
+        "change_count": kept.count,
+        "changes": kept.document,
+        "schema": None if step.schemas is None else schema_changes(*step.schemas),
+        "error": None,
+    }
+
+
+def _made(record: Record) -> Document:
+    return {
+        "created_at": words.moment(record.created_at_us),
+        "created_at_us": record.created_at_us,
+        "kind": record.kind.value,
+    }
+
+
+def _unreadable(checkpoint_id: int, error: CheckpointError) -> Document:
+    """A checkpoint that cannot be read; members that nobody knows are null."""
+    unknown = dict.fromkeys(("created_at", "created_at_us", "kind", "since", "rows_before", "row_count"))
+    return {
+        "checkpoint_id": int(checkpoint_id),
+        **unknown,
+        "event": "unreadable",
+        "change_count": 0,
+        "changes": [],
+        "schema": None,
+        "error": {"kind": error.kind.value, "message": str(error)},
+    }
