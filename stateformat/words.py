@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 
@@ -72,6 +72,17 @@ def sentence(text: object) -> str:
 def ranges(pairs: Sequence[Sequence[int]]) -> str:
     """Inclusive ranges as ``0-2, 5``."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+
+
+def status(operator: Mapping[str, Any]) -> str:
+    """The status of an operator of a record in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
+    if operator["status"] == "fully_finished":
+        return "finished"
+    for what in ("finished", "finishing"):
+        if operator[what]:
+            ended = sum(last - first + 1 for first, last in operator[what])
+            return f"{ended} of {operator['parallelism']} {what}: {ranges(operator[what])}"
+    return "running"
 
 
 def skew(values: Sequence[int]) -> float:

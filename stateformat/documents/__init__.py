@@ -1,8 +1,8 @@
 """What is shown of a checkpoint, as JSON documents (docs/json.md): facts, and no text.
 
 ``checkpoint`` describes records, what their handles hold, and problems, ``validation`` its reports.
-``columns`` has lists that stay columns, ``rows`` makes JSON of Arrow rows. Pages of ``ckpt``,
-reports and notebooks are drawn from these documents.
+``columns`` has lists that stay columns, ``rows`` makes JSON of Arrow rows, ``graph`` orders
+operators. Pages of ``ckpt``, reports and notebooks are drawn from these documents.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         reference as reference,
     )
     from .columns import JsonColumn as JsonColumn, JsonRows as JsonRows
+    from .graph import in_order as in_order
     from .rows import (
         flat as flat,
         hexadecimal as hexadecimal,
@@ -41,6 +42,7 @@ else:
             ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document "
             "problem_document published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
+            ".graph": "in_order",
             ".rows": "flat hexadecimal json_lines json_texts lines_of objects",
             ".validation": "report_document store_report_document",
         },

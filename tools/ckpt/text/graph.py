@@ -15,10 +15,10 @@ it stands in a record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
 from typing import Any, Final
 
-from stateformat.words import label, named, plural, ranges
+from stateformat.documents import in_order
+from stateformat.words import label, named, plural, ranges, status
 
 from .render import Look, pad, shorten, text_width, wrap
 
@@ -28,45 +28,6 @@ LANES_MAX: Final = 10
 
 Json = Mapping[str, Any]
 _ROLES: Final = {"fully_finished": "finished", "partially_finished": "partial"}
-
-
-def in_order(operators: Sequence[Json], edges: Sequence[Json]) -> list[Json]:
-    """Operators in topological order, without feedback edges; else in the order of definition.
-
-    A graph with a cycle, which the format forbids, is shown all the same.
-    """
-    place = {operator["uid"]: i for i, operator in enumerate(operators)}
-    sources: list[set[int]] = [set() for _ in operators]
-    targets: list[set[int]] = [set() for _ in operators]
-    for edge in edges:
-        if not edge["feedback"] and edge["to"] in place and edge["from"] in place:
-            sources[place[edge["to"]]].add(place[edge["from"]])
-            targets[place[edge["from"]]].add(place[edge["to"]])
-    ready = [i for i, waits_for in enumerate(sources) if not waits_for]
-    rest = dict.fromkeys(range(len(operators)))
-    ordered: list[Json] = []
-    while rest:
-        chosen = heappop(ready) if ready else next(iter(rest))
-        if chosen not in rest:
-            continue
-        del rest[chosen]
-        ordered.append(operators[chosen])
-        for target in targets[chosen]:
-            sources[target].discard(chosen)
-            if not sources[target]:
-                heappush(ready, target)
-    return ordered
-
-
-def status_text(operator: Json) -> str:
-    """An operator's status in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
-    if operator["status"] == "fully_finished":
-        return "finished"
-    for what in ("finished", "finishing"):
-        if operator[what]:
-            ended = sum(last - first + 1 for first, last in operator[what])
-            return f"{ended} of {operator['parallelism']} {what}: {ranges(operator[what])}"
-    return "running"
 
 
 def mark(operator: Json, look: Look) -> str:
@@ -149,7 +110,7 @@ def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[s
     max_width = max([3, *(len(str(operator["max_parallelism"])) for operator in ordered)])
     numbers = f"{'subtasks':>8}  {'max':>{max_width}}  "
     wanted = max([8, *(text_width(title(operator)) for operator in ordered)])
-    status_width = max([6, *(len(status_text(operator)) for operator in ordered)])
+    status_width = max([6, *(len(status(operator)) for operator in ordered)])
     free = look.width - 2 - gutter_width - 2 - len(numbers)
     name_width = min(wanted, max(free - status_width, free // 2))
     status_width = free - name_width
@@ -161,7 +122,7 @@ def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[s
         lane = "  " + pad(_lane(operator, own, look), gutter_width)
         name = pad(look.paint(shorten(title(operator), name_width, look), "name"), name_width)
         figures = f"  {operator['parallelism']:>8}  {operator['max_parallelism']:>{max_width}}  "
-        status = shorten(status_text(operator), status_width, look)
+        status = shorten(status(operator), status_width, look)
         lines.append(lane + name + figures + look.paint(status, _ROLES.get(operator["status"], "plain")))
         words = _words(operator, edges, look, look.width - 2 - gutter_width - 2)
         for i, text in enumerate(words or ([""] if below.strip(" │") else [])):
@@ -208,7 +169,7 @@ def _words(operator: Json, edges: Sequence[Json], look: Look, width: int) -> lis
     """What lanes and figures leave out: finishing subtasks, edges, chain, coordinator."""
     sources = [edge_text(edge, look) for edge in edges if edge["to"] == operator["uid"]]
     facts = []
-    if operator["finishing"] and not status_text(operator).endswith(f"finishing: {ranges(operator['finishing'])}"):
+    if operator["finishing"] and not status(operator).endswith(f"finishing: {ranges(operator['finishing'])}"):
         facts.append(f"finishing: {ranges(operator['finishing'])}")
     if sources:
         facts.append(f"{look['left_arrow']} " + ", ".join(sources))

@@ -1,0 +1,25 @@
+"""Documents as HTML and inline SVG: pages that need no network and no script, parts for notebooks.
+
+Drawing only: nothing here reads a store. Read ``elements`` first: whatever comes from a checkpoint
+is text there, and cannot become markup. ``style`` is the one style sheet, ``pieces`` has tables and
+badges, ``charts`` bars and lines, ``layering`` and ``graph`` draw the job graph. ``report`` (with
+``report_states``) is the page of ``ckpt report``; ``notebook`` has what Jupyter shows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .elements import Element as Element, document as document, element as element, fragment as fragment
+    from .graph import draw_graph as draw_graph
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".elements": "Element document element fragment",
+            ".graph": "draw_graph",
+        },
+    )

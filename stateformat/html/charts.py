@@ -1,0 +1,129 @@
+"""Charts as inline SVG: each value is a shape with its text as a tooltip.
+
+Shapes stretch with the page, text stands beside them as HTML, so that it is as large as all other
+text on every screen. What a chart shows also stands in a table near it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from .. import words
+from .elements import Element, element as e
+
+BARS_MAX: Final = 256
+"""With more values neighbors share a bar, which shows the greatest of them."""
+_HEIGHT: Final = 100
+_PITCH: Final = 10
+
+Text = Callable[[int], str]
+
+
+def columns(
+    title: str,
+    values: Sequence[int | None],
+    labels: Sequence[str],
+    *,
+    text: Text = words.count,
+    ends: tuple[str, str] = ("", ""),
+    marked: Sequence[bool] = (),
+    low: bool = False,
+) -> Element:
+    """Return a figure with one upright bar for each value, the last one accented.
+
+    ``labels`` name the values; ``marked`` ones have another color. ``ends`` stand below the first
+    and the last. An unknown value has no bar.
+    """
+    known = [value for value in values if value is not None]
+    top = max(known, default=0)
+    latest = values[-1] if values else None
+    bars, width = _bars(values, labels, top, text, marked)
+    shape = e(
+        "svg",
+        e("title", f"{title}: {_summary(known, text)}"),
+        bars,
+        class_="plot low" if low else "plot",
+        viewBox=f"0 0 {width} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+    )
+    head = (e("span", title), e("strong", "–" if latest is None else text(latest)) if not low else None)
+    foot = (e("span", ends[0]), e("span", f"up to {text(top)}" if known else ""), e("span", ends[1]))
+    return e("figure", e("figcaption", head), shape, e("div", foot, class_="axis"))
+
+
+def _summary(known: Sequence[int], text: Text) -> str:
+    if not known:
+        return "nothing is known"
+    return f"{words.plural(len(known), 'value')} from {text(min(known))} to {text(max(known))}"
+
+
+def _bars(
+    values: Sequence[int | None], labels: Sequence[str], top: int, text: Text, marked: Sequence[bool]
+) -> tuple[list[Element], int]:
+    """Return the bars, and the width of all in units of the drawing."""
+    count = min(len(values), BARS_MAX) or 1
+    bounds = [len(values) * i // count for i in range(count + 1)]
+    bars = []
+    for i in range(count if values else 0):
+        chosen = range(bounds[i], bounds[i + 1])
+        at = max(chosen, key=lambda place: -1 if (value := values[place]) is None else value)
+        value = values[at]
+        if value is None:
+            continue
+        height = max(1.5, _HEIGHT * value / top) if top > 0 and value > 0 else 1.0
+        last = bounds[i + 1] == len(values) and not marked
+        tone = "z" if value <= 0 else "e" if any(marked[place] for place in chosen if marked) else "n" if last else "b"
+        tooltip = e("title", f"{labels[at]}: {text(value)}")
+        left = i * _PITCH
+        bars.append(
+            e(
+                "g",
+                tooltip,
+                e("rect", class_="hit", x=left, y=0, width=_PITCH, height=_HEIGHT),
+                e("rect", class_=tone, x=left + 1, y=_HEIGHT - height, width=_PITCH - 2, height=height),
+            )
+        )
+    # A few bars do not grow as broad as the page.
+    return bars, max(count, 12) * _PITCH
+
+
+def spark(values: Sequence[int | None], title: str) -> Element:
+    """Return a line as high as text."""
+    points = [(i, value) for i, value in enumerate(values) if value is not None]
+    top = max((value for _, value in points), default=0) or 1
+    step = 96 / max(1, len(values) - 1)
+    path = " ".join(f"{i * step:.1f},{20 - 18 * value / top:.1f}" for i, value in points)
+    area = f"{points[0][0] * step:.1f},22 {path} {points[-1][0] * step:.1f},22" if points else ""
+    return e(
+        "svg",
+        e("title", title),
+        e("polygon", class_="b", points=area) if len(points) > 1 else None,
+        class_="spark",
+        viewBox="0 0 96 22",
+        role="img",
+    )
+
+
+def share(value: int, top: int, title: str) -> Element:
+    """Return a level bar, in proportion to the greatest."""
+    part = 100 * value / top if top > 0 else 0
+    return e(
+        "svg",
+        e("title", title),
+        e("rect", class_="b", x=0, y=0, width=f"{max(part, 1.0 if value > 0 else 0):.1f}%", height=8, rx=4),
+        class_="share",
+        role="img",
+    )
+
+
+def status_mark(status: str) -> Element:
+    """Return a disc that fills as subtasks finish: a ring, a half, a disc."""
+    return e("svg", disc(status, 7, 7), width=14, height=14, viewBox="0 0 14 14")
+
+
+def disc(status: str, x: float, y: float) -> list[Element]:
+    tone = {"fully_finished": "finished", "partially_finished": "partly"}.get(status, "")
+    half = e("path", class_="half", d=f"M{x} {y - 4.5} a4.5 4.5 0 0 0 0 9 z") if tone == "partly" else None
+    return [part for part in (half, e("circle", class_=f"mark {tone}".rstrip(), cx=x, cy=y, r=4.5)) if part]

@@ -1,0 +1,125 @@
+"""Elements of HTML and SVG as values: text is escaped, attributes are quoted, by construction.
+
+There is no way to put markup in as text. Text goes through :func:`stateformat.words.label` first, so
+that characters which reverse or hide what stands beside them are spelled out. The only text that is
+written as it is, is the style sheet of :func:`document`, which is a constant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Final, TypeAlias
+
+from ..words import label
+from .style import STYLE
+
+_NAME: Final = re.compile(r"[a-z][A-Za-z0-9-]*")
+_TAGS: Final = frozenset(
+    "a abbr article aside body caption circle code col colgroup dd defs desc details div dl dt em figcaption figure "
+    "footer g h1 h2 h3 head header html li line main marker meta nav ol p path polygon polyline rect section small "
+    "span strong style summary svg table tbody td text th thead title tr tspan ul".split()
+)
+"""Every tag that is drawn with. None of them runs or loads anything."""
+_EMPTY: Final = frozenset(("col", "meta"))
+_DRAWN: Final = frozenset(("circle", "line", "path", "polygon", "polyline", "rect"))
+_LOADING: Final = ("href", "src", "srcset", "style", "action", "formaction", "background", "data", "poster")
+"""Attributes that no element has: they would load something, or be code."""
+
+Node: TypeAlias = "Element | str | int | float | None"
+"""A part of a page. Text and numbers are text; None is nothing."""
+Children: TypeAlias = "Node | Iterable[Node]"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element; :func:`element` makes it."""
+
+    tag: str
+    attributes: tuple[tuple[str, str], ...]
+    children: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return "".join(markup(self))
+
+
+def element(tag: str, *children: Children, **attributes: str | float | bool | None) -> Element:
+    """Return an element.
+
+    - ``children``: elements, text, numbers, or iterables of them; None is nothing.
+    - ``attributes``: a trailing ``_`` is left out (``class_``), other ``_`` are ``-``. None and
+      False leave an attribute out; True is the bare attribute.
+
+    Raises ``ValueError`` for a tag or attribute that no page of ours has.
+    """
+    if tag not in _TAGS:
+        raise ValueError(f"no page has an element {tag!r}")
+    named = []
+    for given, value in attributes.items():
+        name = given.removesuffix("_").replace("_", "-")
+        if not _NAME.fullmatch(name) or name.startswith("on") or name in _LOADING:
+            raise ValueError(f"no element has an attribute {name!r}")
+        if value is not None and value is not False:
+            named.append((name, "" if value is True else _number(value) if isinstance(value, float) else str(value)))
+    return Element(tag, tuple(named), tuple(_flat(children)))
+
+
+def _flat(children: Iterable[Children]) -> Iterator[Node]:
+    for child in children:
+        if child is None or isinstance(child, (Element, str, int, float)):
+            yield child
+        else:
+            yield from _flat(child)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def markup(node: Node) -> Iterator[str]:
+    """Return a node as pieces of HTML."""
+    if node is None:
+        return
+    if not isinstance(node, Element):
+        yield escape(label(_number(node) if isinstance(node, float) else node))
+        return
+    yield f"<{node.tag}"
+    for name, value in node.attributes:
+        yield f' {name}="{escape(label(value))}"' if value else f" {name}"
+    if node.tag in _DRAWN and not node.children:
+        yield "/>"
+        return
+    yield ">"
+    if node.tag in _EMPTY:
+        return
+    for child in node.children:
+        yield from markup(child)
+    yield f"</{node.tag}>"
+
+
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""What a browser lets a page do: nothing but its own style sheet."""
+
+
+def document(title: str, *body: Children) -> Iterator[str]:
+    """Return a page that needs nothing but itself, as pieces of HTML."""
+    yield "<!DOCTYPE html>\n"
+    yield '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    yield from markup(element("meta", http_equiv="Content-Security-Policy", content=POLICY))
+    yield from markup(element("meta", name="viewport", content="width=device-width, initial-scale=1"))
+    yield from markup(element("meta", name="color-scheme", content="light dark"))
+    yield from markup(element("meta", name="referrer", content="no-referrer"))
+    yield from markup(element("title", title))
+    yield f"\n<style>{STYLE}</style>\n</head>\n"
+    yield from markup(element("body", *body, class_="sf"))
+    yield "\n</html>\n"
+
+
+def fragment(*body: Children) -> str:
+    """Return a part of someone else's page, a notebook's, with its own style."""
+    pieces = ["<div class=\"sf\"><style>", STYLE, "</style>"]
+    for node in _flat(body):
+        pieces.extend(markup(node))
+    return "".join([*pieces, "</div>"])
