@@ -74,8 +74,8 @@ def ranges(pairs: Sequence[Sequence[int]]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
-def status(operator: Mapping[str, Any]) -> str:
-    """The status of an operator of a record in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
+def status_of(operator: Mapping[str, Any]) -> str:
+    """An operator's status in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
     if operator["status"] == "fully_finished":
         return "finished"
     for what in ("finished", "finishing"):
@@ -83,6 +83,23 @@ def status(operator: Mapping[str, Any]) -> str:
             ended = sum(last - first + 1 for first, last in operator[what])
             return f"{ended} of {operator['parallelism']} {what}: {ranges(operator[what])}"
     return "running"
+
+
+def field(item: Mapping[str, Any]) -> str:
+    """A column of a schema: its name, its type, and what is unusual about it."""
+    default = f" = {label(item['default'])}" if "default" in item else ""
+    return f"{label(item['name'])} {type_text(item['type'])}{'' if item['nullable'] else ' not null'}{default}"
+
+
+def type_text(kind: Any) -> str:
+    """A type of SPEC.md section 3.7 for people: ``list<int64>``, ``struct<a int64, b utf8>``."""
+    if isinstance(kind, str):
+        return kind
+    if "list" in kind:
+        return f"list<{type_text(kind['list']['type'])}>"
+    if "map" in kind:
+        return f"map<{', '.join(type_text(item['type']) for item in kind['map'])}>"
+    return f"struct<{', '.join(field(item) for item in kind['struct'])}>"
 
 
 def skew(values: Sequence[int]) -> float:

@@ -120,6 +120,12 @@ class Holdings:
         run = self._run(state)
         return 0 if self._unknown[run].any() else int(self._columns["rows"][run].sum())
 
+    def totals(self, state: State) -> tuple[int | None, int]:
+        """The rows (None where they are not known) and stored bytes of a state, of all layers."""
+        run = self._run(state)
+        rows = None if self._unknown[run].any() else int(self._columns["rows"][run].sum())
+        return rows, int(self._columns["bytes"][run].sum())
+
     def _run(self, state: State) -> slice:
         return self._runs.get((state.operator, state.name), slice(0, 0))
 

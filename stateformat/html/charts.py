@@ -28,27 +28,27 @@ def columns(
     text: Text = words.count,
     ends: tuple[str, str] = ("", ""),
     marked: Sequence[bool] = (),
-    low: bool = False,
+    at: int | None = None,
 ) -> Element:
-    """Return a figure with one upright bar for each value, the last one accented.
+    """Return a figure with one upright bar for each value.
 
     ``labels`` name the values; ``marked`` ones have another color. ``ends`` stand below the first
-    and the last. An unknown value has no bar.
+    and the last. ``at``: the value that is accented and told. An unknown value has no bar.
     """
     known = [value for value in values if value is not None]
     top = max(known, default=0)
-    latest = values[-1] if values else None
-    bars, width = _bars(values, labels, top, text, marked)
+    told = None if at is None else values[at]
+    bars, width = _bars(values, labels, top, text, marked, at)
     shape = e(
         "svg",
         e("title", f"{title}: {_summary(known, text)}"),
         bars,
-        class_="plot low" if low else "plot",
+        class_="plot",
         viewBox=f"0 0 {width} {_HEIGHT}",
         preserveAspectRatio="none",
         role="img",
     )
-    head = (e("span", title), e("strong", "–" if latest is None else text(latest)) if not low else None)
+    head = (e("span", title), e("strong", "–" if told is None else text(told)) if at is not None else None)
     foot = (e("span", ends[0]), e("span", f"up to {text(top)}" if known else ""), e("span", ends[1]))
     return e("figure", e("figcaption", head), shape, e("div", foot, class_="axis"))
 
@@ -60,33 +60,39 @@ def _summary(known: Sequence[int], text: Text) -> str:
 
 
 def _bars(
-    values: Sequence[int | None], labels: Sequence[str], top: int, text: Text, marked: Sequence[bool]
+    values: Sequence[int | None],
+    labels: Sequence[str],
+    top: int,
+    text: Text,
+    marked: Sequence[bool],
+    accent: int | None,
 ) -> tuple[list[Element], int]:
     """Return the bars, and the width of all in units of the drawing."""
     count = min(len(values), BARS_MAX) or 1
     bounds = [len(values) * i // count for i in range(count + 1)]
+    # A few bars do not grow as broad as the page.
+    broad = 0.8 * _PITCH * min(1.0, max(count, 2) / 12)
     bars = []
     for i in range(count if values else 0):
         chosen = range(bounds[i], bounds[i + 1])
-        at = max(chosen, key=lambda place: -1 if (value := values[place]) is None else value)
-        value = values[at]
+        place = max(chosen, key=lambda one: -1 if (found := values[one]) is None else found)
+        value = values[place]
         if value is None:
             continue
         height = max(1.5, _HEIGHT * value / top) if top > 0 and value > 0 else 1.0
-        last = bounds[i + 1] == len(values) and not marked
-        tone = "z" if value <= 0 else "e" if any(marked[place] for place in chosen if marked) else "n" if last else "b"
-        tooltip = e("title", f"{labels[at]}: {text(value)}")
-        left = i * _PITCH
+        accented = accent in chosen
+        tone = "z" if value <= 0 else "e" if any(marked[one] for one in chosen if marked) else "n" if accented else "b"
+        tooltip = e("title", f"{labels[place]}: {text(value)}")
+        left = i * _PITCH + (_PITCH - broad) / 2
         bars.append(
             e(
                 "g",
                 tooltip,
-                e("rect", class_="hit", x=left, y=0, width=_PITCH, height=_HEIGHT),
-                e("rect", class_=tone, x=left + 1, y=_HEIGHT - height, width=_PITCH - 2, height=height),
+                e("rect", class_="hit", x=i * _PITCH, y=0, width=_PITCH, height=_HEIGHT),
+                e("rect", class_=tone, x=left, y=_HEIGHT - height, width=broad, height=height),
             )
         )
-    # A few bars do not grow as broad as the page.
-    return bars, max(count, 12) * _PITCH
+    return bars, count * _PITCH
 
 
 def spark(values: Sequence[int | None], title: str) -> Element:

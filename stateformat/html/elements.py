@@ -1,8 +1,8 @@
 """Elements of HTML and SVG as values: text is escaped, attributes are quoted, by construction.
 
-There is no way to put markup in as text. Text goes through :func:`stateformat.words.label` first, so
-that characters which reverse or hide what stands beside them are spelled out. The only text that is
-written as it is, is the style sheet of :func:`document`, which is a constant.
+There is no way to put markup in as text. Text goes through :func:`stateformat.words.label` first,
+so that characters which reverse or hide what stands beside them are spelled out. Only the style
+sheet, a constant, is written as it is.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from .style import STYLE
 
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9-]*")
 _TAGS: Final = frozenset(
-    "a abbr article aside body caption circle code col colgroup dd defs desc details div dl dt em figcaption figure "
-    "footer g h1 h2 h3 head header html li line main marker meta nav ol p path polygon polyline rect section small "
-    "span strong style summary svg table tbody td text th thead title tr tspan ul".split()
+    (
+        *("abbr", "body", "caption", "code", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "footer"),
+        *("h1", "h2", "h3", "header", "main", "meta", "p", "section", "small", "span", "strong", "summary"),
+        *("table", "tbody", "td", "th", "thead", "title", "tr"),
+        *("circle", "g", "path", "polygon", "rect", "svg", "text"),
+    )
 )
 """Every tag that is drawn with. None of them runs or loads anything."""
-_EMPTY: Final = frozenset(("col", "meta"))
-_DRAWN: Final = frozenset(("circle", "line", "path", "polygon", "polyline", "rect"))
+_EMPTY: Final = "meta"
+_DRAWN: Final = frozenset(("circle", "path", "polygon", "rect"))
 _LOADING: Final = ("href", "src", "srcset", "style", "action", "formaction", "background", "data", "poster")
 """Attributes that no element has: they would load something, or be code."""
 
 Node: TypeAlias = "Element | str | int | float | None"
 """A part of a page. Text and numbers are text; None is nothing."""
-Children: TypeAlias = "Node | Iterable[Node]"
+Children: TypeAlias = "Node | Iterable[Children]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def markup(node: Node) -> Iterator[str]:
         yield "/>"
         return
     yield ">"
-    if node.tag in _EMPTY:
+    if node.tag == _EMPTY:
         return
     for child in node.children:
         yield from markup(child)
@@ -119,7 +122,7 @@ def document(title: str, *body: Children) -> Iterator[str]:
 
 def fragment(*body: Children) -> str:
     """Return a part of someone else's page, a notebook's, with its own style."""
-    pieces = ["<div class=\"sf\"><style>", STYLE, "</style>"]
+    pieces = ['<div class="sf"><style>', STYLE, "</style>"]
     for node in _flat(body):
         pieces.extend(markup(node))
     return "".join([*pieces, "</div>"])

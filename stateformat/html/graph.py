@@ -7,6 +7,7 @@ record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,12 +20,15 @@ from .layering import Key, Layering, layered
 from .pieces import Column, more, opening, short, table
 
 Json = Mapping[str, Any]
+_Between = tuple[tuple[int, int], Json]
 _LINE: Final = 34
 _GAP: Final = 46
 _MARGIN: Final = 6
-DRAWN_MAX: Final = 400
+DRAWN_MAX: Final = 300
 """Operators of a drawing; a greater graph is a table."""
-LISTED_MAX: Final = 400
+NARROW_MAX: Final = 80
+"""Operators of the drawing for narrow screens; a greater one is the same on all."""
+LISTED_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class _Drawing:
 
 
 _WIDE: Final = _Drawing(4, 196, 24, "graph wide")
+_ONLY: Final = _Drawing(4, 196, 24, "graph")
 _NARROW: Final = _Drawing(2, 140, 15, "graph narrow")
 
 
@@ -48,7 +53,7 @@ def draw_graph(operators: Sequence[Json], edges: Sequence[Json], *, note: Mappin
     """
     ordered = in_order(operators, edges)
     drawn = len(ordered) <= DRAWN_MAX
-    sizes = (_WIDE, _NARROW) if drawn else ()
+    sizes = () if not drawn else (_WIDE, _NARROW) if len(ordered) <= NARROW_MAX else (_ONLY,)
     return e(
         "div",
         (e("div", _svg(ordered, edges, size, note or {}), class_=size.name) for size in sizes),
@@ -90,22 +95,20 @@ def boxes(ordered: Sequence[Json], edges: Sequence[Json]) -> list[list[Json]]:
 def _svg(ordered: Sequence[Json], edges: Sequence[Json], size: _Drawing, note: Mapping[str, str]) -> Element:
     groups = boxes(ordered, edges)
     box_of = {operator["uid"]: i for i, members in enumerate(groups) for operator in members}
-    ahead, back = [], []
+    ahead: list[_Between] = []
+    back: list[_Between] = []
     for edge in edges:
-        ends = (box_of.get(edge["from"]), box_of.get(edge["to"]))
-        if ends[0] is None or ends[1] is None or (ends[0] == ends[1] and not edge["feedback"]):
+        source, target = box_of.get(edge["from"]), box_of.get(edge["to"])
+        if source is None or target is None or (source == target and not edge["feedback"]):
             continue
-        (back if edge["feedback"] or ends[0] >= ends[1] else ahead).append((ends, edge))
+        (back if edge["feedback"] or source >= target else ahead).append(((source, target), edge))
     places = layered(len(groups), [ends for ends, _ in ahead], side_by_side=size.side_by_side, box=size.box)
     tops, height = _tops(places, groups)
     right = places.width + _MARGIN
     parts = [
         *_edges(places, groups, tops, ahead, size),
         *_loops(places, groups, tops, back, size, right),
-        *(
-            _box(members, places.x[i] + _MARGIN - size.box / 2, tops[i], size, note)
-            for i, members in enumerate(groups)
-        ),
+        *(_box(members, places.x[i] + _MARGIN - size.box / 2, tops[i], size, note) for i, members in enumerate(groups)),
     ]
     width = right + _MARGIN + (34 + 8 * min(len(back), 6) if back else 0)
     return e(
@@ -142,11 +145,14 @@ def _box(members: Sequence[Json], left: float, top: float, size: _Drawing, note:
     for i, operator in enumerate(members):
         y = top + 4 + i * _LINE
         uid = operator["uid"]
-        status = words.status(operator)
-        about = f"{operator['parallelism']} × {status}"
-        if note.get(uid) and size.letters > 20:
-            about = f"{operator['parallelism']} × · {note[uid]}" if status == "running" else f"{about} · {note[uid]}"
-        full = f"{words.named(operator['name'] or uid, uid)}: {words.plural(operator['parallelism'], 'subtask')}, {status}"
+        status = words.status_of(operator)
+        partly = operator["status"] == "partially_finished"
+        about = status if partly else f"{operator['parallelism']} × {status}"
+        if note.get(uid) and size is not _NARROW:
+            about += f" · {note[uid]}"
+        full = (
+            f"{words.named(operator['name'] or uid, uid)}: {words.plural(operator['parallelism'], 'subtask')}, {status}"
+        )
         if note.get(uid):
             full += f", {note[uid]}"
         lines.append(
@@ -182,7 +188,7 @@ def _edges(
     places: Layering,
     groups: Sequence[Sequence[Json]],
     tops: Mapping[int, float],
-    ahead: Sequence[tuple[tuple[Any, Any], Json]],
+    ahead: Sequence[_Between],
     size: _Drawing,
 ) -> Iterator[Element]:
     """Lines go down; at the box that they lead to each ends at its own place."""
@@ -190,7 +196,7 @@ def _edges(
     bottoms = [
         max(tops[key] + _box_height(groups[key]) for key in layer if isinstance(key, int)) for layer in places.layers
     ]
-    labelled: set[int] = set()
+    inputs = Counter(target for (_, target), _ in ahead)
     for (source, target), edge in ahead:
         way: list[Key] = places.lines[source, target]
         x, y = places.x[source] + _MARGIN, tops[source] + _box_height(groups[source])
@@ -206,11 +212,12 @@ def _edges(
         kind = edge["partitioner"]
         yield e("path", e("title", edge_words(edge)), class_=f"edge {kind}", d=" ".join(path))
         yield e("polygon", class_="tip", points=_tip(end_x, end_y + 5))
-        sources = [one for ends, one in ahead if ends[1] == target]
-        if target not in labelled and len({one["partitioner"] for one in sources}) == 1 and edge["key_columns"]:
-            labelled.add(target)
+        if inputs[target] == 1 and edge["key_columns"]:
             text = _cut(f"by {', '.join(edge['key_columns'])}", size.letters)
-            yield e("text", text, class_="e", x=end_x + 7, y=end_y - 4)
+            # On the side that the line does not come from.
+            left = x > end_x + 1
+            side = {"x": end_x - 7 if left else end_x + 7, "text_anchor": "end" if left else None}
+            yield e("text", text, class_="e", y=end_y - 4, **side)
 
 
 def _curve(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -228,7 +235,7 @@ def _loops(
     places: Layering,
     groups: Sequence[Sequence[Json]],
     tops: Mapping[int, float],
-    back: Sequence[tuple[tuple[Any, Any], Json]],
+    back: Sequence[_Between],
     size: _Drawing,
     right: float,
 ) -> Iterator[Element]:
@@ -283,7 +290,7 @@ def _words(ordered: Sequence[Json], edges: Sequence[Json]) -> list[Element | Non
             short(words.named(operator["name"] or operator["uid"], operator["uid"])),
             words.count(operator["parallelism"]),
             words.count(operator["max_parallelism"]),
-            words.status(operator),
+            words.status_of(operator),
             short("; ".join(map(_input, inputs.get(operator["uid"], ()))) or "–", 400),
         )
         for operator in ordered[:LISTED_MAX]

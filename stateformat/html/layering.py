@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 Key: TypeAlias = "int | tuple[str, int, int]"
@@ -60,7 +61,7 @@ def layered(count: int, edges: Sequence[tuple[int, int]], *, side_by_side: int, 
                 layer.append(bend)
         found.lines[source, target] = way
         ends: list[Key] = [source, *way, target]
-        for upper, lower in zip(ends, ends[1:], strict=False):
+        for upper, lower in pairwise(ends):
             neighbors[upper].append(lower)
             neighbors[lower].append(upper)
     _order(found.layers, neighbors)

@@ -10,12 +10,12 @@ from typing import Final
 
 _LIGHT: Final = """
 --ground:#f6f7f9;--card:#ffffff;--text:#1b2430;--quiet:#55606e;--line:#dfe3e8;--soft:#eef1f5;
---accent:#2a5bc0;--bar:#5b86d6;--good:#14693c;--good-soft:#e4f3ea;--some:#7d4e00;--some-soft:#fbf0d9;
+--accent:#2a5bc0;--bar:#5b86d6;--hot:#b9740f;--good:#14693c;--good-soft:#e4f3ea;--some:#7d4e00;--some-soft:#fbf0d9;
 --bad:#a8201a;--bad-soft:#fbe9e7;--loop:#7a3fa8;
 """
 _DARK: Final = """
 --ground:#11151a;--card:#1a2027;--text:#e5e9ef;--quiet:#a3aebb;--line:#303842;--soft:#242b34;
---accent:#8ab0ff;--bar:#5f88d6;--good:#66cf9a;--good-soft:#173326;--some:#eab866;--some-soft:#3a2d12;
+--accent:#8ab0ff;--bar:#5f88d6;--hot:#eab866;--good:#66cf9a;--good-soft:#173326;--some:#eab866;--some-soft:#3a2d12;
 --bad:#ff958c;--bad-soft:#43201d;--loop:#c9a0ee;
 """
 _RULES: Final = """
@@ -52,18 +52,17 @@ background:var(--soft);color:var(--quiet);white-space:nowrap}
 .sf .card strong{display:block;font-size:21px;line-height:1.3;overflow-wrap:anywhere;
 font-variant-numeric:tabular-nums}
 .sf .card span,.sf .card small{display:block;color:var(--quiet);font-size:13px;overflow-wrap:anywhere}
-.sf .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(240px,1fr));gap:18px 28px}
+.sf .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,260px),1fr));gap:18px 28px}
 .sf figure{margin:0;min-width:0}
 .sf figcaption{font-size:13px;color:var(--quiet);display:flex;justify-content:space-between;gap:8px}
 .sf figcaption strong{color:var(--text);font-variant-numeric:tabular-nums}
 .sf .axis{display:flex;justify-content:space-between;gap:8px;font-size:12px;color:var(--quiet);
 font-variant-numeric:tabular-nums}
 .sf svg{display:block}
-.sf svg.plot{width:100%;height:88px;border-bottom:1px solid var(--line)}
-.sf svg.low{height:56px}
+.sf svg.plot{width:100%;height:80px;border-bottom:1px solid var(--line)}
 .sf svg.spark{width:96px;height:22px}
 .sf svg.share{width:100%;min-width:64px;height:8px;border-radius:4px;background:var(--soft)}
-.sf .b{fill:var(--bar)}.sf .n{fill:var(--accent)}.sf .e{fill:var(--some)}.sf .z{fill:var(--line)}
+.sf .b{fill:var(--bar)}.sf .n{fill:var(--accent)}.sf .e{fill:var(--hot)}.sf .z{fill:var(--line)}
 .sf .hit{fill:transparent}
 .sf table{border-collapse:collapse;width:100%;font-size:14px}
 div.sf table{font-size:13px}
@@ -81,6 +80,20 @@ background:none;color:inherit;overflow-wrap:anywhere}
 .sf summary{cursor:pointer;color:var(--accent);font-size:14px;overflow-wrap:anywhere}
 .sf summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px;border-radius:4px}
 .sf .inside{padding:8px 0 2px}
+.sf .line{display:grid;grid-template-columns:minmax(0,1fr) 104px 84px 84px 110px 100px 62px;gap:0 14px;
+align-items:center;font-size:14px;color:var(--text);flex:1;min-width:0}
+.sf .titles{color:var(--quiet);font-size:13px;font-weight:600;padding:0 0 4px 20px;border-bottom:1px solid var(--line)}
+.sf .line>:nth-child(3),.sf .line>:nth-child(4),.sf .line>:nth-child(7){text-align:right;
+font-variant-numeric:tabular-nums}
+.sf .line>span{min-width:0;overflow-wrap:anywhere}
+.sf .states>details{margin:0;border-bottom:1px solid var(--line)}
+.sf .states>details>summary{display:flex;align-items:center;padding:6px 0;list-style:none}
+.sf .states>details>summary::-webkit-details-marker{display:none}
+.sf .states>details>summary::before{content:"";flex:none;width:0;height:0;margin:0 10px 0 4px;
+border:5px solid transparent;border-left-color:var(--accent);border-right-width:0}
+.sf .states>details[open]>summary::before{transform:rotate(90deg)}
+.sf .states>details>.inside{padding:6px 0 16px 20px}
+.sf .states dl{margin-top:12px}
 .sf .graph{overflow-x:auto}
 .sf .graph svg{max-width:100%;height:auto;margin:0 auto}
 .sf .graph.wide svg{max-width:none}
@@ -110,6 +123,14 @@ body.sf{padding:14px 10px 32px}
 .sf .cards{grid-template-columns:repeat(2,minmax(0,1fr))}
 .sf .narrow{display:block}.sf .wide{display:none}
 .sf dl{grid-template-columns:minmax(0,1fr);gap:0}.sf dd{margin-bottom:6px}
+.sf .card:last-child:nth-child(odd){grid-column:span 2}
+.sf .titles{display:none}
+.sf .line{grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:1px 14px}
+.sf .line>.name{grid-column:span 2}
+.sf .line>span:not(.name){text-align:left!important;font-size:13px}
+.sf .line>span:not(.name):not(.share)::before{content:attr(data-label) " ";color:var(--quiet)}
+.sf .line>.share{align-self:center}
+.sf .line>.trend svg{display:inline-block;vertical-align:middle}
 .sf table.stack,.sf .stack tbody,.sf .stack tr,.sf .stack td{display:block}
 .sf .stack thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .sf .stack tr{border-bottom:1px solid var(--line);padding:8px 0}
@@ -125,7 +146,8 @@ white-space:normal}
 body.sf{padding:0}
 .sf section,.sf .card{break-inside:avoid}
 .sf section.long{break-inside:auto}
-.sf tr,.sf figure{break-inside:avoid}
+.sf tr,.sf figure,.sf .states>details{break-inside:avoid}
+.sf details::details-content{content-visibility:visible;display:block;height:auto}
 .sf .graph{overflow:visible}.sf .graph.wide svg{max-width:100%}
 }
 """

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stateformat.documents import in_order
-from stateformat.words import label, named, plural, ranges, status
+from stateformat.words import label, named, plural, ranges, status_of
 
 from .render import Look, pad, shorten, text_width, wrap
 
@@ -110,7 +110,7 @@ def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[s
     max_width = max([3, *(len(str(operator["max_parallelism"])) for operator in ordered)])
     numbers = f"{'subtasks':>8}  {'max':>{max_width}}  "
     wanted = max([8, *(text_width(title(operator)) for operator in ordered)])
-    status_width = max([6, *(len(status(operator)) for operator in ordered)])
+    status_width = max([6, *(len(status_of(operator)) for operator in ordered)])
     free = look.width - 2 - gutter_width - 2 - len(numbers)
     name_width = min(wanted, max(free - status_width, free // 2))
     status_width = free - name_width
@@ -122,7 +122,7 @@ def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[s
         lane = "  " + pad(_lane(operator, own, look), gutter_width)
         name = pad(look.paint(shorten(title(operator), name_width, look), "name"), name_width)
         figures = f"  {operator['parallelism']:>8}  {operator['max_parallelism']:>{max_width}}  "
-        status = shorten(status(operator), status_width, look)
+        status = shorten(status_of(operator), status_width, look)
         lines.append(lane + name + figures + look.paint(status, _ROLES.get(operator["status"], "plain")))
         words = _words(operator, edges, look, look.width - 2 - gutter_width - 2)
         for i, text in enumerate(words or ([""] if below.strip(" │") else [])):
@@ -169,7 +169,7 @@ def _words(operator: Json, edges: Sequence[Json], look: Look, width: int) -> lis
     """What lanes and figures leave out: finishing subtasks, edges, chain, coordinator."""
     sources = [edge_text(edge, look) for edge in edges if edge["to"] == operator["uid"]]
     facts = []
-    if operator["finishing"] and not status(operator).endswith(f"finishing: {ranges(operator['finishing'])}"):
+    if operator["finishing"] and not status_of(operator).endswith(f"finishing: {ranges(operator['finishing'])}"):
         facts.append(f"finishing: {ranges(operator['finishing'])}")
     if sources:
         facts.append(f"{look['left_arrow']} " + ", ".join(sources))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from click import unstyle
 
 from stateformat import words
+from stateformat.documents import in_order
 from stateformat.words import count, label, plural, ranges, size
 
 from . import graph, render
@@ -39,7 +40,7 @@ def draw_checkpoint(document: Json, look: Look, now_us: int) -> Iterator[str]:
     yield ""
     yield render.heading("Job graph", look, graph.summary(document["operators"]))
     yield ""
-    first = graph.in_order(shown, document["edges"])[:OPERATORS_SHOWN]
+    first = in_order(shown, document["edges"])[:OPERATORS_SHOWN]
     yield from graph.draw(first, document["edges"], look)
     yield from _more(len(shown) - len(first), "operator", look)
     yield ""
@@ -221,8 +222,8 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
     fields = state["schemas"][-1]["fields"]
     keys = [item for item in fields if item["name"] in state["key_columns"] or item["name"] == "_map_key"]
     values = [item for item in fields if item not in keys]
-    yield "key", ", ".join(map(_field, keys))
-    yield "columns", ", ".join(map(_field, values))
+    yield "key", ", ".join(map(words.field, keys))
+    yield "columns", ", ".join(map(words.field, values))
     if state["edge"] is not None:
         yield "edge", label(state["edge"])
     if len(state["schemas"]) > 1:
@@ -235,23 +236,6 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
         ]
         yield "layers", look.dotted(*parts)
     yield from contents_facts(state.get("contents") or {}, look)
-
-
-def _field(item: Json) -> str:
-    """A column: its name, its type, and what is unusual about it."""
-    default = f" = {label(item['default'])}" if "default" in item else ""
-    return f"{label(item['name'])} {type_text(item['type'])}{'' if item['nullable'] else ' not null'}{default}"
-
-
-def type_text(kind: Any) -> str:
-    """A type of SPEC.md section 3.7 for people: ``list<int64>``, ``struct<a int64, b utf8>``."""
-    if isinstance(kind, str):
-        return kind
-    if "list" in kind:
-        return f"list<{type_text(kind['list']['type'])}>"
-    if "map" in kind:
-        return f"map<{', '.join(type_text(item['type']) for item in kind['map'])}>"
-    return f"struct<{', '.join(_field(item) for item in kind['struct'])}>"
 
 
 def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:

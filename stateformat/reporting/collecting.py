@@ -1,0 +1,286 @@
+"""Everything a report shows, as one document of bounded size, from bounded requests and time.
+
+A record is read once for history, validation and garbage. Manifests of older checkpoints are read
+as far as :data:`TREND_BYTES` goes. What would take longer is left out, and the document says so.
+Damage is shown, and ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from stateformat import __version__, words
+from stateformat.documents import (
+    Document,
+    Holdings,
+    history_document,
+    holds_document,
+    problem_document,
+    record_document,
+    reference,
+)
+from stateformat.errors import CheckpointError, NotFound
+from stateformat.history import Garbage, Survey
+from stateformat.reading import Checkpoint
+from stateformat.rules import check_content
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+
+from .remembered import RememberingStorage
+from .states import states_document
+
+if TYPE_CHECKING:
+    from stateformat.model import CheckpointId, Record
+
+ReportLevel = Literal["metadata", "quick", "full"]
+LEVELS: Final[tuple[ReportLevel, ...]] = ("metadata", "quick", "full")
+LIMIT: Final = 200
+"""Checkpoints of the history, by default."""
+TREND: Final = 24
+"""Checkpoints whose states are compared: the newest, the oldest, and some between."""
+TREND_BYTES: Final = 48 << 20
+"""Bytes of older manifests that are read for it."""
+GARBAGE_CHECKPOINTS: Final = 200
+GARBAGE_BYTES: Final = 64 << 20
+"""With more checkpoints, or more bytes of manifests, garbage is left to ``ckpt gc``."""
+SEGMENTS_QUICK: Final = 1_000
+"""With more segments outside of the manifest, they are validated only if that is asked for."""
+
+Progress = Callable[[int, int], None]
+
+
+def report_document(
+    store: CheckpointStore,
+    checkpoint_id: int | None = None,
+    *,
+    now_us: int,
+    level: ReportLevel | None = None,
+    limit: int = LIMIT,
+    progress: Progress | None = None,
+) -> Document:
+    """Return what is known of a store and one of its checkpoints, by default the newest.
+
+    ``level`` None: quick, or metadata where there are many segments. ``now_us``: the time that ages
+    are counted from, in µs since the Unix epoch. Where the newest is damaged, ``checkpoint`` is the
+    highest that can be read. Raises ``NotFound``, and ``StorageError``.
+    """
+    once = CheckpointStore(RememberingStorage(store.storage), format=store.format, outside=store.outside)
+    found = once.survey(limit)
+    checkpoint, faults = _opened(once, found, checkpoint_id)
+    holdings = None
+    described = states = None
+    if checkpoint is not None:
+        described, states, holdings = _described(checkpoint, faults)
+    return {
+        "store": once.url,
+        "made_at": words.moment(now_us),
+        "made_at_us": now_us,
+        "made_by": f"stateformat {__version__}",
+        "system": None if checkpoint is None else checkpoint.system,
+        "wanted": checkpoint_id,
+        "faults": faults,
+        "checkpoint": described,
+        "states": states or [],
+        "history": _history(found),
+        "trend": _trend(once, found, checkpoint, holdings),
+        "validation": _validation(once, checkpoint, checkpoint_id, level, progress),
+        "garbage": _garbage(once, found, checkpoint),
+        "pins": _pins(once),
+    }
+
+
+def _fault(error: Exception, checkpoint_id: int | None) -> Document:
+    kind = getattr(error, "kind", None)
+    return {
+        "checkpoint_id": checkpoint_id,
+        "kind": "" if kind is None else str(kind.value),
+        "message": str(error),
+    }
+
+
+def _opened(store: CheckpointStore, found: Survey, wanted: int | None) -> tuple[Checkpoint | None, list[Document]]:
+    """Return the checkpoint to show, with its manifest read, and why higher ones are not shown."""
+    faults = [_fault(found.unreadable[number], number) for number in found.damaged]
+    if (fault := found.fault(store.storage)) is not None and not faults:
+        faults.append(_fault(fault, None))
+    if wanted is not None:
+        known = [record for record in found.checkpoints if record.checkpoint_id == wanted]
+        try:
+            return _whole(store.checkpoint_of(known[0]) if known else store.open(wanted)), faults
+        except NotFound:
+            raise
+        except CheckpointError as error:
+            if not any(item["checkpoint_id"] == wanted for item in faults):
+                faults.insert(0, _fault(error, wanted))
+            return None, faults
+    for record in found.checkpoints:
+        try:
+            return _whole(store.checkpoint_of(record)), faults
+        except CheckpointError as error:
+            faults.append(_fault(error, record.checkpoint_id))
+    return None, faults
+
+
+def _whole(checkpoint: Checkpoint) -> Checkpoint:
+    _ = checkpoint.outline
+    return checkpoint
+
+
+def _described(
+    checkpoint: Checkpoint, faults: list[Document]
+) -> tuple[Document, list[Document] | None, Holdings | None]:
+    record = record_document(checkpoint.storage.url, checkpoint.record)
+    record["inline_bytes"] = None if checkpoint.system else checkpoint.inline_bytes()
+    record["notes"] = [note._asdict() for note in checkpoint.notes]
+    try:
+        holdings = Holdings(checkpoint.record, checkpoint.outline)
+        record["holds"] = holds_document(checkpoint.record, holdings)
+        states = states_document(checkpoint, record, holdings, checkpoint.outline)
+    except (CheckpointError, ValueError, IndexError) as error:
+        # Its bytes are right and its content is not: validation says what.
+        faults.append(_fault(error, checkpoint.id))
+        record["holds"] = None
+        return record, None, None
+    return record, states, holdings
+
+
+def _history(found: Survey) -> Document:
+    """Return the checkpoints, newest first, with the time from each one's parent."""
+    records = found.checkpoints
+    entries = []
+    for i, record in enumerate(records):
+        before = records[i + 1] if i + 1 < len(records) else None
+        apart = None
+        if before is not None and record.parent is not None and before.ref == record.parent:
+            apart = record.created_at_us - before.created_at_us
+        entries.append({**history_document(record), "since_parent_us": apart if (apart or -1) >= 0 else None})
+    seen = {record.checkpoint_id for record in records}
+    least = min(seen, default=0)
+    return {
+        "checkpoints": entries,
+        "older": sum(1 for number in found.listed if number < least),
+        "damaged": [_fault(found.unreadable[number], number) for number in found.damaged],
+        "lost": [reference(ref) for ref in found.lost],
+        "strays": [reference(ref) for ref in found.strays],
+    }
+
+
+def _trend(
+    store: CheckpointStore, found: Survey, newest: Checkpoint | None, newest_holdings: Holdings | None
+) -> Document:
+    """Return rows and bytes of each state in some checkpoints, oldest first."""
+    chosen = _chosen(found.checkpoints)
+    ids: list[CheckpointId] = []
+    columns: dict[tuple[str, str], Document] = {}
+    for record in chosen:
+        holdings = newest_holdings if newest is not None and record.ref == newest.record.ref else None
+        if holdings is None:
+            try:
+                holdings = Holdings(record, store.checkpoint_of(record).outline)
+            except (CheckpointError, ValueError, IndexError):
+                continue
+        for state in record.states:
+            totals = holdings.totals(state)
+            column = columns.setdefault(
+                (state.operator, state.name),
+                {"operator": state.operator, "state": state.name, "rows": {}, "bytes": {}},
+            )
+            column["rows"][record.checkpoint_id], column["bytes"][record.checkpoint_id] = totals
+        ids.append(record.checkpoint_id)
+    for column in columns.values():
+        for name in ("rows", "bytes"):
+            column[name] = [column[name].get(number) for number in ids]
+    return {"checkpoint_ids": ids, "states": list(columns.values())}
+
+
+def _chosen(records: tuple[Record, ...]) -> list[Record]:
+    """Return up to :data:`TREND` checkpoints, oldest first, whose manifests are not too large."""
+    last = len(records) - 1
+    places = sorted({round(last * i / (TREND - 1)) for i in range(TREND)}) if last > 0 else [*range(len(records))]
+    room = TREND_BYTES
+    chosen = []
+    # The newest first, then the oldest: the ends say most.
+    for place in [*places[:1], *places[:0:-1]]:
+        if place and records[place].manifest.size_bytes > room:
+            continue
+        room -= records[place].manifest.size_bytes if place else 0
+        chosen.append(records[place])
+    return sorted(chosen, key=lambda record: record.checkpoint_id)
+
+
+def _validation(
+    store: CheckpointStore,
+    checkpoint: Checkpoint | None,
+    checkpoint_id: int | None,
+    level: ReportLevel | None,
+    progress: Progress | None,
+) -> Document:
+    """Return the findings on the checkpoint that was asked for."""
+    if level is None:
+        many = checkpoint is not None and not checkpoint.system and _segments_outside(checkpoint) > SEGMENTS_QUICK
+        level = "metadata" if many else "quick"
+    if level == "metadata" and checkpoint is not None and not checkpoint.system:
+        record = checkpoint.record
+        problems = check_content(record.graph, record.states, checkpoint.handles, record.rescaled_from)
+        errors = [problem for problem in problems if problem.severity == "error"]
+        return {
+            "checkpoint_id": checkpoint.id,
+            "level": level,
+            "ok": not errors,
+            "checked": {"records": 1, "handles": checkpoint.handles.num_rows, "segments": 0, "bytes": 0, "rows": 0},
+            "problems": [problem_document(problem) for problem in errors],
+            "warnings": [problem_document(problem) for problem in problems if problem.severity != "error"],
+        }
+    report = validate(store, checkpoint_id, level="full" if level == "full" else "quick", progress=progress)
+    return {
+        "checkpoint_id": report.checkpoint_id,
+        "level": report.level,
+        "ok": report.ok,
+        "checked": {name: getattr(report.counts, name) for name in ("records", "handles", "segments", "bytes", "rows")},
+        "problems": [problem_document(problem) for problem in report.problems],
+        "warnings": [problem_document(problem) for problem in report.warnings],
+    }
+
+
+def _segments_outside(checkpoint: Checkpoint) -> int:
+    return checkpoint.record.totals.segments if checkpoint.record.totals.bytes > checkpoint.inline_bytes() else 0
+
+
+def _garbage(store: CheckpointStore, found: Survey, checkpoint: Checkpoint | None) -> Document | None:
+    """Return what ``ckpt gc`` would free, and what keeping only the newest would.
+
+    None for another system's checkpoints, of which nothing is ever deleted.
+    """
+    if checkpoint is not None and checkpoint.system:
+        return None
+    size = sum(record.manifest.size_bytes for record in found.checkpoints)
+    if len(found.listed) > GARBAGE_CHECKPOINTS or size > GARBAGE_BYTES:
+        left_out = (
+            f"to find garbage, the manifests of all {words.plural(len(found.listed), 'checkpoint')} would have to be "
+            f"read; `ckpt gc {store.url}` does"
+        )
+        return {"left_out": left_out, "now": None, "keep_1": None}
+    now, keep = store.collect_garbage(delete=False), None
+    if now.stopped is None and len(found.listed) > 1:
+        keep = store.expire(1, delete=False)
+    return {"left_out": None, "now": _freed(now), "keep_1": None if keep is None else _freed(keep)}
+
+
+def _freed(found: Garbage) -> Document:
+    return {
+        "bytes": found.size_bytes,
+        **{name: len(getattr(found, name)) for name in ("records", "segments", "manifests", "leftovers", "unfinished")},
+        "stopped": found.stopped,
+    }
+
+
+def _pins(store: CheckpointStore) -> list[Document]:
+    """Return the savepoints below the store, by name, where the store knows pins."""
+    listed: Any = getattr(store, "pins", None)
+    pins: list[Document] = []
+    if listed is not None:
+        with suppress(CheckpointError):
+            pins = [{"name": str(getattr(pin, "name", pin))} for pin in listed()]
+    return pins
