@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WINGS = ("redistribution", "backends", "tools")
 LAYERS = ("stateformat", *WINGS)
 ORDER = """
-_lazy words errors graph keys model problems paths schema parquet storage tables segments record manifest states rules documents
+_lazy words errors graph keys model problems paths schema parquet storage tables segments record manifest states rules documents html
 redistribution snapshot reading formats history validation publication
-pins requests inspecting.comparing inspecting store
+pins requests inspecting.comparing inspecting store reporting
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
 backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.flow backends.dataflow

@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .elements import Element as Element, document as document, element as element, fragment as fragment
+    from .elements import (
+        GENERATOR as GENERATOR,
+        Element as Element,
+        document as document,
+        element as element,
+        fragment as fragment,
+    )
     from .graph import draw_graph as draw_graph
     from .report import report_page as report_page
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".elements": "Element document element fragment",
+            ".elements": "GENERATOR Element document element fragment",
             ".graph": "draw_graph",
             ".report": "report_page",
         },

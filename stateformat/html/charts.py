@@ -130,6 +130,7 @@ def status_mark(status: str) -> Element:
 
 
 def disc(status: str, x: float, y: float) -> list[Element]:
+    """Return the mark of a status for a drawing, around a point."""
     tone = {"fully_finished": "finished", "partially_finished": "partly"}.get(status, "")
     half = e("path", class_="half", d=f"M{x} {y - 4.5} a4.5 4.5 0 0 0 0 9 z") if tone == "partly" else None
     return [part for part in (half, e("circle", class_=f"mark {tone}".rstrip(), cx=x, cy=y, r=4.5)) if part]

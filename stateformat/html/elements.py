@@ -102,6 +102,8 @@ def markup(node: Node) -> Iterator[str]:
     yield f"</{node.tag}>"
 
 
+GENERATOR: Final = "stateformat report"
+"""What a page says it was made by, so that a later one may take its place."""
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """What a browser lets a page do: nothing but its own style sheet."""
 
@@ -110,6 +112,7 @@ def document(title: str, *body: Children) -> Iterator[str]:
     """Return a page that needs nothing but itself, as pieces of HTML."""
     yield "<!DOCTYPE html>\n"
     yield '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    yield from markup(element("meta", name="generator", content=GENERATOR))
     yield from markup(element("meta", http_equiv="Content-Security-Policy", content=POLICY))
     yield from markup(element("meta", name="viewport", content="width=device-width, initial-scale=1"))
     yield from markup(element("meta", name="color-scheme", content="light dark"))

@@ -331,15 +331,23 @@ def _storage(report: Json) -> Element | None:
         pairs.append(("Garbage now", garbage["left_out"] or _freed(garbage["now"])))
         if garbage["keep_1"]:
             pairs.append(("With --keep 1", _freed(garbage["keep_1"])))
-    if report["pins"]:
-        names = [pin["name"] for pin in report["pins"]]
-        pairs.append(("Pins", ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")))
+    saved = report["savepoints"]
+    if saved:
+        names = [_savepoint(one) for one in saved[:SHOWN]]
+        names += [f"{words.count(len(saved) - SHOWN)} more"] if len(saved) > SHOWN else []
+        pairs.append(("Savepoints", ", ".join(names)))
     strays = len(report["history"]["strays"])
     if strays:
         pairs.append(("Strays", f"{words.plural(strays, 'record')} that no checkpoint leads to"))
     if not pairs:
         return None
     return e("section", e("h2", "On the storage"), facts(pairs))
+
+
+def _savepoint(one: Json) -> str:
+    newest = one["checkpoint"]
+    what = f"checkpoint {newest['checkpoint_id']}" if newest else "cannot be read"
+    return f"{one['name']} ({what})"
 
 
 def _layers(states: Sequence[Json]) -> str:

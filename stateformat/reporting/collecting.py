@@ -8,11 +8,10 @@ Damage is shown, and ends nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from stateformat import __version__, words
-from stateformat.documents import (
+from .. import __version__, words
+from ..documents import (
     Document,
     Holdings,
     history_document,
@@ -21,18 +20,18 @@ from stateformat.documents import (
     record_document,
     reference,
 )
-from stateformat.errors import CheckpointError, NotFound
-from stateformat.history import Garbage, Survey
-from stateformat.reading import Checkpoint
-from stateformat.rules import check_content
-from stateformat.store import CheckpointStore
-from stateformat.validation import validate
-
+from ..errors import CheckpointError, NotFound
+from ..history import Garbage, Survey
+from ..inspecting import savepoints_document
+from ..reading import Checkpoint
+from ..rules import check_content
+from ..store import CheckpointStore
+from ..validation import validate
 from .remembered import RememberingStorage
 from .states import states_document
 
 if TYPE_CHECKING:
-    from stateformat.model import CheckpointId, Record
+    from ..model import CheckpointId, Record
 
 ReportLevel = Literal["metadata", "quick", "full"]
 LEVELS: Final[tuple[ReportLevel, ...]] = ("metadata", "quick", "full")
@@ -87,7 +86,7 @@ def report_document(
         "trend": _trend(once, found, checkpoint, holdings),
         "validation": _validation(once, checkpoint, checkpoint_id, level, progress),
         "garbage": _garbage(once, found, checkpoint),
-        "pins": _pins(once),
+        "savepoints": _savepoints(once),
     }
 
 
@@ -276,11 +275,9 @@ def _freed(found: Garbage) -> Document:
     }
 
 
-def _pins(store: CheckpointStore) -> list[Document]:
-    """Return the savepoints below the store, by name, where the store knows pins."""
-    listed: Any = getattr(store, "pins", None)
-    pins: list[Document] = []
-    if listed is not None:
-        with suppress(CheckpointError):
-            pins = [{"name": str(getattr(pin, "name", pin))} for pin in listed()]
-    return pins
+def _savepoints(store: CheckpointStore) -> list[Document]:
+    """Return the savepoints below the store; none where they cannot be listed."""
+    try:
+        return savepoints_document(store.pins())
+    except CheckpointError:
+        return []

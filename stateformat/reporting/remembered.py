@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from stateformat import paths as layout
-from stateformat.storage import Storage
+from .. import paths as layout
+from ..storage import Storage
 
 BYTES_MAX: Final = 96 << 20
 """Bytes that are kept; what is read when it is full is read again."""

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stateformat import words
-from stateformat.documents import Document, Holdings, JsonRows
-from stateformat.manifest import Ints, integers, lists, one_chunk, spread, state_runs
-from stateformat.model import Mode, State
+from .. import words
+from ..documents import Document, Holdings, JsonRows
+from ..manifest import Ints, integers, lists, one_chunk, spread, state_runs
+from ..model import Mode, State
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stateformat.reading import Checkpoint
+    from ..reading import Checkpoint
 
 BARS: Final = 128
 """Subtasks or key groups of a chart; with more, neighbors share a bar."""

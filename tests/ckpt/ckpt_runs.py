@@ -22,6 +22,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 FREE = {"properties", "sample", "details", "rows", "key", "before", "after"}
 """Members whose own members are the user's, or depend on what happened."""
 
+REFERS = {"rescale": ("explain-restore",), "report": ("inspect", "history", "validate")}
+"""Commands whose section of docs/json.md refers to those of others."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -148,7 +151,7 @@ def json_members(command: str) -> set[str]:
     parts = re.split(r"(?m)^## ", (DOCS / "json.md").read_text())
     sections = {part.split("\n", 1)[0]: part for part in parts}
     text = sections["Shared objects"] + sections[command]
-    text += sections["explain-restore"] if command == "rescale" else ""
+    text += "".join(sections[other] for other in REFERS.get(command, ()))
     return {name.strip(".…").split(".")[-1].removesuffix("[]") for name in re.findall(r"`([^`\n]+)`", text)}
 
 

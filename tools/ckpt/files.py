@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from stateformat.backends.exporting import Place
-    from stateformat.reading import Checkpoint
 
 FORMATS: Final = ("parquet", "csv", "jsonl", "json")
 SUFFIXES: Final = {
@@ -65,15 +64,14 @@ def check_target(target: Path, *, force: bool) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
 
 
-def check_outside(target: str, checkpoint: Checkpoint) -> None:
+def check_outside(target: str, folder: str, system: str | None) -> None:
     """Refuses a place in the folder of another system, or where gc would delete it."""
     from stateformat.errors import ErrorKind, InvalidInput
     from stateformat.storage import check_outside as check, lies_in
 
-    folder = checkpoint.storage.url
-    if target != "-" and checkpoint.system is not None and lies_in(target, folder):
+    if target != "-" and system is not None and lies_in(target, folder):
         raise InvalidInput(
-            f"{target} lies in {folder}, which is {checkpoint.system} and stays as it is; give a file elsewhere",
+            f"{target} lies in {folder}, which is {system} and stays as it is; give a file elsewhere",
             kind=ErrorKind.INVALID_URL,
         )
     if target != "-":

@@ -37,6 +37,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "explain-restore": "Show who would restore what at another parallelism.",
             "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
             "sql": "Query the states of a checkpoint with SQL.",
+            "report": "Write one page about a store, to look at in a browser.",
         },
     ),
     "Make checkpoints of checkpoints": (

@@ -210,7 +210,7 @@ def _export_folder(session: Session, address: Address, request: Request) -> None
 
     to = Place(request.target, session.options_of(request.target, address.url))
     store, checkpoint, sources = _sources(session, address, request)
-    check_outside(request.target, checkpoint)
+    check_outside(request.target, checkpoint.storage.url, checkpoint.system)
     if request.file_format in TABLES:
         session.changes(f"what {label(request.target)} has of it is whole; export again")
         with (
@@ -301,7 +301,7 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
     chosen = format_of(target, request.file_format)
     place = remote_folder(session, address, target, force=request.force)
     store, checkpoint, sources = _sources(session, address, request)
-    check_outside(target, checkpoint)
+    check_outside(target, checkpoint.storage.url, checkpoint.system)
     source = sources[0]
     stream = source.stream()
     with _progress(session, sources) as step:

@@ -102,7 +102,8 @@ def sql(
         "notes": list(answer.notes),
     }
     if target is not None and chosen is not None:
-        check_outside(target, answer.checkpoints[0])
+        first = answer.checkpoints[0]
+        check_outside(target, first.storage.url, first.system)
         _write(session, answer, target, place, chosen, document, force=force)
         return
     with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="stateformat-") as spool:
