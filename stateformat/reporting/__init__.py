@@ -7,6 +7,6 @@ read them again.
 
 from __future__ import annotations
 
-from .collecting import LEVELS, ReportLevel, report_document
+from .collecting import LEVELS, ReportLevel, collect_report
 
-__all__ = ["LEVELS", "ReportLevel", "report_document"]
+__all__ = ["LEVELS", "ReportLevel", "collect_report"]

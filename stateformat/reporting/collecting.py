@@ -16,13 +16,14 @@ from ..documents import (
     Holdings,
     history_document,
     holds_document,
-    problem_document,
     record_document,
     reference,
+    report_document,
 )
 from ..errors import CheckpointError, NotFound
 from ..history import Garbage, Survey
 from ..inspecting import savepoints_document
+from ..problems import Counts, Report, ordered
 from ..reading import Checkpoint
 from ..rules import check_content
 from ..store import CheckpointStore
@@ -50,7 +51,7 @@ SEGMENTS_QUICK: Final = 1_000
 Progress = Callable[[int, int], None]
 
 
-def report_document(
+def collect_report(
     store: CheckpointStore,
     checkpoint_id: int | None = None,
     *,
@@ -222,25 +223,12 @@ def _validation(
         level = "metadata" if many else "quick"
     if level == "metadata" and checkpoint is not None and not checkpoint.system:
         record = checkpoint.record
-        problems = check_content(record.graph, record.states, checkpoint.handles, record.rescaled_from)
-        errors = [problem for problem in problems if problem.severity == "error"]
-        return {
-            "checkpoint_id": checkpoint.id,
-            "level": level,
-            "ok": not errors,
-            "checked": {"records": 1, "handles": checkpoint.handles.num_rows, "segments": 0, "bytes": 0, "rows": 0},
-            "problems": [problem_document(problem) for problem in errors],
-            "warnings": [problem_document(problem) for problem in problems if problem.severity != "error"],
-        }
-    report = validate(store, checkpoint_id, level="full" if level == "full" else "quick", progress=progress)
-    return {
-        "checkpoint_id": report.checkpoint_id,
-        "level": report.level,
-        "ok": report.ok,
-        "checked": {name: getattr(report.counts, name) for name in ("records", "handles", "segments", "bytes", "rows")},
-        "problems": [problem_document(problem) for problem in report.problems],
-        "warnings": [problem_document(problem) for problem in report.warnings],
-    }
+        findings = check_content(record.graph, record.states, checkpoint.handles, record.rescaled_from)
+        counts = Counts(records=1, handles=checkpoint.handles.num_rows)
+        report = Report(store.url, checkpoint.id, "quick", ordered(findings), counts)
+        return {**report_document(report), "level": level}
+    checked: Literal["quick", "full"] = "full" if level == "full" else "quick"
+    return report_document(validate(store, checkpoint_id, level=checked, progress=progress))
 
 
 def _segments_outside(checkpoint: Checkpoint) -> int:

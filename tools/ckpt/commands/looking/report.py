@@ -63,7 +63,7 @@ def report(
     the page comes all the same.
     """
     from stateformat.html import report_page
-    from stateformat.reporting import report_document
+    from stateformat.reporting import collect_report
 
     if target is None and not session.output.as_json:
         target = PAGE
@@ -75,7 +75,7 @@ def report(
         check_outside(target, store.url, None)
         place = remote_folder(session, address, target, force=force or _is_report(target))
     with session.output.progress(f"Looking at {address}") as step:
-        document = report_document(
+        document = collect_report(
             store, id_of(address), now_us=time.time_ns() // 1000, level=level, limit=limit, progress=step
         )
     size_bytes = None
