@@ -37,6 +37,7 @@ ASKED = (
     "Spark runtime, plain function of a key, 100,000 keys, 2,000 rows an epoch",
     "Spark runtime, `aggregate`, 5,000,000 keys in the state: 4 → 6, published",
     "`ckpt inspect` of a local checkpoint, cold process",
+    "`ckpt get` of one key of 5,000,000 rows in three layers, cold process",
     "one key of 5,000,000 rows in three layers",
     '`spark.read.format("stateformat")`, sum over 5,000,000 rows, 2 partitions',
     "`bootstrap` of 5,000,000 rows on Spark, parallelism 4",
