@@ -2,7 +2,8 @@
 
 Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``; ``changes`` and
 ``diff`` stand on ``comparing``, which is a room of its own. ``contents`` describes the rows of a
-runtime's own states as a document; ``key_history`` says when the rows of a key changed.
+runtime's own states as a document; ``key_history`` says when the rows of a key changed, ``top``
+which keys, key groups and subtasks have most.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .range import StateRange as StateRange
     from .savepoints import savepoints_document as savepoints_document
     from .subjects import newest_declaration as newest_declaration
+    from .top import top_document as top_document
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -36,5 +38,6 @@ else:
             ".range": "StateRange",
             ".savepoints": "savepoints_document",
             ".subjects": "newest_declaration",
+            ".top": "top_document",
         },
     )

@@ -54,6 +54,8 @@ CALLS = {
     "rescale-dry-run": "rescale memory://flights --operator-parallelism delays=2 --dry-run",
     "rollback": "rollback memory://flights@1",
     "stop-stopped": "stop memory://stopped",
+    "top": "top memory://flights --operator delays --limit 2",
+    "top-bytes-narrow": "top memory://flights --operator delays --limit 2 --by bytes",
     "validate": "validate memory://flights --level full",
     "validate-all": "validate memory://damaged --all --level full",
     "validate-damaged": "validate memory://damaged",

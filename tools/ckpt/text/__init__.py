@@ -1,8 +1,8 @@
 """From a document to lines on a terminal.
 
 ``render`` has the pieces: read it first; ``rows`` shows rows. ``inspect`` (with ``graph`` and
-``contents``), ``plan``, ``validation``, ``export`` and ``key`` are pages; smaller pages stand with
-their commands. Others use the names below, and the functions of ``render``.
+``contents``), ``plan``, ``validation``, ``export``, ``key`` and ``top`` are pages; smaller pages
+stand with their commands. Others use the names below, and the functions of ``render``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .key import draw_key, draw_key_history
 from .plan import draw_plan
 from .render import Column, Look
 from .rows import draw_rows
+from .top import draw_top
 from .validation import draw_all, draw_newest_whole, draw_one
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "draw_plan",
     "draw_rows",
     "draw_savepoint",
+    "draw_top",
     "render",
 ]
