@@ -15,6 +15,7 @@ STATES_SHOWN: Final = 40
 OPEN: Final = 3
 """States whose charts are open from the beginning: the greatest."""
 FIELDS_SHOWN: Final = 60
+EMPTY_SHOWN: Final = 12
 SKEWED: Final = 2.0
 """The greatest part over the mean from which a state counts as skewed."""
 
@@ -32,7 +33,7 @@ def draw_states(report: Json) -> Element | None:
     held = [state for state in states if state["bytes"]] or states[:1]
     shown = held[:STATES_SHOWN]
     titles = ("state", "mode", "rows", "bytes", "share", _over(ids), "skew")
-    empty = len(states) - len(held)
+    empty = [f"{state['operator']} / {state['name']}" for state in states[len(held) :]]
     return e(
         "section",
         e("h2", "States"),
@@ -42,11 +43,18 @@ def draw_states(report: Json) -> Element | None:
             for i, state in enumerate(shown)
         ],
         more(len(held) - len(shown), "state", "ckpt inspect lists all"),
-        e("p", f"{words.plural(empty, 'state')} {'is' if empty == 1 else 'are'} empty.", class_="quiet")
-        if empty
-        else None,
+        _empty(empty),
         class_="long states",
     )
+
+
+def _empty(names: Sequence[str]) -> Element | None:
+    """Return the names of states that take no bytes."""
+    if not names:
+        return None
+    listed = [words.label(name)[:60] for name in names[:EMPTY_SHOWN]]
+    left = len(names) - len(listed)
+    return e("p", "Empty: ", ", ".join(listed), f" and {words.count(left)} more" if left else "", ".", class_="quiet")
 
 
 class _Trend(NamedTuple):
