@@ -1,0 +1,286 @@
+"""``ckpt report``: the page as a file, its document, and what it does with damage and much data."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateformat import paths as layout
+from stateformat.backends.storage import MemoryStorage
+from stateformat.html import report_page
+from stateformat.reporting import collect_report, collecting
+from stateformat.segments import WriteOptions
+from stateformat.store import CheckpointStore, open as open_store
+from tests import stores
+from tests.ckpt.ckpt_runs import document, failure, page, run
+
+FIXTURES = Path(__file__).parents[1] / "foreign/fixtures"
+NOW_US = 1_800_000_000 * 10**6
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory that ``report.html`` goes to."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def test_the_page_is_a_file_that_the_next_report_replaces(flights: Path, tmp_path: Path) -> None:
+    told = page("report", flights)
+    written = tmp_path / "here" / "report.html"
+    assert "here/report.html" in "".join(told.split())
+    assert "checkpoint 2 · 2 checkpoints of history · 13 states" in told
+    text = written.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "Flights: checkpoint 2" in text
+    page("report", f"{flights}@1")
+    assert "Flights: checkpoint 1" in written.read_text()
+    assert [*written.parent.iterdir()] == [written]
+
+
+def test_a_file_that_is_no_report_stays_unless_forced(flights: Path) -> None:
+    Path("notes.html").write_text("mine")
+    assert "--force" in failure("report", flights, "--to", "notes.html", status=2)["message"]
+    assert Path("notes.html").read_text() == "mine"
+    page("report", flights, "--to", "notes.html", "--force")
+    assert "Flights" in Path("notes.html").read_text()
+    assert "is a directory" in failure("report", flights, "--to", ".", status=2)["message"]
+
+
+def test_standard_output_takes_the_page_and_nothing_else(flights: Path) -> None:
+    found = run("report", flights, "--to", "-")
+    assert (found.status, found.err) == (0, "")
+    assert found.out.startswith("<!DOCTYPE html>")
+    assert found.out.endswith("</html>\n")
+    failure("report", flights, "--to", "-", status=2)
+
+
+def test_as_json_it_writes_no_page_unless_told(flights: Path) -> None:
+    found = document("report", flights)
+    assert (found["path"], found["size_bytes"], [*Path().iterdir()]) == (None, None, [])
+    again = document("report", flights, "--to", "page.html")
+    assert again["path"] == str(Path("page.html").absolute())
+    assert again["size_bytes"] == Path("page.html").stat().st_size
+
+
+def test_the_document_says_what_the_other_commands_say(flights: Path) -> None:
+    found = document("report", flights)
+    inspected = document("inspect", flights)
+    shown = {name: value for name, value in inspected.items() if name not in ("states", "selection", "system")}
+    assert {name: found["checkpoint"][name] for name in shown} == shown
+    for state, other in zip(found["states"], inspected["states"], strict=True):
+        same = set(other) - {"subtasks"}
+        assert {name: state[name] for name in same} == {name: other[name] for name in same}
+    history = document("history", flights)
+    assert [
+        {name: value for name, value in entry.items() if name != "since_parent_us"}
+        for entry in found["history"]["checkpoints"]
+    ] == history["checkpoints"]
+    assert found["validation"] == document("validate", flights)
+    freed = document("gc", flights, "--keep", 1)
+    assert found["garbage"]["keep_1"]["bytes"] == freed["bytes"]
+    assert found["garbage"]["keep_1"]["segments"] == len(freed["segments"])
+
+
+def test_rows_of_subtasks_and_key_groups_add_up(flights: Path) -> None:
+    found = document("report", flights)
+    for state in found["states"]:
+        spread, groups = state["subtasks"], state["key_groups"]
+        if spread is not None:
+            assert sum(filter(None, spread["values"])) == state["rows"]
+            assert spread["count"] == len(spread["values"])
+        if groups is not None:
+            assert sum(groups["values"]) == state["rows"]
+            assert groups["empty"] == groups["values"].count(0)
+            assert groups["greatest"][0]["rows"] == max(groups["values"])
+    keyed = {state["name"] for state in found["states"] if state["mode"] == "keyed"}
+    assert keyed == {state["name"] for state in found["states"] if state["key_groups"]}
+    trend = {(item["operator"], item["state"]): item for item in found["trend"]["states"]}
+    assert found["trend"]["checkpoint_ids"] == [1, 2]
+    for state in found["states"]:
+        assert trend[state["operator"], state["name"]]["rows"][-1] == state["rows"]
+    assert trend["delays", "sums"]["rows"] == [60, 71]
+
+
+def test_finished_subtasks_have_no_bar(flights: Path) -> None:
+    states = {(state["operator"], state["name"]): state for state in document("report", flights)["states"]}
+    assert states["flights", "positions"]["subtasks"]["values"] == [None, None, None, 4]
+    assert states["planes", "splits"]["subtasks"]["values"] == [None] * 4
+
+
+@pytest.mark.parametrize("damage", ["record", "manifest", "older record", "lost record"])
+def test_damage_stands_at_the_top_and_the_rest_is_shown(five: Path, damage: str) -> None:
+    newest = open_store(str(five)).open().record
+    target, shown = {
+        "record": (layout.record_path(newest.checkpoint_id), 5),
+        "manifest": (newest.manifest.path, 5),
+        "older record": (layout.record_path(4), 6),
+        "lost record": (layout.record_path(4), 6),
+    }[damage]
+    if damage == "lost record":
+        (five / target).unlink()
+    else:
+        (five / target).write_bytes(b"{")
+    found = document("report", five, status=1)
+    assert found["faults"]
+    assert found["checkpoint"]["checkpoint_id"] == shown
+    told = page("report", five, status=1)
+    assert "problem" in told
+    text = Path("report.html").read_text()
+    assert text.index("The store is damaged") < text.index("Over the history")
+    assert f"Checkpoint {shown} is shown." in text
+    assert "ckpt repair" in text
+
+
+def test_a_checkpoint_that_was_asked_for_and_is_damaged_is_not_replaced_by_another(five: Path) -> None:
+    (five / layout.record_path(4)).write_bytes(b"{")
+    found = document("report", f"{five}@4", status=1)
+    assert found["checkpoint"] is None
+    assert found["validation"]["checkpoint_id"] == 4
+    assert found["validation"]["problems"]
+    page("report", f"{five}@4", status=1)
+    assert "No checkpoint can be shown." in Path("report.html").read_text()
+
+
+def test_nothing_left_but_damage_is_a_page_too(five: Path) -> None:
+    for record in (five / "checkpoints").iterdir():
+        record.write_bytes(b"{")
+    page("report", five, status=1)
+    assert "No checkpoint can be shown." in Path("report.html").read_text()
+
+
+def test_a_lost_segment_is_a_finding_before_the_history(five: Path) -> None:
+    next((five / "segments").rglob("*.parquet")).unlink()
+    for gone in (five / "segments").rglob("*.parquet"):
+        gone.unlink()
+    found = document("report", five, status=1)
+    assert {problem["kind"] for problem in found["validation"]["problems"]} == {"object_missing"}
+    page("report", five, status=1)
+    text = Path("report.html").read_text()
+    assert text.index("Validation of checkpoint 6") < text.index("Over the history")
+
+
+def test_no_store_and_no_such_checkpoint_are_told_and_no_page_is_written(flights: Path, tmp_path: Path) -> None:
+    assert failure("report", tmp_path / "nothing", status=3)["kind"] == "store_not_found"
+    assert failure("report", f"{flights}@9", status=3)["kind"] == "checkpoint_not_found"
+    assert [*Path().iterdir()] == []
+
+
+def test_a_page_does_not_go_where_garbage_is_collected(own_flights: Path) -> None:
+    assert (
+        "garbage collection"
+        in failure("report", own_flights, "--to", own_flights / "segments/x.html", status=2)["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "flink-2.3.0/core-hashmap-canonical/savepoint",
+        "flink-2.3.0/finished-hashmap-canonical/savepoint",
+        "flink-1.20.5/brief-hashmap-native/savepoint",
+        "spark-4.3.0/window/checkpoint",
+        "spark-4.3.0/join-outer-rocksdb-v4/checkpoint",
+    ],
+)
+def test_of_another_system_what_is_known_is_shown(folder: str) -> None:
+    found = document("report", FIXTURES / folder)
+    assert found["system"]
+    assert found["garbage"] is None
+    assert [state["bytes"] for state in found["states"]] == [
+        state["bytes"] for state in document("inspect", FIXTURES / folder)["states"]
+    ]
+    page("report", FIXTURES / folder)
+    text = Path("report.html").read_text()
+    assert "read as it is" in text
+    assert "–" in text
+    told = failure("report", FIXTURES / folder, "--to", FIXTURES / folder / "page.html", status=2)
+    assert "stays as it is" in told["message"]
+
+
+def test_pins_stand_with_the_storage(own_flights: Path) -> None:
+    page("pin", f"{own_flights}@1", "before-the-change")
+    assert [one["name"] for one in document("report", own_flights)["savepoints"]] == ["before-the-change"]
+    page("report", own_flights)
+    assert "before-the-change (checkpoint 1)" in Path("report.html").read_text()
+
+
+def test_each_record_and_manifest_is_read_once() -> None:
+    store = CheckpointStore(MemoryStorage("report-reads"))
+    job, permit = stores.counts_job(), None
+    for _ in range(12):
+        permit = job.publish(store, permit, options=WriteOptions(inline_bytes_max=0))
+    reads: list[str] = []
+    looked = CheckpointStore(_Watched(store.storage, reads))
+    collect_report(looked, now_us=NOW_US)
+    MemoryStorage.reset("report-reads")
+    metadata = [path for path in reads if not path.startswith(layout.SEGMENTS)]
+    assert sorted(metadata) == sorted(set(metadata))
+    assert len(metadata) == 24
+    assert len(reads) - len(metadata) == 2  # the footers of the newest
+
+
+class _Watched:
+    """A storage that notes every object that is read."""
+
+    def __init__(self, inner: Any, reads: list[str]) -> None:
+        self._inner, self._reads = inner, reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def read_range(self, path: str, offset: int, length: int) -> Any:
+        self._reads.append(path)
+        return self._inner.read_range(path, offset, length)
+
+
+def test_a_long_history_is_cut_and_says_so(five: Path) -> None:
+    found = document("report", five, "--limit", 2)
+    assert [entry["checkpoint_id"] for entry in found["history"]["checkpoints"]] == [6, 5]
+    assert found["history"]["older"] == 3
+    page("report", five, "--limit", 2)
+    assert "… and 3 more older checkpoints" in Path("report.html").read_text()
+
+
+def test_many_checkpoints_leave_the_garbage_to_gc(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "GARBAGE_CHECKPOINTS", 4)
+    found = document("report", five)["garbage"]
+    assert (found["now"], found["keep_1"]) == (None, None)
+    assert "ckpt gc" in found["left_out"]
+    monkeypatch.setattr(collecting, "TREND_BYTES", 0)
+    assert document("report", five)["trend"]["checkpoint_ids"] == [6]
+
+
+def test_many_segments_are_validated_when_asked(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "SEGMENTS_QUICK", 1)
+    assert document("report", five)["validation"]["level"] == "metadata"
+    page("report", five)
+    assert "metadata fine" in Path("report.html").read_text()
+    assert document("report", five, "--level", "quick")["validation"]["level"] == "quick"
+    assert document("report", five, "--level", "full")["validation"]["checked"]["rows"] == 20
+
+
+def test_a_great_report_stays_small(flights: Path) -> None:
+    """Ten thousand operators, states, checkpoints, findings and properties."""
+    found: Any = json.loads(json.dumps(collect_report(open_store(str(flights)), now_us=NOW_US)))
+    many = range(10_000)
+    operator, edge = found["checkpoint"]["operators"][4], found["checkpoint"]["edges"][0]
+    found["checkpoint"]["operators"] = [{**operator, "uid": f"operator {i}"} for i in many]
+    found["checkpoint"]["edges"] = [
+        {**edge, "id": f"{i}", "from": f"operator {i}", "to": f"operator {i + 1}"} for i in many
+    ]
+    found["checkpoint"]["properties"] = {f"property {i}": "x" * 5_000 for i in many}
+    found["states"] = [{**found["states"][5], "name": f"state {i}"} for i in many]
+    found["history"]["checkpoints"] *= 5_000
+    problem = {"kind": "k", "clause": "SPEC 1", "message": "m" * 2_000, "advice": "a" * 500, "path": "p" * 1_000}
+    rest = {"operator": "o", "state": "s", "subtask": None}
+    found["validation"].update(ok=False, problems=[{**problem, **rest}] * 10_000)
+    found["savepoints"] = [{"name": "n" * 100, "checkpoint": None}] * 10_000
+    begun = time.perf_counter()
+    size = sum(len(piece) for piece in report_page(found))
+    assert size < 2_000_000
+    assert time.perf_counter() - begun < 30
