@@ -24,7 +24,16 @@ import pyarrow as pa
 
 from stateformat import paths as layout
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, check_relative, is_object_path
+from stateformat.storage import (
+    CreateOutcome,
+    Leftover,
+    Link,
+    ObjectInfo,
+    Storage,
+    check_path,
+    check_relative,
+    is_object_path,
+)
 
 from .checks import NewObject, check_created, check_name, check_options, check_prefix, check_range, missing, name_taken
 from .local_tree import TEMPORARY, DirectoryTree, Parts
@@ -36,6 +45,7 @@ _TRIES_MAX: Final = 20
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
 _RANDOM_BYTES: Final = 8
 _NAME_MAX_BYTES: Final = 255
+_NO_LINK: Final = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
@@ -170,6 +180,42 @@ class LocalStorage:
         parts, name = _split(self._check(path))
         with self._tree.translated("list", "/".join(parts)):
             return ["/".join((*parts, found)) for found in self._tree.names_after(parts, name)]
+
+    def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:  # noqa: ARG002
+        """Link the file of another directory, if it is on this file system.
+
+        None also where the system makes no such link: too many of them, or of a file that belongs
+        to another user.
+        """
+        if not isinstance(source, LocalStorage):
+            return None
+        parents, name = _split(self._check(path))
+        with (
+            source._reading("link", path) as (file, _),
+            source._tree.opened(parents) as there,
+            self._tree.translated("link", path),
+            self._tree.opened(parents, make=True) as here,
+        ):
+            if not source._tree.durable:
+                self._tree.sync(file)
+            try:
+                os.link(name, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            except FileExistsError as error:
+                raise name_taken(self._tree.root, path) from error
+            except OSError as error:
+                if error.errno in _NO_LINK:
+                    return None
+                raise
+            if not os.path.samestat(os.stat(name, dir_fd=here, follow_symlinks=False), os.fstat(file)):
+                # The name was exchanged since it was looked at.
+                os.unlink(name, dir_fd=here)
+                return None
+        return Link.SHARED
+
+    def shared(self, prefix: str) -> dict[str, tuple[str, int]]:
+        directory, slash, start = check_prefix(prefix).rpartition("/")
+        with self._tree.translated("list", prefix):
+            return dict(self._tree.linked(tuple(directory.split("/")) if slash else (), start))
 
     def savepoints(self) -> builtins.list[str]:
         with self._tree.translated("list", layout.SAVEPOINTS):

@@ -101,6 +101,15 @@ class DirectoryTree:
                 else:
                     yield ObjectInfo("/".join((*parts, name)), size_bytes)
 
+    def linked(self, parts: Parts, start: str) -> Iterator[tuple[str, tuple[str, int]]]:
+        """The objects of :meth:`files` that have several names: device and inode, and how many."""
+        for path, _ in self.files(parts, start):
+            *parents, name = path.split("/")
+            with contextlib.suppress(FileNotFoundError), self.opened(tuple(parents)) as directory:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if status.st_nlink > 1:
+                    yield path, (f"{status.st_dev}:{status.st_ino}", status.st_nlink)
+
     def any_files(self, parts: Parts, start: str) -> Iterator[ObjectInfo]:
         """Plain files of any name below a directory, in no order; ``start`` begins the first name.
 

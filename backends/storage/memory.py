@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stateformat import paths as layout
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, ObjectInfo, check_path
+from stateformat.storage import CreateOutcome, Link, ObjectInfo, Storage, check_path
 
 from . import checks as shared
 
@@ -90,6 +90,13 @@ class MemoryStorage:
         for path in checked:
             with _LOCK:
                 _STORES.get(self._name, {}).pop(path, None)
+
+    def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:  # noqa: ARG002
+        if not isinstance(source, MemoryStorage):
+            return None
+        if not self._put(path, source._get(path)):
+            raise shared.name_taken(self.url, path)
+        return Link.SHARED
 
     def savepoints(self) -> builtins.list[str]:
         below = f"{self._name}/{layout.SAVEPOINTS}"

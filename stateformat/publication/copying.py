@@ -9,49 +9,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
-import pyarrow.compute as pc
-import xxhash
-
-from .. import paths as layout
-from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, PublishConflict, StorageError
+from ..errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
 from ..formats import refuse_foreign
-from ..history import chain_down_to, newest_record, reachable, record_ids
+from ..history import chain_down_to, newest_record, record_ids
 from ..model import CheckpointId, CheckpointKind, Record
-from ..reading import Checkpoint, load_manifest, missing_object
+from ..reading import Checkpoint, load_manifest
 from ..record import encode_record
-from ..storage import Storage, check_outside, make_durable, names, open_storage, read_input, stores_around
+from ..storage import Storage
+from .copied_objects import Progress, check_place, copy_manifest, copy_objects
 from .pending import Draft, PendingCheckpoint, require_empty
 from .protocol import CommitPermit, Step, conflict, create_record
 
 logger = logging.getLogger(__name__)
-
-CHUNK_BYTES = 4 * 2**20
-STREAMS = 8
-"""How many objects are copied at once; each takes one chunk of memory."""
-
-
-class CopyProgress(NamedTuple):
-    """How many objects and bytes a copy has completed, of how many."""
-
-    objects_done: int
-    objects_total: int
-    bytes_done: int
-    bytes_total: int
-
-
-Progress = Callable[[CopyProgress], None]
-
-
-class _Object(NamedTuple):
-    path: str
-    size_bytes: int
-    digest: bytes
 
 
 def copy(
@@ -72,12 +44,10 @@ def copy(
     record = checkpoint.record
     if target.url == checkpoint.storage.url:
         raise InvalidInput(f"cannot copy {checkpoint!r} into its own store; give another address", url=target.url)
-    _check_place(checkpoint, target)
+    check_place(checkpoint, target)
     _check_target(record, target)
     copy_objects(checkpoint, target, progress=progress)
-    manifest = record.manifest
-    _copy_object(checkpoint, target, _Object(manifest.path, manifest.size_bytes, bytes.fromhex(manifest.digest)))
-    make_durable(target, [manifest.path])
+    copy_manifest(checkpoint, target)
     # Only the kind changes, so that two copies of one checkpoint have the same bytes.
     savepoint = replace(record, kind=CheckpointKind.SAVEPOINT)
     ending = create_record(target, savepoint.ref, encode_record(savepoint), sleep=sleep)
@@ -86,25 +56,6 @@ def copy(
     what, took_s = f"checkpoint {record.checkpoint_id} of {checkpoint.storage.url}", time.perf_counter() - start
     logger.info("copied %s to %s: %s; copying took %.3f s", what, target.url, record.totals, took_s)
     return savepoint
-
-
-def check_segments(checkpoint: Checkpoint) -> None:
-    """Raise ``InvalidInput`` for another system's checkpoint, which has none to copy."""
-    if checkpoint.system is not None:
-        raise InvalidInput(
-            f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` makes a "
-            "checkpoint of it in a store of its own",
-            url=checkpoint.storage.url,
-        )
-
-
-def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
-    """Refuse a target in a folder of another store, whose garbage collection would delete it."""
-    check_segments(checkpoint)
-    check_outside(target.url, checkpoint.storage.url)
-    for url in stores_around(target.url):
-        if names(open_storage(url), layout.RECORDS):
-            check_outside(target.url, url)
 
 
 def _check_target(record: Record, target: Storage) -> None:
@@ -128,91 +79,6 @@ def _check_target(record: Record, target: Storage) -> None:
         )
 
 
-def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> None:
-    """Copy every segment that a checkpoint needs; one that is there and right is kept."""
-    _check_place(checkpoint, target)
-    needed = reachable(checkpoint.manifest.full())
-    stored = needed.filter(pc.invert(needed["inline"])).select(["path", "size_bytes", "digest"])
-    objects = [_Object(*row.values()) for row in stored.to_pylist()]
-    total_bytes = sum(item.size_bytes for item in objects)
-    done = CopyProgress(0, len(objects), 0, total_bytes)
-    if progress is not None:
-        progress(done)
-    with ThreadPoolExecutor(min(STREAMS, len(objects)) or 1, thread_name_prefix="copy") as pool:
-        running = {pool.submit(_copy_object, checkpoint, target, item): item for item in objects}
-        try:
-            for future in as_completed(running):
-                future.result()
-                done = done._replace(
-                    objects_done=done.objects_done + 1, bytes_done=done.bytes_done + running[future].size_bytes
-                )
-                if progress is not None:
-                    progress(done)
-        finally:
-            for future in running:
-                future.cancel()
-    # An object that was kept may be from a copy that died before it was durable.
-    make_durable(target, [item.path for item in objects])
-
-
-def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None:
-    if _holds(target, item):
-        return
-    try:
-        source = checkpoint.storage.open_input(item.path)
-    except FileNotFoundError as error:
-        raise missing_object(checkpoint.storage, checkpoint.record, item.path) from error
-    digest, size_bytes = xxhash.xxh3_128(), 0
-    try:
-        with closing(source), target.open_output(item.path) as output:
-            for chunk in _chunks(source, checkpoint.storage):
-                digest.update(chunk)
-                size_bytes += len(chunk)
-                if size_bytes > item.size_bytes:
-                    break  # It is wrong already.
-                output.write(chunk)
-            if (size_bytes, digest.digest()) != (item.size_bytes, item.digest):
-                least = "at least " if size_bytes > item.size_bytes else ""
-                raise DamagedCheckpoint(
-                    f"{item.path} in {checkpoint.storage.url} has {least}{size_bytes} bytes with digest "
-                    f"{digest.hexdigest()}; its checkpoint says {item.size_bytes} with {item.digest.hex()}. It was "
-                    "not copied; `ckpt validate` lists everything that is wrong",
-                    kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
-                    path=item.path,
-                )
-    except StorageError:
-        # Another copy of the same checkpoint may have written the same object meanwhile.
-        if not _holds(target, item):
-            raise
-
-
-def _holds(target: Storage, item: _Object) -> bool:
-    """Return whether the target has the object. Raises ``DamagedCheckpoint`` if it differs."""
-    try:
-        size_bytes = target.size(item.path)
-        digest = xxhash.xxh3_128()
-        if size_bytes == item.size_bytes:
-            with closing(target.open_input(item.path)) as source:
-                for chunk in _chunks(source, target):
-                    digest.update(chunk)
-    except FileNotFoundError:
-        return False
-    if size_bytes == item.size_bytes and digest.digest() == item.digest:
-        return True
-    raise DamagedCheckpoint(
-        f"{item.path} stands in {target.url} with other bytes ({size_bytes}) than the checkpoint's "
-        f"({item.size_bytes}); delete it there and copy again",
-        kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
-        path=item.path,
-    )
-
-
-def _chunks(source: Any, storage: Storage) -> Iterator[bytes]:
-    """Yield the bytes of a file; ``read_input`` counts them in the storage's stats."""
-    while chunk := read_input(storage, source, CHUNK_BYTES):
-        yield chunk
-
-
 def begin_from(
     checkpoint: Checkpoint,
     target: Storage,
@@ -227,7 +93,7 @@ def begin_from(
     job, graph, states and handles; no ``stop``, kind ``checkpoint``. It may be repeated. Raises
     ``InvalidInput`` (kind ``STORE_NOT_EMPTY``), and what :func:`copy` and ``publish`` raise.
     """
-    _check_place(checkpoint, target)
+    check_place(checkpoint, target)
     require_empty(target)
     draft = Draft.with_content(checkpoint.record, parent=checkpoint, properties=properties or {})
     pending = PendingCheckpoint(target, draft, sleep=sleep)

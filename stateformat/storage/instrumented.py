@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .. import paths as layout
-from .protocol import CreateOutcome, ObjectInfo, OutputObject, Storage
+from .protocol import CreateOutcome, Link, ObjectInfo, OutputObject, Storage
 from .stats import Stats, current_stats, stats_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedSt
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
     return InstrumentedStorage(storage, Stats() if stats is None else stats)
+
+
+def plain(storage: Storage) -> Storage:
+    """The storage behind an observed one."""
+    return storage._inner if isinstance(storage, InstrumentedStorage) else storage
 
 
 def read_input(storage: Storage, file: Any, size_bytes: int) -> bytes:
@@ -84,7 +89,9 @@ class InstrumentedStorage:
             return lambda: self._observe("list", layout.SAVEPOINTS, found, (), _many)
         if name == "remove_savepoint":
             return lambda item: self._observe("delete", f"{layout.SAVEPOINTS}{item}", found, (item,), lambda _: (0, 0))
-        if name in ("names", "names_after"):
+        if name == "link_from":
+            return lambda source, path, size: self._observe(name, path, found, (plain(source), path, size), _linked)
+        if name in ("names", "names_after", "shared"):
             return lambda path: self._observe("list", path, found, (path,), _many)
         if name in ("discard", "make_durable"):
             return lambda items: self._each(name, found, items)
@@ -258,6 +265,10 @@ def _done(operation: str, objects: int, size_bytes: int) -> str:
 
 def _one(_: Any) -> tuple[int, int]:
     return 1, 0
+
+
+def _linked(done: Link | None) -> tuple[int, int]:
+    return int(done is not None), 0
 
 
 def _content(data: Any) -> tuple[int, int]:

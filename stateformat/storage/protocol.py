@@ -234,6 +234,40 @@ class HoldsSavepoints(Protocol):
         """
 
 
+class Link(Enum):
+    """How an object of another store came into this one."""
+
+    SHARED = "shared"
+    """Both names lead to the same bytes, which are kept once (a hard link)."""
+    COPIED = "copied"
+    """The server has copied it by itself."""
+
+
+@runtime_checkable
+class LinksObjects(Protocol):
+    """A :class:`Storage` that takes objects of another store without their bytes passing here."""
+
+    def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:
+        """Make the object ``path`` of this store that of another store, whole.
+
+        ``size_bytes`` is how long it should be; who calls verifies that it is. It may not be
+        durable before :func:`make_durable`. None where this cannot be done, as between two disks or
+        servers; then nothing was. Raises ``FileNotFoundError`` where the source has no such object,
+        and ``StorageError``, also where the name is taken here.
+        """
+
+
+@runtime_checkable
+class SharesBytes(Protocol):
+    """A :class:`Storage` in which one object's bytes may be kept under several names."""
+
+    def shared(self, prefix: str) -> dict[str, tuple[str, int]]:
+        """The objects whose path begins with ``prefix`` that share their bytes with other names.
+
+        By path: what stands for the bytes, and how many names they have on the storage.
+        """
+
+
 def folder_of(storage: Storage) -> Storage | None:
     """:meth:`HasFolder.folder` for any storage; None where it holds only objects of stores."""
     return storage.folder() if isinstance(storage, HasFolder) else None

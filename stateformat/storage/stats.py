@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 OPERATIONS: Final = (
     *("exists", "read", "read_range", "open_input", "size", "open_output"),
-    *("create", "list", "delete", "leftovers", "discard", "make_durable"),
+    *("create", "list", "delete", "leftovers", "discard", "make_durable", "link_from"),
 )
 """The methods of ``storage.Storage``, and of what some storages have besides."""
 

@@ -423,7 +423,11 @@ def test_no_count_is_lost_between_threads() -> None:
 
 
 def test_the_operations_are_the_methods_of_the_protocols() -> None:
-    members = [item for protocol in (st.Storage, st.TellsLeftovers, st.MakesDurable) for item in vars(protocol).items()]
+    members = [
+        item
+        for protocol in (st.Storage, st.TellsLeftovers, st.MakesDurable, st.LinksObjects)
+        for item in vars(protocol).items()
+    ]
     assert set(OPERATIONS) == {name for name, member in members if callable(member) and not name.startswith("_")}
 
 

@@ -29,6 +29,7 @@ from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.servers.server import BUCKET, S3Server
 from tests.servers.suite import S3Conformance
+from tests.storage.linking import a_large_object_is_copied_in_parts, pinned_by_the_server
 from tests.stores import operator
 from tests.tally import Tally
 
@@ -42,6 +43,13 @@ class TestS3StorageOnARealServer(S3Conformance):
     @pytest.fixture
     def server(self, rgw: S3Server) -> S3Server:
         return rgw
+
+
+@pytest.mark.truth
+@pytest.mark.s3
+def test_a_real_server_copies_pins_by_itself(rgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned_by_the_server(rgw)
+    a_large_object_is_copied_in_parts(rgw, monkeypatch)
 
 
 # Races

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -18,6 +18,10 @@ PART_BYTES: Final = 16 * 2**20
 """Of a part. 10,000 of them (S3's limit) make 156 GiB; an object smaller than one is one PUT."""
 PARTS_AT_ONCE: Final = 3
 """Parts of one object that are sent while the next one fills: up to 80 MiB of memory an object."""
+
+
+COPIED_AT_ONCE_BYTES: Final = 512 * 2**20
+"""The most bytes that the server is to copy by one request."""
 
 
 class PartsUpload:
@@ -38,13 +42,22 @@ class PartsUpload:
         part = {"PartNumber": number, "UploadId": self.upload_id, "Body": data, **more}
         self._under_way.append(self._client.begin("upload_part", **self._place, **part))
 
+    def copy(self, **part: Any) -> None:
+        """Let the server copy the next part from another object."""
+        while len(self._under_way) >= PARTS_AT_ONCE:
+            self._wait_for_oldest()
+        number = len(self._tags) + len(self._under_way) + 1
+        place = {**self._place, "PartNumber": number, "UploadId": self.upload_id}
+        self._under_way.append(self._client.begin("upload_part_copy", **place, **part))
+
     def tags(self) -> list[str]:
         while self._under_way:
             self._wait_for_oldest()
         return self._tags
 
     def _wait_for_oldest(self) -> None:
-        self._tags.append(self._under_way.popleft().result()["ETag"])
+        answer = self._under_way.popleft().result()
+        self._tags.append(answer.get("CopyPartResult", answer)["ETag"])
 
     def abandon(self) -> None:
         """Abort the upload. Never raises: gc, or a rule of the bucket, finds what stays."""
@@ -54,6 +67,29 @@ class PartsUpload:
                 self._under_way.popleft().result()
         with contextlib.suppress(Exception):
             self._client.call("abort_multipart_upload", UploadId=self.upload_id, **self._place)
+
+
+def copy_by_server(client: S3Client, source: Mapping[str, str], target: Mapping[str, str], size_bytes: int) -> None:
+    """Let the server copy an object, in parts where it is large. Raises what the client raises.
+
+    ``source`` and ``target`` are buckets and keys. One request takes at most 5 GiB, and a server
+    that copies much says nothing meanwhile, so larger ones than :data:`COPIED_AT_ONCE_BYTES` go
+    in parts, all of one state of the source (its ETag). A target is whole or not there.
+    """
+    if size_bytes <= COPIED_AT_ONCE_BYTES:
+        client.call("copy_object", **target, CopySource=dict(source))
+        return
+    found = client.call("head_object", **source)
+    size_bytes, same = int(found["ContentLength"]), {"CopySource": dict(source), "CopySourceIfMatch": found["ETag"]}
+    upload = PartsUpload(client, target["Bucket"], target["Key"])
+    try:
+        for first in range(0, size_bytes, COPIED_AT_ONCE_BYTES):
+            last = min(first + COPIED_AT_ONCE_BYTES, size_bytes) - 1
+            upload.copy(CopySourceRange=f"bytes={first}-{last}", **same)
+        complete_upload(client, target["Bucket"], target["Key"], upload.upload_id, upload.tags())
+    except BaseException:
+        upload.abandon()
+        raise
 
 
 class MultipartOutput(NewObject):

@@ -29,7 +29,9 @@ from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import (
     CreateOutcome,
     Leftover,
+    Link,
     ObjectInfo,
+    Storage,
     check_path,
     check_relative,
     is_object_name,
@@ -39,7 +41,7 @@ from stateformat.storage import (
 from ..checks import NewObject, check_created, check_name, check_prefix, check_range, missing
 from .client import S3Client, client_of
 from .errors import RangesIgnored, answer_of, client_errors, is_missing_object, outcome_of
-from .files import MultipartOutput, RangeFile, abort_upload, begun_uploads
+from .files import MultipartOutput, RangeFile, abort_upload, begun_uploads, copy_by_server
 from .place import S3Place, address_of
 
 logger = logging.getLogger(__name__)
@@ -211,6 +213,25 @@ class S3Storage(S3Place):
         for path, _, upload_id in leftovers:
             with self._translated("abort the upload of", path):
                 abort_upload(self._client, self._bucket, self._key(self._check(path)), upload_id)
+
+    def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:
+        """Let the server copy an object, large ones in parts.
+
+        None for a store at another server or of other credentials, and where the server refuses.
+        """
+        if not isinstance(source, S3Storage) or source._client is not self._client:
+            return None
+        place = {"Bucket": self._bucket, "Key": self._key(self._check(path))}
+        try:
+            copy_by_server(self._client, {"Bucket": source._bucket, "Key": source._key(path)}, place, size_bytes)
+        except client_errors() as error:
+            failed = self._storage_error(error, "copy", path)
+            if is_missing_object(failed):
+                raise missing(source.url, path) from error
+            # The bytes go through here then, and whatever is wrong is told by that.
+            logger.info("the server does not copy %s to %s: %s", path, self.url, failed)
+            return None
+        return Link.COPIED
 
     def savepoints(self) -> builtins.list[str]:
         begin, found = self._key(layout.SAVEPOINTS), set()

@@ -21,9 +21,12 @@ from stateformat.storage import (
     CreateOutcome,
     HoldsSavepoints,
     Leftover,
+    Link,
+    LinksObjects,
     ObjectInfo,
     Storage,
     TellsLeftovers,
+    make_durable,
     names,
     names_after,
     open_storage,
@@ -254,6 +257,35 @@ class StorageConformance(ObjectConformance):
         for name in ("", "..", "a/b", ".a", "a\0"):
             with pytest.raises(InvalidInput):
                 storage.savepoint(name)
+
+    # Links
+
+    def test_a_link_is_the_whole_object_under_a_second_name(self, storage: Storage, options: dict[str, Any]) -> None:
+        if not isinstance(storage, LinksObjects):
+            return
+        other = open_storage(f"{storage.url}-linked", **options)
+        assert isinstance(other, LinksObjects)
+        large = f"segments/{1:020}/large"
+        bodies = {SEGMENT: b"state", large: os.urandom(1_000_000), f"manifests/{1:020}-x.parquet": b"x"}
+        for path, body in bodies.items():
+            put(storage, path, body)
+            link = other.link_from(storage, path, len(body))
+            assert isinstance(link, Link)
+            assert other.read(path).to_pybytes() == body
+        make_durable(other, bodies)
+        assert other.list("") == storage.list("")
+        assert leftovers(other) == []
+        with pytest.raises(FileNotFoundError):
+            other.link_from(storage, MISSING, 5)
+        for path in ("segments/../x", "other/x"):
+            with pytest.raises(InvalidInput):
+                other.link_from(storage, path, 5)
+        # Each store deletes its own name, and the other keeps the object.
+        storage.delete([SEGMENT])
+        assert other.read(SEGMENT).to_pybytes() == b"state"
+        other.delete(bodies)
+        assert storage.read(large).to_pybytes() == bodies[large]
+        assert paths(other, "") == []
 
     # Opening again
 

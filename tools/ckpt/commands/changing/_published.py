@@ -13,7 +13,7 @@ from ...text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record
-    from stateformat.publication import CommitPermit
+    from stateformat.publication import CommitPermit, CopyProgress
     from stateformat.store import CheckpointStore
 
 CHANGES_SHOWN: Final = 20
@@ -23,6 +23,22 @@ CHANGES_SHOWN: Final = 20
 def source_document(store: CheckpointStore, record: Record) -> Document:
     """The checkpoint that another one was made from, and its store."""
     return {"store": store.url, "checkpoint_id": record.checkpoint_id, "attempt_id": record.attempt_id}
+
+
+def moved_document(now: CopyProgress | None) -> Document:
+    """How the bytes of a copy's segments came there; all 0 where it was whole before."""
+    done, shared, by_server = (0, 0, 0) if now is None else (now.bytes_done, now.bytes_shared, now.bytes_by_server)
+    return {"bytes": done, "shared_bytes": shared, "server_bytes": by_server}
+
+
+def moved_text(document: Document, look: Look) -> str:
+    """The same in words; empty where every byte was copied and verified on its way."""
+    shared, by_server = document["shared_bytes"], document["server_bytes"]
+    parts = [
+        f"{words.size(shared)} by links, which take no room" if shared else "",
+        f"{words.size(by_server)} by the server, sizes checked" if by_server else "",
+    ]
+    return look.dotted(*filter(None, parts))
 
 
 def published(there: CheckpointStore, permit: CommitPermit, store: CheckpointStore, source: Record) -> Document:

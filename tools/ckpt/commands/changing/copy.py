@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,10 @@ from stateformat.words import label
 from ...options import Address, AddressType, Session, command
 from ...output import Document
 from ...text import Look, render
-from ._published import source_document
+from ._published import moved_document, moved_text, source_document
+
+if TYPE_CHECKING:
+    from stateformat.publication import CopyProgress
 
 
 @command("copy")
@@ -21,7 +25,10 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
     """Copy a checkpoint into a store of its own: a savepoint.
 
     TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
-    path and bytes; its digest is verified on the way. Run an interrupted copy again to complete it.
+    path and bytes; its digest is verified on the way. On the same disk objects are linked instead,
+    so both stores share their bytes; between two places of one S3 server the server copies, and
+    sizes are checked (`ckpt validate --level full` reads the digests). Run an interrupted copy
+    again to complete it.
     """
     from stateformat.documents import published_document
 
@@ -29,11 +36,18 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
     there = session.store(target.url, address.url)
     session.changes("run it again to complete the copy: what is there is not copied twice")
     with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
-        record = store.copy(checkpoint, there, lambda now: step(now.bytes_done, now.bytes_total))
+        told: list[CopyProgress] = []
+
+        def progress(now: CopyProgress) -> None:
+            told[:] = [now]
+            step(now.bytes_done, now.bytes_total)
+
+        record = store.copy(checkpoint, there, progress)
     document = {
         **published_document(there.url, record),
         "source": source_document(store, checkpoint.record),
         "manifest_bytes": record.manifest.size_bytes,
+        "moved": moved_document(told[-1]),
     }
     session.output.show(document, draw)
 
@@ -50,5 +64,6 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         ("to", label(document["store"])),
         ("kind", document["kind"]),
         ("size", look.dotted(words.plural(totals["rows"], "row"), words.size(totals["bytes"]), segments, manifest)),
+        ("moved", moved_text(document["moved"], look)),
     ]
     return render.page_head(f"Copied checkpoint {document['checkpoint_id']}", facts, look)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,10 @@ from stateformat.words import label
 from ...options import Address, Session, command
 from ...output import Document
 from ...text import Look, render
-from ._published import source_document
+from ._published import moved_document, moved_text, source_document
+
+if TYPE_CHECKING:
+    from stateformat.publication import CopyProgress
 
 
 @command("pin")
@@ -32,12 +36,19 @@ def pin(session: Session, address: Address, *, name: str) -> None:
     store, checkpoint = session.checkpoint(address)
     session.changes("run it again to complete the pin: what is there is not copied twice")
     with session.output.progress(f"Pinning checkpoint {checkpoint.id}") as step:
-        made = pins.pin(checkpoint, name, progress=lambda now: step(now.bytes_done, now.bytes_total))
+        told: list[CopyProgress] = []
+
+        def progress(now: CopyProgress) -> None:
+            told[:] = [now]
+            step(now.bytes_done, now.bytes_total)
+
+        made = pins.pin(checkpoint, name, progress=progress)
     document = {
         **published_document(made.url, made.record),
         "name": name,
         "made": made.made,
         "source": source_document(store, checkpoint.record),
+        "moved": moved_document(told[-1] if told else None),
     }
     session.output.show(document, draw)
 
@@ -48,6 +59,11 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     size = look.dotted(
         words.plural(totals["rows"], "row"), words.size(totals["bytes"]), words.plural(totals["segments"], "segment")
     )
-    facts = [("address", label(f"{store}@{document['name']}")), ("lies in", label(document["store"])), ("size", size)]
+    facts = [
+        ("address", label(f"{store}@{document['name']}")),
+        ("lies in", label(document["store"])),
+        ("size", size),
+        ("moved", moved_text(document["moved"], look)),
+    ]
     done = "Pinned" if document["made"] else "Pinned before:"
     return render.page_head(f"{done} checkpoint {document['checkpoint_id']} as {document['name']}", facts, look)

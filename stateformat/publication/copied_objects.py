@@ -1,0 +1,250 @@
+"""The objects of a checkpoint in another store: linked where the storage can, else copied.
+
+Every object keeps its path and bytes, and one that is there and right is kept, so an interrupted
+copy is completed by repeating it. An object that is copied is verified on its way. One that is
+linked on the same disk is read and verified too: that costs less than a copy, and who keeps a
+checkpoint counts on it. What a server has copied by itself is held against its size only, for
+reading it would cost all that the server saved; the server answers for the bytes, and every reader
+verifies them as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from enum import Enum
+from typing import Any, NamedTuple
+
+import pyarrow.compute as pc
+import xxhash
+
+from .. import paths as layout
+from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from ..history import reachable
+from ..reading import Checkpoint, missing_object
+from ..storage import (
+    Link,
+    LinksObjects,
+    Storage,
+    check_outside,
+    make_durable,
+    names,
+    open_storage,
+    read_input,
+    stores_around,
+)
+
+CHUNK_BYTES = 4 * 2**20
+STREAMS = 8
+"""How many objects are copied at once; each takes one chunk of memory."""
+
+
+class CopyProgress(NamedTuple):
+    """How many objects and bytes a copy has completed, of how many."""
+
+    objects_done: int
+    objects_total: int
+    bytes_done: int
+    bytes_total: int
+    bytes_shared: int = 0
+    """Of links: the storage keeps them once, for both stores."""
+    bytes_by_server: int = 0
+    """What the server has copied by itself."""
+
+
+Progress = Callable[[CopyProgress], None]
+
+
+class _Was(Enum):
+    """How an object came to be in the target."""
+
+    KEPT = "kept"
+    COPIED = "copied"
+    LINKED = "linked"
+    COPIED_BY_SERVER = "copied by the server"
+
+
+class _Object(NamedTuple):
+    path: str
+    size_bytes: int
+    digest: bytes
+
+
+def check_segments(checkpoint: Checkpoint) -> None:
+    """Raise ``InvalidInput`` for another system's checkpoint, which has none to copy."""
+    if checkpoint.system is not None:
+        raise InvalidInput(
+            f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` makes a "
+            "checkpoint of it in a store of its own",
+            url=checkpoint.storage.url,
+        )
+
+
+def check_place(checkpoint: Checkpoint, target: Storage) -> None:
+    """Refuse a target in a folder of another store, whose garbage collection would delete it."""
+    check_segments(checkpoint)
+    check_outside(target.url, checkpoint.storage.url)
+    for url in stores_around(target.url):
+        if names(open_storage(url), layout.RECORDS):
+            check_outside(target.url, url)
+
+
+def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> None:
+    """Give the target every segment that a checkpoint needs; one that is there and right is kept.
+
+    Raises ``InvalidInput`` for a target in a folder of a store's own, ``CheckpointExpired``,
+    ``DamagedCheckpoint`` and ``StorageError``.
+    """
+    check_place(checkpoint, target)
+    needed = reachable(checkpoint.manifest.full())
+    stored = needed.filter(pc.invert(needed["inline"])).select(["path", "size_bytes", "digest"])
+    _bring(checkpoint, target, [_Object(*row.values()) for row in stored.to_pylist()], layout.SEGMENTS, progress)
+
+
+def copy_manifest(checkpoint: Checkpoint, target: Storage) -> None:
+    """Give the target the checkpoint's manifest. Raises as :func:`copy_objects`."""
+    path, size_bytes, digest = (getattr(checkpoint.record.manifest, name) for name in ("path", "size_bytes", "digest"))
+    _bring(checkpoint, target, [_Object(path, size_bytes, bytes.fromhex(digest))], layout.MANIFESTS, None)
+
+
+def _bring(
+    checkpoint: Checkpoint, target: Storage, objects: Sequence[_Object], folder: str, progress: Progress | None
+) -> None:
+    """Link or copy objects of one folder, several at once, and make them durable."""
+    done = CopyProgress(0, len(objects), 0, sum(item.size_bytes for item in objects))
+    if progress is not None:
+        progress(done)
+    there = {found.path for found in target.list(folder)} if objects else set()
+    by_server: list[_Object] = []
+    with ThreadPoolExecutor(min(STREAMS, len(objects)) or 1, thread_name_prefix="copy") as pool:
+        running = {
+            pool.submit(_bring_one, checkpoint, target, item, stands=item.path in there): item for item in objects
+        }
+        try:
+            for future in as_completed(running):
+                item, was = running[future], future.result()
+                by_server += [item] if was is _Was.COPIED_BY_SERVER else []
+                done = done._replace(
+                    objects_done=done.objects_done + 1,
+                    bytes_done=done.bytes_done + item.size_bytes,
+                    bytes_shared=done.bytes_shared + item.size_bytes * (was is _Was.LINKED),
+                    bytes_by_server=done.bytes_by_server + item.size_bytes * (was is _Was.COPIED_BY_SERVER),
+                )
+                if progress is not None:
+                    progress(done)
+        finally:
+            for future in running:
+                future.cancel()
+    if by_server:
+        _check_sizes(checkpoint, target, by_server, {found.path: found.size_bytes for found in target.list(folder)})
+    # An object that was kept may be from a copy that died before it was durable, and a link is.
+    make_durable(target, [item.path for item in objects])
+
+
+def _bring_one(checkpoint: Checkpoint, target: Storage, item: _Object, *, stands: bool) -> _Was:
+    """Link or copy one object. ``stands``: a listing has shown it in the target."""
+    if stands and _holds(target, item):
+        return _Was.KEPT
+    try:
+        link = (
+            target.link_from(checkpoint.storage, item.path, item.size_bytes)
+            if isinstance(target, LinksObjects)
+            else None
+        )
+        if link is not None:
+            return _linked(checkpoint, target, item) if link is Link.SHARED else _Was.COPIED_BY_SERVER
+        source = checkpoint.storage.open_input(item.path)
+    except FileNotFoundError as error:
+        raise missing_object(checkpoint.storage, checkpoint.record, item.path) from error
+    except StorageError:
+        if not _holds(target, item):
+            raise
+        return _Was.KEPT
+    digest, size_bytes = xxhash.xxh3_128(), 0
+    try:
+        with closing(source), target.open_output(item.path) as output:
+            for chunk in _chunks(source, checkpoint.storage):
+                digest.update(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > item.size_bytes:
+                    break  # It is wrong already.
+                output.write(chunk)
+            _check(checkpoint, item, size_bytes, digest)
+    except StorageError:
+        # Another copy of the same checkpoint may have written the same object meanwhile.
+        if not _holds(target, item):
+            raise
+        return _Was.KEPT
+    return _Was.COPIED
+
+
+def _linked(checkpoint: Checkpoint, target: Storage, item: _Object) -> _Was:
+    """Verify a link by its bytes; a wrong one is taken back."""
+    try:
+        _check(checkpoint, item, *_content(target, item))
+    except DamagedCheckpoint:
+        target.delete([item.path])
+        raise
+    return _Was.LINKED
+
+
+def _check(checkpoint: Checkpoint, item: _Object, size_bytes: int, digest: xxhash.xxh3_128 | None) -> None:
+    """Raise ``DamagedCheckpoint`` unless an object of the source is what its checkpoint says.
+
+    ``digest`` is None where the bytes were not read: then the size alone counts.
+    """
+    if size_bytes == item.size_bytes and (digest is None or digest.digest() == item.digest):
+        return
+    least = "at least " if size_bytes > item.size_bytes else ""
+    had = f"{least}{size_bytes} bytes" + ("" if digest is None else f" with digest {digest.hexdigest()}")
+    raise DamagedCheckpoint(
+        f"{item.path} in {checkpoint.storage.url} has {had}; its checkpoint says {item.size_bytes} with "
+        f"{item.digest.hex()}. It was not copied; `ckpt validate` lists everything that is wrong",
+        kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
+        path=item.path,
+    )
+
+
+def _check_sizes(checkpoint: Checkpoint, target: Storage, items: Sequence[_Object], sizes: Mapping[str, int]) -> None:
+    """Take back what a server has copied with another size than the checkpoint says, and raise."""
+    wrong = [item for item in items if sizes.get(item.path) != item.size_bytes]
+    if wrong:
+        target.delete([item.path for item in wrong])
+        _check(checkpoint, wrong[0], sizes.get(wrong[0].path, 0), None)
+
+
+def _holds(target: Storage, item: _Object) -> bool:
+    """Return whether the target has the object. Raises ``DamagedCheckpoint`` if it differs."""
+    try:
+        size_bytes = target.size(item.path)
+        if size_bytes == item.size_bytes:
+            size_bytes, digest = _content(target, item)
+            if (size_bytes, digest.digest()) == (item.size_bytes, item.digest):
+                return True
+    except FileNotFoundError:
+        return False
+    raise DamagedCheckpoint(
+        f"{item.path} stands in {target.url} with other bytes ({size_bytes}) than the checkpoint's "
+        f"({item.size_bytes}); delete it there and copy again",
+        kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
+        path=item.path,
+    )
+
+
+def _content(storage: Storage, item: _Object) -> tuple[int, xxhash.xxh3_128]:
+    """Return the size and the digest of an object, read no further than it should be long."""
+    digest, size_bytes = xxhash.xxh3_128(), 0
+    with closing(storage.open_input(item.path)) as file:
+        for chunk in _chunks(file, storage):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+            if size_bytes > item.size_bytes:
+                break
+    return size_bytes, digest
+
+
+def _chunks(source: Any, storage: Storage) -> Iterator[bytes]:
+    """Yield the bytes of a file; ``read_input`` counts them in the storage's stats."""
+    while chunk := read_input(storage, source, CHUNK_BYTES):
+        yield chunk
