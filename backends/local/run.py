@@ -121,7 +121,7 @@ class LocalRun(rt.Run):
             else:
                 self._wait()
         finally:
-            self._requests.answer_failures()
+            self._requests.settle()
         self._check_end()
         return self.outcome is None
 
@@ -217,6 +217,7 @@ class LocalRun(rt.Run):
         return self._workers
 
     def close(self) -> None:
+        self._requests.close()
         for worker in self._workers.values():
             worker.release()
 

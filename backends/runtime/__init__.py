@@ -2,9 +2,9 @@
 
 ``backends.dataflow`` decides the protocol; an executor carries events between driver and workers.
 Read ``runtime`` (runs and restarts of a job), ``run`` (one run), ``starting`` and ``restore`` (what
-it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``
-and ``requests``, and ``worker`` with ``channels``. ``options``, ``outcome``, ``progress`` and
-``clock`` are what users give and get.
+it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``,
+``requests`` and ``savepoints``, and ``worker`` with ``channels``. ``options`` and ``clock`` are
+what users give, ``reports`` what they get.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from .clock import Clock, SystemClock, VirtualClock
 from .commits import clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
-from .outcome import JobFailed, JobOutcome, RunDiscarded
-from .progress import EpochProgress, Progress, ProgressLine, ProgressLog
+from .reports import EpochProgress, JobFailed, JobOutcome, Progress, ProgressLine, ProgressLog, RunDiscarded
 from .restore import Restored, restore
 from .run import Run
 from .runtime import Runtime

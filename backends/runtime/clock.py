@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+LOOK_EVERY_US = 50_000
+"""How often a run that has nothing else to do looks at work in a thread."""
+
+
+class Work(Protocol):
+    """Something that is done beside a run."""
+
+    @property
+    def looked_at_us(self) -> int:
+        """When to ask again whether it is done."""
+
+    def is_done(self) -> bool:
+        pass
+
+    def finish(self) -> None:
+        """Return when it is done."""
 
 
 class Clock(Protocol):
@@ -18,9 +37,50 @@ class Clock(Protocol):
     def tick(self) -> None:
         """Called after each event."""
 
+    def beside(self, work: Callable[[], None]) -> Work:
+        """Do work beside the run that asks, and not in its way. ``work`` raises nothing."""
+
+
+class _Thread:
+    """Work in a thread."""
+
+    def __init__(self, work: Callable[[], None], clock: Clock) -> None:
+        self._clock = clock
+        self._thread = threading.Thread(target=work, name="beside a run", daemon=True)
+        self._thread.start()
+
+    @property
+    def looked_at_us(self) -> int:
+        return self._clock.now_us() + LOOK_EVERY_US
+
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        self._thread.join()
+
+
+class _Later:
+    """Work that is done in a step of the run itself, some time later."""
+
+    def __init__(self, work: Callable[[], None], clock: Clock, at_us: int) -> None:
+        self._work: Callable[[], None] | None = work
+        self._clock = clock
+        self.looked_at_us = at_us
+
+    def is_done(self) -> bool:
+        if self._clock.now_us() >= self.looked_at_us:
+            self.finish()
+        return self._work is None
+
+    def finish(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
 
 class SystemClock:
-    """The system's monotonic clock."""
+    """The system's monotonic clock. Work beside a run has a thread of its own."""
 
     def now_us(self) -> int:
         return time.monotonic_ns() // 1000
@@ -31,13 +91,20 @@ class SystemClock:
     def tick(self) -> None:
         pass
 
+    def beside(self, work: Callable[[], None]) -> Work:
+        return _Thread(work, self)
+
 
 class VirtualClock:
-    """Advances by a fixed time for each event and jumps over waits, so runs can be repeated."""
+    """Advances by a fixed time for each event and jumps over waits, so runs can be repeated.
 
-    def __init__(self, us_per_event: int = 1000) -> None:
+    Work beside a run takes ``us_per_work``, and is done at its end, by the run.
+    """
+
+    def __init__(self, us_per_event: int = 1000, us_per_work: int = 20_000) -> None:
         self._now_us = 0
         self._us_per_event = us_per_event
+        self._us_per_work = us_per_work
 
     def now_us(self) -> int:
         return self._now_us
@@ -47,3 +114,6 @@ class VirtualClock:
 
     def tick(self) -> None:
         self._now_us += self._us_per_event
+
+    def beside(self, work: Callable[[], None]) -> Work:
+        return _Later(work, self, self._now_us + self._us_per_work)

@@ -19,7 +19,7 @@ from ..dataflow.chain import Guard, OperatorError
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import COMMITTABLES, Job
 from .clock import Clock
-from .outcome import RunDiscarded
+from .reports import RunDiscarded
 
 logger = logging.getLogger(__name__)
 

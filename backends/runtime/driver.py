@@ -34,7 +34,7 @@ from .clock import Clock
 from .commits import commit, commit_rest, pending_committables, sinks_of
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
-from .outcome import RunDiscarded
+from .reports import RunDiscarded
 from .restore import Restored
 from .starting import keep_count, keep_properties
 from .worker import Mail, MessageToSubtask, SplitAssigned
@@ -116,6 +116,11 @@ class Driver:
         self.warnings: list[str] = []
         self.failed_stops: list[ev.StopFailed] = []
         self.stop_properties: dict[str, dict[str, str]] = {}
+        self.savepoints: list[tuple[CommitPermit, str]] = []
+        """Checkpoints to copy, each for a request."""
+        self.failed_savepoints: list[ev.SavepointFailed] = []
+        self.copied: set[int] = set()
+        """Checkpoints that are being copied: expiry keeps them, and those above."""
         self._store = store
         self._job = restored.job
         self._coordinator = coordinator
@@ -144,6 +149,8 @@ class Driver:
             ev.EndSources: self._end_sources,
             ev.Restart: self._restart,
             ev.StopFailed: self.failed_stops.append,
+            ev.SavepointReady: self._savepoint_ready,
+            ev.SavepointFailed: self.failed_savepoints.append,
             ev.JobEnded: lambda command: setattr(self, "ended", command),
             ev.Warn: lambda command: self.warn(command.sentence),
         }
@@ -405,7 +412,8 @@ class Driver:
         self._notify_coordinators(self.coordinators, lambda coordinator: coordinator.checkpoint_complete())
         if self._keep is not None:
             try:
-                self._store.expire(self._keep)
+                newest = self.permit.ref.checkpoint_id if self.permit else 0
+                self._store.expire(max(self._keep, *(newest - held + 1 for held in self.copied), 1))
             except (er.StorageError, OSError) as error:
                 logger.warning("old checkpoints could not be removed; the next checkpoint tries again: %s", error)
 
@@ -426,6 +434,11 @@ class Driver:
                 notify(self.coordinators[uid])
             except Exception as error:
                 self._failed(uid, f"the coordinator of operator {uid!r}", error)
+
+    def _savepoint_ready(self, command: ev.SavepointReady) -> None:
+        assert self.permit is not None
+        self.savepoints += [(self.permit, request) for request in command.requests]
+        self.copied.add(self.permit.ref.checkpoint_id)
 
     def _end_sources(self, command: ev.EndSources) -> None:
         for task in sorted(command.tasks):

@@ -1,9 +1,10 @@
-"""Requests to a running job: those in its store, their answers, and the savepoint of a stop."""
+"""Requests to a running job: those in its store, their answers, and what its end means to them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import stateformat as sf
@@ -11,16 +12,19 @@ from stateformat import requests as rq
 from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.storage import check_no_secrets, check_outside, without_secrets
+from stateformat.storage import check_no_secrets, without_secrets
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
 from .clock import Clock
 from .driver import Driver
 from .options import Schedule
-from .outcome import JobOutcome
+from .reports import JobOutcome
+from .savepoints import Savepoints, check_place, save_at_end
 
 logger = logging.getLogger(__name__)
+
+FINISHED = "the job has finished"
 
 
 class RequestService:
@@ -41,16 +45,26 @@ class RequestService:
         self._restored_from = restored_from.ref.checkpoint_id if restored_from else 0
         self._seen: set[str] = set()
         self._savepoint_options = schedule.savepoint_options
-        self.next_us: int | None = None if self._every_us is None else clock.now_us()
+        self._poll_us: int | None = None if self._every_us is None else clock.now_us()
         """When the store is read for requests again."""
+        self.answers: dict[str, rq.RequestAnswer] = {}
+        """What became of requests, by id."""
+        self._savepoints = Savepoints(store, driver, clock, self._savepoint_options, self._answer)
+
+    @property
+    def next_us(self) -> int | None:
+        """When to :meth:`poll` and :meth:`settle` again, whatever happens; None: never."""
+        return min((at_us for at_us in (self._poll_us, self._savepoints.next_us) if at_us is not None), default=None)
 
     def poll(self) -> None:
         """Read the requests in the store, if it is time to."""
         now_us = self._clock.now_us()
-        if self._every_us is None or self.next_us is None or now_us < self.next_us:
+        if self._every_us is None or self._poll_us is None or now_us < self._poll_us:
             return
-        self.next_us = now_us + self._every_us
+        self._poll_us = now_us + self._every_us
         for request in sorted(waiting_requests(self._store), key=rq.asking_order):
+            if request.id in self.answers:
+                answer_request(self._store, self.answers[request.id])  # It could not be written before.
             if request.id in self._seen:
                 continue
             if not rq.counts_for(request, self._restored_from):
@@ -72,20 +86,29 @@ class RequestService:
                 self.request_stop(request.id, request.mode, request.savepoint)
             case rq.RescaleRequest():
                 self.request_rescale(request)
-            case _:
-                raise InvalidInput(f"this runtime does not carry out requests of kind {request.kind}")
+            case rq.SavepointRequest():
+                self.request_savepoint(request)
 
     def _turn_down(self, request: rq.JobRequest, outcome: rq.RequestOutcome, message: str) -> None:
         self._seen.add(request.id)
-        answer_request(self._store, rq.RequestAnswer(request.id, outcome, message))
+        self._answer(rq.RequestAnswer(request.id, outcome, message))
+
+    def _answer(self, answer: rq.RequestAnswer) -> None:
+        self.answers[answer.request] = answer
+        answer_request(self._store, answer)
 
     def request_stop(self, request: str, mode: StopMode, savepoint: str | None) -> None:
         """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
-        self._check_place(savepoint)
+        check_place(self._store, savepoint)
         self._seen.add(request)
         if savepoint is not None:
             self._driver.stop_properties[request] = {rq.SAVEPOINT_PROPERTY: savepoint}
         self._driver.inbox.append(ev.StopRequested(mode, request))
+
+    def request_savepoint(self, request: rq.SavepointRequest) -> None:
+        """Raises ``InvalidInput`` as :meth:`request_stop` does."""
+        self._savepoints.ask(request)
+        self._seen.add(request.id)
 
     def request_rescale(self, request: rq.RescaleRequest) -> None:
         """Begin to stop, to go on at another parallelism. Raises ``InvalidInput`` if refused."""
@@ -94,13 +117,8 @@ class RequestService:
             "it again at the new one"
         )
 
-    def _check_place(self, savepoint: str | None) -> None:
-        """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
-        if savepoint is not None:
-            check_no_secrets(savepoint, "the savepoint's URL")
-            check_outside(savepoint, self._store.url)
-
-    def answer_failures(self) -> None:
+    def settle(self) -> None:
+        """After a step: answer what has failed or is done, and begin copies."""
         while self._driver.failed_stops:
             failed = self._driver.failed_stops.pop(0)
             if self._driver.ended is not None:
@@ -108,14 +126,23 @@ class RequestService:
             goes_on = "the job goes on" if failed.goes_on else "the job starts again from its newest checkpoint"
             message = f"the stop has failed, and {goes_on}: {failed.reason}"
             self._driver.warn(message)
-            answer_request(self._store, rq.RequestAnswer(failed.request, rq.RequestOutcome.FAILED, message))
+            self._answer(rq.RequestAnswer(failed.request, rq.RequestOutcome.FAILED, message))
+        self._savepoints.settle()
+
+    def close(self) -> None:
+        """The run has ended, and perhaps not its job: its successor answers what is left."""
+        self._savepoints.close()
 
     def outcome(self, ended: ev.JobEnded) -> JobOutcome:
         """How the job has ended, after every task; makes the savepoint of a stop."""
         permit = self._driver.permit
+        options = self._savepoint_options
         if ended.stop is None or permit is None:
-            return end_finished(self._store, permit)
-        return end_stopped(self._store, permit, Stop(ended.stop.mode, ended.stop.request), self._savepoint_options)
+            self._savepoints.finish(permit, FINISHED)
+            return end_finished(self._store, permit, options)
+        stop = Stop(ended.stop.mode, ended.stop.request)
+        self._savepoints.finish(permit, _stopped(permit, stop))
+        return end_stopped(self._store, permit, stop, options)
 
 
 def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
@@ -135,7 +162,13 @@ def answer_request(store: CheckpointStore, answer: rq.RequestAnswer) -> None:
         logger.warning("the answer to request %s could not be written: %s", answer.request, error)
 
 
-def end_finished(store: CheckpointStore, permit: CommitPermit | None, *, before: bool = False) -> JobOutcome:
+def _stopped(permit: CommitPermit, stop: Stop) -> str:
+    return f"the job has stopped ({stop.mode.replace('_', ' ')}) at checkpoint {permit.ref.checkpoint_id}"
+
+
+def end_finished(
+    store: CheckpointStore, permit: CommitPermit | None, savepoint_options: Mapping[str, Any], *, before: bool = False
+) -> JobOutcome:
     """The job has ended by itself, now or ``before`` this run; answers every request."""
     newest = permit.ref.checkpoint_id if permit else None
     if before:
@@ -144,7 +177,10 @@ def end_finished(store: CheckpointStore, permit: CommitPermit | None, *, before:
         at = f"; its last checkpoint is {newest}" if newest else ""
         sentence = f"the job has finished: every input has ended{at}"
     for request in waiting_requests(store):
-        answer_request(store, rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, sentence, newest))
+        answer = rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, sentence, newest)
+        if isinstance(request, rq.SavepointRequest):
+            answer = save_at_end(store, permit, request, FINISHED, savepoint_options)
+        answer_request(store, answer)
     return JobOutcome(newest, sentence)
 
 
@@ -159,7 +195,7 @@ def end_stopped(
     record = permit.record
     wanted = rq.savepoint_of_stop(store.url, record)
     savepoint: str | None = wanted
-    sentence = f"the job has stopped ({stop.mode.replace('_', ' ')}) at checkpoint {record.checkpoint_id}"
+    sentence = _stopped(permit, stop)
     try:
         # A record may be another writer's: what it says is shown, and left behind, for everybody to
         # read.
@@ -172,8 +208,11 @@ def end_stopped(
             f"; its copy to {wanted} failed: {error}. The stop stands: run `ckpt copy "
             f"{store.url}@{record.checkpoint_id} {wanted}`"
         )
-    others = {request.id for request in waiting_requests(store)} - {stop.request}
-    for request in (stop.request, *sorted(others)):
-        answer = rq.RequestAnswer(request, rq.RequestOutcome.STOPPED, sentence, record.checkpoint_id, savepoint)
-        answer_request(store, answer)
+    answer = rq.RequestAnswer(stop.request, rq.RequestOutcome.STOPPED, sentence, record.checkpoint_id, savepoint)
+    answer_request(store, answer)
+    for request in waiting_requests(store):
+        if isinstance(request, rq.SavepointRequest):
+            answer_request(store, save_at_end(store, permit, request, _stopped(permit, stop), savepoint_options))
+        elif request.id != stop.request:
+            answer_request(store, replace(answer, request=request.id))
     return JobOutcome(record.checkpoint_id, sentence, stop=stop, savepoint=savepoint)

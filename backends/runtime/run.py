@@ -11,6 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from stateformat.model import StopMode
+from stateformat.requests import RequestAnswer, SavepointRequest
 from stateformat.storage import as_url
 from stateformat.store import CheckpointStore
 
@@ -20,8 +21,7 @@ from .clock import Clock
 from .driver import Driver, TaskMessenger
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
-from .outcome import JobOutcome
-from .progress import Progress, late_words
+from .reports import JobOutcome, Progress, late_words
 from .requests import RequestService
 from .restore import Restored
 
@@ -103,6 +103,21 @@ class Run(TaskMessenger):
         request = secrets.token_hex(16)
         self._requests.request_stop(request, mode, None if savepoint is None else as_url(savepoint))
         return request
+
+    def request_savepoint(self, savepoint: str | os.PathLike[str] | None = None) -> str:
+        """Request a savepoint, as `ckpt savepoint` does; returns the request's id.
+
+        The job goes on. :meth:`request_answer` has what became of it.
+        """
+        permit = self._driver.permit
+        newest = permit.ref.checkpoint_id if permit else 0
+        request = SavepointRequest(secrets.token_hex(16), newest, None if savepoint is None else as_url(savepoint))
+        self._requests.request_savepoint(request)
+        return request.id
+
+    def request_answer(self, request: str) -> RequestAnswer | None:
+        """What became of a request that this run has answered; None as long as there is nothing."""
+        return self._requests.answers.get(request)
 
     def _progress(self, *, rows_read: int, running: int, times: Mapping[ev.TaskId, int]) -> Progress:
         """The progress, by the watermarks of the running tasks."""

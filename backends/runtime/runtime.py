@@ -23,8 +23,7 @@ from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
 from .options import Options, Schedule
-from .outcome import JobOutcome, RestartPolicy
-from .progress import Progress
+from .reports import JobOutcome, Progress, RestartPolicy
 from .requests import end_finished, end_stopped
 from .restore import Restored, parallelism_words, restore
 from .run import Run
@@ -209,5 +208,5 @@ class Runtime(ABC, Generic[RunT]):
             logger.info("job goes on after its stop at checkpoint %s", permit.ref.checkpoint_id)
         if len(restored.finished) == len(restored.job.vertices):
             commit_rest(permit, sinks, retries, self._clock)
-            return end_finished(self.store, permit, before=True)
+            return end_finished(self.store, permit, self.options.schedule.savepoint_options, before=True)
         return None

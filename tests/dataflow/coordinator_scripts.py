@@ -46,6 +46,7 @@ STOPS = {"drain": StopMode.DRAIN, "stop": StopMode.NO_DRAIN}
 EVENTS: list[tuple[str, Callable[..., ev.CoordinatorEvent]]] = [
     (r"due", ev.CheckpointDue),
     (r"(drain|stop):(\w+)", lambda mode, request: ev.StopRequested(STOPS[mode], request)),
+    (r"savepoint:(\w+)", lambda request: ev.SavepointRequested((request,))),
     (r"ack(\d+)(!?)([a-z-]*):(\w+)", acknowledged),
     (r"declined(\d+):(\w+?):(.*)", lambda number, name, why: ev.Declined(task(name), int(number), _plain(why))),
     (r"logic-ended:([\w-]+)", lambda name: ev.LogicEnded(task(name))),
@@ -104,6 +105,11 @@ def describe(value: Any) -> str:
             return f"restart{'-counted' * counted}:{reason.replace(' ', '_')}"
         case ev.StopFailed(request, reason, goes_on):
             return f"stop-failed{'-goes-on' * goes_on}:{request}:{reason.replace(' ', '_')}"
+        case ev.SavepointReady(requests):
+            return f"savepoint-ready:{','.join(requests)}"
+        case ev.SavepointFailed(request, reason, refused, goes_on):
+            how = "refused" if refused else "failed"
+            return f"savepoint-{how}{'-goes-on' * goes_on}:{request}:{reason.replace(' ', '_')}"
         case ev.JobEnded(stop):
             return f"job-ended{f'[{_stop(stop)}]' if stop else ''}"
         case ev.Warn(sentence):

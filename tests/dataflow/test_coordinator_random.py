@@ -44,6 +44,9 @@ class Checker:
         self.over = False
         self.asked: list[str] = []
         self.answered: list[str] = []
+        self.waiting: list[str] = []
+        """Savepoints without a checkpoint, and then those of the one in flight."""
+        self.saving: list[str] = []
 
     def see(self, event: ev.CoordinatorEvent, commands: list[ev.CoordinatorCommand]) -> None:
         assert not (self.over and commands)
@@ -51,6 +54,8 @@ class Checker:
             self.ended.add(event.task)
         if isinstance(event, ev.StopRequested):
             self.asked.append(event.request)
+        if isinstance(event, ev.SavepointRequested):
+            self.waiting += [one for one in event.requests if one not in self.waiting + self.saving]
         if isinstance(event, ev.Acknowledged) and self.in_flight is not None:
             number = self.in_flight.barrier.number
             waits = self.stage == "collecting" and event.task in self.in_flight.plan.wait
@@ -98,6 +103,15 @@ class Checker:
                 assert request in self.asked
                 assert reason
                 self.answered.append(request)
+            case ev.SavepointReady(requests):
+                assert event == ev.Committed(self.number)
+                assert list(requests) == self.saving
+                assert requests
+                self.saving = []
+            case ev.SavepointFailed(request, reason, refused, _):
+                assert reason
+                assert refused or request in self.saving
+                (self.waiting if request in self.waiting else self.saving).remove(request)
             case ev.JobEnded(stop):
                 assert self.ended == set(self.job.tasks)
                 self.answered += [stop.request] if stop else []
@@ -118,6 +132,9 @@ class Checker:
             command.barrier.purpose in (ev.BarrierKind.STOP_DRAIN, ev.BarrierKind.STOP_NO_DRAIN)
         )
         self.number, self.in_flight, self.stage, self.acknowledged = command.barrier.number, command, "collecting", {}
+        if command.barrier.purpose is not ev.BarrierKind.ROUND:
+            # What a task made void by its end is tried again, first.
+            self.saving, self.waiting = self.saving + self.waiting, []
 
     def is_in_flight(self, number: int, stage: str, then: str) -> None:
         assert self.in_flight is not None
@@ -141,6 +158,7 @@ def random_event(rng: random.Random, job: TinyJob, checker: Checker) -> ev.Coord
     events: list[ev.CoordinatorEvent] = [
         ev.CheckpointDue(),
         ev.StopRequested(rng.choice(list(StopMode)), rng.choice("xyz")),
+        ev.SavepointRequested(tuple(rng.sample("uvw", rng.randint(1, 2)))),
         ev.Acknowledged(task, ev.Acknowledge(number, *bits)),
         ev.Declined(task, number, "no"),
         ev.LogicEnded(task),

@@ -44,10 +44,13 @@ class BarrierInFlight:
         turned: tuple[str, ...] = (),
         closed: Iterable[TrackedLoop] = (),
         may_overtake: bool = False,
+        savepoints: tuple[str, ...] = (),
     ) -> None:
         self.barrier = barrier
         self.plan = plan
         self.stop = stop
+        self.savepoints = savepoints
+        """Requests for a savepoint that this checkpoint is for."""
         self.turned = turned
         """Heads whose loops were to be turned, which is why it was begun at once."""
         self.closed = tuple(closed)

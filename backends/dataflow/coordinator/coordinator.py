@@ -8,8 +8,8 @@ modules open with the tables of their phases. The rules:
 
 1. *One at a time.* Nothing begins while a barrier is in flight; then
    :meth:`Coordinator._next_action` says what begins.
-2. *At once* a checkpoint begins when every logic has ended (the final one), and when loops have to
-   be turned and nothing else moves the job. Otherwise it begins when it is due.
+2. *At once* a checkpoint begins when every logic has ended (the final one), when loops have to be
+   turned and nothing else moves the job, and for a savepoint. Otherwise it begins when it is due.
 3. *Plans.* A task that declines, or ends without having acknowledged, makes the checkpoint void at
    once. That is no failure. The third in a row warns, then each time that their number has doubled.
 4. *Failures* that can be tolerated (snapshots, time, publishing) are counted until a checkpoint is
@@ -21,6 +21,8 @@ modules open with the tables of their phases. The rules:
    acknowledged; only heads that have something to do are notified of it.
 7. *A barrier that ends a loop* is aligned, and began when the loop was closed. Otherwise records
    that it overtook, or that still came from outside, would be left in the loop.
+8. *A savepoint* is asked for of the next checkpoint to begin, a stop's too, and fails with it. One
+   that is void at the end of a task is tried again at once, with the checkpoint.
 
 After ``Restart`` or ``JobEnded`` every event is ignored.
 """
@@ -81,6 +83,8 @@ class Coordinator:
         self._number = 0
         self._in_flight: BarrierInFlight | None = None
         self._stop: StopProgress | None = None
+        self._savepoints: list[str] = []
+        """Requests for a savepoint, which the next checkpoint to begin is for."""
         self._failures = 0
         self._refusals = 0
         self._warn_at = REFUSALS_UNTIL_WARNING
@@ -109,6 +113,8 @@ class Coordinator:
                 return self._next_action(due=True)
             case ev.StopRequested():
                 return self._request_stop(event)
+            case ev.SavepointRequested(requests):
+                return self._request_savepoints(requests)
             case ev.LogicEnded(task) | ev.InputsEnded(task) | ev.TaskEnded(task) if not self._tasks.knows(task):
                 return []
             case ev.LogicEnded(task):
@@ -178,7 +184,7 @@ class Coordinator:
             return []
         if self._stop is not None:
             return self._continue_stop(self._stop)
-        if due or (at_once and (tasks.final or tasks.turning_heads)):
+        if due or self._savepoints or (at_once and (tasks.final or tasks.turning_heads)):
             return self._begin_checkpoint()
         return []
 
@@ -186,8 +192,11 @@ class Coordinator:
         turned, union = self._tasks.turning_heads, self._tasks.partial_union()
         if union is None:
             return self._begin(BarrierKind.CHECKPOINT, turned=turned)
-        refused = self._count_refusal(_partial_union(union))
-        return [*refused, *self._begin(BarrierKind.ROUND, turned=turned)] if turned else refused
+        reason = _partial_union(union)
+        failed = _failed(self._savepoints, reason, refused=True)
+        self._savepoints = []
+        refused = self._count_refusal(reason)
+        return [*failed, *refused, *self._begin(BarrierKind.ROUND, turned=turned)] if turned else [*failed, *refused]
 
     def _continue_stop(self, stop: StopProgress) -> list[CoordinatorCommand]:
         """The next step of a stop that has not saved yet."""
@@ -217,8 +226,17 @@ class Coordinator:
         tasks = self._tasks
         may_overtake = self._job.unaligned and purpose is BarrierKind.CHECKPOINT and not tasks.draining_heads
         barrier = ev.Barrier(self._number, purpose, unaligned=may_overtake and not self._begins_aligned)
+        savepoints: tuple[str, ...] = ()
+        if purpose is not BarrierKind.ROUND:
+            savepoints, self._savepoints = tuple(self._savepoints), []
         self._in_flight = BarrierInFlight(
-            barrier, tasks.plan(), stop=stop, turned=turned, closed=tasks.closed_loops, may_overtake=may_overtake
+            barrier,
+            tasks.plan(),
+            stop=stop,
+            turned=turned,
+            closed=tasks.closed_loops,
+            may_overtake=may_overtake,
+            savepoints=savepoints,
         )
         return [ev.Begin(barrier, self._in_flight.plan, stop)]
 
@@ -254,6 +272,8 @@ class Coordinator:
         else:
             self._tasks.release(current.finishing)
         commands: list[CoordinatorCommand] = [ev.Notify(current.number, notified)]
+        if current.savepoints:
+            commands.append(ev.SavepointReady(current.savepoints))
         ending.update(task.vertex for task in steps if steps[task] is ev.LoopStep.END)
         self._rounds.update(current.turned)
         for head in self._tasks.draining_heads:
@@ -276,15 +296,21 @@ class Coordinator:
     ) -> list[CoordinatorCommand]:
         """Abort the barrier in flight. ``again``: cannot recur for ever, so try again at once."""
         stop, saving = self._stop, current.stop is not None
+        if again:
+            self._savepoints[:0] = current.savepoints
+        failing = () if again else current.savepoints
         if stop is not None and stop.no_way_back and not (again and current.purpose is BarrierKind.ROUND):
-            return self._restart(reason, counted=False, nothing_published=True)
+            return self._restart(reason, counted=False, nothing_published=True, failing=failing)
         counted = counted and not saving
         self._failures += counted
         if self._failures > self._tolerable_failures:
-            return self._restart(reason, counted=True, nothing_published=True)
+            return self._restart(reason, counted=True, nothing_published=True, failing=failing)
         self._in_flight = None
         tasks = frozenset(task for task in current.plan.wait if task not in self._tasks.ended)
-        commands: list[CoordinatorCommand] = [ev.Abort(current.number, tasks, reason, counted)]
+        commands: list[CoordinatorCommand] = [
+            ev.Abort(current.number, tasks, reason, counted),
+            *_failed(failing, reason, goes_on=True),
+        ]
         if saving:
             return commands + (self._next_action() if again else self._fail_stop(reason))
         if not counted:
@@ -300,6 +326,12 @@ class Coordinator:
         return [ev.Warn(f"{self._refusals} checkpoints in a row could not be taken, the last because {reason}")]
 
     # How the run comes to its end -----------------------------------------------------------------
+
+    def _request_savepoints(self, requests: Iterable[str]) -> list[CoordinatorCommand]:
+        known = {*self._savepoints, *(self._in_flight.savepoints if self._in_flight is not None else ())}
+        new = [request for request in requests if request not in known]
+        self._savepoints += new
+        return self._next_action() if new else []
 
     def _request_stop(self, request: ev.StopRequested) -> list[CoordinatorCommand]:
         if self._stop is None:
@@ -317,18 +349,25 @@ class Coordinator:
         request, self._stop = self._stop.of.request, None
         return [ev.StopFailed(request, reason, goes_on=True), *self._next_action()]
 
-    def _restart(self, reason: str, *, counted: bool, nothing_published: bool = False) -> list[CoordinatorCommand]:
-        """Give up the run, and with it the stop, unless its savepoint exists or may exist."""
+    def _restart(
+        self, reason: str, *, counted: bool, nothing_published: bool = False, failing: Iterable[str] = ()
+    ) -> list[CoordinatorCommand]:
+        """Give up the run, and with it the stop, unless its savepoint exists or may exist.
+
+        ``failing``: requests for a savepoint whose checkpoint has failed. The next run serves the
+        others.
+        """
         self._over = True
+        failed = _failed(failing, reason, goes_on=False)
         stop, current = self._stop, self._in_flight
         if stop is None:
-            return [ev.Restart(reason, counted)]
+            return [*failed, ev.Restart(reason, counted)]
         saving = current is not None and current.stop is not None and current.phase is Phase.PUBLISHING
         may_exist = saving and not nothing_published
         restart = ev.Restart(reason, counted and not stop.no_way_back)
         if stop.phase is StopPhase.SAVED or may_exist:
-            return [restart]
-        return [ev.StopFailed(stop.of.request, reason, goes_on=False), restart]
+            return [*failed, restart]
+        return [*failed, ev.StopFailed(stop.of.request, reason, goes_on=False), restart]
 
     def _end_job(self) -> list[CoordinatorCommand]:
         self._over = True
@@ -338,6 +377,12 @@ class Coordinator:
         if stop.phase is StopPhase.SAVED:
             return [ev.JobEnded(stop.of)]
         return [ev.StopFailed(stop.of.request, "the job had ended by itself before", goes_on=False), ev.JobEnded(None)]
+
+
+def _failed(
+    requests: Iterable[str], reason: str, *, refused: bool = False, goes_on: bool = True
+) -> list[CoordinatorCommand]:
+    return [ev.SavepointFailed(request, reason, refused, goes_on) for request in requests]
 
 
 def _partial_union(operator: str) -> str:

@@ -23,6 +23,12 @@ class StopRequested(NamedTuple):
     request: str
 
 
+class SavepointRequested(NamedTuple):
+    """Users ask for savepoints, for which the next checkpoint begins; the job goes on."""
+
+    requests: tuple[str, ...]
+
+
 class Acknowledged(NamedTuple):
     """A task has reported its snapshot. Late and duplicate reports are ignored."""
 
@@ -133,6 +139,7 @@ class CommitFailed(NamedTuple):
 CoordinatorEvent = (
     CheckpointDue
     | StopRequested
+    | SavepointRequested
     | Acknowledged
     | Declined
     | LogicEnded
@@ -236,6 +243,24 @@ class StopFailed(NamedTuple):
     goes_on: bool
 
 
+class SavepointReady(NamedTuple):
+    """The newest checkpoint, which is committed, is what these requests are for: copy it."""
+
+    requests: tuple[str, ...]
+
+
+class SavepointFailed(NamedTuple):
+    """There is no checkpoint for a request. ``refused``: none was begun.
+
+    Without ``goes_on`` the run ends with it, and the job starts again.
+    """
+
+    request: str
+    reason: str
+    refused: bool
+    goes_on: bool
+
+
 class JobEnded(NamedTuple):
     """Every task has ended. ``stop``: by that request, at the last checkpoint."""
 
@@ -249,5 +274,17 @@ class Warn(NamedTuple):
 
 
 CoordinatorCommand = (
-    Begin | Overtake | Publish | Commit | Notify | Abort | EndSources | Restart | StopFailed | JobEnded | Warn
+    Begin
+    | Overtake
+    | Publish
+    | Commit
+    | Notify
+    | Abort
+    | EndSources
+    | Restart
+    | StopFailed
+    | SavepointReady
+    | SavepointFailed
+    | JobEnded
+    | Warn
 )

@@ -125,7 +125,7 @@ class SparkRun(Run):
         try:
             self._step()
         finally:
-            self._requests.answer_failures()
+            self._requests.settle()
         self._check_end()
         if self._driver.ended is None:
             return True
@@ -405,6 +405,7 @@ class SparkRun(Run):
 
     def close(self) -> None:
         """End the run. Workers release what they cached for it when they serve another run."""
+        self._requests.close()
         _LIVE.pop(self._id, None)
         shared, self._shared = self._shared, None
         if shared is not None:

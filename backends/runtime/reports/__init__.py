@@ -1,0 +1,17 @@
+"""What users hear of a job: its progress, how it has ended, and whether it starts again."""
+
+from __future__ import annotations
+
+from .outcome import (
+    JobFailed as JobFailed,
+    JobOutcome as JobOutcome,
+    RestartPolicy as RestartPolicy,
+    RunDiscarded as RunDiscarded,
+)
+from .progress import (
+    EpochProgress as EpochProgress,
+    Progress as Progress,
+    ProgressLine as ProgressLine,
+    ProgressLog as ProgressLog,
+    late_words as late_words,
+)

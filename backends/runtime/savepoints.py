@@ -1,0 +1,225 @@
+"""Savepoints of a running job: its checkpoints are copied while it goes on (SPEC.md section 2.4).
+
+A request waits for the next checkpoint to begin. Once that is committed, it is copied beside the
+run, and the request is answered when the copy is whole. Meanwhile the run keeps the checkpoint from
+expiring. A run that breaks off answers none of them: they are its successor's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import stateformat as sf
+from stateformat import requests as rq
+from stateformat.errors import CheckpointError, InvalidInput
+from stateformat.history import newest_record, record_ids
+from stateformat.model import CheckpointKind
+from stateformat.publication import CommitPermit
+from stateformat.storage import check_no_secrets, check_outside
+from stateformat.store import CheckpointStore
+
+from ..dataflow import events as ev
+from .clock import Clock, Work
+from .driver import Driver
+
+logger = logging.getLogger(__name__)
+
+GOES_ON = "the job goes on"
+STOPS = "the job stops"
+
+
+class _GivenUp(Exception):
+    """The run has ended before the copy had."""
+
+
+class Copy:
+    """One copy of a checkpoint, for a request."""
+
+    def __init__(
+        self, store: CheckpointStore, permit: CommitPermit, request: rq.SavepointRequest, options: Mapping[str, Any]
+    ) -> None:
+        self.request = request
+        self.checkpoint_id = permit.ref.checkpoint_id
+        self.url = request.savepoint_at(store.url, self.checkpoint_id)
+        self.error: str | None = None
+        self.is_given_up = False
+        """Set it, and the copy ends before its next object."""
+        self._store, self._permit, self._options = store, permit, options
+
+    def make(self) -> None:
+        """Copy; what goes wrong is in :attr:`error`."""
+        try:
+            self._store.copy(self._permit.checkpoint(), sf.open(self.url, **self._options), self._look)
+        except _GivenUp:
+            self.error = "it was given up"
+        except (CheckpointError, OSError) as error:
+            self.error = str(error)
+        except Exception as error:
+            # A savepoint that cannot be made is no failure of the job.
+            logger.exception("the copy of checkpoint %d to %s failed", self.checkpoint_id, self.url)
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _look(self, _: object) -> None:
+        if self.is_given_up:
+            raise _GivenUp
+
+    def answer(self, job: str) -> rq.RequestAnswer:
+        """What became of it. ``job``: what becomes of the job, as a half sentence."""
+        if self.error is None:
+            message = f"checkpoint {self.checkpoint_id} has its savepoint {self.url}; {job}"
+            return rq.RequestAnswer(self.request.id, rq.RequestOutcome.SAVED, message, self.checkpoint_id, self.url)
+        message = (
+            f"the copy of checkpoint {self.checkpoint_id} to {self.url} failed: {self.error}. While the checkpoint is "
+            f"kept, `ckpt copy {self._store.url}@{self.checkpoint_id} {self.url}` makes it; {job}"
+        )
+        return rq.RequestAnswer(self.request.id, rq.RequestOutcome.FAILED, message, self.checkpoint_id)
+
+
+class Savepoints:
+    """The savepoints that a run is asked for. ``answer`` takes what became of each."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        driver: Driver,
+        clock: Clock,
+        options: Mapping[str, Any],
+        answer: Callable[[rq.RequestAnswer], None],
+    ) -> None:
+        self._store, self._driver, self._clock, self._options = store, driver, clock, options
+        self._answer = answer
+        self._asked: dict[str, rq.SavepointRequest] = {}
+        """Those that have no checkpoint yet, by id."""
+        self._copies: list[tuple[Copy, Work]] = []
+
+    @property
+    def next_us(self) -> int | None:
+        """When to :meth:`settle` again; None while nothing is copied."""
+        return min((work.looked_at_us for _, work in self._copies), default=None)
+
+    def ask(self, request: rq.SavepointRequest) -> None:
+        """Ask the coordinator for a checkpoint. Raises ``InvalidInput`` for an unfit URL."""
+        check_place(self._store, request.savepoint)
+        permit = self._driver.permit
+        made = permit and made_before(self._store, request, permit.record.job_id, self._options)
+        if made:
+            self._answer(made)
+            return
+        self._asked[request.id] = request
+        # Those that are seen at once are of one checkpoint.
+        inbox = self._driver.inbox
+        last = inbox[-1] if inbox else None
+        if isinstance(last, ev.SavepointRequested):
+            inbox[-1] = ev.SavepointRequested((*last.requests, request.id))
+        else:
+            inbox.append(ev.SavepointRequested((request.id,)))
+
+    def settle(self) -> None:
+        """Begin the copies of committed checkpoints, and answer what has been done or failed."""
+        while self._driver.failed_savepoints:
+            self._answer(self._failure(self._driver.failed_savepoints.pop(0)))
+        while self._driver.savepoints:
+            permit, request = self._driver.savepoints.pop(0)
+            copy = Copy(self._store, permit, self._asked.pop(request), self._options)
+            self._copies.append((copy, self._clock.beside(copy.make)))
+        for each in [each for each in self._copies if each[1].is_done()]:
+            self._copies.remove(each)
+            if each[0].error is None or not self._is_overtaken():
+                newest = self._driver.permit
+                stops = newest is not None and newest.record.stop is not None
+                self._answered(each[0], STOPS if stops else GOES_ON)
+        self._driver.copied = {copy.checkpoint_id for copy, _ in self._copies}
+
+    def _is_overtaken(self) -> bool:
+        """Whether another run has gone on from here; then the request is that one's."""
+        permit = self._driver.permit
+        newest = max(record_ids(self._store.storage), default=0)
+        return permit is not None and newest > permit.ref.checkpoint_id
+
+    def _failure(self, failed: ev.SavepointFailed) -> rq.RequestAnswer:
+        del self._asked[failed.request]
+        goes_on = GOES_ON if failed.goes_on else "the job starts again from its newest checkpoint"
+        if failed.refused:
+            message = f"no savepoint can be made now, and {goes_on}: {failed.reason}"
+            return rq.RequestAnswer(failed.request, rq.RequestOutcome.REFUSED, message)
+        message = f"the savepoint has failed, and {goes_on}: {failed.reason}"
+        self._driver.warn(message)
+        return rq.RequestAnswer(failed.request, rq.RequestOutcome.FAILED, message)
+
+    def _answered(self, copy: Copy, job: str) -> None:
+        answer = copy.answer(job)
+        if copy.error is not None:
+            self._driver.warn(answer.message)
+        self._answer(answer)
+
+    def finish(self, permit: CommitPermit | None, job: str) -> None:
+        """The job has ended: finish the copies, and make those that had no checkpoint yet."""
+        for copy, work in self._copies:
+            work.finish()
+            self._answered(copy, job)
+        self._copies.clear()
+        for request in self._asked.values():
+            self._answer(save_at_end(self._store, permit, request, job, self._options))
+        self._asked.clear()
+
+    def close(self) -> None:
+        """The run has ended, and perhaps not its job: give up what is being copied."""
+        copies, self._copies = self._copies, []
+        for copy, _ in copies:
+            copy.is_given_up = True
+        for copy, work in copies:
+            work.finish()
+            logger.info("gave up copying checkpoint %d to %s: its run has ended", copy.checkpoint_id, copy.url)
+
+
+def check_place(store: CheckpointStore, savepoint: str | None) -> None:
+    """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
+    if savepoint is not None:
+        check_no_secrets(savepoint, "the savepoint's URL")
+        check_outside(savepoint, store.url)
+
+
+def made_before(
+    store: CheckpointStore, request: rq.SavepointRequest, job_id: str, options: Mapping[str, Any]
+) -> rq.RequestAnswer | None:
+    """The answer for a savepoint that an earlier run made for this request, and did not answer."""
+    if request.savepoint is None:
+        return None
+    try:
+        record = newest_record(sf.open(request.savepoint, **options).storage)
+    except (CheckpointError, OSError) as error:
+        logger.info("%s could not be looked at, and is taken for empty: %s", request.savepoint, error)
+        return None
+    if record is None or record.kind is not CheckpointKind.SAVEPOINT or record.job_id != job_id:
+        return None
+    number = record.checkpoint_id
+    if number <= request.newest:
+        return None
+    logger.info("request %s of %s has its savepoint already, of checkpoint %d", request.id, store.url, number)
+    message = f"checkpoint {number} has its savepoint {request.savepoint}, made by an earlier run; {GOES_ON}"
+    return rq.RequestAnswer(request.id, rq.RequestOutcome.SAVED, message, number, request.savepoint)
+
+
+def save_at_end(
+    store: CheckpointStore,
+    permit: CommitPermit | None,
+    request: rq.SavepointRequest,
+    job: str,
+    options: Mapping[str, Any],
+) -> rq.RequestAnswer:
+    """Copy the last checkpoint of a job that has ended, for a request; returns its answer."""
+    if permit is None:
+        message = f"{job}, and took no checkpoint of which a savepoint could be made"
+        return rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, message)
+    try:
+        check_place(store, request.savepoint)
+    except InvalidInput as error:
+        return rq.RequestAnswer(request.id, rq.RequestOutcome.REFUSED, str(error))
+    made = made_before(store, request, permit.record.job_id, options)
+    if made is not None:
+        return made
+    copy = Copy(store, permit, request, options)
+    copy.make()
+    return copy.answer(job)
