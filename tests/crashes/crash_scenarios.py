@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from stateformat.backends.storage import local
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.history import record_ids
 from stateformat.model import CheckpointId
-from stateformat.publication import CommitPermit, copying
+from stateformat.publication import CommitPermit, copied_objects
 from stateformat.reading import load_manifest, load_record
 from stateformat.segments import file_writer as segment_writer
 from stateformat.store import CheckpointStore
@@ -66,22 +66,29 @@ def publish(storage: LocalStorage, permit: CommitPermit | None, mark: Mark = str
 @contextlib.contextmanager
 def in_small_steps(mark: Mark) -> Iterator[None]:
     """Within the block a segment is several write calls, and every object is marked when it is
-    closed.
+    closed or made durable.
     """
 
     def close_and_mark(output: Any) -> None:
         close(output)
         mark(output._path)
 
-    close = local._LocalOutput._publish
+    def make_durable_and_mark(storage: LocalStorage, paths: Iterable[str]) -> None:
+        given = [*paths]
+        make_durable(storage, given)
+        for path in given:
+            mark(path)
+
+    close, make_durable = local._LocalOutput._publish, LocalStorage.make_durable
     with pytest.MonkeyPatch.context() as patch:
         # They are looked up where a file is opened; smaller ones make more system calls and nothing
         # else.
         patch.setattr(local, "_WRITE_BUFFER_BYTES", BUFFER_BYTES)
         patch.setattr(segment_writer, "_SINK_BUFFER_BYTES", BUFFER_BYTES)
         # One after the other, so that every run makes the same calls.
-        patch.setattr(copying, "STREAMS", 1)
+        patch.setattr(copied_objects, "STREAMS", 1)
         patch.setattr(local._LocalOutput, "_publish", close_and_mark)
+        patch.setattr(LocalStorage, "make_durable", make_durable_and_mark)
         yield
 
 
@@ -129,10 +136,17 @@ def _prepare_source(base: Path) -> None:
     publish(storage_at(base / "source", durable=False), None)
 
 
-def _copy(base: Path, storage: LocalStorage, mark: Mark) -> None:
-    source = CheckpointStore(storage_at(base / "source", durable=False))
+def _link(base: Path, storage: LocalStorage, mark: Mark) -> None:
+    source = CheckpointStore(storage_at(base / "source"))
     record = source.copy(source.open(), CheckpointStore(storage))
     mark(layout.record_path(record.checkpoint_id))
+
+
+def _copy(base: Path, storage: LocalStorage, mark: Mark) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        # As between two file systems.
+        patch.setattr(LocalStorage, "link_from", lambda *_: None)
+        _link(base, storage, mark)
 
 
 def _rollback(base: Path, storage: LocalStorage, mark: Mark) -> None:
@@ -159,6 +173,7 @@ SCENARIOS = {
     "expire": Scenario(lambda base: _prepare(base, 3), lambda base, storage, mark: CheckpointStore(storage).expire(1)),
     "gc": Scenario(_prepare_garbage, lambda base, storage, mark: CheckpointStore(storage).collect_garbage(delete=True)),
     "copy": Scenario(_prepare_source, _copy, _copy),
+    "copy by links": Scenario(_prepare_source, _link, _link),
     "rollback": Scenario(lambda base: _prepare(base, 2), _rollback),
 }
 

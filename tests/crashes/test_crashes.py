@@ -96,7 +96,13 @@ def test_the_two_recorders_agree(tmp_path: Path, name: str, tally: Tally) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    ["first publish", *(pytest.param(name, marks=TRUTH) for name in ("second publish", "expire", "copy", "rollback"))],
+    [
+        "first publish",
+        *(
+            pytest.param(name, marks=TRUTH)
+            for name in ("second publish", "expire", "copy", "copy by links", "rollback")
+        ),
+    ],
 )
 def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str, tally: Tally) -> None:
     """The others are of directories that another process may have made, or filled, a moment before
@@ -134,9 +140,10 @@ def test_a_store_that_never_syncs_is_torn_by_a_power_failure_but_not_by_death(tm
     [
         ("first publish", False),
         ("copy", False),
+        ("copy by links", False),
         *(
             pytest.param(name, True, marks=TRUTH)
-            for name in ("first publish", "second publish", "copy", "rollback", "expire")
+            for name in ("first publish", "second publish", "copy", "copy by links", "rollback", "expire")
         ),
     ],
 )
