@@ -85,6 +85,17 @@ def status_of(operator: Mapping[str, Any]) -> str:
     return "running"
 
 
+def edge_of(edge: Mapping[str, Any]) -> str:
+    """An incoming edge: its source, and how records choose their channel."""
+    by = f" by {', '.join(map(label, edge['key_columns']))}" if edge["key_columns"] else ""
+    return f"{label(edge['from'])} {edge['partitioner']}{by}{' (feedback)' if edge['feedback'] else ''}"
+
+
+def operator_of(operator: Mapping[str, Any]) -> str:
+    """An operator's name, and its uid if that differs."""
+    return named(operator["name"] or operator["uid"], operator["uid"])
+
+
 def field(item: Mapping[str, Any]) -> str:
     """A column of a schema: its name, its type, and what is unusual about it."""
     default = f" = {label(item['default'])}" if "default" in item else ""

@@ -18,16 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Required, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Partitioner
+from stateformat.graph import JobGraph, Partitioner, shortened
+from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
 from .api import EventTime, Operator, Source
 from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
+
+if TYPE_CHECKING:
+    from .graph import Job
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,19 @@ class StepOptions(TypedDict, total=False):
     parallelism: int | None
     max_parallelism: int | None
     chain: bool
+
+
+class _Parallelism(TypedDict, total=False):
+    parallelism: int | None
+    per_operator: Mapping[str, int]
+
+
+class GraphOptions(_Parallelism, total=False):
+    """What of a runtime's options the graph depends on: ``parallelism``, ``per_operator`` (by uid),
+    ``unaligned``.
+    """
+
+    unaligned: bool
 
 
 class Loop:
@@ -120,6 +137,37 @@ class Dataflow:
         self.name = name
         self.parallelism = parallelism
         self.steps: dict[str, Step] = {}
+
+    def __repr__(self) -> str:
+        parallelism = "" if self.parallelism is None else f", parallelism {self.parallelism}"
+        return f"Dataflow({shortened(self.job_id)}, {len(self.steps)} steps{parallelism})"
+
+    def graph(self, **options: Unpack[GraphOptions]) -> JobGraph:
+        """The job graph with which a first run of these options starts.
+
+        Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
+        """
+        return self._compiled(**options).graph
+
+    def document(self, **options: Unpack[GraphOptions]) -> dict[str, Any]:
+        """The graph and the states of :meth:`graph` as JSON, named as in a record (SPEC.md section
+        3.2).
+
+        Members: ``job_id``, ``job_name``, ``operators``, ``edges``, ``states``.
+        """
+        job = self._compiled(**options)
+        return {"job_id": self.job_id, "job_name": self.name, **graph_members(job.graph, job.states)}
+
+    def describe(self, **options: Unpack[GraphOptions]) -> str:
+        """The same as text: operators in order with their inputs, and states with their columns."""
+        from .graph import described
+
+        return described(self.document(**options))
+
+    def _compiled(self, *, unaligned: bool = False, **options: Unpack[_Parallelism]) -> Job:
+        from .graph import compile_job, graph_of
+
+        return compile_job(self, graph_of(self, unaligned=unaligned, **options), unaligned=unaligned)
 
     def source(
         self,

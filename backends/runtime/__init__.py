@@ -12,11 +12,11 @@ from __future__ import annotations
 from . import starting
 from .channels import CAPACITY, Queue, TaskChannels, receiver_of, sender_of, tasks_of
 from .clock import Clock, SystemClock, VirtualClock
-from .commits import clean, commit, pending_committables, sinks_of
+from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
 from .reports import EpochProgress, JobFailed, JobOutcome, Progress, ProgressLine, ProgressLog, RunDiscarded
-from .restore import Restored, restore
+from .restore import Restored, parallelism_words, plan_of, restore
 from .run import Run
 from .runtime import Runtime
 from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
@@ -52,12 +52,15 @@ __all__ = [
     "VirtualClock",
     "Worker",
     "by_layer",
+    "check_places",
     "check_whole",
     "clean",
     "commit",
     "layers_of",
     "merge_snapshot",
     "pending_committables",
+    "parallelism_words",
+    "plan_of",
     "receiver_of",
     "restore",
     "restored_states",

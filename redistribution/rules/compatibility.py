@@ -297,14 +297,16 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
 
 def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:
     """Refuse to lose columns that the program neither declares nor gives up."""
-    plural, they, them = ("s", "they are", "them") if len(lost) > 1 else ("", "it is", "it")
-    renames = f"say what {they} called now with renames={{{lost[0]!r}: 'NEW'}} where the state is declared, "
+    plural, them = ("s", "them") if len(lost) > 1 else ("", "it")
+    changes = (
+        f"say what became of {them} where the state is declared (renames={{{lost[0]!r}: 'NEW'}} or drops={[*lost]}), "
+    )
     message = (
         f"state {saved.name!r} of operator {saved.operator!r} has the column{plural} {', '.join(map(repr, lost))} in "
         f"the checkpoint, which the program does not declare: {'their' if plural else 'its'} values would be lost"
     )
-    renames = renames if saved.mode in _DECLARED_BY_PROGRAMS else ""
-    advice = f"declare {them} again, {renames}or give {them} up with {_drops(saved, lost)}"
+    changes = changes if saved.mode in _DECLARED_BY_PROGRAMS else ""
+    advice = f"declare {them} again, {changes}or give {them} up with {_drops(saved, lost)}"
     details = {"state": saved.name, "columns": list(lost)}
     return Refusal(RefusalCode.COLUMN_MISSING, saved.operator, message, advice, details)
 

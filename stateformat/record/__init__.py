@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .codec import RECORD_BYTES_MAX, decode_record, encode_record, refuse_null, required_features, sealed, unsealed
 from .json_members import Members, RecordFault
-from .v1 import MANIFEST_BYTES_MAX, members_of, record_of
+from .v1 import MANIFEST_BYTES_MAX, graph_members, members_of, record_of
 
 __all__ = [
     "MANIFEST_BYTES_MAX",
@@ -17,6 +17,7 @@ __all__ = [
     "RecordFault",
     "decode_record",
     "encode_record",
+    "graph_members",
     "members_of",
     "record_of",
     "refuse_null",

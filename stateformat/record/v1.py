@@ -7,7 +7,7 @@ subtask ranges, a parent id below its child's, legal paths, known types, at leas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, Final, cast
@@ -59,12 +59,19 @@ def members_of(record: model.Record) -> dict[str, Any]:
         }
     return members | {
         "created_at_us": record.created_at_us,
-        "operators": [_operator_members(operator) for operator in record.graph.operators],
-        "edges": [_edge_members(edge) for edge in record.graph.edges],
-        "states": [_state_members(state) for state in record.states],
+        **graph_members(record.graph, record.states),
         "totals": asdict(record.totals),
         "properties": dict(record.properties),
         "manifest": asdict(record.manifest),
+    }
+
+
+def graph_members(graph: model.JobGraph, states: Iterable[model.State]) -> dict[str, Any]:
+    """The members ``operators``, ``edges`` and ``states``."""
+    return {
+        "operators": [_operator_members(operator) for operator in graph.operators],
+        "edges": [_edge_members(edge) for edge in graph.edges],
+        "states": [_state_members(state) for state in states],
     }
 
 

@@ -23,11 +23,15 @@ STORES = {"flights": "flights", "stopped": "stopped", "rescaled": "rescaled", "d
 WIDE = "日本語のオペレーター"
 LONG = "a name that says everything about what the operator does, and then some more, until no page is wide enough"
 
+CHANGED = "--flow tests.ckpt.flight_jobs:changed"
 CALLS = {
     "copy": "copy memory://flights memory://copied",
     "explain-restore": "explain-restore memory://flights --parallelism 6",
     "explain-restore-column": "explain-restore memory://flights --drop delays/sums.n",
     "explain-restore-dropped": "explain-restore memory://flights --drop rates",
+    "explain-restore-flow": f"explain-restore memory://flights {CHANGED} --drop planes",
+    "explain-restore-flow-anew": f"explain-restore memory://nothing {CHANGED}",
+    "explain-restore-flow-narrow": f"explain-restore memory://flights {CHANGED} --drop planes",
     "explain-restore-refused": "explain-restore memory://flights --parallelism 129",
     "gc": "gc memory://flights --keep 1",
     "gc-deleted": "gc memory://flights --keep 1 --delete",
@@ -64,6 +68,8 @@ CALLS = {
     "validate-newest-whole": "validate memory://flights --newest-whole",
 }
 REFUSED = {
+    "explain-restore-flow",
+    "explain-restore-flow-narrow",
     "explain-restore-refused",
     "gc-stopped",
     "history-damaged",

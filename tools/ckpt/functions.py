@@ -31,6 +31,11 @@ class FunctionName(NamedTuple):
         return f"{self.where}:{self.function}"
 
     @property
+    def shown(self) -> str:
+        """Its name without the folder of the file."""
+        return f"{Path(self.where).name}:{self.function}" if self.is_file else str(self)
+
+    @property
     def is_file(self) -> bool:
         """Whether it names a file."""
         return self.where.endswith(".py")

@@ -1,12 +1,14 @@
 """From a dataflow to tasks.
 
 Read ``job_graph`` and ``runtime_states``, which give the graph and its states, then ``compile``,
-which makes a job of them. ``partitioning`` sends records along edges; ``loops`` finds the loops.
+which makes a job of them, and ``describing``, its text. ``partitioning`` sends records along edges;
+``loops`` finds the loops.
 """
 
 from __future__ import annotations
 
 from .compile import Job, Vertex, compile_job
+from .describing import described
 from .job_graph import graph_of
 from .loops import loops_of
 from .partitioning import Router
@@ -30,6 +32,7 @@ __all__ = [
     "Router",
     "Vertex",
     "compile_job",
+    "described",
     "graph_of",
     "in_flight_name",
     "loops_of",

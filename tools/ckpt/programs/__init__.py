@@ -1,7 +1,8 @@
 """Programs that run a dataflow: `ckpt run` in this process, `tools/jobs/run.py` on Spark.
 
-``loading`` makes the dataflow that a user names, which ``ckpt explain-restore --flow`` does too.
-``options`` are those of both programs, and ``reporting`` is what both print.
+``loading`` makes the dataflow that a user names.
+``start_plan`` says what a start would do. ``options`` are those of both programs, and ``reporting``
+is what both print.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .loading import JobType as JobType, dataflow_of as dataflow_of
     from .options import Microseconds as Microseconds, run_options as run_options, runtime_options as runtime_options
     from .reporting import Reporter as Reporter, outcome_document as outcome_document
+    from .start_plan import start_document as start_document
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -21,5 +23,6 @@ else:
             ".loading": "JobType dataflow_of",
             ".options": "Microseconds run_options runtime_options",
             ".reporting": "Reporter outcome_document",
+            ".start_plan": "start_document",
         },
     )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stateformat.documents import in_order
-from stateformat.words import label, named, plural, ranges, status_of
+from stateformat.words import edge_of, label, operator_of, plural, ranges, status_of
 
 from .render import Look, pad, shorten, text_width, wrap
 
@@ -36,16 +36,9 @@ def mark(operator: Json, look: Look) -> str:
     return look.paint(look[glyph], _ROLES.get(operator["status"], "plain"))
 
 
-def title(operator: Json) -> str:
-    """The operator's name, and its uid if that differs."""
-    return named(operator["name"] or operator["uid"], operator["uid"])
-
-
 def edge_text(edge: Json, look: Look) -> str:
     """An incoming edge: its source, and how records choose their channel."""
-    by = f" by {', '.join(map(label, edge['key_columns']))}" if edge["key_columns"] else ""
-    arrow = f"{look['loop']} " if edge["feedback"] else ""
-    return f"{arrow}{label(edge['from'])} {edge['partitioner']}{by}{' (feedback)' if edge['feedback'] else ''}"
+    return (f"{look['loop']} " if edge["feedback"] else "") + edge_of(edge)
 
 
 class _Lanes:
@@ -109,7 +102,7 @@ def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[s
     gutter_width = max((text_width(line) for lines in gutters for line in lines), default=2)
     max_width = max([3, *(len(str(operator["max_parallelism"])) for operator in ordered)])
     numbers = f"{'subtasks':>8}  {'max':>{max_width}}  "
-    wanted = max([8, *(text_width(title(operator)) for operator in ordered)])
+    wanted = max([8, *(text_width(operator_of(operator)) for operator in ordered)])
     status_width = max([6, *(len(status_of(operator)) for operator in ordered)])
     free = look.width - 2 - gutter_width - 2 - len(numbers)
     name_width = min(wanted, max(free - status_width, free // 2))
@@ -120,7 +113,7 @@ def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[s
         if above:
             lines.append("  " + _glyphs(above, look).rstrip())
         lane = "  " + pad(_lane(operator, own, look), gutter_width)
-        name = pad(look.paint(shorten(title(operator), name_width, look), "name"), name_width)
+        name = pad(look.paint(shorten(operator_of(operator), name_width, look), "name"), name_width)
         figures = f"  {operator['parallelism']:>8}  {operator['max_parallelism']:>{max_width}}  "
         status = shorten(status_of(operator), status_width, look)
         lines.append(lane + name + figures + look.paint(status, _ROLES.get(operator["status"], "plain")))

@@ -174,7 +174,7 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
         operator = operators.get(state["operator"])
         if state["operator"] != before:
             before = state["operator"]
-            title = graph.title(operator) if operator else label(before)
+            title = words.operator_of(operator) if operator else label(before)
             yield from ("  " + look.paint(part, "name") for part in render.wrap(title, look.width - 2))
         yield line
         yield from render.facts(_shape(state, look), look, indent="      ", name_width=names_width)

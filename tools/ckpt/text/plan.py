@@ -10,7 +10,7 @@ from stateformat import words
 from stateformat.words import count, label, plural, size
 
 from ..exit_status import in_options
-from . import render
+from . import graph, render
 from .render import Column, Look, pad, paragraph, shorten, text_width
 
 Json = Mapping[str, Any]
@@ -30,7 +30,10 @@ LOADED: Final = 5
 
 def draw_plan(document: Json, look: Look) -> Iterator[str]:
     """The page: each operator before and after, its states and load, and what is refused."""
-    plan = document["plan"]
+    plan, start = document["plan"], document.get("start")
+    if plan is None:
+        yield from _anew(document, look)
+        return
     verdict = look.paint("refused", "problem") if document["refused"] else look.paint("possible", "finished")
     skipped = [operator["uid"] for operator in plan["operators"] if operator["action"] == "skip_finished"]
     before = f"{plural(document['committable_rows'], 'row')} of committables, by the driver"
@@ -39,6 +42,7 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
         [
             ("store", label(document["store"])),
             ("job", label(plan["job_id"])),
+            ("program", label(start["program"]) if start else ""),
             ("restore", verdict),
             ("not started", _names(skipped, look) + (" (finished)" if skipped else "")),
             ("committed first", before if document["committable_rows"] else ""),
@@ -50,20 +54,45 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
     )
     yield ""
     yield from _operators(document, look)
-    for refusal in plan["refusals"][:LISTED]:
+    refusals = [*(start["refusals"] if start else ()), *plan["refusals"]]
+    for refusal in refusals[:LISTED]:
         yield ""
         yield from _refusal(refusal, look)
-    yield from _more(len(plan["refusals"]) - LISTED, "refusal", look)
+    yield from _more(len(refusals) - LISTED, "refusal", look)
     if document["system"] and plan["refusals"]:
         yield ""
         advice = "`ckpt import --max-parallelism N` makes a checkpoint of ours of it, which all commands change"
         yield from paragraph(words.sentence(f"this is {document['system']}, which is only read: {advice}"), look)
-    if plan["warnings"]:
+    yield from _notes([*(start["notes"] if start else ()), *(one["message"] for one in plan["warnings"])], look)
+
+
+def _anew(document: Json, look: Look) -> Iterator[str]:
+    """The page of a program that has nothing to go on from."""
+    start = document["start"]
+    yield from render.page_head(
+        f"Start of {label(start['program'])}",
+        [
+            ("store", label(document["store"])),
+            ("job", words.named(start["job_id"], start["job_name"])),
+            ("restore", "none: there is no checkpoint here, so the program begins anew"),
+        ],
+        look,
+    )
+    yield ""
+    yield render.heading("Job graph", look, graph.summary(start["operators"]))
+    yield ""
+    yield from graph.draw(start["operators"][:OPERATORS_SHOWN], start["edges"], look)
+    yield from _more(len(start["operators"]) - OPERATORS_SHOWN, "operator", look)
+    yield from _notes(start["notes"], look)
+
+
+def _notes(sentences: Sequence[str], look: Look) -> Iterator[str]:
+    if sentences:
         yield ""
         yield render.heading("Worth knowing", look)
-        for warning in plan["warnings"][:LISTED]:
-            yield from paragraph(words.sentence(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
-        yield from _more(len(plan["warnings"]) - LISTED, "warning", look)
+        for text in sentences[:LISTED]:
+            yield from paragraph(words.sentence(text), look, indent="    ", first=f"  {look['dot']} ")
+        yield from _more(len(sentences) - LISTED, "note", look)
 
 
 def _more(left: int, noun: str, look: Look) -> list[str]:
@@ -125,7 +154,7 @@ def _operators(document: Json, look: Look) -> Iterator[str]:
     yield titles
     for operator, line in zip(shown, lines, strict=True):
         yield line
-        yield from _states(states.get(operator["uid"], []), look)
+        yield from _states(states.get(operator["uid"], []), look, all_columns=document.get("start") is not None)
     if len(shown) < len(operators):
         yield from _more(len(operators) - len(shown), "operator", look)
         yield ""
@@ -175,7 +204,7 @@ def _bars(document: Json, operator: Json, load: Json | None, look: Look, width: 
     return render.spark(rows, look, width=width) + render.uneven(words.skew(rows), look)
 
 
-def _states(states: list[Json], look: Look) -> Iterator[str]:
+def _states(states: list[Json], look: Look, *, all_columns: bool) -> Iterator[str]:
     rule_width = max((len(state["rule"]) for state in states), default=0)
     name_width = min(
         max((text_width(label(state["name"])) for state in states), default=0),
@@ -186,15 +215,17 @@ def _states(states: list[Json], look: Look) -> Iterator[str]:
         name = pad(shorten(label(state["name"]), name_width, look), name_width)
         head = f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  "
         yield from paragraph(state["rule"], look, indent=" " * text_width(head), first=head)
-        yield from _columns(state["columns"], look)
+        yield from _columns(state["columns"], look, every=all_columns)
 
 
-def _columns(columns: Sequence[Json], look: Look) -> Iterator[str]:
-    """A line per column that changes, and one for all that stay; nothing if all stay."""
+def _columns(columns: Sequence[Json], look: Look, *, every: bool) -> Iterator[str]:
+    """A line per column that changes, and one for all that stay; nothing if all stay, but for
+    ``every``.
+    """
     changed = [column for column in columns if column["action"] != "kept"]
     lines = [(column["action"], _column_text(column, look)) for column in changed[:LISTED]]
     kept = [column["saved"] for column in columns if column["action"] == "kept"]
-    if changed and kept:
+    if kept and (changed or every):
         lines.append(("kept", _names(kept, look)))
     for action, text in lines:
         first = "        " + look.paint(pad(action, ACTION_WIDTH), "problem" if action == "refused" else "dim")
@@ -222,5 +253,5 @@ def _refusal(refusal: Json, look: Look) -> Iterator[str]:
     mark, code = look.paint(look["fail"], "problem"), refusal["code"]
     # The message has the whole uid.
     uid = shorten(label(refusal["operator"]), look.width - 2 - len(look["fail"]) - 1 - len(code) - 2, look)
-    yield f"  {mark} {look.paint(code, 'problem')}  {look.paint(uid, 'name')}"
+    yield f"  {mark} {look.paint(code, 'problem')}  {look.paint(uid, 'name')}".rstrip()
     yield from render.explanation(refusal["message"], in_options(refusal["advice"]), look)

@@ -243,5 +243,7 @@ def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = 
 def explanation(message: str, advice: str, look: Look) -> Iterator[str]:
     """Below the title of a problem or refusal: what is wrong, then what to do."""
     yield from paragraph(words.sentence(message), look, indent="    ")
+    if not advice:
+        return
     arrow = f"    {look['arrow']} "
     yield from paragraph(words.sentence(advice), look, indent=" " * len(arrow), first=arrow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,17 +11,29 @@ import click
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, Session, command, parallelism_options, per_operator
+from ...programs import JobType
 from ...text import draw_plan
 
 if TYPE_CHECKING:
+    from stateformat.backends.dataflow.flow import Dataflow
     from stateformat.graph import JobGraph
     from stateformat.model import State
     from stateformat.reading import Checkpoint
 
+    from ...functions import FunctionName
+    from ...output import Document
 
-@command("explain-restore", foreign=True)
+
+@command("explain-restore", pandas="flow", foreign=True)
+@click.option(
+    "--flow",
+    type=JobType(),
+    metavar="JOB",
+    help="Whether a program can go on from here: FILE.py:FUNCTION or MODULE:FUNCTION, which returns its Dataflow.",
+)
 @parallelism_options
 @click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Key groups of every operator.")
+@click.option("--unaligned", is_flag=True, help="With --flow: as the option of a run.")
 @click.option(
     "--topology",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -37,19 +50,32 @@ def explain_restore(
     session: Session,
     address: Address,
     *,
+    flow: FunctionName | None,
     parallelism: int | None,
     operator_parallelism: tuple[tuple[str, int], ...],
     max_parallelism: int | None,
+    unaligned: bool,
     topology: Path | None,
     drop: tuple[str, ...],
 ) -> int:
     """Show who would restore what at another parallelism.
 
-    Without options the job stays as it is. With --topology a program declares its states, and the
-    page says what becomes of each column. Nothing is written, and no segment is opened; of another
-    system's checkpoint, whose metadata does not say it, rows are counted first. Exit status 1 if
-    the restore would be refused; the page lists every reason and what to do about it.
+    Without options the job stays as it is. With --flow the page says what a start of a program in
+    this store would do, column by column, and what to write in the program where it would be
+    refused; the options are those of the run. With --topology a file declares the states. Nothing
+    is run or written, and no segment is opened; of another system's checkpoint, whose metadata does
+    not say it, rows are counted first. Exit status 1 if the restore would be refused; the page
+    lists every reason and what to do about it.
     """
+    if flow is not None:
+        if topology is not None or max_parallelism is not None:
+            other = "--topology" if topology is not None else "--max-parallelism"
+            raise click.UsageError(f"--flow names a program, which says what {other} would; leave one of them out")
+        document = _of_program(session, address, flow, parallelism, dict(operator_parallelism), drop, unaligned)
+        session.output.show(document, draw_plan)
+        return PROBLEMS if document["refused"] else FINE
+    if unaligned:
+        raise click.UsageError("--unaligned is an option of a run; name the program with --flow")
     from stateformat.redistribution import plan_document
 
     store, checkpoint = session.checkpoint(address)
@@ -67,8 +93,58 @@ def explain_restore(
 
         chosen, states, drop = read_topology(topology, checkpoint.record, drop)
     plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
-    session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
+    document = plan_document(store.url, checkpoint.record, plan, system=checkpoint.system)
+    session.output.show({**document, "start": None}, draw_plan)
     return PROBLEMS if plan.refused else FINE
+
+
+def _of_program(
+    session: Session,
+    address: Address,
+    program: FunctionName,
+    parallelism: int | None,
+    operator_parallelism: dict[str, int],
+    drop: tuple[str, ...],
+    unaligned: bool,
+) -> Document:
+    """The document of a start of a program."""
+    from stateformat.backends.runtime import Options
+    from stateformat.errors import NotFound
+    from stateformat.history import NO_RECORDS
+
+    from ...programs import dataflow_of, start_document
+
+    def start_spark() -> object:
+        from stateformat.backends.spark.sessions import lent_session
+
+        session.output.note(f"{program} takes a SparkSession, so one is started on this machine")
+        return sessions.enter_context(lent_session("ckpt explain-restore"))
+
+    with ExitStack() as sessions:
+        flow = dataflow_of(program, start_spark=start_spark)
+        options = Options(
+            parallelism=parallelism,
+            per_operator=_uids(flow, operator_parallelism),
+            drop=drop,
+            unaligned=unaligned,
+        )
+        store = session.store(address)
+        try:
+            checkpoint: Checkpoint | None = store.open(address.checkpoint_id)
+        except NotFound as error:
+            if error.kind not in NO_RECORDS or address.checkpoint_id is not None:
+                raise
+            checkpoint = None
+        return start_document(store, checkpoint, flow, options, program)
+
+
+def _uids(flow: Dataflow, given: dict[str, int]) -> dict[str, int]:
+    """Parallelism by uid; a name that only one step has stands for its uid."""
+    names: dict[str, list[str]] = {}
+    for uid, step in flow.steps.items():
+        names.setdefault(step.name, []).append(uid)
+    one = {name: uids[0] for name, uids in names.items() if len(uids) == 1}
+    return {text if text in flow.steps else one.get(text, text): number for text, number in given.items()}
 
 
 def _dropped(checkpoint: Checkpoint, name: str) -> str:
