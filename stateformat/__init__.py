@@ -48,7 +48,12 @@ if TYPE_CHECKING:
         Status as Status,
         SubtaskSet as SubtaskSet,
     )
-    from .inspecting import StateChanges as StateChanges, StateRange as StateRange
+    from .inspecting import (
+        CheckpointDiff as CheckpointDiff,
+        StateChanges as StateChanges,
+        StateRange as StateRange,
+        diff_checkpoints as diff_checkpoints,
+    )
     from .keys import register_key_hash as register_key_hash
     from .model import (
         CheckpointKind as CheckpointKind,
@@ -98,7 +103,7 @@ else:
                 "UnsupportedFormat"
             ),
             ".graph": "Edge JobGraph Operator Partitioner Status SubtaskSet",
-            ".inspecting": "StateChanges StateRange",
+            ".inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
             ".keys": "register_key_hash",
             ".model": "CheckpointKind Kind Mode State Stop StopMode",
             ".problems": "Problem Report",

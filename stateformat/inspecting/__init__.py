@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from .changes import StateChanges as StateChanges
     from .comparing import CHANGE as CHANGE
     from .contents import contents as contents
+    from .diff import (
+        CheckpointDiff as CheckpointDiff,
+        Renames as Renames,
+        StateDiff as StateDiff,
+        diff_checkpoints as diff_checkpoints,
+        proof_document as proof_document,
+    )
     from .key_history import KeyStep as KeyStep, key_history as key_history, schema_changes as schema_changes
     from .metadata import (
         METADATA_TABLES as METADATA_TABLES,
@@ -33,6 +40,7 @@ else:
             ".changes": "StateChanges",
             ".comparing": "CHANGE",
             ".contents": "contents",
+            ".diff": "CheckpointDiff Renames StateDiff diff_checkpoints proof_document",
             ".key_history": "KeyStep key_history schema_changes",
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",

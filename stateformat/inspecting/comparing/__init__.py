@@ -8,11 +8,11 @@ each), ``differences`` (which rows of two streams differ), ``values`` (when two 
 from __future__ import annotations
 
 from .differences import CHANGE, CHANGES, ByKey, differences
-from .matching import Runs, row_runs, segment_codes, unmatched
+from .matching import Runs, keyed_runs, row_runs, segment_codes, unmatched
 from .planning import planned, side_of
 from .sides import RowShape, Side
 from .steps import Step
-from .values import equal_values, value_buckets, value_codes
+from .values import equal_values, row_hashes, value_buckets, value_codes
 
 __all__ = [
     "CHANGE",
@@ -24,7 +24,9 @@ __all__ = [
     "Step",
     "differences",
     "equal_values",
+    "keyed_runs",
     "planned",
+    "row_hashes",
     "row_runs",
     "segment_codes",
     "side_of",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -34,16 +34,16 @@ class Side:
 
     task: ReadTask
     schema: SchemaVersion
-    """The columns that are compared, in the field ids of the state (or of what ``shape`` makes of
-    it), under the names that the other side gives them, save its key columns."""
-    renames: Mapping[str, str] = field(default_factory=dict)
-    """What the other side calls key columns."""
+    """The columns that are compared, of the same names and types on both sides, in the field ids of
+    the state (or of what ``shape`` makes of it)."""
     layout: object = None
     """Sides with equal layouts have equal key groups for equal keys; None: nobody knows."""
     shape: RowShape | None = None
     """Applied to the rows before they are compared."""
     edge_by_edge: bool = False
     """Of progress: an input of which nothing has been seen is left out (SPEC.md section 6.2)."""
+    seen: Callable[[int], None] | None = None
+    """Takes the row count of each table that :meth:`rows` gives out."""
 
     @property
     def handles(self) -> pa.Table:
@@ -75,25 +75,21 @@ class Side:
                 if self.edge_by_edge:
                     seen = pc.or_(table["_ended"], pc.greater(table["_watermark"], NOTHING_SEEN))
                     table = table.filter(seen)
-                yield self._renamed(table)
+                if self.seen is not None:
+                    self.seen(len(table))
+                yield table
 
     def layers(self) -> list[pa.Table]:
         """The layers of keyed state, lowest first."""
         found = self.task.layers(as_schema=self.schema)
-        return [self._renamed(pa.Table.from_batches(batches)) for _, batches in found]
-
-    def _renamed(self, table: pa.Table) -> pa.Table:
-        if not self.renames:
-            return table
-        return table.rename_columns([self.renames.get(name, name) for name in table.column_names])
+        return [pa.Table.from_batches(batches) for _, batches in found]
 
     def readings(self) -> Mapping[int, object]:
         """How rows become those compared, by schema id: if equal, equal bytes are equal rows."""
         state = self.task.state
         return {
             schema.id: tuple(
-                (self.renames.get(item.name, item.name), _reading({old.id: old for old in schema.fields}, item))
-                for item in self.schema.fields
+                (item.name, _reading({old.id: old for old in schema.fields}, item)) for item in self.schema.fields
             )
             for schema in state.schemas
         }

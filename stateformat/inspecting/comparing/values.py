@@ -50,6 +50,17 @@ def value_buckets(columns: Sequence[pa.ChunkedArray], count: int, level: int) ->
     return (mixed_hashes(folded, level).astype(np.int64) * count) >> 32
 
 
+def row_hashes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.uint64]:
+    """A hash of 64 bits for each row, equal for rows with equal values; for any type."""
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        array = one_array(column)
+        hashes = hashes * _PRIME + _hashes(_bits(array) if array.type in _FLOATS else array)
+    # Spread over all bits: a single column of numbers has a hash of 32.
+    hashes *= np.uint64(0x9FB21C651E98DF25)
+    return hashes ^ (hashes >> np.uint64(28))
+
+
 def _mask(found: Any) -> _Mask:
     mask: _Mask = found.to_numpy(zero_copy_only=False)
     return mask

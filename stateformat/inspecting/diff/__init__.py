@@ -1,0 +1,27 @@
+"""What differs between two checkpoints, of one store or of two: :func:`diff_checkpoints`.
+
+Read ``checkpoints`` (the door), ``graphs`` (what counts, and what is placement), ``states`` (one
+state on both sides), ``columns`` (which columns are the same), ``counting`` (rows by change and key
+group), ``pattern`` (whether changes lie in few key groups), ``sequences`` (the order of entries),
+``document`` (as JSON).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._lazy import lazy
+
+if TYPE_CHECKING:
+    from .checkpoints import CheckpointDiff as CheckpointDiff, diff_checkpoints as diff_checkpoints
+    from .document import proof_document as proof_document
+    from .states import Renames as Renames, StateDiff as StateDiff
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".checkpoints": "CheckpointDiff diff_checkpoints",
+            ".document": "proof_document",
+            ".states": "Renames StateDiff",
+        },
+    )

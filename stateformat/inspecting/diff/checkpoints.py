@@ -1,0 +1,140 @@
+"""Two checkpoints compared as a whole: :func:`diff_checkpoints`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CheckpointError, ErrorKind, InvalidInput
+from ...model import known_names
+from .counting import SAMPLE_ROWS
+from .graphs import GraphDiff, graph_diff
+from .states import Pair, Renames, StateDiff, pairs_of
+
+if TYPE_CHECKING:
+    from ...reading import Checkpoint
+
+Progress = Callable[[int, int], None]
+"""Takes the stored bytes that are read so far, and all that will be."""
+
+
+@dataclass(frozen=True)
+class CheckpointDiff:
+    """What differs between two checkpoints."""
+
+    before: Checkpoint
+    after: Checkpoint
+    graph: GraphDiff | None
+    """None where only states of one name were compared."""
+    states: tuple[StateDiff, ...]
+    read_bytes: int
+    """About how much was read of segments, as it is stored."""
+    operator: str | None = None
+    state: str | None = None
+    """What the comparison was narrowed to."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the content is the same.
+
+        Content are the operators, their statuses, the edges, the declared columns, and the rows of
+        every state, those of the runtime too. Where they lie is none: parallelism, max parallelism,
+        key hash, layers, encodings, files.
+        """
+        return (self.graph is None or self.graph.same) and all(state.same for state in self.states)
+
+    def __repr__(self) -> str:
+        differ = sum(not state.same for state in self.states)
+        found = "same content" if self.same else f"{differ} of {len(self.states)} states differ"
+        return f"CheckpointDiff({self.before!r}, {self.after!r}: {found})"
+
+    def document(self, *, rows: int | None = None) -> dict[str, Any]:
+        """Return the difference as JSON has it (docs/json.md).
+
+        ``rows``: how many rows of each kind it has of each state, of those that were kept; None for
+        none.
+        """
+        from .document import diff_document
+
+        return diff_document(self, rows)
+
+
+def diff_checkpoints(
+    before: Checkpoint,
+    after: Checkpoint,
+    *,
+    operator: str | None = None,
+    state: str | None = None,
+    rows: int = SAMPLE_ROWS,
+    renames: Renames | None = None,
+    progress: Progress | None = None,
+) -> CheckpointDiff:
+    """Compare two checkpoints: of one store or of two, ours or another system's.
+
+    Rows are compared in the columns of ``after``. Keyed rows are told apart by row key, progress by
+    input; all others count as often as they are there, and of union and even_split state the order
+    counts, over all subtasks. Values are equal by their bits, with one NaN. What metadata shows to
+    be equal is not read.
+
+    Args:
+        before: the earlier checkpoint, or the source of a copy.
+        after: the later one.
+        operator: compare only this operator, by uid or name.
+        state: compare only states of this name.
+        rows: how many of the added, removed and changed rows of each state to keep.
+        renames: what was renamed on purpose; by default nothing.
+        progress: takes how much is read.
+
+    Raises ``InvalidInput`` for an operator or state that neither checkpoint has, and what reading
+    raises: ``DamagedCheckpoint``, ``CheckpointExpired``, ``StorageError``.
+    """
+    renames = renames or Renames()
+    uid = None if operator is None else _uid(before, after, operator, renames)
+    pairs = _chosen(before, after, renames, uid, state)
+    total = sum(pair.plan() for pair in pairs)
+    done = 0
+
+    def read(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        if progress is not None:
+            progress(min(done, total), total)
+
+    found = []
+    for number, pair in enumerate(pairs):
+        found.append(pair.diff(rows, read))
+        pairs[number] = None  # type: ignore[call-overload]  # what it planned is not needed any more
+    graph = None
+    if state is None:
+        graph = graph_diff(before.record, after.record, renames.operators, renames.apart, uid)
+    return CheckpointDiff(before, after, graph, tuple(found), done, uid, state)
+
+
+def _uid(before: Checkpoint, after: Checkpoint, operator: str, renames: Renames) -> str:
+    """The uid, as the later checkpoint has it, of an operator that either has."""
+    try:
+        return after.operator_uid(operator)
+    except CheckpointError:
+        try:
+            uid = before.operator_uid(operator)
+        except CheckpointError:
+            pass
+        else:
+            return renames.operators.get(uid, uid)
+        raise
+
+
+def _chosen(
+    before: Checkpoint, after: Checkpoint, renames: Renames, operator: str | None, state: str | None
+) -> list[Pair]:
+    pairs = list(pairs_of(before, after, renames))
+    of_operator = [pair for pair in pairs if operator in (None, pair.place[0])]
+    found = [pair for pair in of_operator if state in (None, pair.place[1])]
+    if state is not None and not found:
+        where = "the checkpoints have" if operator is None else f"operator {operator!r} has"
+        names = [pair.place[1] for pair in of_operator]
+        raise InvalidInput(
+            f"{where} no state {state!r}; {known_names(names, state)}", kind=ErrorKind.UNKNOWN_STATE, state=state
+        )
+    return found

@@ -1,0 +1,192 @@
+"""Which columns of two declarations of a state are the same, and as what their rows are compared.
+
+A field is the same where its id is, within one job's history, and by its name otherwise. An id
+counts only if the field had one name on both sides at some time: after a rollback, or in stores
+that merely share a job id, an id may mean two things.
+
+Rows are compared in the columns of the later declaration. Where a type differs they are compared as
+the wider one; a type that neither side can be widened to is told of, and not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Final, NamedTuple
+
+from ...model import Field, SchemaVersion, State
+from ...schema import children, nesting
+from ...states import type_text, widening_faults
+
+Names = Mapping[int, frozenset[str]]
+_FRESH_IDS: Final = 1 << 30
+"""Ids of fields that a side lacks begin here: no schema has so many."""
+
+
+class ColumnChange(NamedTuple):
+    """What became of a column, or of a field in it (``place.name``)."""
+
+    change: str
+    """added, dropped, renamed, widened, narrowed, retyped, nullable, required or default."""
+    column: str
+    """Its name afterwards; that before where it was dropped."""
+    was: str | None = None
+    """Its name before, where it was renamed; its default before, where that changed."""
+    type: str | None = None
+    """Afterwards; before where it was dropped."""
+    type_was: str | None = None
+    default: str | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether rows are compared in this column."""
+        return self.change not in ("dropped", "retyped")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of two declarations, side by side."""
+
+    changes: tuple[ColumnChange, ...]
+    before: SchemaVersion
+    """What the earlier rows are read as, in the ids of their own state."""
+    after: SchemaVersion
+    """The same columns in the ids of the later state."""
+    keys_alike: bool
+    """Whether keys have the same types, and so the same hash."""
+
+
+class _Pair(NamedTuple):
+    old: Field | None
+    new: Field | None
+
+
+def side_by_side(before: State, after: State, *, by_id: bool) -> Columns:
+    """Match the columns of two declarations with the same key columns."""
+    matching = _Matching(_names(before) if by_id else {}, _names(after) if by_id else {})
+    pairs = matching.pairs(before.current.fields, after.current.fields)
+    fresh = count(_FRESH_IDS)
+    shared = [both for pair in pairs if (both := _shared(pair, matching, fresh)) is not None]
+    types = {pair.new.name: _bare(pair.old) == _bare(pair.new) for pair in pairs if pair.old and pair.new}
+    return Columns(
+        tuple(change for pair in pairs for change in _changes(pair, matching)),
+        SchemaVersion(before.current.id, tuple(old for old, _ in shared)),
+        SchemaVersion(after.current.id, tuple(new for _, new in shared)),
+        all(types.get(name, False) for name in after.key_columns),
+    )
+
+
+def _bare(item: Field) -> object:
+    """A type without what does not count for a hash: ids and names."""
+    return item.type if isinstance(item.type, str) else (item.type[0], tuple(map(_bare, children(item))))
+
+
+def _names(state: State) -> Names:
+    """The names that each field id has had."""
+    found: dict[int, set[str]] = {}
+    for schema in state.schemas:
+        for item in _all(schema.fields):
+            found.setdefault(item.id, set()).add(item.name)
+    return {number: frozenset(names) for number, names in found.items()}
+
+
+def _all(fields: Iterable[Field]) -> Iterator[Field]:
+    for item in fields:
+        yield item
+        yield from _all(children(item))
+
+
+@dataclass(frozen=True)
+class _Matching:
+    """By id: the names that a field has had, on each side; empty where ids mean nothing."""
+
+    old: Names
+    new: Names
+
+    def _is_known(self, field_id: int) -> bool:
+        """Whether an id is one field on both sides."""
+        return bool(self.old.get(field_id, frozenset()) & self.new.get(field_id, frozenset()))
+
+    def pairs(self, before: Sequence[Field], after: Sequence[Field]) -> list[_Pair]:
+        """The fields in the order of ``after``, then those that only ``before`` has."""
+        by_id = {item.id: item for item in before if self._is_known(item.id)}
+        # What the other side has known and lacks now was dropped: its name may be another's.
+        by_name = {item.name: item for item in before if not self._is_known(item.id)}
+        found = []
+        for item in after:
+            old = by_id.get(item.id) if self._is_known(item.id) else by_name.get(item.name)
+            found.append(_Pair(old, item))
+        taken = {pair.old.id for pair in found if pair.old is not None}
+        return [*found, *(_Pair(item, None) for item in before if item.id not in taken)]
+
+    def inner(self, old: Field, new: Field) -> list[_Pair]:
+        """The pairs of nested fields; those of lists and maps by their place."""
+        if isinstance(new.type, str) or new.type[0] == "struct":
+            return self.pairs(children(old), children(new))
+        return [_Pair(*pair) for pair in zip(children(old), children(new), strict=True)]
+
+
+def _shared(pair: _Pair, matching: _Matching, fresh: Iterator[int]) -> tuple[Field, Field] | None:
+    """As what a field is compared, in the ids of either side; None where it is not."""
+    old, new = pair
+    if new is None:
+        return None
+    if old is None:
+        missing = _with_fresh_ids(new, fresh)
+        return replace(missing, nullable=True), new
+    if isinstance(old.type, str) and isinstance(new.type, str):
+        if not widening_faults(_free(old), _free(new)):
+            kind = new.type
+        elif not widening_faults(_free(new), _free(old)):
+            kind = old.type
+        else:
+            return None
+        return replace(old, name=new.name, type=kind), replace(new, type=kind)
+    if isinstance(old.type, str) or isinstance(new.type, str) or old.type[0] != new.type[0]:
+        return None
+    inner = [_shared(one, matching, fresh) for one in matching.inner(old, new) if one.new is not None]
+    kept = [both for both in inner if both is not None]
+    if not kept or (new.type[0] != "struct" and len(kept) < len(inner)):
+        return None
+    return (
+        replace(old, name=new.name, type=nesting(new.type, tuple(both[0] for both in kept))),
+        replace(new, type=nesting(new.type, tuple(both[1] for both in kept))),
+    )
+
+
+def _free(item: Field) -> Field:
+    return replace(item, nullable=True)
+
+
+def _with_fresh_ids(item: Field, fresh: Iterator[int]) -> Field:
+    kind = item.type
+    if not isinstance(kind, str):
+        kind = nesting(kind, tuple(_with_fresh_ids(inner, fresh) for inner in children(item)))
+    return replace(item, id=next(fresh), type=kind)
+
+
+def _changes(pair: _Pair, matching: _Matching, above: str = "") -> Iterator[ColumnChange]:
+    old, new = pair
+    if new is None:
+        assert old is not None
+        yield ColumnChange("dropped", above + old.name, type=type_text(old.type))
+        return
+    name = above + new.name
+    if old is None:
+        yield ColumnChange("added", name, type=type_text(new.type), default=new.default)
+        return
+    if old.name != new.name:
+        yield ColumnChange("renamed", name, was=above + old.name, type=type_text(new.type))
+    if old.nullable != new.nullable:
+        yield ColumnChange("nullable" if new.nullable else "required", name, type=type_text(new.type))
+    if old.default != new.default:
+        yield ColumnChange("default", name, was=old.default, type=type_text(new.type), default=new.default)
+    nested = not isinstance(old.type, str) and not isinstance(new.type, str) and old.type[0] == new.type[0]
+    if nested:
+        for inner in matching.inner(old, new):
+            yield from _changes(inner, matching, f"{name}.")
+    elif old.type != new.type:
+        widened = not widening_faults(_free(old), _free(new))
+        change = "widened" if widened else "narrowed" if not widening_faults(_free(new), _free(old)) else "retyped"
+        yield ColumnChange(change, name, type=type_text(new.type), type_was=type_text(old.type))

@@ -1,0 +1,154 @@
+"""A difference of checkpoints as a JSON document (docs/json.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ... import words
+from ...documents import JsonRows, objects, totals_document
+from .columns import ColumnChange
+from .counting import Counted
+from .graphs import ElementChange
+from .states import Sizes, StateDiff
+
+if TYPE_CHECKING:
+    from ...model import State
+    from ...reading import Checkpoint
+    from .checkpoints import CheckpointDiff
+
+Document = dict[str, Any]
+
+
+def diff_document(diff: CheckpointDiff, rows: int | None) -> Document:
+    """The whole document; with up to ``rows`` rows of each kind of each state."""
+    return {
+        "same": diff.same,
+        "before": _checkpoint(diff.before),
+        "after": _checkpoint(diff.after),
+        "selection": {"operator": diff.operator, "state": diff.state},
+        "graph": None
+        if diff.graph is None
+        else {
+            "same": diff.graph.same,
+            "operators": [_element(change) for change in diff.graph.operators],
+            "edges": [_element(change) for change in diff.graph.edges],
+        },
+        "states": [_state(state, rows) for state in diff.states],
+        "read_bytes": diff.read_bytes,
+    }
+
+
+def proof_document(diff: CheckpointDiff) -> Document:
+    """What ``--prove`` says: whether the content is the same, of how much, and what it took."""
+    sizes = [state.sizes_after for state in diff.states if state.sizes_after is not None]
+    exact = all(size.rows is not None for size in sizes)
+    counts = [size.rows if exact else size.stored_rows for size in sizes]
+    return {
+        "same": diff.same,
+        "states": len(diff.states),
+        "rows": None if None in counts else sum(filter(None, counts)),
+        "counts_layers": not exact,
+        "read_bytes": diff.read_bytes,
+        "difference": None if diff.same else diff_document(diff, None),
+    }
+
+
+def _checkpoint(checkpoint: Checkpoint) -> Document:
+    record = checkpoint.record
+    return {
+        "store": checkpoint.storage.url,
+        "checkpoint_id": record.checkpoint_id,
+        "attempt_id": record.attempt_id,
+        "kind": record.kind.value,
+        "system": checkpoint.system,
+        "job_id": record.job_id,
+        "job_name": record.job_name,
+        "created_at": words.moment(record.created_at_us),
+        "operators": len(record.graph.operators),
+        "totals": totals_document(record.totals),
+    }
+
+
+def _element(change: ElementChange) -> Document:
+    return {
+        "name": change.name,
+        "was": change.was,
+        "change": change.change,
+        "counts": change.is_content,
+        "members": [{**member._asdict(), "counts": member.is_content} for member in change.members],
+    }
+
+
+def _state(diff: StateDiff, rows: int | None) -> Document:
+    declared = diff.after or diff.before
+    assert declared is not None
+    counted = diff.counted
+    found: Document = {
+        "operator": diff.operator,
+        "state": diff.name,
+        "was": None if diff.was is None else {"operator": diff.was[0], "state": diff.was[1]},
+        "change": diff.change,
+        **_declaration(declared),
+        "declared": [member._asdict() for member in diff.declared],
+        "columns": [_column(change) for change in diff.columns],
+        "before": _sizes(diff.sizes_before),
+        "after": _sizes(diff.sizes_after),
+        "added": None if counted is None else counted.added,
+        "removed": None if counted is None else counted.removed,
+        "changed": None if counted is None else counted.changed,
+        "order": diff.order,
+        "pattern": None
+        if diff.pattern is None
+        else {
+            "groups": [list(pair) for pair in diff.pattern.ranges],
+            "changes": round(diff.pattern.changes, 4),
+            "rows": round(diff.pattern.rows, 4),
+        },
+        "groups": None if counted is None else _groups(counted),
+        "read_bytes": 0 if counted is None else counted.read_bytes,
+    }
+    if rows is not None:
+        found["sample"] = None if counted is None else _sample(counted, rows)
+    return found
+
+
+def _declaration(state: State) -> Document:
+    return {
+        "mode": state.mode.value,
+        "kind": None if state.kind is None else state.kind.value,
+        "key_columns": list(state.key_columns),
+    }
+
+
+def _column(change: ColumnChange) -> Document:
+    return {**change._asdict(), "compared": change.is_compared}
+
+
+def _sizes(sizes: Sizes | None) -> Document | None:
+    return None if sizes is None else sizes._asdict()
+
+
+def _groups(counted: Counted) -> JsonRows | None:
+    """The key groups in which rows differ."""
+    if counted.groups is None:
+        return None
+    group = np.flatnonzero(counted.groups.total)
+    parts = {name: values[group] for name, values in counted.groups._asdict().items()}
+    return JsonRows(group=group, max_parallelism=np.full(len(group), len(counted.groups.added)), **parts)
+
+
+def _sample(counted: Counted, rows: int) -> Document:
+    sample = counted.sample
+    pairs = zip(_objects(sample.before, rows), _objects(sample.after, rows), strict=True)
+    return {
+        "added": _objects(sample.added, rows),
+        "removed": _objects(sample.removed, rows),
+        "changed": [{"before": before, "after": after} for before, after in pairs],
+    }
+
+
+def _objects(table: pa.Table | None, rows: int) -> list[Document]:
+    return [] if table is None else objects(table.slice(0, rows).to_batches(), rows)
