@@ -26,6 +26,12 @@ LONG = "a name that says everything about what the operator does, and then some 
 CHANGED = "--flow tests.ckpt.flight_jobs:changed"
 CALLS = {
     "copy": "copy memory://flights memory://copied",
+    "diff": "diff memory://flights@1 @2",
+    "diff-ascii": "diff memory://flights@2 @1 --operator delays --rows 1",
+    "diff-narrow": "diff memory://flights@1 memory://stopped",
+    "diff-rescaled": "diff memory://flights memory://rescaled@3",
+    "diff-same": "diff memory://rescaled@2 @3",
+    "diff-rows": "diff memory://flights@1 @2 --state sums --rows 2",
     "explain-restore": "explain-restore memory://flights --parallelism 6",
     "explain-restore-column": "explain-restore memory://flights --drop delays/sums.n",
     "explain-restore-dropped": "explain-restore memory://flights --drop rates",
@@ -70,6 +76,11 @@ CALLS = {
 REFUSED = {
     "explain-restore-flow",
     "explain-restore-flow-narrow",
+    "diff",
+    "diff-ascii",
+    "diff-narrow",
+    "diff-rescaled",
+    "diff-rows",
     "explain-restore-refused",
     "gc-stopped",
     "history-damaged",

@@ -34,6 +34,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "inspect": "Show what is in a checkpoint: graph, states, skew, rows.",
             "get": "Show the rows of one key, now or along the history.",
             "top": "Show which keys, key groups and subtasks have most.",
+            "diff": "Show what differs between two checkpoints.",
             "validate": "Find everything that is wrong with a checkpoint.",
             "explain-restore": "Show who would restore what at another parallelism.",
             "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",

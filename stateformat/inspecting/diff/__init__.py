@@ -3,7 +3,7 @@
 Read ``checkpoints`` (the door), ``graphs`` (what counts, and what is placement), ``states`` (one
 state on both sides), ``columns`` (which columns are the same), ``counting`` (rows by change and key
 group), ``pattern`` (whether changes lie in few key groups), ``sequences`` (the order of entries),
-``document`` (as JSON).
+``difference`` (what is found, and as JSON).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from ..._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoints import CheckpointDiff as CheckpointDiff, diff_checkpoints as diff_checkpoints
-    from .document import proof_document as proof_document
+    from .checkpoints import diff_checkpoints as diff_checkpoints
+    from .difference import CheckpointDiff as CheckpointDiff, proof_document as proof_document
     from .states import Renames as Renames, StateDiff as StateDiff
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoints": "CheckpointDiff diff_checkpoints",
-            ".document": "proof_document",
+            ".checkpoints": "diff_checkpoints",
+            ".difference": "CheckpointDiff proof_document",
             ".states": "Renames StateDiff",
         },
     )

@@ -3,61 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError, ErrorKind, InvalidInput
 from ...model import known_names
 from .counting import SAMPLE_ROWS
-from .graphs import GraphDiff, graph_diff
-from .states import Pair, Renames, StateDiff, pairs_of
+from .difference import CheckpointDiff
+from .graphs import graph_diff
+from .states import Pair, Renames, pairs_of
 
 if TYPE_CHECKING:
     from ...reading import Checkpoint
 
 Progress = Callable[[int, int], None]
 """Takes the stored bytes that are read so far, and all that will be."""
-
-
-@dataclass(frozen=True)
-class CheckpointDiff:
-    """What differs between two checkpoints."""
-
-    before: Checkpoint
-    after: Checkpoint
-    graph: GraphDiff | None
-    """None where only states of one name were compared."""
-    states: tuple[StateDiff, ...]
-    read_bytes: int
-    """About how much was read of segments, as it is stored."""
-    operator: str | None = None
-    state: str | None = None
-    """What the comparison was narrowed to."""
-
-    @property
-    def same(self) -> bool:
-        """Whether the content is the same.
-
-        Content are the operators, their statuses, the edges, the declared columns, and the rows of
-        every state, those of the runtime too. Where they lie is none: parallelism, max parallelism,
-        key hash, layers, encodings, files.
-        """
-        return (self.graph is None or self.graph.same) and all(state.same for state in self.states)
-
-    def __repr__(self) -> str:
-        differ = sum(not state.same for state in self.states)
-        found = "same content" if self.same else f"{differ} of {len(self.states)} states differ"
-        return f"CheckpointDiff({self.before!r}, {self.after!r}: {found})"
-
-    def document(self, *, rows: int | None = None) -> dict[str, Any]:
-        """Return the difference as JSON has it (docs/json.md).
-
-        ``rows``: how many rows of each kind it has of each state, of those that were kept; None for
-        none.
-        """
-        from .document import diff_document
-
-        return diff_document(self, rows)
 
 
 def diff_checkpoints(

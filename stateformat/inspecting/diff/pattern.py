@@ -44,10 +44,11 @@ def pattern_of(changes: Ints, rows: Ints | None) -> Pattern | None:
     dispersion = float((((changes[used] - expected) ** 2) / expected).sum()) / (len(used) - 1)
     if dispersion <= DISPERSION:
         return None
-    order = used[np.argsort(-(changes[used] / expected), kind="stable")]
-    count = int(np.searchsorted(np.cumsum(changes[order]), MOST * total)) + 1
-    # A group that has as many as the last one belongs to them.
-    chosen = np.sort(order[:count])
+    rate = changes[used] / expected
+    order = np.argsort(-rate, kind="stable")
+    last = order[int(np.searchsorted(np.cumsum(changes[used][order]), MOST * total))]
+    # A group that changes about as much as the last one belongs to them.
+    chosen = used[rate >= rate[last] / 2]
     part = float(weights[chosen].sum() / weights.sum())
     if part > WITHIN:
         return None

@@ -118,7 +118,7 @@ class Session:
 
         return instrumented(storage, self._watch.stats)
 
-    def read_only(self, address: Address) -> Checkpoint:
+    def read_only(self, address: Address, *others: str) -> Checkpoint:
         """The checkpoint of an address, opened sooner than :meth:`checkpoint` does.
 
         It does not import what writes checkpoints, nor search the installed storages for a
@@ -129,8 +129,8 @@ class Session:
         from stateformat.reading import Checkpoint
 
         if address.format is not None:
-            return self.checkpoint(address)[1]
-        options = options_for(address.url, self._options)
+            return self.checkpoint(address, *others)[1]
+        options = options_for(address.url, self._options, others)
         from stateformat.storage import split_name
 
         if is_local(address.url) and split_name(address.url)[1] is None:
@@ -145,7 +145,7 @@ class Session:
         except NotFound as error:
             if error.kind not in NO_RECORDS:
                 raise
-            return self.checkpoint(address)[1]  # Of another system, or the same error.
+            return self.checkpoint(address, *others)[1]  # Of another system, or the same error.
 
     def checkpoint(self, address: Address, *others: str) -> tuple[CheckpointStore, Checkpoint]:
         """The store of an address and its checkpoint."""

@@ -1,13 +1,15 @@
 """From a document to lines on a terminal.
 
 ``render`` has the pieces: read it first; ``rows`` shows rows. ``inspect`` (with ``graph`` and
-``contents``), ``plan``, ``validation``, ``export``, ``key`` and ``top`` are pages; smaller pages
-stand with their commands. Others use the names below, and the functions of ``render``.
+``contents``), ``plan``, ``validation``, ``export``, ``key``, ``top`` and ``diff`` are pages;
+smaller pages stand with their commands. Others use the names below, and the functions of
+``render``.
 """
 
 from __future__ import annotations
 
 from . import render
+from .diff import draw_diff, draw_proof
 from .export import draw_file, draw_folder, draw_savepoint
 from .inspect import draw_checkpoint
 from .key import draw_key, draw_key_history
@@ -22,6 +24,7 @@ __all__ = [
     "Look",
     "draw_all",
     "draw_checkpoint",
+    "draw_diff",
     "draw_file",
     "draw_folder",
     "draw_key",
@@ -29,6 +32,7 @@ __all__ = [
     "draw_newest_whole",
     "draw_one",
     "draw_plan",
+    "draw_proof",
     "draw_rows",
     "draw_savepoint",
     "draw_top",

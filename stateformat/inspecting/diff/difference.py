@@ -1,7 +1,8 @@
-"""A difference of checkpoints as a JSON document (docs/json.md)."""
+"""What differs between two checkpoints, and the same as a JSON document (docs/json.md)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,18 +12,56 @@ from ... import words
 from ...documents import JsonRows, objects, totals_document
 from .columns import ColumnChange
 from .counting import Counted
-from .graphs import ElementChange
+from .graphs import ElementChange, GraphDiff
 from .states import Sizes, StateDiff
 
 if TYPE_CHECKING:
     from ...model import State
     from ...reading import Checkpoint
-    from .checkpoints import CheckpointDiff
 
 Document = dict[str, Any]
 
 
-def diff_document(diff: CheckpointDiff, rows: int | None) -> Document:
+@dataclass(frozen=True)
+class CheckpointDiff:
+    """What differs between two checkpoints."""
+
+    before: Checkpoint
+    after: Checkpoint
+    graph: GraphDiff | None
+    """None where only states of one name were compared."""
+    states: tuple[StateDiff, ...]
+    read_bytes: int
+    """About how much was read of segments, as it is stored."""
+    operator: str | None = None
+    state: str | None = None
+    """What the comparison was narrowed to."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the content is the same.
+
+        Content are the operators, their statuses, the edges, the declared columns, and the rows of
+        every state, those of the runtime too. Where they lie is none: parallelism, max parallelism,
+        key hash, layers, encodings, files.
+        """
+        return (self.graph is None or self.graph.same) and all(state.same for state in self.states)
+
+    def __repr__(self) -> str:
+        differ = sum(not state.same for state in self.states)
+        found = "same content" if self.same else f"{differ} of {len(self.states)} states differ"
+        return f"CheckpointDiff({self.before!r}, {self.after!r}: {found})"
+
+    def document(self, *, rows: int | None = None) -> dict[str, Any]:
+        """Return the difference as JSON has it (docs/json.md).
+
+        ``rows``: how many rows of each kind it has of each state, of those that were kept; None for
+        none.
+        """
+        return _document(self, rows)
+
+
+def _document(diff: CheckpointDiff, rows: int | None) -> Document:
     """The whole document; with up to ``rows`` rows of each kind of each state."""
     return {
         "same": diff.same,
@@ -52,7 +91,7 @@ def proof_document(diff: CheckpointDiff) -> Document:
         "rows": None if None in counts else sum(filter(None, counts)),
         "counts_layers": not exact,
         "read_bytes": diff.read_bytes,
-        "difference": None if diff.same else diff_document(diff, None),
+        "difference": None if diff.same else diff.document(),
     }
 
 
@@ -111,7 +150,7 @@ def _state(diff: StateDiff, rows: int | None) -> Document:
         "read_bytes": 0 if counted is None else counted.read_bytes,
     }
     if rows is not None:
-        found["sample"] = None if counted is None else _sample(counted, rows)
+        found["row_columns"], found["sample"] = ([], []) if counted is None else _sample(counted, rows)
     return found
 
 
@@ -140,14 +179,15 @@ def _groups(counted: Counted) -> JsonRows | None:
     return JsonRows(group=group, max_parallelism=np.full(len(group), len(counted.groups.added)), **parts)
 
 
-def _sample(counted: Counted, rows: int) -> Document:
-    sample = counted.sample
-    pairs = zip(_objects(sample.before, rows), _objects(sample.after, rows), strict=True)
-    return {
-        "added": _objects(sample.added, rows),
-        "removed": _objects(sample.removed, rows),
-        "changed": [{"before": before, "after": after} for before, after in pairs],
-    }
+def _sample(counted: Counted, rows: int) -> tuple[list[Document], list[Document]]:
+    """The columns, and for up to ``rows`` rows of each kind what they were and are."""
+    tables = counted.sample
+    columns = next(([*table.schema] for table in tables if table is not None), [])
+    found = [{"before": row, "after": None} for row in _objects(tables.removed, rows)]
+    pairs = zip(_objects(tables.before, rows), _objects(tables.after, rows), strict=True)
+    found += [{"before": before, "after": after} for before, after in pairs]
+    found += [{"before": None, "after": row} for row in _objects(tables.added, rows)]
+    return [{"name": column.name, "type": str(column.type)} for column in columns], found
 
 
 def _objects(table: pa.Table | None, rows: int) -> list[Document]:

@@ -1,0 +1,63 @@
+"""``ckpt diff``: what differs between two checkpoints, of one store or of two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from ...exit_status import FINE, PROBLEMS
+from ...options import Address, AddressType, Session, command
+from ...text import draw_diff
+
+if TYPE_CHECKING:
+    from stateformat.reading import Checkpoint
+
+
+@command("diff", foreign=True)
+@click.argument("other", metavar="OTHER[@ID]")
+@click.option("--operator", metavar="UID", help="Only this operator, by uid or name.")
+@click.option("--state", metavar="NAME", help="Only states of this name, and no graph.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), metavar="N", help="Show up to N removed, changed and added rows of a state."
+)
+def diff(
+    session: Session, address: Address, *, other: str, operator: str | None, state: str | None, rows: int | None
+) -> int:
+    """Show what differs between two checkpoints.
+
+    STORE is the earlier one, OTHER the later; @ID alone is another checkpoint of STORE. They may be
+    of two stores, of another parallelism or max parallelism, and of another system: a savepoint of
+    Flink's against its import, a rewrite against its source.
+
+    Rows are compared in the columns of the later checkpoint: a renamed or widened column has
+    changed no row. Floats are compared by their bits, with one NaN. Of union and even_split state
+    all entries are one sequence, whatever the subtasks; of progress the least watermark of an input
+    counts, and it has ended if it has for all. What digests show to be equal is not read.
+
+    Exit status 0 where the content is the same, 1 where it differs. Where state lies is no content:
+    parallelism, key hashes, layers, encodings, files.
+    """
+    from stateformat.inspecting import diff_checkpoints
+
+    context = click.get_current_context()
+    text = f"{replace(address, checkpoint_id=None)}{other}" if other.startswith("@") else other
+    second = AddressType().convert(text, None, context)
+    before, after = _opened(session, address, second)
+    with session.output.progress("Comparing") as step:
+        found = diff_checkpoints(before, after, operator=operator, state=state, rows=rows or 0, progress=step)
+    session.output.show(found.document(rows=rows), draw_diff)
+    return FINE if found.same else PROBLEMS
+
+
+def _opened(session: Session, first: Address, second: Address) -> tuple[Checkpoint, Checkpoint]:
+    """Both checkpoints; two older ones of a store by one reading of its history."""
+    ids = first.checkpoint_id, second.checkpoint_id
+    if None in ids or ids[0] == ids[1] or replace(first, checkpoint_id=None) != replace(second, checkpoint_id=None):
+        return session.read_only(first, second.url), session.read_only(second, first.url)
+    found: dict[int, Checkpoint] = {
+        one.id: one for one in session.store(first).checkpoints([number for number in ids if number is not None])
+    }
+    before, after = (found[number] for number in ids if number is not None)
+    return before, after
