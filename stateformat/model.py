@@ -46,6 +46,10 @@ HOST_PROPERTY = f"{RESERVED_PROPERTIES}host"
 USER_PROPERTY = f"{RESERVED_PROPERTIES}user"
 ORIGIN_PROPERTIES = (PROGRAM_PROPERTY, CODE_PROPERTY, SPARK_PROPERTY, HOST_PROPERTY, USER_PROPERTY)
 """Who published a checkpoint, as far as the run said it."""
+RESCALE_PROPERTY = f"{RESERVED_PROPERTIES}rescale"
+"""Of a stop's record: the parallelism at which the job goes on from there."""
+RUN_PROPERTIES = (KEEP_PROPERTY, RESCALE_PROPERTY, *ORIGIN_PROPERTIES)
+"""Those of the reserved names that a run gives when it begins a checkpoint."""
 
 
 def new_attempt_id() -> AttemptId:

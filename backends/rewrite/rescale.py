@@ -11,6 +11,7 @@ from stateformat.model import CheckpointKind
 from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.reading import Checkpoint
 from stateformat.redistribution import Rescaled, rescale
+from stateformat.requests import lasting_stop
 from stateformat.store import CheckpointStore
 
 from .planning import RewritePlan
@@ -60,7 +61,7 @@ def begin_again(
         states=plan.states,
         source=record.ref,
         rescaled_from=plan.rescaled_from,
-        stop=record.stop,
+        stop=lasting_stop(record),
         properties=record.lasting_properties,
         **more,
     )

@@ -15,8 +15,9 @@ from .clock import Clock, SystemClock, VirtualClock
 from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
-from .reports import EpochProgress, JobFailed, JobOutcome, Progress, ProgressLine, ProgressLog, RunDiscarded
-from .restore import Restored, parallelism_words, plan_of, restore
+from .reports import EpochProgress, JobFailed, JobOutcome, JobPaused, Progress, ProgressLine, ProgressLog, RunDiscarded
+from .rescales import parallelism_words
+from .restore import Restored, plan_of, restore
 from .run import Run
 from .runtime import Runtime
 from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
@@ -29,6 +30,7 @@ __all__ = [
     "EpochProgress",
     "JobFailed",
     "JobOutcome",
+    "JobPaused",
     "Keep",
     "Mail",
     "MessageToCoordinator",

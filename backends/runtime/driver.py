@@ -114,6 +114,7 @@ class Driver:
         self.in_flight: InFlightCheckpoint | None = None
         self.ended: ev.JobEnded | None = None
         self.warnings: list[str] = []
+        self.news: list[str] = []
         self.failed_stops: list[ev.StopFailed] = []
         self.stop_properties: dict[str, dict[str, str]] = {}
         self.savepoints: list[tuple[CommitPermit, str]] = []
@@ -224,6 +225,11 @@ class Driver:
     def warn(self, sentence: str) -> None:
         logger.warning("%s", sentence)
         self.warnings.append(sentence)
+
+    def tell(self, sentence: str) -> None:
+        """Show what has happened to the job, in the log and beside its progress."""
+        logger.info("%s", sentence)
+        self.news.append(sentence)
 
     def note(self, reason: str, error: BaseException) -> None:
         """Keep an exception: the cause, if the run is discarded for this reason."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import stateformat as sf
 from stateformat import requests as rq
-from stateformat.errors import CheckpointError, InvalidInput
-from stateformat.model import Stop, StopMode
+from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
+from stateformat.model import RESCALE_PROPERTY, Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.storage import check_no_secrets, without_secrets
 from stateformat.store import CheckpointStore
@@ -19,8 +19,10 @@ from ..dataflow import events as ev
 from .clock import Clock
 from .driver import Driver
 from .options import Schedule
-from .reports import JobOutcome
-from .savepoints import Savepoints, check_place, save_at_end
+from .reports import JobOutcome, JobPaused
+from .rescales import SavedStop, outcome_of
+from .restore import Restored
+from .savepoints import GOES_ON, Savepoints, check_place, save_at_end
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +38,19 @@ class RequestService:
         driver: Driver,
         clock: Clock,
         schedule: Schedule,
-        restored_from: CommitPermit | None,
+        restored: Restored,
     ) -> None:
         self._store = store
         self._driver = driver
         self._clock = clock
         self._every_us = schedule.requests_every_us
-        self._restored_from = restored_from.ref.checkpoint_id if restored_from else 0
-        self._seen: set[str] = set()
+        self._rescales = restored.rescales
+        self._restored_from = restored.permit.ref.checkpoint_id if restored.permit else 0
+        self._counts_from = self._rescales.counts_from(self._restored_from)
+        self._seen: set[str] = set(filter(None, [self._rescales.request]))
+        self._stops: dict[str, rq.RequestKind] = {}
+        """The stops that the coordinator was asked for, and that have not failed."""
+        self._graph = restored.job.graph
         self._savepoint_options = schedule.savepoint_options
         self._poll_us: int | None = None if self._every_us is None else clock.now_us()
         """When the store is read for requests again."""
@@ -65,19 +72,23 @@ class RequestService:
         for request in sorted(waiting_requests(self._store), key=rq.asking_order):
             if request.id in self.answers:
                 answer_request(self._store, self.answers[request.id])  # It could not be written before.
-            if request.id in self._seen:
+            if request.id in self._seen or self._waits(request):
                 continue
-            if not rq.counts_for(request, self._restored_from):
-                message = (
-                    f"the run that was asked when checkpoint {request.newest} was the newest has ended; this one "
-                    f"went on from checkpoint {self._restored_from}. Ask again"
-                )
-                self._turn_down(request, rq.RequestOutcome.MISSED, message)
+            if not rq.counts_for(request, self._counts_from):
+                self._answer_missed(request)
                 continue
             try:
                 self._hand_over(request)
-            except InvalidInput as error:
+            except (InvalidInput, RestoreRefused) as error:
                 self._turn_down(request, rq.RequestOutcome.REFUSED, str(error))
+
+    def _waits(self, request: rq.JobRequest) -> bool:
+        """Whether a request is looked at when the stop that has begun has ended or failed.
+
+        A job that stops for good then answers all; one that is rescaled goes on, and obeys.
+        """
+        rescale = rq.RequestKind.RESCALE
+        return rescale in self._stops.values() or (bool(self._stops) and request.kind is rescale)
 
     def _hand_over(self, request: rq.JobRequest) -> None:
         """Begin what is asked. Raises ``InvalidInput`` for what is refused, with the sentence."""
@@ -88,6 +99,20 @@ class RequestService:
                 self.request_rescale(request)
             case rq.SavepointRequest():
                 self.request_savepoint(request)
+
+    def _answer_missed(self, request: rq.JobRequest) -> None:
+        """Answer a request to an earlier run, which may have died before it could."""
+        self._seen.add(request.id)
+        try:
+            known = outcome_of(self._store.storage, request) if isinstance(request, rq.RescaleRequest) else None
+        except (CheckpointError, OSError) as error:
+            logger.warning("what became of request %s could not be read: %s", request.id, error)
+            known = None
+        message = (
+            f"the run that was asked when checkpoint {request.newest} was the newest has ended; this one went on from "
+            f"checkpoint {self._restored_from}. Ask again"
+        )
+        answer_request(self._store, known or rq.RequestAnswer(request.id, rq.RequestOutcome.MISSED, message))
 
     def _turn_down(self, request: rq.JobRequest, outcome: rq.RequestOutcome, message: str) -> None:
         self._seen.add(request.id)
@@ -100,10 +125,7 @@ class RequestService:
     def request_stop(self, request: str, mode: StopMode, savepoint: str | None) -> None:
         """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
         check_place(self._store, savepoint)
-        self._seen.add(request)
-        if savepoint is not None:
-            self._driver.stop_properties[request] = {rq.SAVEPOINT_PROPERTY: savepoint}
-        self._driver.inbox.append(ev.StopRequested(mode, request))
+        self._stop(request, mode, savepoint, {})
 
     def request_savepoint(self, request: rq.SavepointRequest) -> None:
         """Raises ``InvalidInput`` as :meth:`request_stop` does."""
@@ -111,20 +133,58 @@ class RequestService:
         self._seen.add(request.id)
 
     def request_rescale(self, request: rq.RescaleRequest) -> None:
-        """Begin to stop, to go on at another parallelism. Raises ``InvalidInput`` if refused."""
-        raise InvalidInput(
-            f"this run cannot change its parallelism (request {request.id}); stop the job with `ckpt stop`, and start "
-            "it again at the new one"
-        )
+        """Begin to stop, to go on at another parallelism.
+
+        Raises ``InvalidInput`` and ``RestoreRefused`` for what a start at that parallelism would
+        refuse.
+        """
+        check_place(self._store, request.savepoint)
+        try:
+            moved = self._rescales.check(request, self._graph, self._driver.permit)
+        except (InvalidInput, RestoreRefused):
+            raise
+        except (CheckpointError, OSError) as error:
+            logger.warning("request %s could not be checked, which is tried again: %s", request.id, error)
+            return
+        if not moved:
+            message = f"the job runs at {request.wanted.describe()} already, so it was not stopped"
+            self._turn_down(request, rq.RequestOutcome.RESCALED, message)
+            return
+        properties = {RESCALE_PROPERTY: request.wanted.encode()}
+        self._stop(request.id, StopMode.NO_DRAIN, request.savepoint, properties, rq.RequestKind.RESCALE)
+
+    def _stop(
+        self,
+        request: str,
+        mode: StopMode,
+        savepoint: str | None,
+        properties: Mapping[str, str],
+        kind: rq.RequestKind = rq.RequestKind.STOP,
+    ) -> None:
+        self._seen.add(request)
+        self._stops[request] = kind
+        place = {} if savepoint is None else {rq.SAVEPOINT_PROPERTY: savepoint}
+        self._driver.stop_properties[request] = {**place, **properties}
+        self._driver.inbox.append(ev.StopRequested(mode, request))
+
+    def _answer_rescale(self) -> None:
+        """Answer the rescale from which this run goes on, when it is known what became of it."""
+        for answer in self._rescales.answers(self._driver.published):
+            if answer.outcome is rq.RequestOutcome.FAILED:
+                self._driver.warn(answer.message)
+            else:
+                self._driver.tell(answer.message)
+            self._answer(answer)
 
     def settle(self) -> None:
         """After a step: answer what has failed or is done, and begin copies."""
+        self._answer_rescale()
         while self._driver.failed_stops:
             failed = self._driver.failed_stops.pop(0)
             if self._driver.ended is not None:
                 continue  # The job ended by itself, and :func:`end_finished` answers all requests.
             goes_on = "the job goes on" if failed.goes_on else "the job starts again from its newest checkpoint"
-            message = f"the stop has failed, and {goes_on}: {failed.reason}"
+            message = f"the {self._stops.pop(failed.request, 'stop')} has failed, and {goes_on}: {failed.reason}"
             self._driver.warn(message)
             self._answer(rq.RequestAnswer(failed.request, rq.RequestOutcome.FAILED, message))
         self._savepoints.settle()
@@ -135,11 +195,15 @@ class RequestService:
 
     def outcome(self, ended: ev.JobEnded) -> JobOutcome:
         """How the job has ended, after every task; makes the savepoint of a stop."""
+        self._answer_rescale()
         permit = self._driver.permit
         options = self._savepoint_options
         if ended.stop is None or permit is None:
             self._savepoints.finish(permit, FINISHED)
             return end_finished(self._store, permit, options)
+        if rq.rescale_of(permit.record) is not None:
+            self._savepoints.finish(permit, GOES_ON)
+            return JobPaused(permit.ref.checkpoint_id, "the job has stopped to go on at another parallelism")
         stop = Stop(ended.stop.mode, ended.stop.request)
         self._savepoints.finish(permit, _stopped(permit, stop))
         return end_stopped(self._store, permit, stop, options)
@@ -192,27 +256,35 @@ def end_stopped(
     Repeating it is harmless, and a copy that fails changes nothing of the stop.
     ``savepoint_options``: storage options of the copy.
     """
-    record = permit.record
-    wanted = rq.savepoint_of_stop(store.url, record)
-    savepoint: str | None = wanted
-    sentence = _stopped(permit, stop)
-    try:
-        # A record may be another writer's: what it says is shown, and left behind, for everybody to
-        # read.
-        check_no_secrets(wanted, "the savepoint's URL")
-        store.copy(permit.checkpoint(), sf.open(wanted, **savepoint_options))
-        sentence += f", savepoint {wanted}"
-    except (CheckpointError, OSError) as error:
-        savepoint, wanted = None, without_secrets(wanted)
-        sentence += (
-            f"; its copy to {wanted} failed: {error}. The stop stands: run `ckpt copy "
-            f"{store.url}@{record.checkpoint_id} {wanted}`"
-        )
-    answer = rq.RequestAnswer(stop.request, rq.RequestOutcome.STOPPED, sentence, record.checkpoint_id, savepoint)
+    checkpoint_id, saved = permit.ref.checkpoint_id, save_stop(store, permit, savepoint_options)
+    sentence = f"{_stopped(permit, stop)}{saved.words}"
+    answer = rq.RequestAnswer(stop.request, rq.RequestOutcome.STOPPED, sentence, checkpoint_id, saved.url)
     answer_request(store, answer)
     for request in waiting_requests(store):
         if isinstance(request, rq.SavepointRequest):
             answer_request(store, save_at_end(store, permit, request, _stopped(permit, stop), savepoint_options))
         elif request.id != stop.request:
             answer_request(store, replace(answer, request=request.id))
-    return JobOutcome(record.checkpoint_id, sentence, stop=stop, savepoint=savepoint)
+    return JobOutcome(checkpoint_id, sentence, stop=stop, savepoint=saved.url)
+
+
+def save_stop(store: CheckpointStore, permit: CommitPermit, savepoint_options: Mapping[str, Any]) -> SavedStop:
+    """Copy the checkpoint of a stop, which stands whether this succeeds or not.
+
+    Repeating it is harmless. ``savepoint_options``: storage options of the copy.
+    """
+    record = permit.record
+    wanted = rq.savepoint_of_stop(store.url, record)
+    try:
+        # A record may be another writer's: what it says is shown, and left behind, for everybody to
+        # read.
+        check_no_secrets(wanted, "the savepoint's URL")
+        store.copy(permit.checkpoint(), sf.open(wanted, **savepoint_options))
+    except (CheckpointError, OSError) as error:
+        wanted = without_secrets(wanted)
+        return SavedStop(
+            None,
+            f"; its copy to {wanted} failed: {error}. The stop stands: run `ckpt copy "
+            f"{store.url}@{record.checkpoint_id} {wanted}`",
+        )
+    return SavedStop(wanted, f", savepoint {wanted}")

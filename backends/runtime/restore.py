@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.graph import JobGraph, Partitioner, Status
+from stateformat.graph import JobGraph, Partitioner
 from stateformat.model import Mode, Record, SchemaVersion
 from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import RestorePlan
-from stateformat.words import label
 
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import Job, Vertex, compile_job, graph_of, states_to_plan
 from .options import Options
+from .rescales import Rescales
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Restored:
     """The fully finished vertices, which are not started."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """The properties that say who runs the job."""
+    rescales: Rescales = field(default_factory=Rescales)
     _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
     """Union and progress states, since reading them for each subtask would be quadratic."""
 
@@ -150,32 +151,6 @@ def plan_of(
     if check:
         plan.check()
     return plan
-
-
-def parallelism_words(record: Record, topology: JobGraph) -> str:
-    """Which operators start at another parallelism than the record's, as a sentence; "" if none.
-
-    A topology of :func:`plan_of` differs from the record only where the program says so.
-    """
-    moved: dict[tuple[int, int], list[str]] = {}
-    for operator in topology.operators:
-        saved = record.graph.by_uid.get(operator.uid)
-        if saved is None or saved.status is Status.FULLY_FINISHED or saved.parallelism == operator.parallelism:
-            continue
-        moved.setdefault((operator.parallelism, saved.parallelism), []).append(repr(label(operator.uid)))
-    if not moved:
-        return ""
-    parts = [f"{some(uids)} at {now}, not {before}" for (now, before), uids in moved.items()]
-    return (
-        f"the program says another parallelism than checkpoint {record.checkpoint_id}, and the program counts: "
-        f"{some(parts, '; ')}"
-    )
-
-
-def some(words: Sequence[str], between: str = ", ", most: int = 5) -> str:
-    """The first few of many words, and how many more there are."""
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return between.join(words[:most]) + more
 
 
 def _graph_of(

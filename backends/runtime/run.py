@@ -57,7 +57,7 @@ class Run(TaskMessenger):
             begins_aligned=schedule.unaligned_after_us is not None,
         )
         self._driver = Driver(store, restored, self._coordinator, self, clock, schedule, retries)
-        self._requests = RequestService(store, self._driver, clock, schedule, restored.permit)
+        self._requests = RequestService(store, self._driver, clock, schedule, restored)
 
     @abstractmethod
     def step(self) -> bool:
@@ -123,6 +123,7 @@ class Run(TaskMessenger):
         """The progress, by the watermarks of the running tasks."""
         permit = self._driver.permit
         warnings, self._driver.warnings = tuple(self._driver.warnings), []
+        news, self._driver.news = tuple(self._driver.news), []
         watermarks: dict[str, int | None] = {}
         known: list[int | None] = []
         for vertex in self.job.vertices:
@@ -146,4 +147,6 @@ class Run(TaskMessenger):
             watermarks=watermarks,
             late_rows=self.late_rows,
             warnings=warnings,
+            news=news,
+            parallelism=max(vertex.parallelism for vertex in self.job.vertices),
         )

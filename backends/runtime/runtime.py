@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
+from stateformat import requests as rq
 from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
 from stateformat.model import CheckpointKind, StopMode
 from stateformat.publication import CommitPermit
@@ -23,9 +24,10 @@ from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
 from .options import Options, Schedule
-from .reports import JobOutcome, Progress, RestartPolicy
-from .requests import end_finished, end_stopped
-from .restore import Restored, parallelism_words, restore
+from .reports import JobOutcome, JobPaused, Progress, RestartPolicy
+from .requests import answer_request, end_finished, end_stopped, save_stop
+from .rescales import Rescales, parallelism_words
+from .restore import Restored, restore
 from .run import Run
 from .starting import decide_keep, start
 
@@ -45,6 +47,7 @@ class _Start:
     """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
     origin: Mapping[str, str] | None = None
     """Who runs the job, as records say it; None before the first run."""
+    rescales: Rescales = field(default_factory=Rescales)
     parallelism_said: bool = False
     """Whether the log says already that the program's parallelism is not the record's."""
 
@@ -93,17 +96,24 @@ class Runtime(ABC, Generic[RunT]):
         """
         restarts = 0
         failures = RestartPolicy(flow.job_id, self.options.max_restarts)
-        self._start = _Start()
+        self._start = self._new_start(flow)
         while True:
             try:
-                return replace(self._once(flow), restarts=restarts)
-            except (InvalidInput, RestoreRefused, *FATAL):
+                outcome = self._once(flow)
+                if not isinstance(outcome, JobPaused):
+                    return replace(outcome, restarts=restarts)
+            except FATAL:
                 raise
             except (CheckpointError, OSError) as error:
-                restarts += 1
-                failed = failures.on_failure(error, self._published)
+                if self._start.rescales.fell_back(error):
+                    continue
+                refused = isinstance(error, InvalidInput | RestoreRefused)
+                failed = error if refused else failures.on_failure(error, self._published)
                 if failed is not None:
+                    for answer in self._start.rescales.end_failed(failed):
+                        answer_request(self.store, answer)
                     raise failed from failed.__cause__
+                restarts += 1
                 delay_us = self.options.restart_delay_us * 2 ** max(failures.counted - 1, 0)
                 self._clock.wait_until(self._clock.now_us() + delay_us)
 
@@ -135,10 +145,33 @@ class Runtime(ABC, Generic[RunT]):
 
         Returns an outcome if the newest checkpoint is that of a stop, or everything had finished.
         """
-        self._start = _Start()
+        self._start = self._new_start(flow)
         return self._begin(flow)
 
+    def _new_start(self, flow: Dataflow) -> _Start:
+        this = _Start()
+        this.rescales = Rescales(lambda permit, sizes: self._restore(flow, permit, this, sizes))
+        return this
+
+    def _restore(self, flow: Dataflow, permit: CommitPermit | None, this: _Start, sizes: Mapping[str, int]) -> Restored:
+        """Compile the job as it starts from a checkpoint, at these parallelisms by uid."""
+        known = {uid: size for uid, size in sizes.items() if uid in flow.steps}
+        options = replace(self.options, per_operator={**self.options.per_operator, **known})
+        begins_here = permit is None or permit.ref.checkpoint_id == this.resumes_to
+        return restore(flow, permit, options, again=not begins_here)
+
     def _begin(self, flow: Dataflow) -> RunT | JobOutcome:
+        """Begin a run; one that cannot begin after a rescale goes on at the old parallelism."""
+        try:
+            return self._begin_run(flow)
+        except FATAL:
+            raise
+        except (CheckpointError, OSError) as error:
+            if not self._start.rescales.fell_back(error):
+                raise
+            return self._begin_run(flow)
+
+    def _begin_run(self, flow: Dataflow) -> RunT | JobOutcome:
         options, this = self.options, self._start
         if this.origin is None:
             this.origin = origin_properties(
@@ -149,8 +182,10 @@ class Runtime(ABC, Generic[RunT]):
             this.schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
         if this.resumes_to is None:
             this.resumes_to = permit.ref.checkpoint_id if permit else 0
-        begins_here = permit is None or permit.ref.checkpoint_id == this.resumes_to
-        restored = replace(restore(flow, permit, options, again=not begins_here), origin=this.origin)
+        savepoint_options = options.schedule.savepoint_options
+        this.rescales.begin(permit, lambda stop: save_stop(self.store, stop, savepoint_options))
+        restored = self._restore(flow, permit, this, this.rescales.in_force)
+        restored = replace(restored, origin=this.origin, rescales=this.rescales)
         sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, restored, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
@@ -163,7 +198,7 @@ class Runtime(ABC, Generic[RunT]):
     def _say_parallelism(self, permit: CommitPermit | None, restored: Restored) -> None:
         """Log, once per start, where the program's parallelism differs from the record's."""
         said = parallelism_words(permit.record, restored.job.graph) if permit is not None else ""
-        if said and not self._start.parallelism_said:
+        if said and not self._start.parallelism_said and not self._start.rescales.in_force:
             self._start.parallelism_said = True
             logger.warning("job %r: %s", restored.job.flow.job_id, said)
 
@@ -195,7 +230,7 @@ class Runtime(ABC, Generic[RunT]):
     ) -> JobOutcome | None:
         if permit is None:
             return None
-        stop = permit.record.stop
+        stop = rq.lasting_stop(permit.record)
         # A job that is started on a claimed savepoint is to go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             resumes = self.options.resume and permit.ref.checkpoint_id == self._start.resumes_to

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..errors import ErrorKind, InvalidInput
 from ..graph import JobGraph, Partitioner, Status, SubtaskSet, all_of
-from ..model import KEEP_PROPERTY, ORIGIN_PROPERTIES, RESERVED_PROPERTIES, State
+from ..model import RESERVED_PROPERTIES, RUN_PROPERTIES, State
 from ..problems import Problem
 from ..rules import check_graph, check_states
 
@@ -40,7 +40,7 @@ def check_arguments(
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"property {name!r} is {value!r}; names and values are text, so give {str(value)!r}")
-        if is_new and name.startswith(RESERVED_PROPERTIES) and name not in (KEEP_PROPERTY, *ORIGIN_PROPERTIES):
+        if is_new and name.startswith(RESERVED_PROPERTIES) and name not in RUN_PROPERTIES:
             raise InvalidInput(
                 f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose "
                 "another name"

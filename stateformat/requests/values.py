@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 
 from .. import paths as layout
 from ..model import Record, StopMode
+from .rescaling import WantedParallelism
 
 SAVEPOINT_PROPERTY: Final = "savepoint"
 """The property of a stop's record with the savepoint's URL; absent: the default place."""
@@ -92,6 +93,11 @@ class RescaleRequest(JobRequest):
     """Of every operator that ``operators`` does not name; None: each keeps its own."""
     operators: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """The parallelism by uid."""
+
+    @property
+    def wanted(self) -> WantedParallelism:
+        """What is asked for, as the stop's record keeps it."""
+        return WantedParallelism(self.parallelism, self.operators)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .outcome import (
     JobFailed as JobFailed,
     JobOutcome as JobOutcome,
+    JobPaused as JobPaused,
     RestartPolicy as RestartPolicy,
     RunDiscarded as RunDiscarded,
 )

@@ -37,6 +37,10 @@ class JobOutcome:
     """How often it started again after a failure."""
 
 
+class JobPaused(JobOutcome):
+    """No end: a run has stopped, and the next one goes on from there, at another parallelism."""
+
+
 class JobFailed(CheckpointError):
     """A job has failed too often, or in a way in which it would fail again.
 

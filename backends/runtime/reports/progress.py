@@ -37,6 +37,10 @@ class Progress:
     """Rows that operators have dropped as late since the job began."""
     warnings: tuple[str, ...] = ()
     """Those since the last progress."""
+    news: tuple[str, ...] = ()
+    """What has happened to the job since the last progress: it was rescaled."""
+    parallelism: int = 0
+    """The greatest of all operators."""
 
     def line(self) -> str:
         checkpoint = "no checkpoint yet" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
@@ -123,8 +127,11 @@ class ProgressLine:
         self._shown: int | None = None
 
     def __call__(self, progress: Progress) -> None:
+        start = "\r\x1b[K" if self._live else ""
         for warning in progress.warnings:
-            self._stream.write(("\r\x1b[K" if self._live else "") + f"warning: {warning}\n")
+            self._stream.write(f"{start}warning: {warning}\n")
+        for sentence in progress.news:
+            self._stream.write(f"{start}{progress.job_id}: {sentence}\n")
         if self._live:
             line = progress.line()
             self._stream.write("\r\x1b[K" + (line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"))

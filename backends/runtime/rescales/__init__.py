@@ -1,0 +1,10 @@
+"""Rescales of a running job, and what is said of another parallelism."""
+
+from __future__ import annotations
+
+from .going_on import (
+    Rescales as Rescales,
+    SavedStop as SavedStop,
+    outcome_of as outcome_of,
+    parallelism_words as parallelism_words,
+)

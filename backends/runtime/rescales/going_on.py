@@ -1,0 +1,267 @@
+"""The rescale of a running job: the check before it stops, the start from there, and the way back.
+
+A rescale is a stop without drain whose record says the parallelism at which the job goes on. So
+whatever ends the process in between, the next start finds it in the newest record:
+
+=====================================  =========================================================
+newest checkpoint                      what a start does
+=====================================  =========================================================
+the stop                               makes its savepoint, and starts at the new parallelism
+the stop, after such a start failed    starts at the old parallelism, and answers ``failed``
+a later one                            goes on from it. If this process has made it, the request
+                                       is answered ``rescaled``, and the new parallelism stays
+=====================================  =========================================================
+
+A start at the new parallelism has failed if anything raises before its first checkpoint is
+published. A run that is discarded without a failure is only begun again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stateformat import requests as rq
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import JobGraph, OperatorId, Status
+from stateformat.history import find_record, record_ids
+from stateformat.model import ParentRef, Record, known_names
+from stateformat.publication import CommitPermit
+from stateformat.storage import Storage
+from stateformat.words import label
+
+from ..outcome import RunDiscarded
+
+logger = logging.getLogger(__name__)
+
+HISTORY_MAX: Final = 100
+"""How many records are read to learn what became of a request."""
+
+
+@dataclass(frozen=True)
+class SavedStop:
+    """The savepoint of a stop."""
+
+    url: str | None
+    """None: the copy failed."""
+    words: str
+    """The end of a sentence: where it is, or why there is none."""
+
+
+@dataclass
+class _GoingOn:
+    """A job that goes on from the stop of a rescale, until its next checkpoint is published."""
+
+    request: str
+    stop: ParentRef
+    saved: SavedStop
+    moved: str
+    """Which operators, at which parallelism."""
+    in_force_before: Mapping[str, int]
+    counts_from: int
+    """Requests count for this run as for the one that has stopped."""
+    failure: str = ""
+    """Why the start at the new parallelism failed."""
+    is_back: bool = False
+    """Whether it goes on at the old parallelism."""
+    is_answered: bool = False
+
+
+def _refuse(*_: object) -> object:
+    raise InvalidInput("this run was made without its runtime, so it cannot be rescaled")
+
+
+class Rescales:
+    """The rescales of one start of a job.
+
+    ``check`` compiles the job for a start from the newest checkpoint at these parallelisms, by uid,
+    and raises what that start would raise.
+    """
+
+    def __init__(self, check: Callable[[CommitPermit | None, Mapping[str, int]], object] = _refuse) -> None:
+        self.in_force: Mapping[str, int] = {}
+        """By uid. It counts before all that the program says, as long as this process lives."""
+        self._check = check
+        self._going_on: _GoingOn | None = None
+        self._answers: list[rq.RequestAnswer] = []
+        self._counts_from: int | None = None
+
+    # A start --------------------------------------------------------------------------------------
+
+    def begin(self, permit: CommitPermit | None, save: Callable[[CommitPermit], SavedStop]) -> None:
+        """Decide at which parallelism the run starts; ``save`` makes the savepoint of a stop."""
+        current = self._going_on
+        if current is not None and (permit is None or permit.ref != current.stop):
+            # Its checkpoint was published, and the run broke off before it knew.
+            self._conclude(current)
+            self._going_on = None
+        wanted = rq.rescale_of(permit.record) if permit is not None else None
+        if permit is None or wanted is None:
+            return
+        if self._going_on is not None:
+            if self._going_on.failure:
+                self._going_on.is_back = True
+                self.in_force = self._going_on.in_force_before
+            return
+        graph, stop = permit.record.graph, permit.record.stop
+        sizes = wanted.of(graph)
+        assert stop is not None
+        self._going_on = _GoingOn(
+            request=stop.request,
+            stop=permit.ref,
+            saved=save(permit),
+            moved=moved_words(graph, sizes),
+            in_force_before=self.in_force,
+            counts_from=permit.ref.checkpoint_id if self._counts_from is None else self._counts_from,
+        )
+        self.in_force = {**self.in_force, **sizes}
+        logger.info("the job goes on from its stop at checkpoint %s: %s", permit.ref.checkpoint_id, wanted.describe())
+
+    def fell_back(self, error: Exception) -> bool:
+        """Whether the job is to go on at its old parallelism, since it cannot start at the new."""
+        current = self._going_on
+        if current is None or current.failure or (isinstance(error, RunDiscarded) and not error.counted):
+            return False
+        current.failure = str(error) or type(error).__name__
+        return True
+
+    # A run ----------------------------------------------------------------------------------------
+
+    @property
+    def request(self) -> str | None:
+        """The request by which the job has stopped, if the run goes on from there."""
+        return None if self._going_on is None else self._going_on.request
+
+    def counts_from(self, restored_from: int) -> int:
+        """The checkpoint that decides which requests count for a run."""
+        self._counts_from = restored_from if self._going_on is None else self._going_on.counts_from
+        return self._counts_from
+
+    def check(self, request: rq.RescaleRequest, graph: JobGraph, permit: CommitPermit | None) -> str:
+        """What the rescale would move, in words; "" for nothing.
+
+        ``graph``: of the run; ``permit``: of the newest checkpoint. Raises what a start would.
+        """
+        finished = _finished(permit.record) if permit is not None else frozenset()
+        for uid in request.operators:
+            if uid not in graph.by_uid:
+                raise InvalidInput(
+                    f"the job has no operator {label(uid)!r}; {known_names(list(graph.by_uid), uid)}",
+                    kind=ErrorKind.UNKNOWN_OPERATOR,
+                )
+            if uid in finished:
+                raise InvalidInput(
+                    f"operator {label(uid)!r} has finished and is not started again, so it has no parallelism to "
+                    "change. Leave it out",
+                    operator=uid,
+                )
+        sizes = {uid: number for uid, number in request.wanted.of(graph).items() if uid not in finished}
+        moved = moved_words(graph, sizes)
+        if moved:
+            self._check(permit, {**self.in_force, **sizes})
+        return moved
+
+    def answers(self, published: int) -> list[rq.RequestAnswer]:
+        """The answers that are due in a run that has published so many checkpoints."""
+        current = self._going_on
+        if current is not None and (published or current.is_back):
+            self._conclude(current)
+        if published:
+            self._going_on = None
+        found, self._answers = self._answers, []
+        return found
+
+    def end_failed(self, error: BaseException) -> list[rq.RequestAnswer]:
+        """The answer of a job that could go on at neither parallelism, and has failed."""
+        current = self._going_on
+        if current is not None:
+            current.is_back, current.failure = True, current.failure or str(error)
+            current.failure += f". There it failed, too, and the job has ended: {error}"
+        return self.answers(0)
+
+    def _conclude(self, current: _GoingOn) -> None:
+        if current.is_answered:
+            return
+        current.is_answered = True
+        stopped, first = current.stop.checkpoint_id, current.stop.checkpoint_id + 1
+        if current.is_back:
+            outcome = rq.RequestOutcome.FAILED
+            message = (
+                f"the job could not start at the new parallelism ({current.moved}), so it goes on at the old one from "
+                f"checkpoint {stopped}{current.saved.words}. The reason: {current.failure}"
+            )
+        else:
+            outcome = rq.RequestOutcome.RESCALED
+            message = (
+                f"the job has stopped at checkpoint {stopped} and goes on at the new parallelism ({current.moved}), "
+                f"where its first checkpoint is {first}{current.saved.words}"
+            )
+        at = stopped if current.is_back else first
+        self._answers.append(rq.RequestAnswer(current.request, outcome, message, at, current.saved.url))
+
+
+def outcome_of(storage: Storage, request: rq.RescaleRequest) -> rq.RequestAnswer | None:
+    """What became of a request by the records, if its run died before it answered; else None."""
+    stop: Record | None = None
+    for checkpoint_id in [known for known in record_ids(storage) if known > request.newest][:HISTORY_MAX]:
+        record = find_record(storage, checkpoint_id)
+        if record is None:
+            continue
+        if stop is not None:
+            return _outcome_after(stop, record, request)
+        if record.stop is not None and record.stop.request == request.id:
+            stop = record
+    return None
+
+
+def _outcome_after(stop: Record, first: Record, request: rq.RescaleRequest) -> rq.RequestAnswer:
+    wanted = request.wanted.of(stop.graph)
+    reached = all(
+        uid in first.graph.by_uid and first.graph.by_uid[OperatorId(uid)].parallelism == size
+        for uid, size in wanted.items()
+    )
+    outcome = rq.RequestOutcome.RESCALED if reached else rq.RequestOutcome.FAILED
+    went = "at the new parallelism" if reached else "at another parallelism than was asked for"
+    message = (
+        f"the job has stopped at checkpoint {stop.checkpoint_id} and gone on {went}, where its first checkpoint is "
+        f"{first.checkpoint_id}. The run that did it ended before it could answer"
+    )
+    return rq.RequestAnswer(request.id, outcome, message, first.checkpoint_id)
+
+
+def moved_words(before: JobGraph, after: Mapping[str, int]) -> str:
+    """Which operators get another parallelism: ``'in', 'op' at 4, not 2; 'out' at 1, not 2``."""
+    moved: dict[tuple[int, int], list[str]] = {}
+    for operator in before.operators:
+        now = after.get(operator.uid, operator.parallelism)
+        if now != operator.parallelism:
+            moved.setdefault((now, operator.parallelism), []).append(repr(label(operator.uid)))
+    return _some([f"{_some(uids)} at {now}, not {was}" for (now, was), uids in moved.items()], "; ")
+
+
+def parallelism_words(record: Record, topology: JobGraph) -> str:
+    """Which operators start at another parallelism than the record's, as a sentence; "" if none.
+
+    A topology of ``plan_of`` differs from the record only where the program says so.
+    """
+    finished = _finished(record)
+    moved = moved_words(
+        record.graph, {one.uid: one.parallelism for one in topology.operators if one.uid not in finished}
+    )
+    if not moved:
+        return ""
+    return (
+        f"the program says another parallelism than checkpoint {record.checkpoint_id}, and the program counts: {moved}"
+    )
+
+
+def _finished(record: Record) -> frozenset[str]:
+    return frozenset(one.uid for one in record.graph.operators if one.status is Status.FULLY_FINISHED)
+
+
+def _some(words: Sequence[str], between: str = ", ", most: int = 5) -> str:
+    """The first few of many words, and how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return between.join(words[:most]) + more
