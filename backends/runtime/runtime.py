@@ -24,7 +24,7 @@ from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
 from .options import Options, Schedule
-from .reports import JobOutcome, JobPaused, Progress, RestartPolicy
+from .reports import JobOutcome, JobPaused, Progress, RestartPolicy, RunDiscarded
 from .requests import answer_request, end_finished, end_stopped, save_stop
 from .rescales import Rescales, parallelism_words
 from .restore import Restored, restore
@@ -105,7 +105,7 @@ class Runtime(ABC, Generic[RunT]):
             except FATAL:
                 raise
             except (CheckpointError, OSError) as error:
-                if self._start.rescales.fell_back(error):
+                if self._fell_back(error):
                     continue
                 refused = isinstance(error, InvalidInput | RestoreRefused)
                 failed = error if refused else failures.on_failure(error, self._published)
@@ -167,9 +167,14 @@ class Runtime(ABC, Generic[RunT]):
         except FATAL:
             raise
         except (CheckpointError, OSError) as error:
-            if not self._start.rescales.fell_back(error):
+            if not self._fell_back(error):
                 raise
             return self._begin_run(flow)
+
+    def _fell_back(self, error: Exception) -> bool:
+        """Whether a rescale has failed by this error, so that the job goes on as before it."""
+        discarded = isinstance(error, RunDiscarded) and not error.counted
+        return not discarded and self._start.rescales.fell_back(error)
 
     def _begin_run(self, flow: Dataflow) -> RunT | JobOutcome:
         options, this = self.options, self._start

@@ -42,7 +42,9 @@ class Job(Line):
         flow = df.Dataflow(job, parallelism=parallelism or self.parallelism)
         stream = flow.source(self.tap, uid="in", parallelism=self.said.get("in"))
         others = [flow.source(self.table, uid="table").broadcast()] if self.table is not None else []
-        counted = stream.key_by("key").apply(self.op, *others, uid="op", parallelism=self.said.get("op"), max_parallelism=8)
+        counted = stream.key_by("key").apply(
+            self.op, *others, uid="op", parallelism=self.said.get("op"), max_parallelism=8
+        )
         (counted.forward() if self.forward else counted).apply(self.out, uid="out", chain=False)
         return flow
 

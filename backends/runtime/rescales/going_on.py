@@ -32,8 +32,6 @@ from stateformat.publication import CommitPermit
 from stateformat.storage import Storage
 from stateformat.words import label
 
-from ..outcome import RunDiscarded
-
 logger = logging.getLogger(__name__)
 
 HISTORY_MAX: Final = 100
@@ -120,9 +118,9 @@ class Rescales:
         logger.info("the job goes on from its stop at checkpoint %s: %s", permit.ref.checkpoint_id, wanted.describe())
 
     def fell_back(self, error: Exception) -> bool:
-        """Whether the job is to go on at its old parallelism, since it cannot start at the new."""
+        """Whether the job is to go on at its old parallelism, since this failed at the new one."""
         current = self._going_on
-        if current is None or current.failure or (isinstance(error, RunDiscarded) and not error.counted):
+        if current is None or current.failure:
             return False
         current.failure = str(error) or type(error).__name__
         return True
