@@ -42,10 +42,13 @@ java:
 	elif [ "$$version" -lt 17 ]; then echo "Spark needs Java 17 or newer; the java found is version $$version. Install one or set JAVA_HOME." >&2; exit 1; fi
 
 demo: java $(DEMO) ## real data on Spark: state written, rescaled, rewritten; a job killed and resumed; a minute or two
-	@test ! -e demo-store || { echo "Replacing demo-store, the store of the last demo"; rm -rf demo-store; }
-	@$(BIN)/python examples/flights_local.py --kills 2
+	@test ! -e demo-store -a ! -e demo-local || { echo "Replacing demo-store and demo-local, the stores of the last demo"; rm -rf demo-store demo-local; }
+	@$(BIN)/python examples/flights_local.py --kills 2 --store demo-local
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/flights_demo.py --store demo-store
-	@echo "ckpt is $(BIN)/ckpt; 'make demo-all' shows a loop and a stream on Spark, too."
+	@printf '%s\n' "" "What stays (open the pages in a browser):" "" \
+	  "  demo-store        the checkpoint that was rescaled and rewritten   report.html" \
+	  "  demo-local/store  the job that was killed and resumed              demo-local/report.html" "" \
+	  "ckpt is $(BIN)/ckpt; 'make demo-all' shows a loop and a stream on Spark, too."
 
 demo-all: java $(DEMO) ## the demo, a loop, and a stream on Spark whose driver dies
 	@$(MAKE) --no-print-directory demo

@@ -115,10 +115,15 @@ def main() -> int:
         f"\n{flights.n:,} flights, {flights.unnamed:,} of them without a tail number; {time.monotonic() - began:.0f} s"
     )
     spark.stop()
+    ckpt("report", str(location), "--to", str(location.with_name("report.html")))
     if different:
         print(f"{different:,} rows DIFFER from the CSV files", file=sys.stderr)
         return 1
-    print(f"Not one row differs.\n\nThe store stays. Try, for example:\n\n{TRY.format(store=location)}")
+    print(
+        f"\nNot one row differs.\n\nThe store stays in {location}, and its page in "
+        f"{location.with_name('report.html')}. Try, for example:\n\n{TRY.format(store=location)}",
+        end="",
+    )
     return 0
 
 

@@ -123,12 +123,13 @@ def main() -> int:
     print(f"\nIn checkpoint {middle} planes and airlines have ended, and flights go on:")
     ckpt("inspect", f"{store}@{middle}")
     ckpt("validate", str(store), "--level", "full")
+    ckpt("report", f"{store}@{middle}", "--to", str(folder / "report.html"))
     print()
     different = differing_rows(data, out)
     if different:
         print(f"{different:,} rows DIFFER", file=sys.stderr)
         return 1
-    print("Not one row differs.")
+    print(f"Not one row differs. The store stays in {store}, its page in {folder / 'report.html'}.")
     return 0
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,20 @@ class RestorePlan(PlanDocument):
             f"RestorePlan(checkpoint {self.source.checkpoint_id} of {shortened(self.job_id)}, "
             f"{len(self.operators)} operators, {self.assigned.num_rows} slices, {len(self.refusals)} refusals)"
         )
+
+    def _repr_html_(self) -> str:
+        """Who starts how, and what refuses, for notebooks."""
+        from stateformat.html import plan_html
+
+        def document() -> dict[str, Any]:
+            reads = self.load().group_by("operator").aggregate([("bytes", "sum")])
+            return {
+                "operators": [asdict(operator) for operator in self.operators],
+                "refusals": [{"message": item.message, "advice": item.advice} for item in self.refusals],
+                "reads": dict(zip(reads["operator"].to_pylist(), reads["bytes_sum"].to_pylist(), strict=True)),
+            }
+
+        return plan_html(f"Restore of checkpoint {self.source.checkpoint_id} of {self.job_id}", document)
 
     @cached_property
     def by_operator(self) -> Mapping[str, OperatorPlan]:

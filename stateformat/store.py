@@ -100,6 +100,12 @@ class CheckpointStore:
     def __repr__(self) -> str:
         return f"CheckpointStore({self.url!r})"
 
+    def _repr_html_(self) -> str:
+        """The newest checkpoints as a table, for notebooks."""
+        from .inspecting import shown
+
+        return shown(self)
+
     @property
     def url(self) -> str:
         """The storage's address."""

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
         fragment as fragment,
     )
     from .graph import draw_graph as draw_graph
+    from .notebook import (
+        checkpoint_html as checkpoint_html,
+        dataflow_html as dataflow_html,
+        plan_html as plan_html,
+        store_html as store_html,
+    )
     from .report import report_page as report_page
 else:
     __getattr__, __dir__, __all__ = lazy(
@@ -28,6 +34,7 @@ else:
         {
             ".elements": "GENERATOR Element document element fragment",
             ".graph": "draw_graph",
+            ".notebook": "checkpoint_html dataflow_html plan_html store_html",
             ".report": "report_page",
         },
     )

@@ -26,7 +26,8 @@ Roboto,"Noto Sans","DejaVu Sans",sans-serif;color-scheme:light;-webkit-text-size
 [data-jp-theme-light=true] .sf,.vscode-light .sf{LIGHTcolor-scheme:light}
 .sf *{box-sizing:border-box}
 body.sf{margin:0;padding:24px 16px 48px}
-div.sf{padding:10px 12px;border:1px solid var(--line);border-radius:8px;max-width:1080px;font-size:13px}
+div.sf{background:var(--card);padding:10px 12px;border:1px solid var(--line);border-radius:8px;max-width:1080px;
+font-size:13px}
 .sf main,.sf header,.sf footer{max-width:1080px;margin:0 auto}
 .sf h1{font-size:26px;line-height:1.25;margin:0;overflow-wrap:anywhere}
 .sf h2{font-size:17px;margin:0 0 10px;overflow-wrap:anywhere}

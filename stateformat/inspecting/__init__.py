@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from .range import StateRange as StateRange
     from .savepoints import savepoints_document as savepoints_document
+    from .shown import shown as shown
     from .subjects import newest_declaration as newest_declaration
     from .top import top_document as top_document
 else:
@@ -45,6 +46,7 @@ else:
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",
             ".savepoints": "savepoints_document",
+            ".shown": "shown",
             ".subjects": "newest_declaration",
             ".top": "top_document",
         },

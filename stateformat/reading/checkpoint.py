@@ -53,6 +53,21 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"Checkpoint({self.storage.url}@{self.record.checkpoint_id})"
 
+    def _repr_html_(self) -> str:
+        """The job graph and the states, for notebooks; reads the manifest, and no segment."""
+        from ..documents import Holdings, record_document
+        from ..html import checkpoint_html
+
+        def document() -> dict[str, Any]:
+            holdings = Holdings(self.record, self.outline)
+            return {
+                **record_document(self.storage.url, self.record),
+                "system": self.system,
+                "sizes": {(state.operator, state.name): holdings.totals(state) for state in self.states},
+            }
+
+        return checkpoint_html(f"{self.storage.url}@{self.id}", document)
+
     @property
     def id(self) -> CheckpointId:
         """The checkpoint's id."""
