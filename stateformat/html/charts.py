@@ -72,7 +72,8 @@ def _bars(
     bounds = [len(values) * i // count for i in range(count + 1)]
     # A few bars do not grow as broad as the page.
     broad = 0.8 * _PITCH * min(1.0, max(count, 2) / 12)
-    bars = []
+    paths: dict[str, list[str]] = {}
+    tooltips = []
     for i in range(count if values else 0):
         chosen = range(bounds[i], bounds[i + 1])
         place = max(chosen, key=lambda one: -1 if (found := values[one]) is None else found)
@@ -82,17 +83,12 @@ def _bars(
         height = max(1.5, _HEIGHT * value / top) if top > 0 and value > 0 else 1.0
         accented = accent in chosen
         tone = "z" if value <= 0 else "e" if any(marked[one] for one in chosen if marked) else "n" if accented else "b"
-        tooltip = e("title", f"{labels[place]}: {text(value)}")
         left = i * _PITCH + (_PITCH - broad) / 2
-        bars.append(
-            e(
-                "g",
-                tooltip,
-                e("rect", class_="hit", x=i * _PITCH, y=0, width=_PITCH, height=_HEIGHT),
-                e("rect", class_=tone, x=left, y=_HEIGHT - height, width=broad, height=height),
-            )
-        )
-    return bars, count * _PITCH
+        paths.setdefault(tone, []).append(f"M{left:g} {_HEIGHT}v{-height:.1f}h{broad:g}v{height:.1f}z")
+        tooltip = e("title", f"{labels[place]}: {text(value)}")
+        tooltips.append(e("rect", tooltip, class_="hit", x=i * _PITCH, width=_PITCH, height=_HEIGHT))
+    shapes = [e("path", class_=tone, d="".join(parts)) for tone, parts in paths.items()]
+    return [*shapes, *tooltips], count * _PITCH
 
 
 def spark(values: Sequence[int | None], title: str) -> Element:

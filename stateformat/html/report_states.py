@@ -12,6 +12,8 @@ from .pieces import DASH, Column, badge, facts, more, opening, short, table
 
 Json = Mapping[str, Any]
 STATES_SHOWN: Final = 40
+CHARTED: Final = 20
+"""States that have charts: the greatest."""
 OPEN: Final = 3
 """States whose charts are open from the beginning: the greatest."""
 FIELDS_SHOWN: Final = 60
@@ -38,10 +40,7 @@ def draw_states(report: Json) -> Element | None:
         "section",
         e("h2", "States"),
         e("div", (e("span", title) for title in titles), class_="line titles"),
-        [
-            _state(state, trends.get((state["operator"], state["name"])), top, is_open=i < OPEN)
-            for i, state in enumerate(shown)
-        ],
+        [_state(state, trends.get((state["operator"], state["name"])), top, i) for i, state in enumerate(shown)],
         more(len(held) - len(shown), "state", "ckpt inspect lists all"),
         _empty(empty),
         class_="long states",
@@ -82,7 +81,7 @@ def _name(state: Json, length: int = 36) -> Node:
     return e("span", short(state["operator"], length), " / ", e("strong", short(state["name"], length)))
 
 
-def _state(state: Json, trend: _Trend | None, top: int, *, is_open: bool) -> Element:
+def _state(state: Json, trend: _Trend | None, top: int, place: int) -> Element:
     """Return a state as one line, which opens to its charts and columns."""
     cells = (
         ("", _name(state)),
@@ -97,8 +96,10 @@ def _state(state: Json, trend: _Trend | None, top: int, *, is_open: bool) -> Ele
         ("skew", _skew(state)),
     )
     line = (e("span", cell, data_label=label, class_=label or "name") for label, cell in cells)
-    inside = _details(state, trend)
-    return e("details", e("summary", e("div", line, class_="line")), e("div", inside, class_="inside"), open=is_open)
+    inside = _details(state, trend, is_charted=place < CHARTED)
+    return e(
+        "details", e("summary", e("div", line, class_="line")), e("div", inside, class_="inside"), open=place < OPEN
+    )
 
 
 def _trend_words(trend: _Trend) -> str:
@@ -116,20 +117,20 @@ def _skew(state: Json) -> Node:
     return badge(text, "some") if state["skew"] >= SKEWED else text
 
 
-def _details(state: Json, trend: _Trend | None) -> list[Element | None]:
+def _details(state: Json, trend: _Trend | None, *, is_charted: bool) -> list[Element | None]:
     measured = state["subtasks"]
     charts: list[Element] = []
-    if trend:
+    if trend and is_charted:
         labels = [f"checkpoint {number}" for number in trend.ids]
         ends = (str(trend.ids[0]), str(trend.ids[-1]))
         title = "Bytes over the history"
         charts.append(chart(title, trend.sizes, labels, text=words.size, ends=ends, at=trend.shown))
-    if measured and measured["count"] > 1:
+    if measured and measured["count"] > 1 and is_charted:
         text = words.size if measured["measure"] == "bytes" else words.count
         title = f"{measured['measure'].capitalize()} by subtask"
         charts.append(_spread(title, "subtask", measured, text))
     groups = state["key_groups"]
-    if groups:
+    if groups and is_charted:
         charts.append(_spread("Rows by key group", "key group", groups, words.count))
     return [
         e("div", charts, class_="charts") if charts else None,

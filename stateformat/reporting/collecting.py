@@ -8,7 +8,7 @@ Damage is shown, and ends nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from .. import __version__, words
 from ..documents import (
@@ -32,7 +32,7 @@ from .remembered import RememberingStorage
 from .states import states_document
 
 if TYPE_CHECKING:
-    from ..model import CheckpointId, Record
+    from ..model import CheckpointId, ParentRef, Record
 
 ReportLevel = Literal["metadata", "quick", "full"]
 LEVELS: Final[tuple[ReportLevel, ...]] = ("metadata", "quick", "full")
@@ -69,26 +69,37 @@ def collect_report(
     once = CheckpointStore(RememberingStorage(store.storage), format=store.format, outside=store.outside)
     found = once.survey(limit)
     checkpoint, faults = _opened(once, found, checkpoint_id)
-    holdings = None
-    described = states = None
-    if checkpoint is not None:
-        described, states, holdings = _described(checkpoint, faults)
+    shown = None if checkpoint is None else _described(checkpoint, faults, level)
+    # What follows reads manifests, too; one of a million handles takes half a GiB.
+    del checkpoint
     return {
         "store": once.url,
         "made_at": words.moment(now_us),
         "made_at_us": now_us,
         "made_by": f"stateformat {__version__}",
-        "system": None if checkpoint is None else checkpoint.system,
+        "system": shown and shown.document["system"],
         "wanted": checkpoint_id,
         "faults": faults,
-        "checkpoint": described,
-        "states": states or [],
+        "checkpoint": shown and shown.document,
+        "states": shown.states if shown else [],
         "history": _history(found),
-        "trend": _trend(once, found, checkpoint, holdings),
-        "validation": _validation(once, checkpoint, checkpoint_id, level, progress),
-        "garbage": _garbage(once, found, checkpoint),
+        "trend": _trend(once, found, shown),
+        "validation": (shown and shown.checked) or _validation(once, checkpoint_id, level, progress),
+        "garbage": None if shown and shown.document["system"] else _garbage(once, found),
         "savepoints": _savepoints(once),
     }
+
+
+class _Shown(NamedTuple):
+    """The checkpoint of the report, without its manifest."""
+
+    ref: ParentRef
+    document: Document
+    states: list[Document]
+    totals: dict[tuple[str, str], tuple[int | None, int]]
+    """Rows and bytes of each state; empty where its content contradicts itself."""
+    checked: Document | None
+    """The validation of its metadata, where its segments are not validated."""
 
 
 def _fault(error: Exception, checkpoint_id: int | None) -> Document:
@@ -128,22 +139,35 @@ def _whole(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _described(
-    checkpoint: Checkpoint, faults: list[Document]
-) -> tuple[Document, list[Document] | None, Holdings | None]:
+def _described(checkpoint: Checkpoint, faults: list[Document], level: ReportLevel | None) -> _Shown:
     record = record_document(checkpoint.storage.url, checkpoint.record)
-    record["inline_bytes"] = None if checkpoint.system else checkpoint.inline_bytes()
+    record["inline_bytes"] = checkpoint.inline_bytes()
+    record["system"] = checkpoint.system
     record["notes"] = [note._asdict() for note in checkpoint.notes]
+    record["holds"] = None
+    states, totals = [], {}
     try:
         holdings = Holdings(checkpoint.record, checkpoint.outline)
         record["holds"] = holds_document(checkpoint.record, holdings)
         states = states_document(checkpoint, record, holdings, checkpoint.outline)
+        totals = {(state.operator, state.name): holdings.totals(state) for state in checkpoint.states}
     except (CheckpointError, ValueError, IndexError) as error:
         # Its bytes are right and its content is not: validation says what.
         faults.append(_fault(error, checkpoint.id))
-        record["holds"] = None
-        return record, None, None
-    return record, states, holdings
+    return _Shown(checkpoint.record.ref, record, states, totals, _metadata_checked(checkpoint, level))
+
+
+def _metadata_checked(checkpoint: Checkpoint, level: ReportLevel | None) -> Document | None:
+    """Return what is wrong with record and manifest; None where segments are validated, too."""
+    totals = checkpoint.record.totals
+    outside = totals.segments if totals.bytes > checkpoint.inline_bytes() else 0
+    if checkpoint.system or level in ("quick", "full") or (level is None and outside <= SEGMENTS_QUICK):
+        return None
+    record = checkpoint.record
+    findings = check_content(record.graph, record.states, checkpoint.handles, record.rescaled_from)
+    counts = Counts(records=1, handles=checkpoint.handles.num_rows)
+    report = Report(checkpoint.storage.url, checkpoint.id, "quick", ordered(findings), counts)
+    return {**report_document(report), "level": "metadata"}
 
 
 def _history(found: Survey) -> Document:
@@ -167,32 +191,33 @@ def _history(found: Survey) -> Document:
     }
 
 
-def _trend(
-    store: CheckpointStore, found: Survey, newest: Checkpoint | None, newest_holdings: Holdings | None
-) -> Document:
+def _trend(store: CheckpointStore, found: Survey, shown: _Shown | None) -> Document:
     """Return rows and bytes of each state in some checkpoints, oldest first."""
-    chosen = _chosen(found.checkpoints)
     ids: list[CheckpointId] = []
     columns: dict[tuple[str, str], Document] = {}
-    for record in chosen:
-        holdings = newest_holdings if newest is not None and record.ref == newest.record.ref else None
-        if holdings is None:
-            try:
-                holdings = Holdings(record, store.checkpoint_of(record).outline)
-            except (CheckpointError, ValueError, IndexError):
-                continue
-        for state in record.states:
-            totals = holdings.totals(state)
-            column = columns.setdefault(
-                (state.operator, state.name),
-                {"operator": state.operator, "state": state.name, "rows": {}, "bytes": {}},
-            )
-            column["rows"][record.checkpoint_id], column["bytes"][record.checkpoint_id] = totals
+    for record in _chosen(found.checkpoints):
+        totals = shown.totals if shown and shown.totals and record.ref == shown.ref else _totals(store, record)
+        if totals is None:
+            continue
+        for (operator, name), (rows, size_bytes) in totals.items():
+            empty: Document = {"operator": operator, "state": name, "rows": {}, "bytes": {}}
+            column = columns.setdefault((operator, name), empty)
+            column["rows"][record.checkpoint_id] = rows
+            column["bytes"][record.checkpoint_id] = size_bytes
         ids.append(record.checkpoint_id)
     for column in columns.values():
         for name in ("rows", "bytes"):
             column[name] = [column[name].get(number) for number in ids]
     return {"checkpoint_ids": ids, "states": list(columns.values())}
+
+
+def _totals(store: CheckpointStore, record: Record) -> dict[tuple[str, str], tuple[int | None, int]] | None:
+    """Return rows and bytes of each state; None where the manifest is damaged."""
+    try:
+        holdings = Holdings(record, store.checkpoint_of(record).outline)
+        return {(state.operator, state.name): holdings.totals(state) for state in record.states}
+    except (CheckpointError, ValueError, IndexError):
+        return None
 
 
 def _chosen(records: tuple[Record, ...]) -> list[Record]:
@@ -211,37 +236,15 @@ def _chosen(records: tuple[Record, ...]) -> list[Record]:
 
 
 def _validation(
-    store: CheckpointStore,
-    checkpoint: Checkpoint | None,
-    checkpoint_id: int | None,
-    level: ReportLevel | None,
-    progress: Progress | None,
+    store: CheckpointStore, checkpoint_id: int | None, level: ReportLevel | None, progress: Progress | None
 ) -> Document:
-    """Return the findings on the checkpoint that was asked for."""
-    if level is None:
-        many = checkpoint is not None and not checkpoint.system and _segments_outside(checkpoint) > SEGMENTS_QUICK
-        level = "metadata" if many else "quick"
-    if level == "metadata" and checkpoint is not None and not checkpoint.system:
-        record = checkpoint.record
-        findings = check_content(record.graph, record.states, checkpoint.handles, record.rescaled_from)
-        counts = Counts(records=1, handles=checkpoint.handles.num_rows)
-        report = Report(store.url, checkpoint.id, "quick", ordered(findings), counts)
-        return {**report_document(report), "level": level}
+    """Return the findings on the checkpoint that was asked for, segments included."""
     checked: Literal["quick", "full"] = "full" if level == "full" else "quick"
     return report_document(validate(store, checkpoint_id, level=checked, progress=progress))
 
 
-def _segments_outside(checkpoint: Checkpoint) -> int:
-    return checkpoint.record.totals.segments if checkpoint.record.totals.bytes > checkpoint.inline_bytes() else 0
-
-
-def _garbage(store: CheckpointStore, found: Survey, checkpoint: Checkpoint | None) -> Document | None:
-    """Return what ``ckpt gc`` would free, and what keeping only the newest would.
-
-    None for another system's checkpoints, of which nothing is ever deleted.
-    """
-    if checkpoint is not None and checkpoint.system:
-        return None
+def _garbage(store: CheckpointStore, found: Survey) -> Document:
+    """Return what ``ckpt gc`` would free, and what keeping only the newest would."""
     size = sum(record.manifest.size_bytes for record in found.checkpoints)
     if len(found.listed) > GARBAGE_CHECKPOINTS or size > GARBAGE_BYTES:
         left_out = (
