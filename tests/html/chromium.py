@@ -132,7 +132,14 @@ def chromium(profile: Path) -> Iterator[Browser]:
     to_browser, write = os.pipe()
     read, from_browser = os.pipe()
     flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"),
+        *(
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+        ),
         *("--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}"),
     ]
     process = subprocess.Popen(
