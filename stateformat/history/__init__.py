@@ -1,11 +1,20 @@
 """The checkpoints of a store: which there are, which are damaged, and what may be deleted.
 
-Read ``records``, ``surveying``, ``retention``; ``committables`` says what may still be committed.
+Read ``records``, ``surveying``, ``retention``; ``committables`` says what may still be committed,
+``following`` what has come since the last look.
 """
 
 from __future__ import annotations
 
 from .committables import Wanted as Wanted, carried_committables as carried_committables
+from .following import (
+    Came as Came,
+    Follower as Follower,
+    Passed as Passed,
+    Seen as Seen,
+    Unreadable as Unreadable,
+    Withdrawn as Withdrawn,
+)
 from .records import (
     NO_RECORDS as NO_RECORDS,
     UNREADABLE as UNREADABLE,

@@ -60,6 +60,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "running",
         {
             "run": "Run a dataflow in this process.",
+            "watch": "Follow a job: a line for each checkpoint.",
             "stop": "Ask a running job to stop with a savepoint, and wait.",
         },
     ),

@@ -6,6 +6,7 @@ a program can read.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -91,6 +92,13 @@ class Output:
         """Write the command's one result: the document, or the page that ``draw`` makes of it."""
         if self.as_json:
             write_json(document)
+        else:
+            _write("\n".join(draw(document, look_of(sys.stdout))))
+
+    def line(self, document: Document, draw: Draw) -> None:
+        """Write one of many results at once: the document on one line, or what ``draw`` makes."""
+        if self.as_json:
+            _write(unprintable_escaped(json.dumps(document, ensure_ascii=not _is_utf8(sys.stdout))))
         else:
             _write("\n".join(draw(document, look_of(sys.stdout))))
 

@@ -1,0 +1,305 @@
+"""``ckpt watch``: follows a job by its store, a line for each checkpoint.
+
+Job and command share nothing but the store, which is only read: one listing a look, and each new
+record once (``history.Follower``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from stateformat import words
+
+from ...exit_status import FINE
+from ...options import Address, SecondsType, Session, command
+from ...output import Document
+from ...text import Look, render
+
+if TYPE_CHECKING:
+    from stateformat.history import Came, Seen
+    from stateformat.model import Record
+    from stateformat.store import CheckpointStore
+
+INTERVAL_SECONDS: Final = 2.0
+SILENT_SECONDS: Final = 30.0
+"""A job is not called silent sooner, however quickly its checkpoints came before."""
+SILENT_DISTANCES: Final = 5
+"""A job is silent if nothing has come for so many times the usual distance."""
+DISTANCES: Final = 9
+"""So many distances between checkpoints say what is usual: their median."""
+TRIES: Final = 10
+"""The command gives up after so many looks in a row that failed."""
+
+
+@command("watch", checkpoint="never")
+@click.option(
+    "--interval",
+    type=SecondsType(min=0.05),
+    default=INTERVAL_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often the store is looked at.",
+)
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N new checkpoints.")
+@click.option("--until-end", is_flag=True, help="End when the job has stopped or finished.")
+def watch(session: Session, address: Address, *, interval: float, count: int | None, until_end: bool) -> int:
+    """Follow a job: a line for each checkpoint.
+
+    It begins with the newest checkpoints that are there, or waits for the first. A line has the
+    time since the checkpoint before and how many rows came or went. Between the lines it says when
+    the job has stopped, finished or gone on, when another run has taken over, when somebody has
+    rolled back, when a record is damaged, and when nothing has come for long.
+
+    Nothing is written. A look is one listing, and a record is read once. Ctrl-C ends it with status
+    130. With --format json each line is an object (docs/json.md).
+    """
+    from stateformat.history import Follower
+
+    store = session.store(address)
+    _refuse_foreign(store)
+    watching = Watching(store.url, Follower(store.storage), session.output.line)
+    watching.run(interval, count, until_end=until_end)
+    return FINE
+
+
+def _refuse_foreign(store: CheckpointStore) -> None:
+    """Another system's metadata would be read whole at every look."""
+    from stateformat.errors import InvalidInput
+    from stateformat.formats import foreign_checkpoints
+    from stateformat.history import record_ids
+
+    if store.format is None and record_ids(store.storage):
+        return
+    found = foreign_checkpoints(store.storage, store.format)
+    if found is not None:
+        raise InvalidInput(
+            f"{store.url} is {found.system}, and only stores are followed. `ckpt history {store.url}` shows what is "
+            "there now",
+            url=store.url,
+        )
+
+
+class Watching:
+    """Follows one store. ``show`` takes each document with what draws it.
+
+    ``wait``, ``clock`` (seconds, monotonic) and ``now_us`` (µs since 1970) replace time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        follower: Any,
+        show: Callable[[Document, Callable[[Document, Look], Iterator[str]]], None],
+        *,
+        wait: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._url, self._follower, self._show = url, follower, show
+        self._wait, self._clock, self._now_us = wait, clock, now_us
+        self._distances: deque[float] = deque(maxlen=DISTANCES)
+        """Seconds between checkpoints, by the clocks of their writers."""
+        self._last = clock()
+        """When the newest came."""
+        self._said_silent = 0.0
+        """For how long nothing had come when that was said last."""
+        self._ended: str | None = None
+        """How the job has ended: an event."""
+        self._titled = False
+        self._new = 0
+        self._failures = 0
+
+    def run(self, interval: float, count: int | None = None, *, until_end: bool = False) -> None:
+        """Look until ``count`` new checkpoints have come, or the job has ended, or an interrupt.
+
+        Raises what a look raises, after :data:`TRIES` looks in a row.
+        """
+        self._look(first=True)
+        while not (count is not None and self._new >= count) and not (until_end and self._ended):
+            self._wait(interval)
+            self._look()
+
+    def _look(self, *, first: bool = False) -> None:
+        from stateformat.errors import CheckpointError
+
+        try:
+            seen = self._follower.look()
+        except (CheckpointError, OSError) as error:
+            self._failures += 1
+            if first or self._failures >= TRIES:
+                raise
+            if self._failures == 1:
+                self._event("unreachable", None, f"the store cannot be read, trying again: {error}")
+            return
+        if self._failures:
+            self._failures = 0
+            self._event("reachable", None, "the store can be read again")
+        for one in seen:
+            self._tell(one)
+        if first and self._follower.newest is None and not seen:
+            self._event("waiting", None, f"waiting for the first checkpoint of {self._url}")
+        elif not seen:
+            self._tell_silence()
+
+    def _tell(self, seen: Seen) -> None:
+        from stateformat.history import Came, Passed, Unreadable
+
+        if isinstance(seen, Came):
+            self._tell_checkpoint(seen)
+        elif isinstance(seen, Unreadable):
+            advice = f"`ckpt repair {self._url}` says what to do"
+            self._event("damaged", seen.checkpoint_id, f"{str(seen.error).rstrip('.')}. {advice}")
+        elif isinstance(seen, Passed):
+            what = (
+                f"checkpoint {seen.first} has"
+                if seen.first == seen.last
+                else f"checkpoints {seen.first} to {seen.last} have"
+            )
+            self._event("passed", seen.last, f"{what} come and gone between two looks")
+        else:
+            number = seen.ref.checkpoint_id
+            self._event(
+                "overtaken", number, f"the run that published checkpoint {number} was overtaken: it is no checkpoint"
+            )
+
+    def _tell_checkpoint(self, came: Came) -> None:
+        from stateformat.documents import history_document
+
+        record, before = came.record, came.before
+        after_us = None if before is None else record.created_at_us - before.created_at_us
+        if self._ended and before is not None:
+            self._event("goes_on", record.checkpoint_id, "the job goes on")
+        if not self._titled:
+            self._titled = True
+            job = {"event": "job", "store": self._url, "job_id": record.job_id, "job_name": record.job_name}
+            self._show(job, _head)
+        document = {
+            "event": "checkpoint",
+            "store": self._url,
+            **history_document(record),
+            "after_us": after_us,
+            "rows_change": _change(record, before, "rows"),
+            "bytes_change": _change(record, before, "bytes"),
+        }
+        self._show(document, _line)
+        self._new += came.is_new
+        if after_us is not None and after_us > 0:
+            self._distances.append(after_us / 1e6)
+        # Of what was there before the age is all that is known.
+        age = 0.0 if came.is_new else max(0.0, (self._now_us() - record.created_at_us) / 1e6)
+        self._last, self._said_silent = self._clock() - age, 0.0
+        self._tell_kind(record)
+
+    def _tell_kind(self, record: Record) -> None:
+        """What else a record says of its job."""
+        from stateformat.graph import Status
+        from stateformat.model import RESERVED_PROPERTIES, CheckpointKind
+
+        number, self._ended = record.checkpoint_id, None
+        if record.content_of is not None:
+            text = f"repaired: history goes on from checkpoint {record.content_of.checkpoint_id}"
+            self._event("repaired", number, text)
+        elif record.kind is CheckpointKind.ROLLBACK:
+            text = "an older checkpoint was made the newest again; a run that works stops at its next checkpoint"
+            self._event("rolled_back", number, text)
+        elif record.kind in (CheckpointKind.RESCALE, CheckpointKind.REWRITE):
+            text = f"published by a {record.kind}; a run that works stops at its next checkpoint"
+            self._event("replaced", number, text)
+        if f"{RESERVED_PROPERTIES}rescale" in record.properties:
+            self._event("rescaling", number, "the job stops here to go on at another parallelism")
+        elif record.stop is not None:
+            self._ended = "stopped"
+            mode = record.stop.mode.replace("_", " ")
+            self._event("stopped", number, f"the job has stopped here ({mode})")
+        elif all(operator.status is Status.FULLY_FINISHED for operator in record.graph.operators):
+            self._ended = "finished"
+            self._event("finished", number, "the job has finished: every operator has ended")
+
+    def _tell_silence(self) -> None:
+        silence = self._clock() - self._last
+        usual = sorted(self._distances)[len(self._distances) // 2] if self._distances else None
+        if self._ended or self._follower.newest is None or usual is None:
+            return
+        if silence < max(SILENT_SECONDS, SILENT_DISTANCES * usual, 2 * self._said_silent):
+            return
+        self._said_silent = silence
+        number = self._follower.newest.checkpoint_id
+        text = (
+            f"nothing has come for {duration(silence)}, and checkpoints came every {duration(usual)}; does the job run?"
+        )
+        self._event("silent", number, text)
+
+    def _event(self, event: str, checkpoint_id: int | None, message: str) -> None:
+        self._show({"event": event, "store": self._url, "checkpoint_id": checkpoint_id, "message": message}, _sentence)
+
+
+def _change(record: Record, before: Record | None, name: str) -> int | None:
+    return None if before is None else getattr(record.totals, name) - getattr(before.totals, name)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``0.5 s``, ``42 s``, ``3 min``, ``2 h``, ``5 d``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    for unit, length, least in (("s", 1, 1), ("min", 60, 100), ("h", 3600, 6000), ("d", 86_400, 172_800)):
+        if seconds >= least:
+            text = f"{seconds / length:.0f} {unit}"
+    return text
+
+
+# ---- lines
+
+
+def _widths(look: Look) -> tuple[int, int]:
+    """The columns of a number of rows, and of the last column."""
+    wide = look.width >= render.NARROW
+    return (12, look.width - 64) if wide else (9, 0)
+
+
+def _columns(look: Look, *cells: str) -> str:
+    """One line of the table; its columns never move, since the lines before are written already."""
+    rows, last = _widths(look)
+    widths = (5, 8, 6, rows, rows, 9)
+    line = "  " + "  ".join(render.pad(text, width, right=True) for text, width in zip(cells, widths, strict=False))
+    rest = cells[len(widths)] if last > 0 else ""
+    return f"{line}  {render.shorten(rest, last, look)}".rstrip()
+
+
+def _head(document: Document, look: Look) -> Iterator[str]:
+    pairs = [
+        ("store", words.label(document["store"])),
+        ("job", words.named(document["job_id"], document["job_name"])),
+    ]
+    yield from render.page_head("Watching", pairs, look)
+    yield ""
+    yield look.paint(_columns(look, "id", "UTC", "after", "rows", "change", "bytes", "finished"), "dim")
+
+
+def _line(document: Document, look: Look) -> Iterator[str]:
+    after, change, totals = document["after_us"], document["rows_change"], document["totals"]
+    partly = f", {document['partially_finished']} partly" if document["partially_finished"] else ""
+    ended = f"{document['finished']} of {document['operators']}{partly}"
+    other = "" if document["kind"] == "checkpoint" else f", {document['kind']}"
+    yield _columns(
+        look,
+        str(document["checkpoint_id"]),
+        words.clock(document["created_at_us"])[11:],
+        "" if after is None else duration(max(after, 0) / 1e6),
+        words.count(totals["rows"]),
+        "" if change is None else f"{change:+,}",
+        words.size(totals["bytes"]),
+        ended + other,
+    )
+
+
+def _sentence(document: Document, look: Look) -> Iterator[str]:
+    role = "problem" if document["event"] in ("damaged", "overtaken", "silent", "unreachable") else "plain"
+    mark = look["fail"] if role == "problem" else look["dot"]
+    first = f"  {look.paint(mark, role)} "
+    indent = " " * render.text_width(first)
+    yield from render.paragraph(words.sentence(document["message"]), look, indent=indent, first=first)
