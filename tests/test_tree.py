@@ -40,7 +40,7 @@ backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spa
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.repartitioned tools.ckpt.programs
-tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
+tools.ckpt.completion tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
 tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs
 """
 """Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of

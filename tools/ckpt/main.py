@@ -64,6 +64,12 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "stop": "Ask a running job to stop with a savepoint, and wait.",
         },
     ),
+    "Your shell": (
+        "looking",
+        {
+            "completion": "Print what makes a shell complete stores, ids, operators and states.",
+        },
+    ),
 }
 """Every command with its line in ``ckpt --help``, under a title, with the room of its module.
 Module and function have its name, or, where that is a word of Python's own, its name and ``_``.
@@ -131,6 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         atexit.register(_spare_last_collection)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
+    if "_CKPT_COMPLETE" in os.environ:
+        from .completion import answer
+
+        return answer(ckpt, COMMANDS, os.environ)
     with Interrupts() as interrupts:
         return _run(arguments, Watch(), interrupts)
 
