@@ -6,9 +6,10 @@ million handles takes no longer than reading its manifest.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from .. import words
 from ..graph import Operator, Status
 from ..manifest import integers, state_runs
 from ..model import (
+    GIVEN_UP_PROPERTY,
     ORIGIN_PROPERTIES,
     PER_SUBTASK_MODES,
     RESERVED_PROPERTIES,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ..problems import Problem
 
 Document = dict[str, Any]
+_GIVEN_UP: Final = (("operator", str), ("state", str), ("effect", str), ("rows", int), ("rows_besides", int))
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
@@ -58,7 +61,19 @@ def record_document(store: str, record: Record) -> Document:
         "rescaled_from": members.get("rescaled_from"),
         "created_at": words.moment(record.created_at_us),
         "written_by": origin_document(record.properties),
+        "given_up": given_up_told(record.properties),
     }
+
+
+def given_up_told(properties: Mapping[str, str]) -> Document | None:
+    """What a checkpoint was published without, as its record says; null where it says nothing."""
+    try:
+        told = json.loads(properties.get(GIVEN_UP_PROPERTY, "null"))
+        states = [{name: kind(each[name]) for name, kind in _GIVEN_UP} for each in told["states"]]
+        return {"checkpoint_id": int(told["checkpoint_id"]), "rows": int(told["rows"]), "states": states}
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        # Whoever wrote it did not mean this implementation.
+        return None
 
 
 def origin_document(properties: Mapping[str, str]) -> Document:

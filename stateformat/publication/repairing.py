@@ -22,7 +22,7 @@ from ..model import MAX_CHECKPOINT_ID, RESERVED_PROPERTIES, CheckpointId, Checkp
 from ..problems import UNDECIDED, Problem
 from ..reading import load_manifest
 from ..storage import Storage
-from ..validation import Level, check_checkpoint
+from ..validation import Level, SharedSegments, check_checkpoint
 from .copying import left_behind, rollback
 from .pending import Draft, PendingCheckpoint, Replaced
 from .protocol import CommitPermit
@@ -67,6 +67,8 @@ class Diagnosis:
     """Highest checkpoint first."""
     chosen: WayOut | None
     """The way that a repair takes: the one asked for, or the highest that is whole and certain."""
+    level: Level = "quick"
+    """What was read of checkpoints."""
 
     @property
     def newest(self) -> CheckpointId:
@@ -77,6 +79,11 @@ class Diagnosis:
     def closed(self) -> bool:
         """Whether no run can start from the newest checkpoint."""
         return self.fault is not None or bool(self.problems)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of a repair over the newest."""
+        return {REPAIRED_ID: str(self.newest), REPAIRED_FAULT: _short(self.fault)}
 
     @property
     def undecided(self) -> str | None:
@@ -97,14 +104,15 @@ def diagnose(storage: Storage, source: int | None = None, *, level: Level = "qui
     require_records(storage, found.listed)
     newest = found.listed[-1]
     fault = found.unreadable.get(newest)
-    problems = () if fault is not None else check_checkpoint(storage, newest, level=level)
+    segments = SharedSegments(storage, level)
+    problems = () if fault is not None else check_checkpoint(storage, newest, segments=segments)
     ways, chosen = list[WayOut](), None
     for record in found.checkpoints:
         if record.checkpoint_id == newest:
             continue
         way = WayOut(record, record.ref in found.certain, _doubled(found, record.checkpoint_id))
         if record.checkpoint_id == source or (source is None and chosen is None):
-            way = replace(way, problems=check_checkpoint(storage, record.checkpoint_id, level=level))
+            way = replace(way, problems=check_checkpoint(storage, record.checkpoint_id, segments=segments))
             if record.checkpoint_id == source or (way.certain and way.whole):
                 chosen = way
         ways.append(way)
@@ -115,7 +123,7 @@ def diagnose(storage: Storage, source: int | None = None, *, level: Level = "qui
             checkpoint_id=source,
         )
     errors = tuple(problem for problem in problems if problem.severity == "error")
-    return Diagnosis(found, fault, errors, tuple(ways), chosen)
+    return Diagnosis(found, fault, errors, tuple(ways), chosen, level)
 
 
 def _doubled(found: Survey, source: CheckpointId) -> tuple[CheckpointId, ...]:
@@ -154,7 +162,7 @@ def repair(
         record,
         kind=CheckpointKind.ROLLBACK,
         source=record.ref,
-        properties={**record.lasting_properties, REPAIRED_ID: str(newest), REPAIRED_FAULT: _short(fault)},
+        properties={**record.lasting_properties, **diagnosis.properties},
         replaced=Replaced(newest, what_it_was),
         notes=(note,),
     )
@@ -189,12 +197,7 @@ def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayO
                 f"nothing is wrong with checkpoint {newest}, the newest of {storage.url}; `ckpt rollback "
                 f"{storage.url}@{source}` makes {source} the newest"
             )
-    if newest == MAX_CHECKPOINT_ID:
-        raise InvalidInput(
-            f"checkpoint {newest} of {storage.url} has the greatest id that there is, so nothing can be published "
-            "over it. Copy a whole checkpoint to a store of its own (`ckpt copy STORE@ID TARGET`), and run the job "
-            "there"
-        )
+    check_next_id(storage, newest)
     if chosen is None and not diagnosis.ways:
         raise DamagedCheckpoint(
             f"no other checkpoint of {storage.url} is left to take the place of {newest}. Start the job from a "
@@ -212,6 +215,16 @@ def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayO
             kind=problem.kind,
         )
     return chosen
+
+
+def check_next_id(storage: Storage, newest: CheckpointId) -> None:
+    """Raise ``InvalidInput`` where no checkpoint can be published over the newest."""
+    if newest == MAX_CHECKPOINT_ID:
+        raise InvalidInput(
+            f"checkpoint {newest} of {storage.url} has the greatest id that there is, so nothing can be published "
+            "over it. Copy a whole checkpoint to a store of its own (`ckpt copy STORE@ID TARGET`), and run the job "
+            "there"
+        )
 
 
 def _short(fault: CheckpointError | None) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from ..problems import Level
 from .everything import newest_whole, validate_all
+from .sharing import SharedSegments
 from .validator import check_checkpoint, validate
 
 __all__ = [
     "Level",
+    "SharedSegments",
     "check_checkpoint",
     "newest_whole",
     "validate",

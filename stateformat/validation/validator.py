@@ -102,9 +102,14 @@ def validate(
     return Report(storage.url, chosen, level, findings, validation.counts)
 
 
-def check_checkpoint(storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick") -> tuple[Problem, ...]:
-    """Return everything that is wrong with one checkpoint by itself, without its history."""
-    validation = Validation(SharedSegments(storage, level), checkpoint_id)
+def check_checkpoint(
+    storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick", segments: SharedSegments | None = None
+) -> tuple[Problem, ...]:
+    """Return everything that is wrong with one checkpoint by itself, without its history.
+
+    ``segments`` may have checked newer checkpoints, at its own level.
+    """
+    validation = Validation(segments or SharedSegments(storage, level), checkpoint_id)
     validation.run()
     return ordered(validation.findings)
 

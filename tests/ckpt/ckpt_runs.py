@@ -22,7 +22,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 FREE = {"properties", "sample", "details", "rows", "key", "before", "after"}
 """Members whose own members are the user's, or depend on what happened."""
 
-REFERS = {"rescale": ("explain-restore",), "report": ("inspect", "history", "validate")}
+REFERS = {
+    "repair": ("validate",),
+    "report": ("inspect", "history", "validate"),
+    "rescale": ("explain-restore",),
+}
 """Commands whose section of docs/json.md refers to those of others."""
 
 

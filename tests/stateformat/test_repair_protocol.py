@@ -108,7 +108,7 @@ def segments_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     reading it.
     """
 
-    def check(storage: Any, checkpoint_id: CheckpointId, *, level: str) -> tuple[Problem, ...]:
+    def check(storage: Any, checkpoint_id: CheckpointId, *, segments: Any) -> tuple[Problem, ...]:
         try:
             contents(Checkpoint(storage, load_record(storage, checkpoint_id)))
         except sf.CheckpointError as error:

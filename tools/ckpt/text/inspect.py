@@ -10,6 +10,7 @@ from click import unstyle
 
 from stateformat import words
 from stateformat.documents import in_order
+from stateformat.model import GIVEN_UP_PROPERTY
 from stateformat.words import count, label, plural, ranges, size
 
 from . import graph, render
@@ -24,6 +25,8 @@ OPERATORS_SHOWN: Final = 40
 STATES_SHOWN: Final = 40
 """If there are more states, the page shows only the :data:`LARGEST` that take the most bytes."""
 LARGEST: Final = 20
+GIVEN_UP_SHOWN: Final = 10
+"""States that were given up, on a page."""
 COMMIT_DIGITS: Final = 12
 """Digits of a commit on a page."""
 MORE: Final = "--operator UID shows one, --format json all"
@@ -94,7 +97,20 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
         yield "repair", f"has the content of checkpoint {document['content_of']['checkpoint_id']}"
     if document["rescaled_from"]:
         yield "rescaled", _rescaled(document["rescaled_from"])
+    if document["given_up"]:
+        yield "given up", _given_up(document["given_up"], look)
     yield from _properties(document)
+
+
+def _given_up(told: Json, look: Look) -> str:
+    """What the checkpoint was published without, in a line."""
+    states = [
+        f"{label(each['operator'])}/{label(each['state'])} {count(each['rows'] + each['rows_besides'])}"
+        for each in told["states"][:GIVEN_UP_SHOWN]
+    ]
+    states.append(render.more(len(told["states"]) - GIVEN_UP_SHOWN, look))
+    what = f"{plural(told['rows'], 'row')} of checkpoint {told['checkpoint_id']}, whose segments were lost"
+    return f"{what}: {', '.join(filter(None, states))}"
 
 
 def origin_text(origin: Json, look: Look) -> str:
@@ -128,6 +144,7 @@ def _foreign_facts(document: Json, look: Look) -> Iterator[tuple[str, str]]:
 
 def _properties(document: Json) -> Iterator[tuple[str, str]]:
     shown = {f"stateformat.{name}" for name in document["written_by"]}  # By the line "written by".
+    shown |= {GIVEN_UP_PROPERTY} if document["given_up"] else set()
     others = {key: value for key, value in document["properties"].items() if key not in shown}
     for i, (key, value) in enumerate(sorted(others.items())):
         yield "properties" if i == 0 else "", f"{label(key)} = {label(value)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,15 +13,18 @@ from stateformat.documents import problem_document, reference
 from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, Session, command
+from ...options import Address, AddressType, Session, command
 from ...output import Document
-from ...text import Column, Look, render
+from ...text import Column, Look, draw_copies, draw_given_up, draw_losses, draw_put_back, render
 from ._published import draw_published, published
 
 if TYPE_CHECKING:
     from stateformat.history import Survey
     from stateformat.problems import Problem
     from stateformat.publication import Diagnosis, WayOut
+    from stateformat.repairing import Losses
+    from stateformat.storage import Storage
+    from stateformat.store import CheckpointStore
 
 SHOWN: Final = 10
 """Ways out and problems on a page; JSON lists all."""
@@ -30,26 +33,59 @@ SHOWN: Final = 10
 @command("repair")
 @click.option("--yes", is_flag=True, help="Carry it out. Without it nothing is changed.")
 @click.option(
+    "--restore-from",
+    "places",
+    multiple=True,
+    type=AddressType("optional"),
+    metavar="STORE[@NAME]",
+    help="Put lost segments back from this savepoint or copy; repeatable.",
+)
+@click.option(
+    "--give-up",
+    type=click.Choice(["rows", "keys"]),
+    help="Go on without the rest of what is lost: of each state, the key groups that a lost segment has rows of; or "
+    "these in all keyed states of the operator, so that their keys begin anew.",
+)
+@click.option(
     "--level",
     type=click.Choice(["quick", "full"]),
-    default="quick",
-    show_default=True,
-    help="What to check of checkpoints: record, manifest, sizes and footers; or every byte and row.",
+    help="What to check of checkpoints: record, manifest, sizes and footers; or every byte and row.  [default: quick; "
+    "full with --restore-from and --give-up]",
 )
-def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
+def repair(
+    session: Session,
+    address: Address,
+    *,
+    yes: bool,
+    places: tuple[Address, ...],
+    give_up: str | None,
+    level: str | None,
+) -> int:
     """Say what is wrong with the newest checkpoint, and mend it.
 
-    Lists what is damaged, the older checkpoints that could replace the newest, and whose output
-    would then be there twice. With --yes publishes newest + 1 with the content of STORE@ID, or of
-    the highest whole checkpoint. Nothing is deleted or overwritten, and no data is copied. A
-    running job stops at its next publication.
+    Lists what is damaged, and the ways out. Back: the older checkpoints that could replace the
+    newest, and whose output would then be there twice; --yes publishes newest + 1 with the content
+    of STORE@ID, or of the highest whole checkpoint. On: what is lost where segments of the newest,
+    or of STORE@ID, are missing or damaged; --restore-from puts back what another store has,
+    --give-up goes on without the rest. Nothing is deleted or overwritten. A running job stops at
+    its next publication.
 
     Exit status: 0 nothing is wrong, or it was mended; 1 something is wrong.
     """
-    store = session.store(address)
+    from stateformat.repairing import losses_document, losses_of, savepoints_of
+
+    for place in places:
+        if place.checkpoint_id is not None:
+            raise click.UsageError(f"--restore-from {place} names a checkpoint; segments are taken from a whole store")
+    store, goes_on = session.store(address), bool(places or give_up)
+    level = level or ("full" if goes_on else "quick")
     with session.output.progress("Looking for damage"):
         diagnosis = store.diagnose(address.checkpoint_id, level=cast("Any", level))
-    if yes and (diagnosis.closed or address.checkpoint_id is not None):
+        losses = losses_of(store.storage, diagnosis, address.checkpoint_id)
+    others = [session.store(place, address.url).storage for place in places]
+    if yes and goes_on and (losses is not None or diagnosis.closed):
+        return _go_on(session, store, diagnosis, losses, others, give_up)
+    if yes and not goes_on and (diagnosis.closed or address.checkpoint_id is not None):
         session.publishes(store.url)
         permit = store.repair(address.checkpoint_id, diagnosis=diagnosis)
         assert diagnosis.chosen is not None, "a repair has a source"
@@ -58,8 +94,41 @@ def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
         session.output.show(document, draw_published)
         return FINE
     document = _document(store.url, diagnosis, level)
+    document["lost_segments"] = None
+    if losses is not None:
+        document["lost_segments"] = losses_document(losses, [*others, *savepoints_of(store.storage)])
     session.output.show(document, draw)
-    return FINE if document["ok"] else PROBLEMS
+    return FINE if document["ok"] and losses is None else PROBLEMS
+
+
+def _go_on(
+    session: Session,
+    store: CheckpointStore,
+    diagnosis: Diagnosis,
+    losses: Losses | None,
+    places: Sequence[Storage],
+    give_up: str | None,
+) -> int:
+    """Put back and give up, and show what was done."""
+    from stateformat.repairing import given_up_document, go_on, put_back_document, why_not
+
+    if losses is None:
+        raise why_not(store.storage, diagnosis)
+    session.publishes(store.url)
+    with session.output.progress("Putting segments back") as step:
+        result = go_on(store.storage, diagnosis, losses, places=places, give_up=cast("Any", give_up), progress=step)
+    done = {
+        "put_back": put_back_document(result.again, result.moved),
+        "given_up": given_up_document(result.given_up),
+    }
+    if result.permit is None:
+        document = {"store": store.url, "checkpoint_id": losses.record.checkpoint_id, "published": False, **done}
+        session.output.show(document, draw_put_back)
+    else:
+        document = published(store, result.permit, store, losses.record)
+        document |= {"content_of": reference(result.permit.record.content_of), "published": True, **done}
+        session.output.show(document, draw_gone_on)
+    return FINE
 
 
 def _document(url: str, found: Diagnosis, level: str) -> Document:
@@ -135,12 +204,24 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         yield from render.paragraph(words.sentence(fault), look, indent="    ", first=f"  {mark} ")
     if len(faults) > SHOWN:
         yield f"  {render.more(len(faults) - SHOWN, look)}"
+    if document["lost_segments"] is not None and document["lost_segments"]["copies"]:
+        yield ""
+        yield from draw_copies(document, look)
     if document["closed"] and not document["undecided"] and document["ways"]:
         yield ""
         yield from _ways(document["ways"], look)
     yield ""
     for line in _advice(document):
         yield from render.paragraph(line, look)
+    if document["lost_segments"] is not None:
+        yield ""
+        yield from draw_losses(document, look)
+
+
+def draw_gone_on(document: Document, look: Look) -> Iterator[str]:
+    """The page of a checkpoint that goes on from one with lost segments."""
+    yield from draw_published(document, look)
+    yield from draw_given_up(document, look)
 
 
 def _ways(ways: list[Document], look: Look) -> Iterator[str]:

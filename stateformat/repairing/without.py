@@ -1,0 +1,269 @@
+"""A checkpoint's handles without those of lost segments, and what that gives up (SPEC.md 8.4).
+
+A lost segment is given up as a whole. Of keyed state its key groups go with it in every layer, for
+older layers alone would be values that were true at no time, and newer ones a part of a value. What
+is left passes the checks of every publication: where a subtask must answer, it has an empty handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..graph import Operator, SubtaskSet
+from ..keys import MAX_PARALLELISM_LIMIT
+from ..manifest import (
+    Ints,
+    Mask,
+    cut_handles,
+    handle_rows,
+    handles_table,
+    integers,
+    sort_handles,
+    state_runs,
+    take_rows,
+)
+from ..model import PER_SUBTASK_MODES, Handle, Mode, Record, State
+from ..schema import SLICE_SCHEMA
+
+Scope = Literal["rows", "keys"]
+"""What goes with a lost key group: its rows in that state; or in all keyed states of the operator,
+so that its keys begin anew."""
+Effect = Literal["forgotten", "with_keys", "copied", "begins_anew", "output", "watermarks", "in_flight"]
+"""What the loss means.
+
+- ``forgotten``: entries, or the state of keys, are unknown;
+- ``with_keys``: nothing of this state is lost, but it goes with the keys of another;
+- ``copied``: another subtask's copy takes the place, so nothing is lost;
+- ``begins_anew``: a coordinator has no state;
+- ``output``: it is never committed, if it was not yet;
+- ``watermarks``: they are unknown until they advance;
+- ``in_flight``: records on their way do not arrive.
+"""
+
+_EFFECTS: Final[Mapping[Mode, Effect]] = {
+    Mode.KEYED: "forgotten",
+    Mode.EVEN_SPLIT: "forgotten",
+    Mode.UNION: "forgotten",
+    Mode.BROADCAST: "forgotten",
+    Mode.COORDINATOR: "begins_anew",
+    Mode.COMMITTABLES: "output",
+    Mode.PROGRESS: "watermarks",
+    Mode.IN_FLIGHT: "in_flight",
+}
+_DISPENSABLE: Final[frozenset[Effect]] = frozenset({"copied", "output", "watermarks", "in_flight"})
+"""Effects that a source can bear; without its positions it would lose or repeat its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What of one state is given up. Rows are stored rows, as handles count them."""
+
+    operator: str
+    state: str
+    mode: Mode
+    effect: Effect
+    segments: int
+    """Lost segments of this state."""
+    rows: int
+    """Rows of lost segments; of ``copied`` state none."""
+    rows_besides: int = 0
+    """Rows of whole segments that go with them: other layers, or other states of the keys."""
+    rows_kept: int = 0
+    """Rows of the state that stay."""
+    subtasks: SubtaskSet = field(default_factory=SubtaskSet)
+    key_groups: SubtaskSet = field(default_factory=SubtaskSet)
+    """Of keyed state; a set of numbers, as the other."""
+    delta_only: bool = False
+    """Whether only layers above the base are lost."""
+    needed: bool = False
+    """Whether a run cannot do without it: positions of a source."""
+
+    @property
+    def all_rows(self) -> int:
+        """Every row that is given up."""
+        return self.rows + self.rows_besides
+
+
+def without_lost(record: Record, handles: pa.Table, lost: Iterable[str], scope: Scope) -> tuple[pa.Table, list[Loss]]:
+    """Return the handles without lost segments, and what is given up with them.
+
+    ``handles``: a manifest's, with or without ``inline``. ``lost``: paths. Sorted as a manifest is.
+    """
+    gone = pc.fill_null(pc.is_in(handles["path"], value_set=pa.array(sorted(set(lost)), pa.string())), False)
+    mask: Mask = gone.to_numpy()
+    runs = {key: (start, stop) for key, start, stop in state_runs(handles)}
+    touched = {key for key, (start, stop) in runs.items() if mask[start:stop].any()}
+    groups = _lost_groups(record, handles, mask, runs, touched)
+    if scope == "keys":
+        by_operator: dict[str, Mask] = {}
+        for (uid, _), mine in groups.items():
+            by_operator[uid] = by_operator.get(uid, np.zeros(MAX_PARALLELISM_LIMIT, bool)) | mine
+        for state in record.states:
+            if state.mode is Mode.KEYED and state.operator in by_operator and (state.operator, state.name) in runs:
+                groups[state.operator, state.name] = by_operator[state.operator]
+    kept, losses, untouched = list[pa.Table](), list[Loss](), np.ones(handles.num_rows, bool)
+    for key in sorted(touched | set(groups)):
+        start, stop = runs[key]
+        untouched[start:stop] = False
+        each = _State(record, record.state(*key), handles.slice(start, stop - start), mask[start:stop])
+        table, loss = each.without(groups.get(key))
+        kept.append(table)
+        if loss is not None:
+            losses.append(loss)
+    rest = handles.filter(pa.array(untouched))
+    return sort_handles(pa.concat_tables([rest, *kept])), losses
+
+
+def _lost_groups(
+    record: Record,
+    handles: pa.Table,
+    mask: Mask,
+    runs: Mapping[tuple[str, str], tuple[int, int]],
+    touched: Iterable[tuple[str, str]],
+) -> dict[tuple[str, str], Mask]:
+    """Return by keyed state the key groups of which a lost segment has rows."""
+    found = {}
+    for key in touched:
+        if record.state(*key).mode is Mode.KEYED:
+            start, stop = runs[key]
+            mine = handles.slice(start, stop - start).filter(pa.array(mask[start:stop]))
+            _, group, counts = handle_rows(mine).spread()
+            found[key] = np.zeros(MAX_PARALLELISM_LIMIT, bool)
+            found[key][group[counts > 0]] = True
+    return found
+
+
+@dataclass
+class _State:
+    """The handles of one state; ``gone`` marks those of lost segments."""
+
+    record: Record
+    state: State
+    handles: pa.Table
+    gone: Mask
+
+    @property
+    def operator(self) -> Operator:
+        return self.record.graph.operator(self.state.operator)
+
+    def without(self, groups: Mask | None) -> tuple[pa.Table, Loss | None]:
+        """Return what stays, and what that gives up; None where nothing of the state goes."""
+        whole = self.handles.filter(pa.array(~self.gone))
+        if groups is not None:
+            kept, besides = _without_groups(whole, groups)
+            return self._answered(kept), self._loss(kept, besides=besides, groups=groups)
+        if self.state.mode is Mode.BROADCAST:
+            copied = self._copied(whole)
+            if copied is not None:
+                return copied, self._loss(copied, effect="copied")
+        if self.state.mode is Mode.COORDINATOR:
+            whole = whole.slice(0, 0)
+        return self._answered(whole), self._loss(whole)
+
+    def _loss(
+        self, kept: pa.Table, *, besides: int = 0, groups: Mask | None = None, effect: Effect | None = None
+    ) -> Loss | None:
+        lost = self.handles.filter(pa.array(self.gone))
+        if not lost.num_rows and not besides:
+            return None
+        found = effect or ("with_keys" if not lost.num_rows else _EFFECTS[self.state.mode])
+        is_source = not self.record.graph.inputs(self.state.operator)
+        subtasks = lost["subtask"].drop_null().unique().to_pylist()
+        return Loss(
+            operator=str(self.state.operator),
+            state=self.state.name,
+            mode=self.state.mode,
+            effect=found,
+            segments=pc.count_distinct(lost["path"]).as_py(),
+            rows=0 if found == "copied" else _rows(lost),
+            rows_besides=besides,
+            rows_kept=_rows(kept),
+            subtasks=SubtaskSet.of(subtasks),
+            key_groups=SubtaskSet() if groups is None else SubtaskSet.of(np.flatnonzero(groups).tolist()),
+            delta_only=bool(lost.num_rows) and pc.min(lost["layer"]).as_py() > 0,
+            needed=is_source and found not in _DISPENSABLE,
+        )
+
+    def _answered(self, kept: pa.Table) -> pa.Table:
+        """Return the handles with an empty one where the state must have one (SPEC.md 4.6)."""
+        owing: list[int | None] = []
+        if self.state.mode is Mode.COORDINATOR:
+            owing = [] if kept.num_rows else [None]
+        elif self.state.mode in PER_SUBTASK_MODES:
+            bases = kept.filter(pc.equal(kept["layer"], 0))
+            missing = np.ones(self.operator.parallelism, bool)
+            missing[integers(bases["subtask"])] = False
+            missing[list(self.operator.done)] = False
+            owing = list(np.flatnonzero(missing).tolist())
+        state = self.state
+        blank = Handle(state.operator, state.name, state.mode.value, None, 0, state.edge, state.current.id)
+        empty = handles_table(blank._replace(subtask=subtask) for subtask in owing)
+        return pa.concat_tables([kept, empty.select(kept.column_names).cast(kept.schema)])
+
+    def _copied(self, whole: pa.Table) -> pa.Table | None:
+        """Return the state with a whole copy where a subtask's is lost; None where none is left."""
+        subtask = integers(self.handles["subtask"])
+        broken = np.unique(subtask[self.gone])
+        donors = np.setdiff1d(subtask, broken)
+        if not len(donors):
+            return None
+        own = whole.filter(pa.array(~np.isin(integers(whole["subtask"]), broken)))
+        copy = own.filter(pc.equal(own["subtask"], int(donors[0])))
+        at = copy.schema.get_field_index("subtask")
+        copies = [
+            copy.set_column(at, copy.schema.field(at), pa.array([number] * copy.num_rows, pa.int32()))
+            for number in broken.tolist()
+        ]
+        return pa.concat_tables([own, *copies])
+
+
+def _without_groups(handles: pa.Table, groups: Mask) -> tuple[pa.Table, int]:
+    """Cut key groups out of handles; return what is left, and how many rows went."""
+    rows = handle_rows(handles)
+    named = np.flatnonzero(integers(handles["rows"]) > 0)
+    owner, group, counts = rows.spread()
+    doomed = groups[group]
+    hit = np.zeros(handles.num_rows, bool)
+    hit[named[np.unique(owner[doomed & (counts > 0)])]] = True
+    if not hit.any():
+        return handles, 0
+    # Runs of groups that stay, within one handle.
+    before = np.cumsum(counts) - counts
+    begins_handle = np.append(True, owner[1:] != owner[:-1])
+    opens = ~doomed & (begins_handle | np.append(True, doomed[:-1]))
+    run = np.cumsum(opens) - 1
+    stays = np.flatnonzero(~doomed & hit[named][owner])
+    firsts = np.flatnonzero(opens & hit[named][owner])
+    held = np.bincount(run[stays], counts[stays], run.max(initial=-1) + 1).astype(np.int64)[run[firsts]]
+    lasts = np.maximum.reduceat(stays, np.searchsorted(stays, firsts)) if len(firsts) else firsts
+    filled = held > 0
+    firsts, lasts, held = firsts[filled], lasts[filled], held[filled]
+    mine = named[owner[firsts]]
+    start = rows.row_start[owner[firsts]] + before[firsts] - before[np.flatnonzero(begins_handle)][owner[firsts]]
+    cut = cut_handles(handles, _slices(handles, mine, start, held, group[firsts], group[lasts]))
+    gone = _rows(handles.filter(pa.array(hit))) - int(held.sum())
+    return pa.concat_tables([handles.filter(pa.array(~hit)), cut]), gone
+
+
+def _slices(handles: pa.Table, mine: Ints, start: Ints, rows: Ints, first: Ints, last: Ints) -> pa.Table:
+    named = take_rows(handles.select(["operator", "state", "mode", "subtask", "layer"]), pa.array(mine))
+    columns = {name: named[name] for name in named.column_names}
+    columns |= {
+        "handle": pa.array(mine, pa.int64()),
+        "row_start": pa.array(start, pa.int64()),
+        "rows": pa.array(rows, pa.int64()),
+        "first_group": pa.array(first, pa.int32()),
+        "last_group": pa.array(last, pa.int32()),
+        "bytes": pa.array(np.zeros(len(mine), np.int64)),
+    }
+    return pa.table([columns[name] for name in SLICE_SCHEMA.names], schema=SLICE_SCHEMA)
+
+
+def _rows(handles: pa.Table) -> int:
+    return int(pc.sum(handles["rows"]).as_py() or 0)
