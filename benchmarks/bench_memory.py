@@ -117,6 +117,14 @@ def changes(folder: str, _: str) -> None:
     assert sum(len(batch) for batch in store.changes("op", "state", 1, newest).batches())
 
 
+def diff(folder: str, _: str) -> None:
+    from stateformat.inspecting import diff_checkpoints
+
+    store = open_store(folder)
+    found = diff_checkpoints(store.open(1), store.open())
+    assert not found.same
+
+
 def marked(rows: pa.Table) -> pa.Table:
     """What a user's function may do: drop rows, and add a column."""
     rows = rows.filter(pc.not_equal(rows["k"], -1))
@@ -177,6 +185,7 @@ ACTIONS: dict[str, Callable[[str, str], None]] = {
     "export": exported("parquet"),
     "export_lines": exported("jsonl"),
     "changes": changes,
+    "diff": diff,
     "iceberg": exported_table("iceberg"),
     "delta": exported_table("delta"),
 }
@@ -188,6 +197,7 @@ MERGED = {
     "rehash": "rewrite, keys dealt anew",
     "transform": "rewrite with a function, layers merged",
     "changes": "changes since checkpoint 1",
+    "diff": "diff against checkpoint 1",
 }
 
 
@@ -207,7 +217,9 @@ def measure(shapes: tuple[str, ...] = SHAPES) -> Iterator[Row]:
             for number in range(3 if shape == "hot" else 1 if shape == "wide" else 0):
                 publish(folder, shape, delta=0.01 + number / 1e6)
             layered = shape in ("hot", "wide")
-            for action in [name for name in ACTIONS if name != "write" and (layered or name != "changes")]:
+            for action in [
+                name for name in ACTIONS if name != "write" and (layered or name not in ("changes", "diff"))
+            ]:
                 yield line(shape, action, folder, merged=layered)
 
 
@@ -230,6 +242,7 @@ if __name__ == "__main__":
         import stateformat.backends.exporting.delta
     import stateformat.backends.rewrite
     import stateformat.inspecting.changes
+    import stateformat.inspecting.diff.checkpoints
     import stateformat.reading.scan
     import stateformat.segments.write  # noqa: F401
 

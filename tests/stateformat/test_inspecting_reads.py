@@ -13,7 +13,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired
 from stateformat.graph import JobGraph, Operator
 from stateformat.inspecting import StateChanges, metadata_table
-from stateformat.inspecting.comparing import differences, planning, steps
+from stateformat.inspecting.comparing import differing, planning, steps
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
 from stateformat.publication import CommitPermit
@@ -141,7 +141,7 @@ def test_what_does_not_fit_in_memory_is_set_aside(
     if bound != "layers":
         monkeypatch.setattr(planning, "HELD_BYTES", 1)
     if bound != "group":
-        monkeypatch.setattr(differences, "HELD_BYTES", 100)
+        monkeypatch.setattr(differing, "HELD_BYTES", 100)
         monkeypatch.setattr(planning, "_ABOVE_BYTES", 100)
     for start, end in ((1, 2), (1, newest), (newest - 1, newest)):
         found = history.store.changes("op", kind, start, end).table().drop_columns(["_checkpoint_id"])
@@ -150,7 +150,7 @@ def test_what_does_not_fit_in_memory_is_set_aside(
 
 
 def test_keys_that_share_a_bucket_are_told_apart(monkeypatch: pytest.MonkeyPatch, watched: Watched) -> None:
-    monkeypatch.setattr(differences, "_SMALL_ROWS", 0)
+    monkeypatch.setattr(differing, "_SMALL_ROWS", 0)
     store, empty = CheckpointStore(watched), pa.table({"n": pa.array([], pa.int64())})
     publish(store, {VALUE: values(range(5000)), ENTRIES: empty})
     publish(store, {VALUE: pa.concat_tables([values(range(2500, 6000)), values([7], 1)]), ENTRIES: empty})

@@ -2,12 +2,12 @@
 
 Read ``sides`` (what is read, in which columns), ``matching`` (what two checkpoints share by
 metadata), ``planning`` (in which steps, and what need not be read), ``steps`` (what is read in
-each), ``differences`` (which rows of two streams differ), ``values`` (when two values are equal).
+each), ``differing`` (which rows of two streams differ), ``values`` (when two values are equal).
 """
 
 from __future__ import annotations
 
-from .differences import CHANGE, CHANGES, ByKey, differences
+from .differing import CHANGE, CHANGES, ByKey, differences
 from .matching import Runs, keyed_runs, row_runs, segment_codes, unmatched
 from .planning import planned, side_of
 from .sides import RowShape, Side

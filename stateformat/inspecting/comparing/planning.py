@@ -26,7 +26,7 @@ from ...model import Mode, SchemaVersion, State
 from ...reading import Keys
 from ...schema import segment_schema
 from ...tables import HELD_BYTES
-from .differences import ByKey, ByRow, Comparison
+from .differing import ByKey, ByRow, Comparison
 from .matching import Runs, common, cut_side, keyed_runs, row_runs, segment_codes, unmatched
 from .sides import Side
 from .steps import ByLayers, ByStreams, Step

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -13,11 +14,11 @@ import pyarrow as pa
 
 from ...reading import Keys, Overlay, merge_layers
 from ...schema import KEY_GROUP
-from ...tables import Spill, copy_rows
-from .differences import ByKey, Comparison, differences
+from ...tables import Spill, copy_rows, prefetch
+from .differing import ByKey, Comparison, differences
 from .sides import Side, Tables
 
-CHUNK_BYTES: Final = 16 << 20
+CHUNK_BYTES: Final = 8 << 20
 """About so much of both sides together is compared at once."""
 _JOINED_BYTES: Final = 4 << 20
 
@@ -53,20 +54,30 @@ class ByStreams(Step):
                 yield from differences(old, new, self.comparison)
                 return
             first, second = _Head(old), _Head(new)
-            while True:
-                _fill(first, second)
-                if first.is_done and second.is_done:
-                    return
-                ready = min(first.complete_before, second.complete_before)
-                whole = [*first.take_before(ready)], [*second.take_before(ready)]
-                if whole[0] or whole[1]:
-                    compared = differences(whole[0], whole[1], self.comparison)
-                else:
+            while not (first.is_done and second.is_done):
+                with closing(prefetch(self._chunks(first, second), workers=2, depth=2)) as compared:
+                    for tables in compared:
+                        yield from tables
+                group = min(first.first_group, second.first_group)
+                if group < _ALL:
                     # Not even one group fits: it is read as it is compared.
-                    group = min(first.first_group, second.first_group)
-                    compared = differences(first.stream(group), second.stream(group), self.comparison)
-                with closing(compared) as tables:
-                    yield from tables
+                    pair = first.stream(group), second.stream(group)
+                    with closing(differences(*pair, self.comparison)) as large:
+                        yield from large
+
+    def _chunks(self, first: _Head, second: _Head) -> Generator[Callable[[], list[pa.Table]], None, None]:
+        """Calls that compare some key groups each, until the next one does not fit, or the end."""
+        while True:
+            _fill(first, second)
+            ready = min(first.complete_before, second.complete_before)
+            whole = [*first.take_before(ready)], [*second.take_before(ready)]
+            if not (whole[0] or whole[1]):
+                return
+            yield partial(_compared, *whole, self.comparison)
+
+
+def _compared(old: list[pa.Table], new: list[pa.Table], comparison: Comparison) -> list[pa.Table]:
+    return list(differences(old, new, comparison))
 
 
 def _rows(side: Side | None) -> Tables:

@@ -34,6 +34,7 @@ INSERT, DELETE, BEFORE, AFTER = range(4)
 _BUCKETS: Final = 128
 _LEVELS_MAX: Final = 4
 _SMALL_ROWS: Final = 4096
+_FEW_ROWS: Final = 256
 _COPIED_BYTES: Final = 4 << 20
 
 
@@ -84,6 +85,8 @@ class ByKey(Comparison):
         before, after = (
             [normalize_key_column(one_array(table[name])) for name in self.row_key] for table in (old, new)
         )
+        if _are_aligned(before, after):
+            return np.arange(len(new)), np.arange(len(new))
         match = np.full(len(new), -1, np.int64)
         if min(len(old), len(new)) < _SMALL_ROWS:
             _match_by_codes(before, after, np.arange(len(old)), np.arange(len(new)), match)
@@ -183,6 +186,19 @@ class _Side:
 
     def __iter__(self) -> Iterator[pa.Table]:
         return chain(self._held, self._tables)
+
+
+def _are_aligned(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> bool:
+    """Whether both sides have the same keys in the same order, as after most rewrites."""
+    if len(old[0]) != len(new[0]):
+        return False
+    for rows in (_FEW_ROWS, len(old[0])):
+        parts = (
+            equal_values(before.slice(0, rows), after.slice(0, rows)) for before, after in zip(old, new, strict=True)
+        )
+        if not all(found.all() for found in parts):
+            return False
+    return True
 
 
 def _match_by_hash(old: Sequence[pa.Array], new: Sequence[pa.Array], match: Ints) -> None:
