@@ -18,80 +18,13 @@ import pytest
 from stateformat.backends.storage import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
-from stateformat.publication import CommitPermit
-from stateformat.requests import RequestAnswer, RequestOutcome, StopRequest, counts_for
+from stateformat.requests import RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands.running import stop as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores
+from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps
 from tests.ckpt.ckpt_runs import document, failure, page
-
-JOB = stores.counts_job()
-EVERYTHING = {operator.uid: range(operator.parallelism) for operator in JOB.graph.operators}
-OTHER = "f" * 32
-"""The id of another request."""
-
-
-class FakeRun:
-    """A run of the counts job that reads requests when a test says so."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self.store = store
-        self.permit = store.start("counts")
-        self.restored_from = self.permit.ref.checkpoint_id if self.permit else 0
-
-    def publish(self, **more: Any) -> CommitPermit:
-        self.permit = JOB.publish(self.store, self.permit, **more)
-        return self.permit
-
-    def asked(self) -> StopRequest | None:
-        """The first request that counts; those made for earlier runs are answered as missed."""
-        for request in self.store.requests():
-            if counts_for(request, self.restored_from):
-                return request
-            self.store.answer_request(
-                RequestAnswer(request.id, RequestOutcome.MISSED, "the job runs again from a newer one")
-            )
-        return None
-
-    def answer(self, outcome: RequestOutcome, message: str = "", *place: Any) -> None:
-        request = self.asked()
-        assert request is not None
-        self.store.answer_request(RequestAnswer(request.id, outcome, message, *place))
-
-    def stop(self, *, copy: bool = True, answer: bool = True, **more: Any) -> None:
-        """Stop by the first request that counts, if any; ``copy`` and ``answer`` are left out by a
-        crash."""
-        request = self.asked()
-        if request is None:
-            return
-        record = self.publish(stop=Stop(request.mode, request.id), **more).record
-        url = request.savepoint_at(self.store.url, record.checkpoint_id)
-        if copy:
-            self.store.copy(self.store.open(), open_store(url))
-        if answer:
-            message = "" if copy else "the savepoint could not be written: no room."
-            self.answer(RequestOutcome.STOPPED, message, record.checkpoint_id, url if copy else None)
-
-
-class Steps:
-    """A clock that advances only in waits; ``at3=event`` makes something happen in the third."""
-
-    def __init__(self, **script: Callable[[], object]) -> None:
-        self.now = 100.0
-        self.pauses: list[float] = []
-        self.script = {int(name.removeprefix("at")): event for name, event in script.items()}
-
-    def clock(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        assert seconds > 0
-        self.now += seconds
-        self.pauses.append(seconds)
-        event = self.script.get(len(self.pauses))
-        if event is not None:
-            event()
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -126,8 +59,10 @@ def ask(
     behind."""
     steps = steps or Steps()
     shown: list[tuple[int, int]] = []
-    asking = attempt(store, steps, mode, to, step=lambda done, total: shown.append((done, total)), note=note)
-    result = asking.run(seconds, if_stopped=if_stopped)
+    asking = attempt(
+        store, steps, mode, to, step=lambda done, total: shown.append((done, total)), note=note, if_stopped=if_stopped
+    )
+    result = asking.run(seconds)
     assert store.storage.list("requests/") == []
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)

@@ -61,6 +61,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         {
             "run": "Run a dataflow in this process.",
             "watch": "Follow a job: a line for each checkpoint.",
+            "savepoint": "Ask a running job for a savepoint, and wait; it goes on.",
             "stop": "Ask a running job to stop with a savepoint, and wait.",
         },
     ),

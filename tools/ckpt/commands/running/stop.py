@@ -1,49 +1,42 @@
 """``ckpt stop``: asks the job of a store to stop with a savepoint, waits, and reports the outcome.
 
-Command and job share nothing but the store (SPEC.md section 2.4). The command writes a request, and
-waits for the run's answer or for a newest record which says that the job stopped by this request,
-or has finished. A stop in a record is final, even if its run died before it answered; only its
-savepoint may be missing then.
-
-However the command ends (also by an error or an interruption), it removes the request and its
-answer. Then it reads the record once more, because a run may have been about to publish.
+A stop in a record is final, even if its run died before it answered; only its savepoint may be
+missing then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stateformat.words import label
-
+from ...asking import (
+    TIMED_OUT,
+    Attempt,
+    Result,
+    all_finished,
+    converse,
+    draw_answer,
+    savepoint_place,
+    target_option,
+    timeout_option,
+)
 from ...exit_status import FINE, PROBLEMS, UNAVAILABLE
-from ...options import Address, AddressType, SecondsType, Session, command
-from ...output import Document, Step
-from ...text import Look, render
+from ...options import Address, Session, command
+from ...output import Document
+from ...text import Look
 
 if TYPE_CHECKING:
     from stateformat.model import Record, StopMode
     from stateformat.requests import RequestAnswer, StopRequest
     from stateformat.store import CheckpointStore
 
-TIMEOUT_SECONDS: Final = 300
-PAUSE_SECONDS: Final = 0.05
-PAUSE_SECONDS_MAX: Final = 2.0
-PAUSE_GROWTH: Final = 1.3
-
-SILENCE_SECONDS: Final = 10.0
-"""After this time without an answer the command asks whether the job runs at all."""
-
-TIMED_OUT: Final = "timed_out"
-"""No run answered in time. This outcome and the next two are the command's own;
-``requests.RequestOutcome`` has the others."""
 NOT_DRAINED: Final = "not_drained"
-"""The job stopped, but without the drain that was asked for."""
+"""The job stopped, but without the drain that was asked for. This outcome, the next and
+``TIMED_OUT`` are the command's own; ``requests.RequestOutcome`` has the others."""
 NOT_SAVED: Final = "not_saved"
 """The job stopped or finished, but ``--to`` has no savepoint."""
 
@@ -60,15 +53,8 @@ TITLES: Final = {
 
 @command("stop", checkpoint="never")
 @click.option("--drain", is_flag=True, help="End the job for good: fire all timers, finish every operator.")
-@click.option("--to", "target", type=AddressType("never"), metavar="URL", help="The store for the savepoint.")
-@click.option(
-    "--timeout",
-    type=SecondsType(min=0),
-    default=TIMEOUT_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the job.",
-)
+@target_option
+@timeout_option
 @click.option(
     "--even-if-stopped",
     is_flag=True,
@@ -90,26 +76,23 @@ def stop(
     """
     from stateformat.model import StopMode
 
-    store = session.store(address, *(() if target is None else (target.url,)))
-    savepoint = None if target is None else _another_store(session.store(target.url, address.url), store)
-    with session.output.progress("Waiting for the job to stop", unit="s") as step:
-        attempt = StopAttempt(
+    store, savepoint = savepoint_place(session, address, target)
+    mode = StopMode.DRAIN if drain else StopMode.NO_DRAIN
+    document = converse(
+        session,
+        "Waiting for the job to stop",
+        lambda step: StopAttempt(
             store,
-            StopMode.DRAIN if drain else StopMode.NO_DRAIN,
+            mode,
             savepoint,
+            if_stopped=even_if_stopped,
             open_store=lambda url: session.store(url, address.url),
             step=step,
             note=session.output.note,
-        )
-        session.changes("the request was withdrawn; a run that had begun to stop by it may still do so")
-        try:
-            result = attempt.run(timeout, if_stopped=even_if_stopped)
-        except BaseException:
-            if attempt.left_behind:
-                session.changes("the request could not be removed")
-                session.output.note(attempt.left_behind)
-            raise
-    document = attempt.document(result)
+        ),
+        timeout,
+        withdrawn="the request was withdrawn; a run that had begun to stop by it may still do so",
+    )
     session.output.show(document, draw)
     return status_of(document)
 
@@ -123,112 +106,34 @@ def status_of(document: Document) -> int:
     return UNAVAILABLE if document["outcome"] == TIMED_OUT else PROBLEMS
 
 
-def _another_store(there: CheckpointStore, store: CheckpointStore) -> str:
-    """The absolute URL of the savepoint's store: the job may run in another directory."""
-    from stateformat.errors import InvalidInput
-
-    if there.url == store.url:
-        raise InvalidInput(f"{store.url} cannot hold its own savepoint; give another address with --to", url=there.url)
-    return there.url
-
-
-def _require_empty(there: CheckpointStore) -> None:
-    from stateformat.errors import ErrorKind, InvalidInput
-    from stateformat.paths import RECORDS
-
-    if there.storage.list(RECORDS):
-        raise InvalidInput(
-            f"{there.url} holds a checkpoint already, and a savepoint needs a store of its own; the job was not asked",
-            kind=ErrorKind.STORE_NOT_EMPTY,
-            url=there.url,
-        )
-
-
-@dataclass(frozen=True)
-class StopResult:
-    """How an attempt ended."""
-
-    outcome: str
-    message: str
-    """Sentences; a line end begins a new paragraph."""
-    checkpoint_id: int | None = None
-    """Where the job stopped or finished."""
-    savepoint: str | None = None
-    """The savepoint's URL."""
-    answered: bool = False
-    """Whether a run answered."""
-
-
-class StopAttempt:
-    """One attempt to stop a job: makes a request, waits, removes the request.
-
-    ``savepoint`` is its URL, None for the default, and ``open_store`` opens that store. ``step``
-    takes the seconds waited and the timeout, ``note`` sentences for the user. ``wait`` and
-    ``clock`` replace time.
-    """
+class StopAttempt(Attempt["StopRequest"]):
+    """One attempt to stop a job. A finished job is not asked, a stopped one only ``if_stopped``."""
 
     def __init__(
-        self,
-        store: CheckpointStore,
-        mode: StopMode,
-        savepoint: str | None,
-        *,
-        open_store: Callable[[str], CheckpointStore],
-        step: Step = lambda _done, _total: None,
-        note: Callable[[str], None] = lambda _: None,
-        wait: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: CheckpointStore, mode: StopMode, savepoint: str | None, *, if_stopped: bool = False, **how: Any
     ) -> None:
-        self._store, self._mode, self._savepoint = store, mode, savepoint
-        self._open_store, self._step, self._note = open_store, step, note
-        self._wait, self._clock = wait, clock
-        self._begin = clock()
-        self.request: StopRequest | None = None
-        self.newest: Record | None = None
-        """The newest checkpoint, as of the last poll."""
-        self.left_behind = ""
-        """A sentence, if the request could not be removed."""
+        super().__init__(store, savepoint, **how)
+        self._mode, self._if_stopped = mode, if_stopped
 
-    def document(self, result: StopResult) -> Document:
-        """What the command prints."""
-        return {
-            "store": self._store.url,
-            "request": None if self.request is None else self.request.id,
-            "mode": str(self._mode),
-            "outcome": result.outcome,
-            "checkpoint_id": result.checkpoint_id,
-            "savepoint": result.savepoint,
-            "answered": result.answered,
-            "message": result.message,
-            "waited_seconds": round(self._clock() - self._begin, 1),
-        }
+    def document(self, result: Result) -> Document:
+        found = super().document(result)
+        return {"store": found["store"], "request": found["request"], "mode": str(self._mode), **found}
 
-    def run(self, timeout_seconds: float, *, if_stopped: bool = False) -> StopResult:
-        """Ask, wait, clean up. A finished job is not asked, a stopped one only with ``if_stopped``.
+    @property
+    def silence(self) -> str:
+        return "A run that works answers when it has stopped. If the job does not run, press Ctrl-C."
 
-        Raises what the store raises.
-        """
-        self._poll()
-        if self.newest is not None and _all_finished(self.newest):
-            return self._check_result(self._finished(self.newest))
-        if self.newest is not None and self.newest.stop is not None and not if_stopped:
-            return self._check_result(self._stopped_before(self.newest))
-        if self._savepoint is not None:
-            _require_empty(self._open_store(self._savepoint))
-        request = self.request = self._store.request_stop(self._mode, self._savepoint)
-        try:
-            result = self._wait_for(request, timeout_seconds)
-        except BaseException:
-            self._withdraw(request)
-            raise
-        self._withdraw(request)
-        if result is None:
-            self._poll()
-            result = self._from_record(request) or self._silence(request, timeout_seconds)
-        return self._check_result(replace(result, message=f"{result.message} {self.left_behind}".strip()))
+    def _known(self) -> Result | None:
+        if self.newest is not None and all_finished(self.newest):
+            return self._finished(self.newest)
+        if self.newest is not None and self.newest.stop is not None and not self._if_stopped:
+            return self._stopped_before(self.newest)
+        return None
 
-    def _check_result(self, result: StopResult) -> StopResult:
-        """The result, or how it falls short of what was asked for."""
+    def _ask(self) -> StopRequest:
+        return self._store.request_stop(self._mode, self._savepoint)
+
+    def _checked(self, result: Result) -> Result:
         from stateformat.model import StopMode
 
         record = self._record_of(result)
@@ -250,10 +155,7 @@ class StopAttempt:
         message = f"{result.message} {self._copy_advice(record.checkpoint_id, self._savepoint)}"
         return replace(result, outcome=NOT_SAVED, message=message, savepoint=None)
 
-    def _copy_advice(self, checkpoint_id: int | None, url: str) -> str:
-        return f"`ckpt copy {self._store.url}@{checkpoint_id} {url}` makes the savepoint."
-
-    def _record_of(self, result: StopResult) -> Record | None:
+    def _record_of(self, result: Result) -> Record | None:
         """The record at which the job stopped or finished; None if there is none, or unreadable."""
         from stateformat.errors import CheckpointError
 
@@ -265,62 +167,25 @@ class StopAttempt:
         record = self.newest
         return record if record is not None and record.checkpoint_id == result.checkpoint_id else None
 
-    def _wait_for(self, request: StopRequest, timeout_seconds: float) -> StopResult | None:
-        """A run's answer, or what the newest record says for certain; None on timeout."""
-        pause, silent = PAUSE_SECONDS, True
-        while True:
-            answer = self._store.request_answer(request.id)
-            if answer is not None:
-                return self._from_answer(answer)
-            self._poll()
-            if self.newest is not None and _all_finished(self.newest) and not _is_stop_of(self.newest, request):
-                # If all tasks have finished there is no further checkpoint, so no stop can come.
-                return self._finished(self.newest)
-            waited = self._clock() - self._begin
-            if waited >= timeout_seconds:
-                return None
-            if silent and waited >= SILENCE_SECONDS:
-                silent = False
-                self._note(
-                    f"No run has answered for {SILENCE_SECONDS:g} s. A run that works answers when it has stopped. If "
-                    "the job does not run, press Ctrl-C."
-                )
-            self._step(int(waited), int(timeout_seconds))
-            self._wait(min(pause, timeout_seconds - waited))
-            pause = min(pause * PAUSE_GROWTH, PAUSE_SECONDS_MAX)
+    def _decided(self, request: StopRequest) -> Result | None:
+        newest = self.newest
+        # If all tasks have finished there is no further checkpoint, so no stop can come.
+        ended = newest is not None and all_finished(newest) and not _is_stop_of(newest, request)
+        return self._finished(newest) if newest is not None and ended else None
 
-    def _poll(self) -> None:
-        """Read the newest record if it is another than before; else this is one listing."""
-        from stateformat.history import newest_record, record_ids
-
-        known = 0 if self.newest is None else self.newest.checkpoint_id
-        if max(record_ids(self._store.storage), default=0) != known:
-            self.newest = newest_record(self._store.storage)
-
-    def _withdraw(self, request: StopRequest) -> None:
-        """Remove the request and its answer. A failure is reported beside the result."""
-        from stateformat.errors import StorageError
-        from stateformat.paths import request_path
-
-        try:
-            self._store.withdraw_request(request.id)
-        except StorageError as error:
-            path = request_path(request.newest, request.id)
-            self.left_behind = f"The request could not be removed ({error}): delete {path} in {self._store.url}."
-
-    def _from_answer(self, answer: RequestAnswer) -> StopResult:
+    def _answered(self, answer: RequestAnswer) -> Result:
         message = answer.message
         if answer.outcome == "stopped" and answer.savepoint is None and "ckpt copy" not in message:
             message = f"{message} The stop stands; {self._copy_advice(answer.checkpoint_id, 'URL')}".strip()
-        return StopResult(answer.outcome.value, message, answer.checkpoint_id, answer.savepoint, answered=True)
+        return Result(answer.outcome.value, message, answer.checkpoint_id, answer.savepoint, answered=True)
 
-    def _finished(self, record: Record) -> StopResult:
+    def _finished(self, record: Record) -> Result:
         number = record.checkpoint_id
         how = f"by request {record.stop.request}" if record.stop else "without having been asked"
         message = f"Everything in checkpoint {number} has finished, {how}; there is nothing to stop."
-        return StopResult("finished", message, number)
+        return Result("finished", message, number)
 
-    def _stopped_before(self, record: Record) -> StopResult:
+    def _stopped_before(self, record: Record) -> Result:
         """The job stopped earlier, or by another request."""
         from stateformat.requests import savepoint_of_stop
 
@@ -331,9 +196,9 @@ class StopAttempt:
             f"The job stopped ({mode}) at checkpoint {number}, by request {record.stop.request}, and has published "
             "nothing since. If it was resumed a moment ago, ask with --even-if-stopped."
         )
-        return StopResult("stopped", message, number, url if self._has_savepoint(url, record) else None)
+        return Result("stopped", message, number, url if self._has_savepoint(url, record) else None)
 
-    def _from_record(self, request: StopRequest) -> StopResult | None:
+    def _from_record(self, request: StopRequest) -> Result | None:
         """The stop in the newest record, by this request, if no run has answered."""
         record = self.newest
         if record is None or not _is_stop_of(record, request):
@@ -345,8 +210,8 @@ class StopAttempt:
             "prepared, and ends."
         )
         if self._has_savepoint(url, record):
-            return StopResult("stopped", f"{message} The savepoint is complete.", number, url)
-        return StopResult("stopped", f"{message} There is no savepoint yet; {self._copy_advice(number, url)}", number)
+            return Result("stopped", f"{message} The savepoint is complete.", number, url)
+        return Result("stopped", f"{message} There is no savepoint yet; {self._copy_advice(number, url)}", number)
 
     def _has_savepoint(self, url: str, record: Record) -> bool:
         from stateformat.errors import CheckpointError
@@ -356,9 +221,11 @@ class StopAttempt:
         except CheckpointError:
             return False
 
-    def _silence(self, request: StopRequest, timeout_seconds: float) -> StopResult:
+    def _unanswered(self, request: StopRequest, waited: str) -> Result:
+        stopped = self._from_record(request)
+        if stopped is not None:
+            return stopped
         newest = self.newest
-        waited = f"No run has answered within {timeout_seconds:g} s, and the request was withdrawn"
         if newest is None or newest.checkpoint_id <= request.newest:
             seen = "no checkpoint was published meanwhile, so perhaps none is running"
         elif newest.stop is not None:
@@ -368,32 +235,17 @@ class StopAttempt:
                 f"checkpoint {newest.checkpoint_id} was published meanwhile, so a run is alive, and may still stop if "
                 "it had begun to. Wait longer (`--timeout`)"
             )
-        return StopResult(TIMED_OUT, f"{waited}; {seen}.")
+        return Result(TIMED_OUT, f"{waited}; {seen}.")
 
 
 def _is_stop_of(record: Record, request: StopRequest) -> bool:
     return record.stop is not None and record.stop.request == request.id
 
 
-def _all_finished(record: Record) -> bool:
-    from stateformat.graph import Status
-
-    operators = record.graph.operators
-    return bool(operators) and all(operator.status is Status.FULLY_FINISHED for operator in operators)
-
-
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the outcome, where the savepoint is, what the run said."""
-    stopped = document["outcome"] == "stopped"
-    title = f"Stopped at checkpoint {document['checkpoint_id']}" if stopped else TITLES[document["outcome"]]
+    title = TITLES.get(document["outcome"], "The job has not stopped")
+    if document["outcome"] == "stopped":
+        title = f"Stopped at checkpoint {document['checkpoint_id']}"
     request = f"{document['request']}, {document['mode'].replace('_', ' ')}" if document["request"] else "none"
-    facts = [
-        ("store", label(document["store"])),
-        ("request", request),
-        ("savepoint", label(document["savepoint"] or "none")),
-        ("waited", f"{document['waited_seconds']:g} s"),
-    ]
-    yield from render.page_head(title, facts, look)
-    for text in filter(None, document["message"].split("\n")):
-        yield ""
-        yield from render.paragraph(label(text), look)
+    yield from draw_answer(document, title, request, look)

@@ -1,0 +1,95 @@
+"""Runs that are asked for something, as fakes, and a clock that is stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stateformat.model import Stop
+from stateformat.publication import CommitPermit
+from stateformat.requests import RequestAnswer, RequestOutcome, SavepointRequest, StopRequest, counts_for
+from stateformat.store import CheckpointStore, open as open_store
+from tests import stores
+
+JOB = stores.counts_job()
+EVERYTHING = {operator.uid: range(operator.parallelism) for operator in JOB.graph.operators}
+OTHER = "f" * 32
+"""The id of another request."""
+
+
+class FakeRun:
+    """A run of the counts job that reads requests when a test says so."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self.store = store
+        self.permit = store.start("counts")
+        self.restored_from = self.permit.ref.checkpoint_id if self.permit else 0
+
+    def publish(self, **more: Any) -> CommitPermit:
+        self.permit = JOB.publish(self.store, self.permit, **more)
+        return self.permit
+
+    def asked(self) -> StopRequest | None:
+        """The first request to stop that counts; those for earlier runs are answered as missed."""
+        for request in self.store.requests():
+            assert isinstance(request, StopRequest)
+            if counts_for(request, self.restored_from):
+                return request
+            self.store.answer_request(
+                RequestAnswer(request.id, RequestOutcome.MISSED, "the job runs again from a newer one")
+            )
+        return None
+
+    def answer(self, outcome: RequestOutcome, message: str = "", *place: Any) -> None:
+        request = self.asked()
+        assert request is not None
+        self.store.answer_request(RequestAnswer(request.id, outcome, message, *place))
+
+    def stop(self, *, copy: bool = True, answer: bool = True, **more: Any) -> None:
+        """Stop by the first request that counts, if any; ``copy`` and ``answer`` are left out by a
+        crash."""
+        request = self.asked()
+        if request is None:
+            return
+        record = self.publish(stop=Stop(request.mode, request.id), **more).record
+        url = request.savepoint_at(self.store.url, record.checkpoint_id)
+        if copy:
+            self.store.copy(self.store.open(), open_store(url))
+        if answer:
+            message = "" if copy else "the savepoint could not be written: no room."
+            self.answer(RequestOutcome.STOPPED, message, record.checkpoint_id, url if copy else None)
+
+    def save(self, *, copy: bool = True, **more: Any) -> None:
+        """Publish a checkpoint for the first request for a savepoint; copy it, and answer."""
+        (request,) = self.store.requests()
+        assert isinstance(request, SavepointRequest)
+        number = self.publish(**more).record.checkpoint_id
+        url = request.savepoint_at(self.store.url, number)
+        if not copy:
+            self.store.answer_request(
+                RequestAnswer(request.id, RequestOutcome.FAILED, "the copy failed: no room", number)
+            )
+            return
+        self.store.copy(self.store.open(), open_store(url))
+        message = f"checkpoint {number} has its savepoint {url}; the job goes on"
+        self.store.answer_request(RequestAnswer(request.id, RequestOutcome.SAVED, message, number, url))
+
+
+class Steps:
+    """A clock that advances only in waits; ``at3=event`` makes something happen in the third."""
+
+    def __init__(self, **script: Callable[[], object]) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+        self.script = {int(name.removeprefix("at")): event for name, event in script.items()}
+
+    def clock(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        self.pauses.append(seconds)
+        event = self.script.get(len(self.pauses))
+        if event is not None:
+            event()

@@ -1,0 +1,227 @@
+"""``ckpt savepoint``: asking a job that goes on, and every way in which that ends. Runs are fakes,
+and time is stepped.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from stateformat.backends.storage import MemoryStorage
+from stateformat.errors import StorageError
+from stateformat.model import Stop, StopMode
+from stateformat.requests import RequestAnswer, RequestOutcome
+from stateformat.store import CheckpointStore, open as open_store
+from stateformat.tools.ckpt.commands.running import savepoint as command
+from stateformat.tools.ckpt.text import Look
+from tests import stores
+from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps
+from tests.ckpt.ckpt_runs import document, failure, page
+
+
+@pytest.fixture(params=["memory", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointStore]:
+    name = f"saved-{uuid4().hex}"
+    yield stores.counts_store(f"memory://{name}" if request.param == "memory" else str(tmp_path / "store"))
+    MemoryStorage.reset(name)
+
+
+@pytest.fixture
+def at_work(store: CheckpointStore) -> FakeRun:
+    return FakeRun(store)
+
+
+def ask(
+    store: CheckpointStore,
+    steps: Steps | None = None,
+    *,
+    to: str | None = None,
+    seconds: float = 60,
+    note: Callable[[str], None] = lambda _: None,
+) -> Any:
+    """The document of a command that asked and waited, its page and exit status. No request is left
+    behind, at no width is a line too long.
+    """
+    steps = steps or Steps()
+    asking = command.SavepointAttempt(store, to, open_store=open_store, wait=steps.wait, clock=steps.clock, note=note)
+    result = asking.run(seconds)
+    assert store.storage.list("requests/") == []
+    document = asking.document(result)
+    lines = list(command.draw(document, Look()))
+    assert max(map(len, lines)) <= 80
+    return {**document, "page": " ".join(" ".join(lines).split()), "status": command.status_of(document)}
+
+
+def ended(found: Any) -> tuple[object, ...]:
+    return found["outcome"], found["checkpoint_id"], found["answered"], found["status"]
+
+
+def test_a_savepoint_is_reported_with_its_place(store: CheckpointStore, at_work: FakeRun) -> None:
+    found = ask(store, Steps(at3=at_work.save))
+    assert ended(found) == ("saved", 2, True, 0)
+    assert found["savepoint"] == f"{store.url}/savepoints/2-{found['request'][:8]}"
+    assert open_store(found["savepoint"]).open().record.ref == store.open().record.ref
+    assert found["page"].startswith("Savepoint of checkpoint 2 ")
+    assert "the job goes on" in found["page"]
+
+
+def test_it_is_put_where_it_is_wanted(store: CheckpointStore, at_work: FakeRun) -> None:
+    there = f"memory://there-{uuid4().hex}"
+    assert ask(store, Steps(at1=at_work.save), to=there)["savepoint"] == there
+
+
+def test_a_copy_that_fails_is_reported_with_the_reason(store: CheckpointStore, at_work: FakeRun) -> None:
+    found = ask(store, Steps(at1=lambda: at_work.save(copy=False)))
+    assert ended(found) == ("failed", 2, True, 1)
+    assert found["savepoint"] is None
+    assert found["page"].startswith("The savepoint failed ")
+    assert "no room" in found["page"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "refused", "finished", "missed", "stopped", "rescaled"])
+def test_whatever_is_answered_instead_is_reported_with_the_reason(store: CheckpointStore, outcome: str) -> None:
+    def answer() -> None:
+        (request,) = store.requests()
+        store.answer_request(RequestAnswer(request.id, RequestOutcome(outcome), "operator 'x' threw \x1b[2J"))
+
+    found = ask(store, Steps(at2=answer))
+    assert ended(found) == (outcome, None, True, 1)
+    assert found["page"].startswith(command.TITLES.get(outcome, command.OTHERWISE))
+    assert "operator 'x' threw \\x1b[2J" in found["page"]
+
+
+def test_a_job_that_has_finished_is_not_asked_and_what_needs_no_job_is_offered(
+    store: CheckpointStore, at_work: FakeRun
+) -> None:
+    at_work.publish(finished=EVERYTHING)
+    steps = Steps()
+    found = ask(store, steps)
+    assert (ended(found), found["request"], steps.pauses) == (("finished", 2, False, 1), None, [])
+    assert f"`ckpt pin {store.url}@2 NAME` makes a savepoint of its newest checkpoint" in found["message"]
+    assert "`ckpt copy" in ask(store, to=f"memory://there-{uuid4().hex}")["message"]
+
+
+def test_a_job_that_ends_meanwhile_is_waited_for_since_it_still_copies(
+    store: CheckpointStore, at_work: FakeRun
+) -> None:
+    found = ask(store, Steps(at2=lambda: at_work.save(finished=EVERYTHING)))
+    assert ended(found) == ("saved", 2, True, 0)
+
+
+def test_a_stopped_job_may_have_been_resumed_so_it_is_asked(store: CheckpointStore, at_work: FakeRun) -> None:
+    at_work.publish(stop=Stop(StopMode.NO_DRAIN, OTHER))
+    notes: list[str] = []
+    found = ask(store, seconds=12, note=notes.append)
+    assert ended(found) == ("timed_out", None, False, 3)
+    assert "Checkpoint 2 is a stop." in notes[0]
+    assert ended(ask(store, Steps(at2=at_work.save))) == ("saved", 3, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("publishes", "told"), [(False, "perhaps none is running: `ckpt pin"), (True, "so a run is alive")]
+)
+def test_on_timeout_the_request_is_withdrawn(
+    store: CheckpointStore, at_work: FakeRun, publishes: bool, told: str
+) -> None:
+    found = ask(store, Steps(at3=at_work.publish) if publishes else Steps(), seconds=7.5)
+    assert ended(found) == ("timed_out", None, False, 3)
+    assert told in found["message"]
+    assert "within 7.5 s, and the request was withdrawn" in found["message"]
+
+
+def test_after_ten_seconds_of_silence_it_is_said_what_needs_no_running_job(store: CheckpointStore) -> None:
+    notes: list[tuple[float, str]] = []
+    steps = Steps()
+    ask(store, steps, seconds=40, note=lambda text: notes.append((steps.now - 100, text)))
+    ((at, text),) = notes
+    assert 10 <= at <= 12
+    assert text.startswith("No run has answered for 10 s.")
+    assert f"press Ctrl-C: `ckpt pin {store.url}@1 NAME` makes" in text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("gone")])
+def test_the_request_is_withdrawn_whatever_happens(store: CheckpointStore, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        ask(store, Steps(at2=fail))
+    assert store.storage.list("requests/") == []
+
+
+# ---- the command itself
+
+
+def test_the_command_asks_a_job_in_another_process(tmp_path: Path) -> None:
+    store = stores.counts_store(str(tmp_path / "store"))
+    run, over = FakeRun(store), threading.Event()
+
+    def look() -> None:
+        while not store.requests() and not over.wait(0.02):
+            pass
+        run.save()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        found = document("savepoint", tmp_path / "store", "--to", tmp_path / "safe")
+    finally:
+        over.set()
+        thread.join()
+    assert (found["outcome"], found["checkpoint_id"]) == ("saved", 2)
+    assert found["savepoint"] == open_store(str(tmp_path / "safe")).url
+    assert open_store(str(tmp_path / "safe")).open().record.kind == "savepoint"
+    assert store.storage.list("requests/") == []
+
+
+def test_the_command_says_that_nobody_answers(counts: Path) -> None:
+    for columns in ("80", "60"):
+        text = page("savepoint", counts, "--timeout", 0, status=3, COLUMNS=columns)
+        assert text.startswith("No run has answered\n")
+    assert list((counts / "requests").iterdir()) == []
+
+
+def test_interrupting_the_command_withdraws_the_request(counts: Path) -> None:
+    folder = counts / "requests"
+    # Tests that run in the background may ignore interrupts, which children inherit.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from stateformat.tools.ckpt.main import main; sys.exit(main())"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "savepoint", str(counts), "--format", "json"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        while child.poll() is None and not list(folder.glob("[0-9]*-savepoint-*")):
+            threading.Event().wait(0.02)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "interrupted"
+    assert b"the request was withdrawn; a run that had begun with it may still make the savepoint" in err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("to", "says"), [("store", "cannot hold its own savepoint"), ("taken", "holds a checkpoint already")]
+)
+def test_a_place_that_cannot_take_it_is_refused_before_the_job_is_asked(tmp_path: Path, to: str, says: str) -> None:
+    for name in ("store", "taken"):
+        stores.counts_store(str(tmp_path / name))
+    found = failure("savepoint", tmp_path / "store", "--to", tmp_path / to, status=2)
+    assert says in json.dumps(found)
+    assert not (tmp_path / "store" / "requests").exists()
