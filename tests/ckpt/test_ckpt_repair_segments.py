@@ -42,7 +42,7 @@ def test_what_going_on_would_lose_is_listed_and_nothing_is_changed(flights: Path
     assert {name: each["effect"] for name, each in by_state.items()} == {"sums": "forgotten", "prepared": "output"}
     assert {each["state"] for each in lost["give_up"]["keys"]} == {"sums", "by_month", "last", "wake", "prepared"}
     text = words("repair", flights, status=1)
-    assert "--give-up rows --yes` publishes checkpoint 2" in text
+    assert "--give-up keys --yes` publishes checkpoint 2" in text
     assert "never committed, unless it was before" in text
     page("repair", flights, status=1, COLUMNS="60")
     assert fingerprint(flights) == before

@@ -18,8 +18,8 @@ SHOWN: Final = 20
 RANGES_SHOWN: Final = 4
 
 _KEYS_FORGOTTEN: Final = (
-    "Keys of these key groups begin anew in these states: none of their layers stays, for some of them alone would be "
-    "a state that never was."
+    "Keys of these key groups begin anew, in all keyed states of the operator. None of their layers stays, for some of "
+    "them alone would be a state that never was."
 )
 _MEANS: Final = {
     "forgotten": "Entries of lost segments are forgotten.",
@@ -58,8 +58,7 @@ def draw_losses(document: Document, look: Look) -> Iterator[str]:
     what += [words.plural(len(segments) - missing, "damaged")] if len(segments) > missing else []
     yield from render.paragraph(f"To go on from {number}, without what is lost ({', '.join(what)}):", look)
     yield ""
-    rows = lost["give_up"]["rows"]
-    yield from _table(rows, look)
+    yield from _table(lost["give_up"]["keys"], look)
     yield ""
     yield from _advice(document, look)
 
@@ -77,20 +76,19 @@ def _advice(document: Document, look: Look) -> Iterator[str]:
             look,
         )
         return
-    counted = [each for each in rows if each["effect"] != "copied"]
-    losing = f"{words.plural(_all(counted), 'row')} less" if counted else "nothing less"
+    gone, least = _all(keys), _all(rows)
+    less = f"{words.plural(gone, 'row')} less" if gone else "nothing less"
     yield from render.paragraph(
-        f"`ckpt repair {address} --give-up rows --yes` publishes checkpoint {document['newest'] + 1} with the content "
-        f"of {number}, {losing}.",
+        f"`ckpt repair {address} --give-up keys --yes` publishes checkpoint {document['newest'] + 1} with the content "
+        f"of {number}, {less}.",
         look,
     )
     for meaning in _meanings(rows):
         yield from render.paragraph(meaning, look)
-    more = _all(keys) - _all(rows)
-    if more > 0:
+    if gone > least:
         yield from render.paragraph(
-            "Other states of the operator, its timers too, keep what they have of these keys. With `--give-up keys` "
-            f"that goes as well, {words.plural(more, 'row')} more, so that no key has half of its state.",
+            f"`--give-up rows` keeps {words.plural(gone - least, 'row')} of these keys in the operator's other states. "
+            "A key may then have half of its state, which its program must bear: a window without a timer never ends.",
             look,
         )
     if document["level"] == "quick":

@@ -42,9 +42,9 @@ SHOWN: Final = 10
 )
 @click.option(
     "--give-up",
-    type=click.Choice(["rows", "keys"]),
-    help="Go on without the rest of what is lost: of each state, the key groups that a lost segment has rows of; or "
-    "these in all keyed states of the operator, so that their keys begin anew.",
+    type=click.Choice(["keys", "rows"]),
+    help="Go on without the rest of what is lost. Of keyed state these are the key groups that a lost segment has rows "
+    "of: in all states of the operator, so that their keys begin anew, or in that state alone.",
 )
 @click.option(
     "--level",
