@@ -22,7 +22,7 @@ LAYERS = ("stateformat", *WINGS)
 ORDER = """
 _lazy words errors graph keys model problems paths schema parquet storage tables segments record manifest states rules documents html
 redistribution snapshot reading formats history validation publication
-pins repairing requests inspecting.comparing inspecting.diff inspecting store reporting
+pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
 backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.flow backends.dataflow

@@ -28,10 +28,12 @@ from .records import (
 )
 from .retention import (
     Garbage as Garbage,
+    Uses as Uses,
     collect_garbage as collect_garbage,
     expire as expire,
     manifests_under as manifests_under,
     reachable as reachable,
+    record_and_manifest as record_and_manifest,
 )
 from .surveying import (
     Survey as Survey,

@@ -10,7 +10,7 @@ uploads go by the same rule. No clock is asked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final, NamedTuple
@@ -28,7 +28,7 @@ from ..errors import (
     NotFound,
     StorageError,
 )
-from ..manifest import codes_of, first_uses, manifest_ref, read_manifest, take_rows
+from ..manifest import Manifest, codes_of, first_uses, manifest_ref, read_manifest, take_rows
 from ..model import AttemptId, CheckpointId, Record
 from ..reading import load_manifest
 from ..record import MANIFEST_BYTES_MAX
@@ -94,13 +94,34 @@ class Garbage:
         return sum(item.size_bytes for item in self.objects) + sum(item.size_bytes for item in self.leftovers)
 
 
-def collect_garbage(storage: Storage, *, delete: bool) -> Garbage:
-    """Find what no record names, and delete it if asked to. Raises ``NotFound``."""
+class Uses(NamedTuple):
+    """What stands under an id, and what it names."""
+
+    record: Record | CheckpointError | None
+    """The record, or why it cannot be read, or None."""
+    segments: pa.Array | None
+    """The paths of the segments that its manifest names; None without a record."""
+
+
+Read = Callable[[Storage, CheckpointId], Uses]
+
+
+def read_uses(storage: Storage, checkpoint_id: CheckpointId) -> Uses:
+    """Read a record and its manifest. Raises for a manifest that cannot be read."""
+    record, manifest = record_and_manifest(storage, checkpoint_id)
+    return Uses(record, None if manifest is None else reachable(manifest.handles)["path"].combine_chunks())
+
+
+def collect_garbage(storage: Storage, *, delete: bool, read: Read = read_uses) -> Garbage:
+    """Find what no record names, and delete it if asked to. Raises ``NotFound``.
+
+    ``read`` is for callers that do not delete and have read the manifests already.
+    """
     _require_store(storage)
-    return _sweep(_find(storage, frozenset()), storage, delete=delete)
+    return _sweep(_find(storage, frozenset(), read), storage, delete=delete)
 
 
-def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
+def expire(storage: Storage, keep: int, *, delete: bool = True, read: Read = read_uses) -> Garbage:
     """Delete the records with ids up to newest − ``keep``, strays among them, then collect garbage.
 
     Every doomed record goes before the first object, so a crash in between leaves garbage only.
@@ -120,8 +141,8 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
         return _sweep(stopped, storage, delete=delete)
     if delete:
         remove_records(storage, records)
-        return replace(_sweep(_find(storage, frozenset()), storage, delete=True), records=records, deleted=True)
-    return replace(_find(storage, frozenset(doomed)), records=records)
+        return replace(_sweep(_find(storage, frozenset(), read), storage, delete=True), records=records, deleted=True)
+    return replace(_find(storage, frozenset(doomed), read), records=records)
 
 
 def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:
@@ -154,11 +175,11 @@ class _Needed(NamedTuple):
     segments: pa.Array
 
 
-def _find(storage: Storage, doomed: Collection[CheckpointId]) -> Garbage:
+def _find(storage: Storage, doomed: Collection[CheckpointId], read: Read) -> Garbage:
     """Return what nothing needs once the ``doomed`` records are gone. Changes nothing."""
     leftovers = _leftovers(storage)
     try:
-        needed = read_until_stable(storage, lambda ids: _needed(storage, ids, doomed))
+        needed = read_until_stable(storage, lambda ids: _needed(storage, ids, doomed, read))
     except UNREADABLE as error:
         why = f"nothing is collected, for what is needed is unknown: {error}"
         return Garbage(unfinished=tuple(leftovers), stopped=why)
@@ -220,7 +241,7 @@ def _sweep(plan: Garbage, storage: Storage, *, delete: bool) -> Garbage:
     return replace(plan, deleted=True)
 
 
-def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Needed | None:
+def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId], read: Read) -> _Needed | None:
     """Return all that a record, or an attempt at newest + 1, names. None without records."""
     if not ids:
         return None
@@ -231,7 +252,7 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
     for checkpoint_id in reversed(ids):
         if checkpoint_id in doomed:
             continue
-        found, handles = _record_and_handles(storage, checkpoint_id)
+        found, named = read(storage, checkpoint_id)
         if isinstance(found, CheckpointError) and not losses.left_behind(checkpoint_id):
             raise found
         losses.read(checkpoint_id, found)
@@ -244,7 +265,7 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
             segments.extend(_unpublished_segments(storage, path) for path in kept)
         else:
             manifests.add(found.manifest.path)
-            segments.append(reachable(handles)["path"].combine_chunks())
+            segments.append(named)
     if losses.lost:
         raise record_lost(storage, losses.lost[0])
     unpublished = manifests_under(storage, CheckpointId(newest + 1))
@@ -258,10 +279,10 @@ def check_expired(checkpoint_id: CheckpointId, newest: CheckpointId) -> None:
         raise HistoryChanged
 
 
-def _record_and_handles(
+def record_and_manifest(
     storage: Storage, checkpoint_id: CheckpointId
-) -> tuple[Record | CheckpointError | None, pa.Table | None]:
-    """Return the record under an id, or why it cannot be read, or None; and its handles."""
+) -> tuple[Record | CheckpointError | None, Manifest | None]:
+    """Return the record under an id, or why it cannot be read, or None; and its manifest."""
     while True:
         try:
             record = find_record(storage, checkpoint_id)
@@ -270,7 +291,7 @@ def _record_and_handles(
         if record is None:
             return None, None
         try:
-            return record, load_manifest(storage, record).handles
+            return record, load_manifest(storage, record)
         except CheckpointExpired:
             # The record is gone, or another attempt has taken the id: read again.
             logger.debug("record %s of %s went away while garbage was searched", checkpoint_id, storage.url)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .range import StateRange as StateRange
     from .savepoints import savepoints_document as savepoints_document
     from .shown import shown as shown
+    from .sizes import shared_bytes as shared_bytes, sizes_document as sizes_document
     from .subjects import newest_declaration as newest_declaration
     from .top import top_document as top_document
 else:
@@ -47,6 +48,7 @@ else:
             ".range": "StateRange",
             ".savepoints": "savepoints_document",
             ".shown": "shown",
+            ".sizes": "shared_bytes sizes_document",
             ".subjects": "newest_declaration",
             ".top": "top_document",
         },

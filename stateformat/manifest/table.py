@@ -71,6 +71,11 @@ class Manifest:
                 self.handles = self.handles.combine_chunks()
         return _with_inline(take_rows(self.handles, indices), column.take(indices))
 
+    def is_inline(self) -> pa.ChunkedArray:
+        """Return for each handle whether its segment lies in the manifest."""
+        with self._lock:
+            return pc.is_valid(self._column())
+
     def inline_bytes(self) -> int:
         """Return the bytes of the distinct inline segments, before the manifest compresses them."""
         return self.inline_faults()[0]

@@ -55,6 +55,7 @@ def _judge(tally: Tally, name: str, took: Took, *, is_page: bool = True, peak_by
         "validate --level quick",
         "rescale --parallelism 1200 --dry-run",
         "gc --keep 1",
+        "du --keep 1 --price 0.023",
         "history",
     ],
 )

@@ -35,6 +35,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "get": "Show the rows of one key, now or along the history.",
             "top": "Show which keys, key groups and subtasks have most.",
             "diff": "Show what differs between two checkpoints.",
+            "du": "Show what a store costs: by folder, checkpoint and state.",
             "validate": "Find everything that is wrong with a checkpoint.",
             "explain-restore": "Show who would restore what at another parallelism.",
             "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",

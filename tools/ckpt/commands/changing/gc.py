@@ -36,14 +36,20 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
     Garbage is what no checkpoint names: expired records with their data, and what crashed or beaten
     attempts left behind, temporary files included. What a running job writes lies above the newest
     checkpoint and is never touched. If a record or manifest is damaged or lost, it is unknown what
-    that checkpoint needs: nothing is deleted, and the exit status is 1.
+    that checkpoint needs: nothing is deleted, and the exit status is 1. Pins and other savepoints
+    below the store stay.
     """
     from stateformat.history import record_ids, require_records
+    from stateformat.inspecting import shared_bytes
+    from stateformat.storage import HoldsSavepoints, SharesBytes
 
     store = session.store(address)
     require_records(store.storage, record_ids(store.storage))
     if delete:
         session.changes("what was deleted before stays deleted, the rest is still there; run it again to go on")
+    storage = store.storage
+    # Before anything is deleted: afterwards nothing says what the others have kept.
+    shared = storage.shared("") if isinstance(storage, SharesBytes) else {}
     with session.output.progress("Looking for garbage"):
         found = store.collect_garbage(delete=delete) if keep is None else store.expire(keep, delete=delete)
     document = {
@@ -58,6 +64,8 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
         "leftovers": _leftovers(found.leftovers),
         "unfinished": _leftovers(found.unfinished),
         "bytes": found.size_bytes,
+        "shared_bytes": shared_bytes(found.objects, shared),
+        "savepoints": storage.savepoints() if isinstance(storage, HoldsSavepoints) else [],
     }
     session.output.show(document, draw)
     return PROBLEMS if found.stopped else FINE
@@ -79,6 +87,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     newest = f", newest {document['newest']}" if document["newest"] is not None else ""
     counts = ", ".join(words.plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
     unfinished = len(document["unfinished"])
+    savepoints, shared = len(document["savepoints"]), document["shared_bytes"]
     facts = [
         ("store", label(document["store"])),
         ("keeps", f"{kept}{newest}"),
@@ -86,6 +95,8 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             "freed" if document["deleted"] else "would free",
             f"{counts}, {words.size(document['bytes'])}" if counts else "nothing",
         ),
+        ("of these", f"{words.size(shared)} stay: a pin or a copy shares them" if shared else ""),
+        ("savepoints", f"{savepoints} in savepoints/, never touched" if savepoints else ""),
         (
             "not touched",
             f"{words.plural(unfinished, 'temporary file')} of writers that may be alive" if unfinished else "",

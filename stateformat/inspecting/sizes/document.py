@@ -1,0 +1,284 @@
+"""The sizes of a store as a JSON document (docs/json.md, ``du``).
+
+*Named* is all that something names; *own* is what would be freed if only it went: what nothing else
+in the store names, and no other name on the storage leads to. Bytes that several name count once in
+sums. Inline segments lie in their manifests, whose bytes count; theirs are told beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ... import paths as layout
+from ...errors import InvalidInput, NotFound
+from ...history import NO_RECORDS, Garbage
+from ...manifest import Ints
+from ...model import CheckpointId
+from ...storage import HoldsSavepoints, ObjectInfo, SharesBytes, Storage
+from .foreign import foreign_sizes
+from .naming import Named, Naming, read_naming
+
+if TYPE_CHECKING:
+    from ...history import Survey
+    from ...model import Record
+    from ...reading import Checkpoint
+
+Document = dict[str, Any]
+GIGABYTE = 10**9
+"""Prices are per decimal gigabyte, as those of clouds are."""
+
+
+class Store(Protocol):
+    """What is asked of a ``CheckpointStore``."""
+
+    storage: Storage
+    format: str | None
+
+    @property
+    def url(self) -> str: ...
+
+    def survey(self) -> Survey: ...
+
+    def checkpoint_of(self, record: Record) -> Checkpoint: ...
+
+
+def sizes_document(store: Store, *, keep: int | None = None, price: float | None = None) -> Document:
+    """What a store costs on its storage, by folder, checkpoint and state.
+
+    ``keep``: also what expiring all but the newest so many would free, as ``history.expire`` finds
+    it. ``price`` is that of a gigabyte (10⁹ bytes) for a month. Of another system's checkpoints
+    only their files and what they name is known. Raises ``NotFound``, ``InvalidInput`` and
+    ``StorageError``.
+    """
+    if keep is not None and keep < 1:
+        raise InvalidInput(f"cannot keep {keep} checkpoints: at least 1, the newest, is always kept")
+    try:
+        found = read_naming(store.storage, keep) if store.format is None else None
+    except NotFound as error:
+        if error.kind not in NO_RECORDS:
+            raise
+        found = None
+    document = foreign_sizes(store) if found is None else _Sums(store, found).document(keep)
+    return document | {"price": None if price is None else _price(document, price)}
+
+
+def shared_bytes(objects: Iterable[ObjectInfo], shared: Mapping[str, tuple[str, int]]) -> int:
+    """The bytes of those objects whose bytes have other names on the storage, so that they stay."""
+    return sum(item.size_bytes for item in objects if item.path in shared)
+
+
+def _price(document: Document, price: float) -> Document:
+    def month(size_bytes: int | None) -> float | None:
+        return None if size_bytes is None else size_bytes / GIGABYTE * price
+
+    def freed(found: Document | None) -> float | None:
+        return None if found is None or found["stopped"] else month(found["bytes"] - found["shared_bytes"])
+
+    return {
+        "per_gb_month": price,
+        "month": month(document["bytes"]),
+        "garbage_month": freed(document["garbage"]),
+        "keep_month": freed(document["keep"]),
+    }
+
+
+class _Sums:
+    """Sums over what is named."""
+
+    def __init__(self, store: Store, found: Naming) -> None:
+        self._store, self._found = store, found
+        segments = found.objects[layout.SEGMENTS]
+        self._sizes = np.array([item.size_bytes for item in segments], np.int64)
+        # What has other names on the storage is not freed with this one.
+        self._freed = self._sizes.copy()
+        if found.shared:
+            self._freed[np.array([item.path in found.shared for item in segments], bool)] = 0
+        self._users = np.zeros(len(segments), np.int64)
+        for named in found.named.values():
+            self._users[named.at[named.at >= 0]] += 1
+
+    def document(self, keep: int | None) -> Document:
+        found = self._found
+        folders, shared_once = self._folders()
+        return {
+            "store": self._store.url,
+            "system": None,
+            "newest": found.garbage.newest,
+            "objects": sum(folder["objects"] for folder in folders),
+            "bytes": sum(folder["bytes"] for folder in folders) - shared_once,
+            "shared_bytes": shared_once,
+            "folders": folders,
+            "states": self._states(),
+            "checkpoints": [self._checkpoint(number) for number in sorted(found.named, reverse=True)],
+            "unreadable": [
+                {"checkpoint_id": number, "kind": error.kind.value, "message": str(error)}
+                for number, error in sorted(found.unreadable.items(), reverse=True)
+            ],
+            "unfinished": {
+                "objects": len(found.garbage.unfinished),
+                "bytes": sum(item.size_bytes for item in found.garbage.unfinished),
+            },
+            "garbage": self._garbage(found.garbage),
+            "keep": None if found.kept is None else {"keep": keep, **self._garbage(found.kept)},
+        }
+
+    def _garbage(self, garbage: Garbage) -> Document:
+        return {
+            "records": len(garbage.records),
+            "objects": len(garbage.objects) + len(garbage.leftovers),
+            "bytes": garbage.size_bytes,
+            "shared_bytes": shared_bytes(garbage.objects, self._found.shared),
+            "stopped": garbage.stopped,
+        }
+
+    def _folders(self) -> tuple[list[Document], int]:
+        """The folders, and the bytes in them that are counted though another name has them."""
+        found, storage = self._found, self._store.storage
+        garbage = {item.path for item in found.garbage.objects}
+        seen = {identity for identity, _ in found.shared.values()}
+        folders = [
+            _folder(folder, items, found.shared, sum(item.size_bytes for item in items if item.path in garbage))
+            for folder, items in found.objects.items()
+        ]
+        # Several names in the store itself: a copy that was linked back.
+        twice = _twice(found.objects.values(), found.shared)
+        begun = [*found.leftovers]
+        folders.append(
+            {
+                "folder": "",
+                "savepoint": None,
+                "checkpoint_id": None,
+                "objects": len(begun),
+                "bytes": sum(item.size_bytes for item in begun),
+                "shared_bytes": 0,
+                "garbage_bytes": sum(item.size_bytes for item in found.garbage.leftovers),
+            }
+        )
+        below: dict[str, Storage] = {}
+        if isinstance(storage, HoldsSavepoints):
+            below = {name: storage.savepoint(name) for name in storage.savepoints()}
+        for name, there in below.items():
+            items = there.list("")
+            shared = there.shared("") if isinstance(there, SharesBytes) else {}
+            ids = [number for item in items if (number := layout.record_id(item.path)) is not None]
+            entry = _folder(f"{layout.SAVEPOINTS}{name}/", items, shared, 0)
+            folders.append(entry | {"savepoint": name, "checkpoint_id": max(ids, default=None)})
+            sizes = {item.path: item.size_bytes for item in items}
+            for path, (identity, _) in shared.items():
+                twice += sizes.get(path, 0) if identity in seen else 0
+                seen.add(identity)
+        return folders, twice
+
+    def _states(self) -> list[Document]:
+        """Each state: what all checkpoints name of it, and what the newest does."""
+        found = self._found
+        count = len(found.states)
+        of_state = np.full(len(self._sizes), -1, np.int64)
+        several = np.zeros(len(self._sizes), bool)
+        for named in found.named.values():
+            at, state = named.at[named.at >= 0], named.state[named.at >= 0]
+            several[at] |= (of_state[at] >= 0) & (of_state[at] != state)
+            of_state[at] = state
+        used = of_state >= 0
+        mine = np.flatnonzero(used & ~several)
+        newest = found.named.get(found.garbage.newest) if found.garbage.newest is not None else None
+        sums = {
+            "bytes": _by(of_state[used], self._sizes[used], count),
+            "own_bytes": _by(of_state[mine], self._freed[mine], count),
+            "objects": _by(of_state[used], np.ones(int(used.sum()), np.int64), count),
+            "newest_bytes": self._of_states(newest, count),
+            "newest_inline_bytes": _inline(newest, count),
+        }
+        return [
+            {"operator": operator, "state": state, **{name: int(column[number]) for name, column in sums.items()}}
+            for (operator, state), number in found.states.items()
+        ]
+
+    def _of_states(self, named: Named | None, count: int) -> Ints:
+        if named is None:
+            return np.zeros(count, np.int64)
+        there = named.at >= 0
+        return _by(named.state[there], self._sizes[named.at[there]], count)
+
+    def _checkpoint(self, checkpoint_id: CheckpointId) -> Document:
+        found = self._found
+        named = found.named[checkpoint_id]
+        record = named.record
+        there = named.at[named.at >= 0]
+        alone = there[self._users[there] == 1]
+        records = {item.path: item.size_bytes for item in found.objects[layout.RECORDS]}
+        manifests = {item.path: item.size_bytes for item in found.objects[layout.MANIFESTS]}
+        paths = {
+            layout.record_path(checkpoint_id): records.get(layout.record_path(checkpoint_id), 0),
+            record.manifest.path: manifests.get(record.manifest.path, 0),
+        }
+        count = len(found.states)
+        per_state = {
+            "bytes": self._of_states(named, count),
+            "inline_bytes": _inline(named, count),
+            "own_bytes": self._own_of_states(named, count),
+        }
+        has = np.bincount(named.state, minlength=count) > 0
+        return {
+            "checkpoint_id": checkpoint_id,
+            "attempt_id": record.attempt_id,
+            "kind": record.kind.value,
+            "created_at_us": record.created_at_us,
+            "bytes": sum(paths.values()) + int(self._sizes[there].sum()),
+            "own_bytes": sum(size for path, size in paths.items() if path not in found.shared)
+            + int(self._freed[alone].sum()),
+            "manifest_bytes": paths[record.manifest.path],
+            "inline_bytes": int(named.size_bytes[named.inline].sum()),
+            "objects": len(there),
+            "missing": int(((named.at < 0) & ~named.inline).sum()),
+            "states": [
+                {"operator": operator, "state": state, **{name: int(column[at]) for name, column in per_state.items()}}
+                for (operator, state), at in found.states.items()
+                if has[at]
+            ],
+        }
+
+    def _own_of_states(self, named: Named, count: int) -> Ints:
+        there = np.flatnonzero(named.at >= 0)
+        alone = there[self._users[named.at[there]] == 1]
+        return _by(named.state[alone], self._freed[named.at[alone]], count)
+
+
+def _folder(folder: str, items: list[ObjectInfo], shared: Mapping[str, tuple[str, int]], garbage: int) -> Document:
+    return {
+        "folder": folder,
+        "savepoint": None,
+        "checkpoint_id": None,
+        "objects": len(items),
+        "bytes": sum(item.size_bytes for item in items),
+        "shared_bytes": shared_bytes(items, shared),
+        "garbage_bytes": garbage,
+    }
+
+
+def _twice(folders: Iterable[list[ObjectInfo]], shared: Mapping[str, tuple[str, int]]) -> int:
+    """The bytes of objects that are other names of an object before them."""
+    seen: set[str] = set()
+    twice = 0
+    for items in folders if shared else ():
+        for item in items:
+            identity = shared.get(item.path, ("", 0))[0]
+            twice += item.size_bytes if identity in seen else 0
+            seen |= {identity} if identity else set()
+    return twice
+
+
+def _by(numbers: Ints, values: Ints, count: int) -> Ints:
+    """Sums of values by number; exact, as a bincount with weights is not above 2⁵³."""
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, numbers, values)
+    return sums
+
+
+def _inline(named: Named | None, count: int) -> Ints:
+    if named is None:
+        return np.zeros(count, np.int64)
+    return _by(named.state[named.inline], named.size_bytes[named.inline], count)
