@@ -68,6 +68,8 @@ CALLS = {
     "top-bytes-narrow": "top memory://flights --operator delays --limit 2 --by bytes",
     "validate": "validate memory://flights --level full",
     "validate-all": "validate memory://damaged --all --level full",
+    "watch-stopped": "watch memory://stopped --until-end",
+    "watch-stopped-narrow": "watch memory://stopped --until-end",
     "validate-damaged": "validate memory://damaged",
     "validate-gapped": "validate memory://gapped",
     "validate-narrow": "validate memory://damaged --all",

@@ -96,6 +96,14 @@ def test_it_waits_for_the_first_checkpoint_and_has_a_line_for_each(world: World)
     ]
 
 
+def test_a_day_stands_above_its_first_checkpoint(world: World) -> None:
+    world.script = dict.fromkeys((1, 2, 3), world.publish)
+    world.watching.run(40_000.0, count=3)
+    days = [line.strip() for line in world.lines if re.fullmatch(r"  1970-\d\d-\d\d", line)]
+    assert days == ["1970-01-01", "1970-01-02"]
+    assert world.lines.index("  1970-01-02") == len(world.lines) - 2
+
+
 def test_changes_since_the_checkpoint_before_stand_in_the_line(world: World) -> None:
     world.publish()
     before = world.store.open().record.totals

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -27,8 +28,10 @@ import stateformat as sf
 from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
 from stateformat.tools.ckpt.commands.running.stop import StopAttempt
+from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
+from tests.stores import counts_job
 
 pytestmark = pytest.mark.spark
 
@@ -190,6 +193,10 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
     assert place.numbers()[:2] == (1000, 1000)
     assert sum(place.shards().values()) == 1000
     assert {operator.parallelism for operator in sf.open(place.store).open().graph.operators} == {3}
+    said = [record.properties for record in sf.open(place.store).history()]
+    assert {each["stateformat.program"] for each in said} == {Path(place.job("few")).name}
+    assert {each["stateformat.spark_application"] for each in said} == {spark.sparkContext.applicationId}
+    assert not any("stateformat.host" in each or "stateformat.user" in each for each in said)
 
     assert main(arguments) == 0
     assert capsys.readouterr().out == (
@@ -202,7 +209,8 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
 
 
 def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    *epochs, end = run(monkeypatch, Printed(), place.job("few"), place.store, "--rows-per-epoch", "300").objects
+    arguments = (place.job("few"), place.store, "--rows-per-epoch", "300", "--record-origin")
+    *epochs, end = run(monkeypatch, Printed(), *arguments).objects
     assert [epoch["epoch"] for epoch in epochs] == [*range(1, len(epochs) + 1)]
     assert {epoch["kind"] for epoch in epochs} == {"EpochProgress"}
     assert sum(epoch["rows_epoch"] for epoch in epochs) == epochs[-1]["rows_read"] == 1000
@@ -213,6 +221,7 @@ def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monk
     assert (epochs[-1]["running"], epochs[-1]["finished"] > 0) == (0, True)
     newest = sf.open(place.store).open().record
     assert (epochs[-1]["checkpoint_id"], epochs[-1]["state_rows"]) == (newest.checkpoint_id, newest.totals.rows)
+    assert newest.properties["stateformat.host"] == socket.gethostname()
     assert end.pop("sentence").startswith("the job has finished")
     nothing = {"stop": None, "savepoint": None, "restarts": 0}
     assert end == {"kind": "JobOutcome", "checkpoint_id": newest.checkpoint_id, **nothing}
@@ -339,6 +348,23 @@ def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
     assert place.numbers()[0] == printed.objects[-2]["rows_read"]
     assert main([place.job("many"), "s3://no-such-bucket/store", *options, "--max-restarts", "0"]) == 3
     assert "no-such-bucket" in capsys.readouterr().err.splitlines()[-1]
+
+
+# ---- Before it is started
+
+
+def test_a_function_that_takes_a_session_is_given_one_to_explain_its_restore(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = sf.open(place.store)
+    counts_job().publish(store, None)
+    found = ckpt(["explain-restore", place.store, "--flow", place.job("failing"), "--drop", "counter"])
+    out, err = capsys.readouterr()
+    assert found == 1
+    assert "job_mismatch" in out
+    assert "takes a SparkSession" in err
+    assert ckpt(["explain-restore", place.store, "--flow", place.job("few"), "--drop", "counter"]) == 1
+    assert "SparkSession" not in capsys.readouterr().err
 
 
 # ---- Statuses

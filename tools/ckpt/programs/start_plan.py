@@ -66,6 +66,7 @@ def _anew(store: CheckpointStore, flow: Dataflow, options: Options) -> Document:
 
 def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, options: Options) -> Document:
     from stateformat.backends.runtime import plan_of
+    from stateformat.history import record_ids
     from stateformat.redistribution import plan_document
 
     record = checkpoint.record
@@ -81,9 +82,10 @@ def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, opt
     declared = _members(flow, options)["states"]
     known = {(str(state.operator), state.name) for state in record.states}
     document["states"] += [_new_state(one) for one in declared if (one["operator"], one["name"]) not in known]
-    newest = checkpoint if checkpoint.system is not None else store.open()
+    # Of another system's checkpoints there is no newest to start from.
+    newest = record.checkpoint_id if checkpoint.system is not None else max(record_ids(store.storage))
     refusals = [*_refusals(store, checkpoint, flow)]
-    notes = [*_notes(store, checkpoint, flow, newest.record, plan.topology)]
+    notes = [*_notes(store, checkpoint, flow, newest, plan.topology)]
     document["refused"] = bool(plan.refused or refusals)
     document["start"] = {"anew": False, "operators": [], "edges": [], "refusals": refusals, "notes": notes}
     return document
@@ -137,9 +139,7 @@ def _taken_place(store: CheckpointStore, record: Record, flow: Dataflow) -> Inva
     return None
 
 
-def _notes(
-    store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newest: Record, topology: Any
-) -> Iterator[str]:
+def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newest: int, topology: Any) -> Iterator[str]:
     """What a start needs, does or says, a sentence each."""
     from stateformat.backends.runtime import parallelism_words
     from stateformat.graph import Status
@@ -156,10 +156,10 @@ def _notes(
             f"this is a savepoint, which is yours: `--from {store.url}` begins an empty store with it, and --claim "
             "hands it over to the job"
         )
-    elif newest.ref != record.ref:
+    elif newest > number:
         here = f"{store.url}@{number}"
         yield (
-            f"a start in this store goes on from its newest checkpoint, {newest.checkpoint_id}; from this one a job "
+            f"a start in this store goes on from its newest checkpoint, {newest}; from this one a job "
             f"goes on in an empty store with `--from {here}`, or after `ckpt rollback {here}`"
         )
         taken = _taken_place(store, record, flow)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -111,6 +112,8 @@ class Watching:
         self._ended: str | None = None
         """How the job has ended: an event."""
         self._titled = False
+        self._day = ""
+        """Of the checkpoint that was shown last."""
         self._new = 0
         self._failures = 0
 
@@ -186,7 +189,9 @@ class Watching:
             "rows_change": _change(record, before, "rows"),
             "bytes_change": _change(record, before, "bytes"),
         }
-        self._show(document, _line)
+        day = words.clock(record.created_at_us)[:10]
+        self._show(document, partial(_line, day=day if day != self._day else ""))
+        self._day = day
         self._new += came.is_new
         if after_us is not None and after_us > 0:
             self._distances.append(after_us / 1e6)
@@ -280,7 +285,10 @@ def _head(document: Document, look: Look) -> Iterator[str]:
     yield look.paint(_columns(look, "id", "UTC", "after", "rows", "change", "bytes", "finished"), "dim")
 
 
-def _line(document: Document, look: Look) -> Iterator[str]:
+def _line(document: Document, look: Look, *, day: str) -> Iterator[str]:
+    """The line of a checkpoint, below the ``day``, if that is another than before."""
+    if day:
+        yield look.paint(f"  {day}", "dim")
     after, change, totals = document["after_us"], document["rows_change"], document["totals"]
     partly = f", {document['partially_finished']} partly" if document["partially_finished"] else ""
     ended = f"{document['finished']} of {document['operators']}{partly}"
