@@ -121,6 +121,7 @@ def project(tmp_path: Path) -> Path:
 def test_a_wheel_holds_one_package_every_module_and_what_spark_looks_for(wheels: dict[str, Path], source: str) -> None:
     names = zipfile.ZipFile(wheels[source]).namelist()
     assert {name.split("/")[0] for name in names} - {"stateformat"} == {
+        f"stateformat-{stateformat.__version__}.data",
         f"stateformat-{stateformat.__version__}.dist-info",
         FOUND_BY_SPARK,
     }
@@ -130,6 +131,8 @@ def test_a_wheel_holds_one_package_every_module_and_what_spark_looks_for(wheels:
     moved = {path for path in here if path.endswith(f"/{FOUND_BY_SPARK}")}
     assert {name for name in names if name.endswith(".py")} == here - moved | {FOUND_BY_SPARK}
     assert {"stateformat/SPEC.md", "stateformat/py.typed"} <= set(names)
+    shared = [name.partition(".data/")[2] for name in names if ".data/" in name]
+    assert shared == ["data/share/man/man1/ckpt.1"]
 
 
 def test_ckpt_and_a_local_job_run_beside_folders_of_the_same_names(installed: Path, project: Path) -> None:

@@ -1,7 +1,8 @@
-"""Writes each command's ``--help`` into docs/cli.md: ``python -m stateformat.tools.ckpt.docs``.
+"""Writes each command's ``--help`` into docs/cli.md, and the man page docs/ckpt.1.
 
-A block lies between ``<!-- help: NAME -->`` and ``<!-- end -->``; the rest is written by hand. A
-test compares :func:`refreshed` with the file.
+``python -m stateformat.tools.ckpt.docs``. A block of docs/cli.md lies between
+``<!-- help: NAME -->`` and ``<!-- end -->``; the rest is written by hand. Tests compare both files
+with :func:`refreshed` and ``man.man_page``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import click
 
 from .main import COMMANDS, ckpt
+from .man import MAN_PAGE, man_page
 
 CLI_PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 _BLOCK: Final = re.compile(r"(<!-- help: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -43,9 +45,10 @@ def missing(page: str) -> list[str]:
 
 
 def main() -> int:
-    """Rewrite the page in place. Returns exit status 1 if a command has no block."""
+    """Rewrite both pages in place. Returns exit status 1 if a command has no block."""
     page = CLI_PAGE.read_text(encoding="utf-8")
     CLI_PAGE.write_text(refreshed(page), encoding="utf-8")
+    MAN_PAGE.write_text(man_page(), encoding="ascii")
     for name in missing(page):
         click.echo(f"docs/cli.md has no block for {name}", err=True)
     return 1 if missing(page) else 0

@@ -1,16 +1,5 @@
 """From an exception to a sentence and an exit status. A user of ``ckpt`` never sees a stack trace.
 
-========  ==================================================================================
-status    meaning
-========  ==================================================================================
-0         fine
-1         the checkpoint has problems, or a restore, publication or stop was refused (or a
-          bug in ckpt)
-2         misuse: the command line asks for the impossible
-3         the store, checkpoint or running job is not there, or the storage failed
-130, 141  interrupted; the reader of standard output went away
-========  ==================================================================================
-
 Classes are matched by name, so that this module, which every call imports, needs no library.
 """
 
@@ -30,6 +19,15 @@ MISUSE: Final = 2
 UNAVAILABLE: Final = 3
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
+
+STATUS_MEANINGS: Final = (
+    ("0", "fine"),
+    ("1", "the checkpoint has problems, or a restore, publication or stop was refused, or a stop failed"),
+    ("2", "misuse: the command line asks for the impossible"),
+    ("3", "the store or checkpoint is not there, no job answers, or the storage failed"),
+    ("130, 141", "interrupted; the reader of standard output went away"),
+)
+"""What each exit status means, for all commands."""
 
 STATUS_OF_CLASS: Final[Mapping[str, int]] = {
     "InvalidState": PROBLEMS,
