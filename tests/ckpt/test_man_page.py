@@ -8,8 +8,8 @@ import subprocess
 import click
 import pytest
 
+from stateformat.tools.ckpt.docs import MAN_PAGE, man_page
 from stateformat.tools.ckpt.main import COMMANDS, ckpt
-from stateformat.tools.ckpt.man import MAN_PAGE, man_page
 
 
 def rendered() -> str:

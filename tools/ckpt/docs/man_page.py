@@ -1,7 +1,6 @@
 """The man page ``ckpt(1)``, from the same help that ``ckpt COMMAND --help`` prints.
 
-``python -m stateformat.tools.ckpt.docs`` writes it to docs/ckpt.1, and the wheel has it as
-share/man/man1/ckpt.1.
+It lies in docs/ckpt.1, and the wheel has it as share/man/man1/ckpt.1.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import click
 
 from stateformat import __version__
 
-from .exit_status import STATUS_MEANINGS
-from .main import COMMANDS, SECTIONS, ckpt
+from ..exit_status import STATUS_MEANINGS
+from ..main import COMMANDS, SECTIONS, ckpt
 
-MAN_PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "ckpt.1"
+MAN_PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "ckpt.1"
 _OF_ALL: Final = 12
 """Options that so many commands have, in the same words, are explained once."""
 _SEE: Final = "docs/cli.md: real output; docs/json.md: the JSON of every command; stateformat/SPEC.md: the format."

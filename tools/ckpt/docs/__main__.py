@@ -1,0 +1,23 @@
+"""Rewrites docs/cli.md and docs/ckpt.1 in place."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from . import CLI_PAGE, MAN_PAGE, man_page, missing, refreshed
+
+
+def main() -> int:
+    """Write both files. Returns exit status 1 if a command has no block."""
+    page = CLI_PAGE.read_text(encoding="utf-8")
+    CLI_PAGE.write_text(refreshed(page), encoding="utf-8")
+    MAN_PAGE.write_text(man_page(), encoding="ascii")
+    for name in missing(page):
+        click.echo(f"docs/cli.md has no block for {name}", err=True)
+    return 1 if missing(page) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
