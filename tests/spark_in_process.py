@@ -41,6 +41,8 @@ class _Broadcast:
 class Stand:
     """In place of a session."""
 
+    applicationId = "local-played"  # noqa: N815 - Spark's name
+
     def __init__(self, monkeypatch: Any, *, workers: int = 1, seed: int = 0) -> None:
         self.choose = random.Random(seed)
         self.caches = [TaskCache() for _ in range(workers)]

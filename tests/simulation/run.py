@@ -41,6 +41,7 @@ from stateformat.store import CheckpointStore
 from tests.simulation import graphs
 from tests.simulation.graphs import GROUPS_MAX, EdgeSpec, Graph
 from tests.simulation.model import Cut, Model, check_valid
+from tests.simulation.saves import Saves
 from tests.simulation.storage import NO_FAULTS, Crash, Disk, Faults, FaultyStorage
 from tests.simulation.witness import HOOKS, Facts, Ledger, UserError, Violation, Witness
 from tests.simulation.work import KINDS, RECORD, Reader
@@ -147,6 +148,7 @@ class Simulation:
         self.keeps = self.rng.choice((None, None, None, 1, 2))
         self.options = replace(driver._OPTIONS, inline_bytes_max=self.rng.choice((16_384, 0)))
         """Segments of this size and more are objects: with 0 each state of each subtask is one."""
+        self.saves = Saves(self)
         self.runs = 0
         self.ended = False
         """The job has come to its end: nobody runs it any more."""
@@ -187,6 +189,7 @@ class Simulation:
             kind = self.tally.attempts > unkind
             outcome = self._attempt(kind=kind, resume=resume)
             self._told_history()
+            self.saves.check()
             if outcome is not None and outcome.checkpoint_id != self.disk.newest_id():
                 # While it came to its end, another run has gone on from there.
                 outcome = None
@@ -252,7 +255,7 @@ class Simulation:
         )
         store = CheckpointStore(self.storage, sleep=lambda seconds: None)
         options |= {"seed": rng.getrandbits(32), "per_operator": placed}
-        runtime = LocalRuntime(store, clock=VirtualClock(), **options)
+        runtime = LocalRuntime(store, clock=VirtualClock(us_per_work=self.saves.begin()), **options)
         try:
             begun = runtime.begin(flow)
             if isinstance(begun, JobOutcome):
@@ -338,6 +341,7 @@ class Simulation:
                 assert run.outcome is not None
                 self.say(f"outcome at step {steps}: {run.outcome.sentence}")
                 self._check_stopped(run.outcome)
+                self.saves.check_run(run)
                 return run.outcome
             if stops_late and any(worker.task.state is TaskState.WAITING for worker in run.tasks.values()):
                 plan.setdefault(steps + rng.randint(1, 40), []).append(rng.choice(("drain", "suspend", "suspend")))
@@ -365,6 +369,7 @@ class Simulation:
                 at(1, 400, rng.choice(("drain", "suspend")))
         if rng.random() < 0.2:
             at(1, 500, "expire")
+        self.saves.plan(plan)
         if kind:
             return plan
         if rng.random() < 0.15:
@@ -386,6 +391,8 @@ class Simulation:
                 run.tasks[task].fail(RuntimeError("it was killed"))
         elif what == "expire":
             self._expire()
+        elif what == "save":
+            self.saves.ask(run, step)
         else:
             mode = StopMode.DRAIN if what == "drain" else StopMode.NO_DRAIN
             # A copy to where another store is fails; the stop stands.
@@ -630,6 +637,7 @@ class Simulation:
             self.model.check_output(cut.output, positions)
         self._check_runs_nothing(outcome)
         self._check_committed(cut)
+        self.saves.check(ended=True)
         self.ended = True
         while self.zombies:
             self._step_zombie()

@@ -282,6 +282,65 @@ def test_who_asked_for_a_stop_is_told_that_it_failed_with_the_run(world: World) 
     assert world.answer(asked.id) is RequestOutcome.FAILED
 
 
+def test_a_savepoint_is_the_checkpoint_of_the_next_epoch_and_epochs_go_on(world: World) -> None:
+    clock, flow = VirtualClock(us_per_work=10**12), Dataflow("job")
+    growing(flow, *([[rows(n)]] for n in range(9))).apply(out := Out(), uid="out")
+    run = world.begin(flow, clock=clock, requests_every_us=1, keep=1)
+    run.step()
+    asked = world.store.request_savepoint()
+    direct = run.request_savepoint(world.directory.joinpath("own"))
+    clock.wait_until(clock.now_us() + 1)
+    while run.published < 5:
+        run.step()
+    assert world.store.request_answer(asked.id) is None, "it is copied while epochs go on"
+    assert [record.checkpoint_id for record in world.store.history()] == [5, 4, 3, 2]
+    clock.wait_until(2 * 10**12)
+    run.step()
+    assert run._requests._savepoints._copies == []
+    for answer in (world.store.request_answer(asked.id), run.request_answer(direct)):
+        assert answer is not None
+        assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.SAVED, 2)
+        kept = stateformat.open(str(answer.savepoint))
+        assert (kept.open().record.checkpoint_id, not stateformat.validate(kept, level="full").problems) == (2, True)
+    run.request_stop(StopMode.DRAIN)
+    to_end(run)
+    assert out.values == list(range(run.rows_read))
+
+
+def test_a_savepoint_is_heard_while_an_idle_job_waits(world: World) -> None:
+    clock, flow = VirtualClock(), Dataflow("job")
+    growing(flow, [[rows(1)]]).apply(Out(), uid="out")
+    run = world.begin(flow, clock=clock, idle_us=3_600_000_000, requests_every_us=1)
+    while clock.now_us() < 10_000_000:
+        run.step()
+    asked, at = world.store.request_savepoint(), clock.now_us()
+    while world.store.request_answer(asked.id) is None:
+        run.step()
+    assert clock.now_us() < at + 10_000_000
+    assert world.answer(asked.id) is RequestOutcome.SAVED
+
+
+def test_a_savepoint_whose_epoch_fails_is_left_to_the_next_run(world: World) -> None:
+    source = Gated(world.directory / "in", [rows(n) for n in range(3)])
+    source.let(0, 1)
+
+    def flow() -> Dataflow:
+        made = Dataflow("job", parallelism=1)
+        made.source(source, uid="in").key_by("key").apply(Told(world.calls), uid="op").apply(Out(), uid="out")
+        return made
+
+    run = world.begin(flow(), clock=SystemClock(), requests_every_us=1)
+    run.step()
+    asked = world.store.request_savepoint()
+    source.let_all()
+    world.calls.fails("op/0 row 1")
+    with pytest.raises(stateformat.CheckpointError):
+        to_end(run)
+    assert world.store.request_answer(asked.id) is None
+    to_end(world.begin(flow(), clock=SystemClock(), requests_every_us=1))
+    assert world.answer(asked.id) is RequestOutcome.SAVED
+
+
 def test_a_stop_is_heard_while_an_idle_job_waits(world: World) -> None:
     clock, flow = VirtualClock(), Dataflow("job")
     growing(flow, [[rows(1)]]).apply(Out(), uid="out")
