@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.graph import brief
 from stateformat.manifest import Ints, Mask, integers, state_runs
 from stateformat.model import Mode, State
 from stateformat.schema import SLICE_SCHEMA
@@ -32,7 +33,7 @@ _NUMBERS: Final = ("subtask", "layer", "row_start", "rows", "first_group", "last
 _BLOCK_ROWS: Final = 65_536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class States:
     """The states of a record, one entry each, in byte order of (operator, name)."""
 
@@ -46,6 +47,9 @@ class States:
     """The parallelism stays and every subtask runs, so each subtask can keep its own state."""
     undisturbed: Mask
     """Settled, and so is everything upstream over point-to-point edges (see ``progress``)."""
+
+    def __repr__(self) -> str:
+        return brief(self, f"{len(self.operator):,} states")
 
 
 @dataclass(frozen=True, slots=True)

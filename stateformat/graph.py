@@ -248,6 +248,11 @@ def shortened(text: str, length: int = 24) -> str:
     return repr(text if len(text) <= length else text[: length - 1] + "…")
 
 
+def brief(value: object, *facts: str) -> str:
+    """Return a ``repr`` on one line: the class, and what tells this value from others."""
+    return f"{type(value).__name__}({', '.join(shortened(fact, 60)[1:-1] for fact in facts)})"
+
+
 def all_of(kind: type[T], values: Iterable[Any], what: str) -> tuple[T, ...]:
     """Return ``values`` as a tuple. Raises ``InvalidInput`` unless all are of type ``kind``."""
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.graph import Operator
+from stateformat.graph import Operator, brief
 from stateformat.model import Mode, State
 from stateformat.segments import keeps_values
 from stateformat.tables import ArrowStream
@@ -24,7 +24,7 @@ SEQUENCE: Final = pa.field("_sequence", pa.int64(), nullable=False)
 """The place of a row in what was given."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rows:
     """Rows of one state, and how they are taken.
 
@@ -38,6 +38,9 @@ class Rows:
     rows: Any
     order_by: str | None = None
     on_duplicate: OnDuplicate = "refuse"
+
+    def __repr__(self) -> str:
+        return brief(self, type(self.rows).__name__, *([f"by {self.order_by}"] if self.order_by else []))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from stateformat.graph import brief
 from stateformat.snapshot import WriteContext
 from stateformat.tables import Spill, cut, prefetch
 
@@ -23,6 +24,9 @@ _AHEAD: Final = 2
 
 class ThreadEngine:
     """Writes rows that speak the Arrow C stream, of which it reads each batch once."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def schema(self, where: str, rows: Any) -> tuple[pa.Schema, Any]:
         """The columns of the rows, and what :meth:`write` reads."""

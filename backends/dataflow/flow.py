@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import JobGraph, Partitioner, shortened
+from stateformat.graph import JobGraph, Partitioner, brief, shortened
 from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .graph import Job
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Input:
     """One input of a step."""
 
@@ -44,8 +44,13 @@ class Input:
     """None: forward where both sides have the same parallelism, else rebalance."""
     key_columns: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        how = "" if self.partitioner is None else self.partitioner.value
+        source = self.source if isinstance(self.source, str) else repr(self.source)
+        return brief(self, *filter(None, (source, how, *self.key_columns)))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Step:
     """A source or operator with its place in a dataflow."""
 
@@ -58,6 +63,9 @@ class Step:
     max_parallelism: int | None = None
     chain: bool = True
     event_time: EventTime | None = None
+
+    def __repr__(self) -> str:
+        return brief(self, self.uid, repr(self.logic))
 
 
 class StepOptions(TypedDict, total=False):
@@ -93,6 +101,9 @@ class Loop:
         self._flow = flow
         self.schema = schema
         self.tail: str | None = None
+
+    def __repr__(self) -> str:
+        return brief(self, self._flow.job_id)
 
     def stream(self) -> Stream:
         """The records that are fed back, as an input of the head."""
@@ -141,6 +152,12 @@ class Dataflow:
     def __repr__(self) -> str:
         parallelism = "" if self.parallelism is None else f", parallelism {self.parallelism}"
         return f"Dataflow({shortened(self.job_id)}, {len(self.steps)} steps{parallelism})"
+
+    def _repr_html_(self) -> str:
+        """The graph of a first run, and its states, for notebooks."""
+        from stateformat.html import dataflow_html
+
+        return dataflow_html(self.name or self.job_id, self.document)
 
     def graph(self, **options: Unpack[GraphOptions]) -> JobGraph:
         """The job graph with which a first run of these options starts.

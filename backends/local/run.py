@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
+from stateformat.graph import brief
 from stateformat.publication import PendingCheckpoint
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
@@ -68,6 +69,9 @@ class LocalRun(rt.Run):
             self.close()
             raise
         self._check_end()
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def _connect(self, restored: rt.Restored) -> None:
         self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))

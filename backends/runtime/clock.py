@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from stateformat.graph import brief
+
 LOOK_EVERY_US = 50_000
 """How often a run that has nothing else to do looks at work in a thread."""
 
@@ -82,6 +84,9 @@ class _Later:
 class SystemClock:
     """The system's monotonic clock. Work beside a run has a thread of its own."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     def now_us(self) -> int:
         return time.monotonic_ns() // 1000
 
@@ -105,6 +110,9 @@ class VirtualClock:
         self._now_us = 0
         self._us_per_event = us_per_event
         self._us_per_work = us_per_work
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self._now_us:,} us")
 
     def now_us(self) -> int:
         return self._now_us

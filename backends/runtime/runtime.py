@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stateformat import requests as rq
 from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
+from stateformat.graph import brief
 from stateformat.model import CheckpointKind, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
@@ -85,6 +86,9 @@ class Runtime(ABC, Generic[RunT]):
         self._runs = 0
         self._published = 0
         self._start = _Start()
+
+    def __repr__(self) -> str:
+        return brief(self, self.store.url)
 
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end or a stop; after failures, again from the newest checkpoint.

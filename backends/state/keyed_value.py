@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
-from stateformat.graph import Operator
+from stateformat.graph import Operator, brief
 from stateformat.model import State
 from stateformat.schema import segment_schema
 
@@ -45,6 +45,9 @@ class KeyedState(ABC):
         self._row_keys = RowNormalizer(state, row_key, only=False)
         values = [name for name in self._schema.names if name not in row_key]
         self._values = RowNormalizer(state, values, only=True)
+
+    def __repr__(self) -> str:
+        return brief(self, f"{len(self):,} rows")
 
     def _keyed_rows(self, operator: Operator) -> KeyedRows:
         fields = [*self._row_keys.fields, *self._values.fields]

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
+from stateformat.graph import brief
 from stateformat.model import State
 from stateformat.tables import rebatch
 
@@ -26,6 +27,9 @@ class Entries:
     def __init__(self, state: State) -> None:
         self._normalizer = RowNormalizer(state, [item.name for item in state.current.fields], only=True)
         self._table = self._normalizer.schema.empty_table()
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self._table.num_rows:,} rows")
 
     def __len__(self) -> int:
         return len(self._table)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Operator
+from stateformat.graph import Operator, brief
 from stateformat.keys import DEFAULT_KEY_HASH, check_parallelism, key_group_count
 from stateformat.model import Kind, Mode, SchemaVersion, State
 from stateformat.reading import ReadTask
@@ -75,6 +75,9 @@ class SubtaskStates:
             elif state.mode in _ENTRIES:
                 self.all[state.name] = Entries(state)
         self._keyed = {name: kept for name, kept in self.all.items() if not isinstance(kept, Entries)}
+
+    def __repr__(self) -> str:
+        return brief(self, self.operator.uid, f"subtask {self.subtask}", f"{len(self.all)} states")
 
     def own_keys(self, key_by: Sequence[Sequence[str]]) -> None:
         """Refuse new keys of other subtasks. ``key_by``: the key columns of each input."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Self
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.graph import brief
 from stateformat.storage import TOP_LEVEL, check_path, is_object_name
 
 CREATE_LIMIT_BYTES: Final = 5 * 2**20
@@ -98,6 +99,9 @@ class NewObject(ABC):
     def __init__(self, path: str) -> None:
         self._path = path
         self._end = ""
+
+    def __repr__(self) -> str:
+        return brief(self, self._path)
 
     @abstractmethod
     def _append(self, data: memoryview) -> None:

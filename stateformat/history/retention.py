@@ -28,6 +28,7 @@ from ..errors import (
     NotFound,
     StorageError,
 )
+from ..graph import brief
 from ..manifest import Manifest, codes_of, first_uses, manifest_ref, read_manifest, take_rows
 from ..model import AttemptId, CheckpointId, Record
 from ..reading import load_manifest
@@ -63,7 +64,7 @@ def reachable(handles: pa.Table) -> pa.Table:
     return pa.table([chosen["path"], chosen["size_bytes"], chosen["digest"], inline], schema=REACHABLE_SCHEMA)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Garbage:
     """What deleting would free, or has freed; each object with its size, sorted by path."""
 
@@ -82,6 +83,10 @@ class Garbage:
     stopped: str | None = None
     """Why the search ended without an answer (then ``manifests``, ``segments``, ``leftovers`` are
     empty); None where it did not."""
+
+    def __repr__(self) -> str:
+        what = "deleted" if self.deleted else "found"
+        return brief(self, f"{len(self.objects) + len(self.leftovers)} {what}", f"{self.size_bytes:,} bytes")
 
     @property
     def objects(self) -> tuple[ObjectInfo, ...]:

@@ -20,6 +20,7 @@ from ..errors import (
     NotFound,
     StorageError,
 )
+from ..graph import brief
 from ..model import AttemptId, CheckpointId, ParentRef, Record
 from ..storage import Storage
 from .records import (
@@ -78,7 +79,7 @@ class LossDetector:
                 self._parents.add(found.parent)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Survey:
     """All records of a store, or the upper ones, at one instant. Records are newest first."""
 
@@ -98,6 +99,15 @@ class Survey:
     """Records that are proven to be lost."""
     strays: tuple[ParentRef, ...] = ()
     """All other records; attempt ``""`` where one is unreadable."""
+
+    def __repr__(self) -> str:
+        return brief(
+            self,
+            f"{len(self.listed)} records",
+            f"{len(self.checkpoints)} checkpoints",
+            f"{len(self.damaged)} damaged",
+            f"{len(self.lost)} lost",
+        )
 
     @property
     def checkpoints(self) -> tuple[Record, ...]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .notebook import (
         checkpoint_html as checkpoint_html,
         dataflow_html as dataflow_html,
+        diff_html as diff_html,
         plan_html as plan_html,
         store_html as store_html,
     )
@@ -34,7 +35,7 @@ else:
         {
             ".elements": "GENERATOR Element document element fragment",
             ".graph": "draw_graph",
-            ".notebook": "checkpoint_html dataflow_html plan_html store_html",
+            ".notebook": "checkpoint_html dataflow_html diff_html plan_html store_html",
             ".report": "report_page",
         },
     )

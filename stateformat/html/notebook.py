@@ -40,6 +40,11 @@ def dataflow_html(name: str, make: Make) -> str:
     return _shown(f"Dataflow {name}", make, _dataflow)
 
 
+def diff_html(name: str, make: Make) -> str:
+    """Return what differs between two checkpoints. The document: that of ``ckpt diff``."""
+    return _shown(f"From checkpoint {name}", make, _diff)
+
+
 def _shown(title: str, make: Make, draw: Callable[[Json], list[Node]]) -> str:
     head = e("h2", short(title, 120))
     try:
@@ -183,4 +188,38 @@ def _dataflow(document: Json) -> list[Node]:
         draw_graph(document["operators"], document["edges"]),
         table(columns, rows) if states else None,
         more(len(states) - 2 * ROWS_SHOWN, "state"),
+    ]
+
+
+def _diff(document: Json) -> list[Node]:
+    differing = [state for state in document["states"] if state["change"] != "same"]
+    columns = [
+        Column("state"),
+        Column("change"),
+        Column("rows added", right=True),
+        Column("removed", right=True),
+        Column("changed", right=True),
+        Column("columns"),
+    ]
+    rows = (
+        (
+            e("span", short(state["operator"], 40), " / ", e("strong", short(state["state"], 40))),
+            state["change"],
+            *(None if state[name] is None else words.count(state[name]) for name in ("added", "removed", "changed")),
+            short(", ".join(f"{one['column']} {one['change']}" for one in state["columns"]), 160),
+        )
+        for state in differing[: 2 * ROWS_SHOWN]
+    )
+    graph = document["graph"] or {"operators": [], "edges": []}
+    changes = [f"{one['name']} {one['change']}" for one in (*graph["operators"], *graph["edges"])]
+    listed = ", ".join(changes[:ROWS_SHOWN]) + (
+        f" and {len(changes) - ROWS_SHOWN} more" if changes[ROWS_SHOWN:] else ""
+    )
+    same = len(document["states"]) - len(differing)
+    return [
+        e("p", badge("same content", "good") if document["same"] else badge("they differ", "some")),
+        e("p", f"Graph: {listed}") if changes else None,
+        table(columns, rows) if differing else None,
+        more(len(differing) - 2 * ROWS_SHOWN, "state", "diff.states has all"),
+        e("p", f"The same: {words.plural(same, 'state')}.", class_="quiet") if same else None,
     ]

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import brief
 from stateformat.publication import CommitPermit
 from stateformat.storage import without_secrets
 
@@ -82,6 +83,9 @@ class FileSink(TwoPhaseCommitSink):
         self._compression = compression
         self._writing: _ParquetFile | None = None
         self._closed: list[_Closed] = []
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import brief
 
 from ...dataflow.api import NoSplit, Split, SplitEnumerator
 
@@ -37,6 +38,9 @@ class ListEnumerator(SplitEnumerator):
         self._make = splits
         self._shared_out = shared_out
         self._left: dict[int, Split] | None = None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def left(self) -> dict[int, Split]:

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.graph import brief
 from stateformat.states import Columns, as_schema
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
@@ -57,6 +58,9 @@ class FileSource(Source):
         folders = {os.path.dirname(file) for file in self._files}  # noqa: PTH120 - names, not paths, are what is wanted
         self._folders = frozenset(folders | ({self._directory} if self._directory else set()))
         self.bounded = not grows or until is not None
+
+    def __repr__(self) -> str:
+        return brief(self, str(self._paths))
 
     def _fields(self, schema: Columns | None, columns: Sequence[str] | None) -> list[pa.Field]:
         """The columns to read, with plain types: of ``schema`` or else of the first file."""
@@ -225,6 +229,9 @@ class DirectoryEnumerator(SplitEnumerator):
         self._until = until
         self._seen: dict[str, None] = {}
         self._left: list[tuple[str, Split]] = []
+
+    def __repr__(self) -> str:
+        return brief(self, self._directory)
 
     def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:  # noqa: ARG002 - any reader gets the next
         """The next one. Looks at the directory when none is left."""

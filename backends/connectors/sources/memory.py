@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
+from stateformat.graph import brief
 
 from ...dataflow.api import Chunk, ReaderContext, Source, Split, StartingPoint
 from .enumerators import ListEnumerator, check_at_least, check_position
@@ -46,6 +47,9 @@ class MemorySource(Source):
         self._table = rows.replace_schema_metadata(None).combine_chunks()
         self._splits = splits
         self._batch_rows = batch_rows
+
+    def __repr__(self) -> str:
+        return brief(self, f"{self._table.num_rows:,} rows")
 
     @property
     def schema(self) -> pa.Schema:

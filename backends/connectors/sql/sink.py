@@ -22,6 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.graph import brief
 from stateformat.publication import CommitPermit
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
@@ -104,6 +105,9 @@ class SqlSink(TwoPhaseCommitSink):
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
         self._put: list[Staged] = []
+
+    def __repr__(self) -> str:
+        return brief(self, self._database.shown)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """Nothing is emitted. ``InvalidInput`` for columns that the database cannot have."""

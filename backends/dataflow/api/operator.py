@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from stateformat import graph
 from stateformat.errors import InvalidInput, InvalidState
+from stateformat.graph import brief
 from stateformat.states import Columns
 
 from .states import Descriptor
@@ -51,6 +52,9 @@ class OperatorContext:
         """The event time that has been reached, µs; ``events.MIN_WATERMARK``: unknown."""
         self._states = states
         self._send = send if operator.coordinator else None
+
+    def __repr__(self) -> str:
+        return brief(self, self.uid, f"subtask {self.subtask} of {self.parallelism}")
 
     def value_state(self, name: str) -> KeyedValue:
         """A declared :class:`~stateformat.backends.dataflow.api.states.ValueState`."""
@@ -107,6 +111,9 @@ class Operator(ABC):
 
     late_records: int = 0
     """How many records this subtask has dropped as late. The job's progress shows the sum."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
         """The states that it keeps. ``inputs``: the schema of each input."""
@@ -191,6 +198,9 @@ class OperatorCoordinator(ABC):
 
     columns: Columns
     """The columns of what :meth:`snapshot` returns."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def open(self, send: Sender) -> None:
         """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``.

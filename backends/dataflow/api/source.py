@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
+from stateformat.graph import brief
 from stateformat.states import Columns
 
 
@@ -59,6 +60,9 @@ class SplitEnumerator(ABC):
     columns: Columns
     """The columns of what :meth:`snapshot` returns."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     @abstractmethod
     def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
         """A split for this reader, whose checkpoints keep it from now on."""
@@ -92,6 +96,9 @@ class ReaderContext:
         """The reader's subtask."""
         self._clock = clock
 
+    def __repr__(self) -> str:
+        return brief(self, f"subtask {self.subtask}")
+
     @property
     def now_us(self) -> int:
         """The executor's clock, in µs. Never use it for what must be the same again."""
@@ -120,6 +127,9 @@ class Source(ABC):
     """The name of the one runtime that can read it; None: any. Others refuse to start it."""
     unordered: bool = False
     """Whether the rows of a split come in any order. Event time stands still while one is read."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     @abstractmethod

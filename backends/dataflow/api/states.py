@@ -24,10 +24,11 @@ import pyarrow as pa
 
 import stateformat as sf
 from stateformat.errors import InvalidInput
+from stateformat.graph import brief
 from stateformat.states import Changes, Columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Descriptor(ABC):
     """A declared state."""
 
@@ -35,6 +36,9 @@ class Descriptor(ABC):
     renames: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     defaults: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     drops: Collection[str] = field(default=(), kw_only=True)
+
+    def __repr__(self) -> str:
+        return brief(self, self.name)
 
     @property
     def changes(self) -> Changes:
@@ -52,7 +56,7 @@ class Descriptor(ABC):
         """The state as the format declares it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ValueState(Descriptor):
     """One row per key."""
 
@@ -64,7 +68,7 @@ class ValueState(Descriptor):
         return sf.value_state(operator, self.name, keys=self.keys, values=self.values, defaults=self.defaults)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MapState(Descriptor):
     """Rows by key and ``_map_key``, which is of the type ``map_key``."""
 
@@ -79,7 +83,7 @@ class MapState(Descriptor):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ListState(Descriptor):
     """A list of rows per key."""
 
@@ -91,7 +95,7 @@ class ListState(Descriptor):
         return sf.list_state(operator, self.name, keys=self.keys, values=self.values, defaults=self.defaults)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timers(Descriptor):
     """Event-time timers: the key, ``_timestamp`` (int64, µs), ``_tag`` (utf8), and values."""
 
@@ -103,7 +107,7 @@ class Timers(Descriptor):
         return sf.timers(operator, self.name, keys=self.keys, values=self.values, defaults=self.defaults)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SplitList(Descriptor):
     """A list per subtask, distributed in contiguous chunks at another parallelism (even split)."""
 
@@ -114,7 +118,7 @@ class SplitList(Descriptor):
         return sf.even_split_state(operator, self.name, columns=self.columns, defaults=self.defaults)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UnionList(Descriptor):
     """A list per subtask; at a restore every subtask gets all of them.
 
@@ -129,7 +133,7 @@ class UnionList(Descriptor):
         return sf.union_state(operator, self.name, columns=self.columns, defaults=self.defaults)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BroadcastState(Descriptor):
     """Rows of which every subtask holds the same: write it from what reaches all of them alike."""
 

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
+from stateformat.graph import brief
 
 from ..api import Operator, OperatorContext, ValueState
 from .accumulators import Aggregation, in_batches
@@ -52,6 +53,9 @@ class Aggregate(Operator):
         self._accumulators = pa.schema([])
         self._output = pa.schema([])
         self._reset()
+
+    def __repr__(self) -> str:
+        return brief(self, *self._keys)
 
     def states(self, *inputs: pa.Schema) -> list[ValueState]:
         """``totals``: the accumulators of each key."""

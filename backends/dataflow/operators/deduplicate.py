@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from stateformat.graph import brief
 from stateformat.segments import row_key_codes
 
 from ..api import Operator, ValueState
@@ -27,6 +28,9 @@ class Deduplicate(Operator):
 
     def __init__(self, keys: str | Sequence[str]) -> None:
         self._keys = key_names(keys)
+
+    def __repr__(self) -> str:
+        return brief(self, *self._keys)
 
     def states(self, *inputs: pa.Schema) -> list[ValueState]:
         """``seen``: the keys, each with the column ``seen``, which is true."""

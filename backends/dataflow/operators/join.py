@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Operator as Place, OperatorId
+from stateformat.graph import Operator as Place, OperatorId, brief
 from stateformat.keys import normalize_key_column
 from stateformat.segments import one_array
 from stateformat.states import value_state
@@ -78,6 +78,9 @@ class BroadcastJoin(Operator):
         self._ended = False
         self._index: KeyedValue
         self._small: dict[str, pa.Array] | None = None
+
+    def __repr__(self) -> str:
+        return brief(self, *self._on)
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
         """``table``, and where rows are held back ``table_ended`` and ``held``."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.graph import brief
 from stateformat.states import Columns, as_schema
 
 from ..api import Operator
@@ -120,6 +121,9 @@ class Select(Operator):
             self._columns |= {column: column} if isinstance(column, str) else dict(column)
         if not self._columns:
             raise InvalidInput("no column is selected. Name at least one.")
+
+    def __repr__(self) -> str:
+        return brief(self, *self._columns)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """The columns selected."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import brief
 
 from ..api import Descriptor, MapState, Operator, OperatorContext, SplitList, Timers
 from .accumulators import Aggregation
@@ -70,6 +71,9 @@ class TumblingWindow(Operator):
         self._output = pa.schema([])
         self.late_records = 0
         self.untimed_records = 0
+
+    def __repr__(self) -> str:
+        return brief(self, *self._keys, f"{self._size_us:,} us")
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
         """``windows`` by key and begin (µs), ``ends``, ``dropped``."""

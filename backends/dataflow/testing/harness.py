@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput, InvalidState
+from stateformat.graph import brief
 from stateformat.model import Mode
 from stateformat.schema import segment_schema
 from stateformat.states import Columns, as_schema
@@ -68,6 +69,9 @@ class OperatorHarness:
     ) -> None:
         schemas = tuple(as_schema(columns) for columns in inputs)
         self._begin(OperatorSetup(operator, schemas, key_by, parallelism, max_parallelism, uid), subtask, None, ())
+
+    def __repr__(self) -> str:
+        return brief(self, str(self._vertex.id))
 
     @classmethod
     def restore(

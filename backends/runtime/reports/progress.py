@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, TextIO
 
+from stateformat.graph import brief
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -125,6 +127,9 @@ class ProgressLine:
         self._stream = stream
         self._live = stream.isatty()
         self._shown: int | None = None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __call__(self, progress: Progress) -> None:
         start = "\r\x1b[K" if self._live else ""

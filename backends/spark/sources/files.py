@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.graph import brief
 
 from ...connectors.sources import check_at_least
 from .offsets import Offsets, Position
@@ -135,6 +136,9 @@ class DirectoryFrames(Offsets):
         # Shared by the copies that runs work on: the next run would not notice what this one has
         # refused.
         self._refused: dict[str, tuple[_Stat, InvalidInput]] = {}
+
+    def __repr__(self) -> str:
+        return brief(self, self._path)
 
     def __str__(self) -> str:
         return f"the directory {self._path}"

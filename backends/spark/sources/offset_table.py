@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import brief
 
 from ...connectors.sources import check_at_least
 from .offsets import Offsets, Position
@@ -102,6 +103,9 @@ class OffsetTable(Offsets):
         self._until = until
         self._lag = lag
         self.bounded = not grows
+
+    def __repr__(self) -> str:
+        return brief(self, self._offset)
 
     def __str__(self) -> str:
         return f"the table of offset {self._offset!r}"

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from stateformat.graph import brief
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -26,6 +28,9 @@ class Offsets(ABC):
 
     bounded: bool = False
     """Whether there is a position at which it has :meth:`ended`."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @abstractmethod
     def sample(self, spark: SparkSession) -> DataFrame:

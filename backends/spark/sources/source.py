@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import brief
 from stateformat.states import Columns, as_schema
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
@@ -103,6 +104,9 @@ class SparkSource(Source):
         else:
             rows = self._transformed(offsets.sample(_session(spark)))
             self._schema = arrow_schema_of(str(offsets), rows.schema)
+
+    def __repr__(self) -> str:
+        return brief(self, str(self._offsets or ""))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_offsets": None, "_transform": None}

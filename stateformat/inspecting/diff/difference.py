@@ -52,6 +52,12 @@ class CheckpointDiff:
         found = "same content" if self.same else f"{differ} of {len(self.states)} states differ"
         return f"CheckpointDiff({self.before!r}, {self.after!r}: {found})"
 
+    def _repr_html_(self) -> str:
+        """What differs, for notebooks."""
+        from ...html import diff_html
+
+        return diff_html(f"{self.before.id} to {self.after.id}", self.document)
+
     def document(self, *, rows: int | None = None) -> dict[str, Any]:
         """Return the difference as JSON has it (docs/json.md).
 
