@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ..errors import CheckpointError, CheckpointExpired, DamagedCheckpoint, InvalidInput, UnsupportedFormat
 from ..manifest import take_rows
-from ..model import Record, SchemaVersion, State
+from ..model import Record, State
 from ..reading import StateRows, Wanted
 from ..schema import row_schema
 from ..tables import HELD_BYTES
@@ -43,8 +43,8 @@ class KeyStep(NamedTuple):
     are inserts. Empty where only the schema has changed."""
     rows: tuple[int, int] = (0, 0)
     """How many rows the key had before and has now."""
-    schemas: tuple[SchemaVersion, SchemaVersion] | None = None
-    """The columns before and now, where they differ."""
+    declared: tuple[State, State] | None = None
+    """The state before and now, where its columns differ."""
     fault: CheckpointError | None = None
     """Why the rows cannot be read, or not be brought to the newest schema."""
 
@@ -142,14 +142,14 @@ def key_history(checkpoints: Iterable[Checkpoint], state: State, key: pa.Table) 
 
 
 def _proven_equal(newer: _Side, older: _Side) -> bool:
-    return newer.mark is not None and newer.mark == older.mark and _schemas(newer, older) is None
+    return newer.mark is not None and newer.mark == older.mark and _declared(newer, older) is None
 
 
-def _schemas(newer: _Side, older: _Side | None) -> tuple[SchemaVersion, SchemaVersion] | None:
+def _declared(newer: _Side, older: _Side | None) -> tuple[State, State] | None:
     if older is None or newer.declared is None or older.declared is None:
         return None
-    before, now = older.declared.current, newer.declared.current
-    return None if before.fields == now.fields else (before, now)
+    before, now = older.declared, newer.declared
+    return None if before.current.fields == now.current.fields else (before, now)
 
 
 def _failed(record: Record, error: CheckpointError) -> KeyStep:
@@ -163,28 +163,12 @@ def _step(newer: _Side, older: _Side | None) -> Iterator[KeyStep]:
         yield _failed(newer.record, fault)
         return
     rows = (0 if older is None else older.count), newer.count
-    schemas = _schemas(newer, older)
+    declared = _declared(newer, older)
     before = () if older is None else older.tables()
     changed = differences(before, newer.tables(), ByKey(newer.newest.row_key, by_group=False))
     with closing(changed) as every:
         tables = (table for table in every if len(table))
         first = next(tables, None)
-        if first is not None or (schemas is not None and any(rows)):
+        if first is not None or (declared is not None and any(rows)):
             changes = iter(()) if first is None else chain([first], tables)
-            yield KeyStep(newer.record, None if older is None else older.record, changes, rows, schemas)
-
-
-def schema_changes(before: SchemaVersion, now: SchemaVersion) -> dict[str, Any]:
-    """What happened to the columns, as a document. Columns are told apart by their field ids."""
-    old, new = ({item.id: item for item in version.fields} for version in (before, now))
-    both = [(old[number], item) for number, item in new.items() if number in old]
-    return {
-        "added": [item.name for number, item in new.items() if number not in old],
-        "dropped": [item.name for number, item in old.items() if number not in new],
-        "renamed": [{"from": was.name, "to": item.name} for was, item in both if was.name != item.name],
-        "retyped": [
-            {"column": item.name, "from": str(was.type), "to": str(item.type)}
-            for was, item in both
-            if was.type != item.type
-        ],
-    }
+            yield KeyStep(newer.record, None if older is None else older.record, changes, rows, declared)

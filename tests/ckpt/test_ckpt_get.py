@@ -107,16 +107,24 @@ def test_columns_that_changed_are_one_line_and_no_change_of_a_row(shop: Path) ->
     found = document("get", f"{shop}@5", *key_options("spent", still), "--all")
     entry = found["history"][0]
     assert (entry["checkpoint_id"], entry["event"], entry["changes"]) == (5, "unchanged", [])
-    assert entry["schema"] == {
-        "added": ["vip", "tier"],
-        "dropped": [],
-        "renamed": [{"from": "town", "to": "city"}],
-        "retyped": [{"column": "orders", "from": "int32", "to": "int64"}],
-    }
+    assert [(change["change"], change["was"], change["column"]) for change in entry["column_changes"]] == [
+        ("widened", None, "orders"),
+        ("renamed", "town", "city"),
+        ("added", None, "vip"),
+        ("added", None, "tier"),
+    ]
     assert [column["name"] for column in found["columns"]] == ["user", "orders", "euros", "city", "seen", "vip", "tier"]
-    assert "columns: added vip, tier; renamed town to city; orders is int64, was int32" in words(
-        "get", f"{shop}@5", *key_options("spent", still), "--all"
-    )
+    told = words("get", f"{shop}@5", *key_options("spent", still), "--all")
+    assert "~ orders widened from int32 to int64 ~ town is now city ~ vip bool is new, false before" in told
+
+
+def test_a_savepoint_below_the_store_is_asked_by_its_name(own_flights: Path) -> None:
+    open_store(str(own_flights)).pin(1, "first")
+    options = (*ONE, "--key", '"N004"')
+    (now,), (then,) = (document("get", place, *options)["rows"] for place in (own_flights, f"{own_flights}@first"))
+    assert (now["n"], then["n"]) == (1004, 4)
+    along = document("get", f"{own_flights}@first", *options, "--all")
+    assert [entry["event"] for entry in along["history"]] == ["present"]
 
 
 def test_a_checkpoint_id_ends_the_history_there(shop: Path) -> None:

@@ -139,6 +139,7 @@ def test_every_golden_page_is_one_that_is_drawn() -> None:
 
 COMMANDS = (
     *("inspect", "inspect --operator delays", "history", "validate", "gc --keep 1"),
+    *("top", "top --by bytes --limit 1", "top --no-keys"),
     *("explain-restore --parallelism 3", "explain-restore --parallelism 128"),
 )
 

@@ -53,6 +53,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_inspecting_a_directory_imports_arrow_and_nothing_that_it_does_not_need(counts: Path) -> None:
     assert modules_of("inspect", counts) & HEAVY == {"pyarrow", "numpy"}
+    assert modules_of("get", counts, "--key", '"w7"') & HEAVY == {"pyarrow", "numpy"}
 
 
 # ---- interrupts

@@ -35,6 +35,7 @@ def commands(address: object, operator: str, state: str, tmp_path: Path) -> list
         ("history", address),
         ("validate", address),
         ("validate", address, "--level", "full"),
+        ("top", address, "--by", "bytes"),
         ("explain-restore", address, "--parallelism", "2"),
         ("export", address, "--operator", operator, "--state", state, "--to", tmp_path / "rows.parquet"),
         ("import", address, "--to", tmp_path / "store"),

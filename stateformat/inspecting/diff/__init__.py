@@ -14,14 +14,18 @@ from ..._lazy import lazy
 
 if TYPE_CHECKING:
     from .checkpoints import diff_checkpoints as diff_checkpoints
-    from .difference import CheckpointDiff as CheckpointDiff, proof_document as proof_document
+    from .difference import (
+        CheckpointDiff as CheckpointDiff,
+        column_changes as column_changes,
+        proof_document as proof_document,
+    )
     from .states import Renames as Renames, StateDiff as StateDiff
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             ".checkpoints": "diff_checkpoints",
-            ".difference": "CheckpointDiff proof_document",
+            ".difference": "CheckpointDiff column_changes proof_document",
             ".states": "Renames StateDiff",
         },
     )

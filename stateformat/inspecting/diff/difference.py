@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ... import words
 from ...documents import JsonRows, objects, totals_document
-from .columns import ColumnChange
+from .columns import ColumnChange, side_by_side
 from .counting import Counted
 from .graphs import ElementChange, GraphDiff
 from .states import Sizes, StateDiff
@@ -166,6 +166,11 @@ def _declaration(state: State) -> Document:
         "kind": None if state.kind is None else state.kind.value,
         "key_columns": list(state.key_columns),
     }
+
+
+def column_changes(before: State, after: State) -> list[Document]:
+    """What became of the columns of a state within one job's history."""
+    return [_column(change) for change in side_by_side(before, after, by_id=True).changes]
 
 
 def _column(change: ColumnChange) -> Document:

@@ -154,10 +154,10 @@ def _declarations(state: Json, look: Look) -> Iterator[str]:
     for member in state["declared"]:
         yield _member(member, look)
     for change in state["columns"]:
-        yield _column(change)
+        yield column_line(change)
 
 
-def _column(change: Json) -> str:
+def column_line(change: Json) -> str:
     """A line about a column."""
     name, what = label(change["column"]), change["change"]
     kind = label(change["type"])

@@ -12,6 +12,7 @@ from stateformat import words
 from stateformat.words import label
 
 from . import render
+from .diff import column_line
 from .render import Look
 from .rows import draw_rows
 
@@ -98,9 +99,8 @@ def _entry(entry: Json, document: Json, look: Look) -> Iterator[str]:
     if entry["error"]:
         yield from render.paragraph(words.sentence(entry["error"]["message"]), look)
         return
-    note = look.dotted(_schema(entry["schema"]), _since(entry))
-    if note:
-        yield from render.paragraph(note, look)
+    for note in (*map(column_line, entry["column_changes"]), *_since(entry)):
+        yield from render.paragraph(note, look, first="  ~ ", indent="    ")
     changes = [*islice(entry["changes"], SHOWN)]
     signed = [*_signed(changes, plain=event == "present")]
     if signed:
@@ -120,19 +120,10 @@ def _signed(changes: Iterable[Json], *, plain: bool) -> Iterator[tuple[str, Json
             yield "" if plain else "+", change["after"]
 
 
-def _since(entry: Json) -> str:
+def _since(entry: Json) -> Iterator[str]:
     since = entry["since"]
-    gap = since is not None and since < entry["checkpoint_id"] - 1
-    return f"since checkpoint {since}; what lies between could not be read" if gap else ""
-
-
-def _schema(schema: Json | None) -> str:
-    if schema is None:
-        return ""
-    parts = [f"{what} {', '.join(map(label, schema[what]))}" for what in ("added", "dropped") if schema[what]]
-    parts += [f"renamed {label(one['from'])} to {label(one['to'])}" for one in schema["renamed"]]
-    parts += [f"{label(one['column'])} is {one['to']}, was {one['from']}" for one in schema["retyped"]]
-    return f"columns: {'; '.join(parts) or 'declared anew'}"
+    if since is not None and since < entry["checkpoint_id"] - 1:
+        yield f"since checkpoint {since}"
 
 
 def _left_out(left: int, noun: str, lines: Iterable[str], look: Look) -> Iterator[str]:

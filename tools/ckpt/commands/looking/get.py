@@ -173,7 +173,8 @@ def _watched(checkpoints: Sequence[Checkpoint], step: Step) -> Iterator[Checkpoi
 
 def _entry(step: KeyStep, files: ExitStack) -> Document:
     """One checkpoint at which something happened."""
-    from stateformat.inspecting import CHANGE, schema_changes
+    from stateformat.inspecting import CHANGE
+    from stateformat.inspecting.diff import column_changes
 
     from ...kept import Kept
 
@@ -201,7 +202,7 @@ def _entry(step: KeyStep, files: ExitStack) -> Document:
         "row_count": now,
         "change_count": kept.count,
         "changes": kept.document,
-        "schema": None if step.schemas is None else schema_changes(*step.schemas),
+        "column_changes": [] if step.declared is None else column_changes(*step.declared),
         "error": None,
     }
 
@@ -223,6 +224,6 @@ def _unreadable(checkpoint_id: int, error: CheckpointError) -> Document:
         "event": "unreadable",
         "change_count": 0,
         "changes": [],
-        "schema": None,
+        "column_changes": [],
         "error": {"kind": error.kind.value, "message": str(error)},
     }
