@@ -108,7 +108,7 @@ def _cards(report: Json) -> Element | None:
             f"{words.plural(len(history), 'checkpoint')}"
             + (f" and {words.count(report['history']['older'])} older" if report["history"]["older"] else ""),
         ),
-        card("Would be freed", *_freed_in_short(report["garbage"])),
+        card("Would be freed", *_freed_in_short(report["sizes"])),
     ]
     return e("div", cards, class_="cards")
 
@@ -124,12 +124,12 @@ def _change(now: int | None, before: Json | None, name: str) -> str | None:
     return f"{sign}{text} since {before['checkpoint_id']}"
 
 
-def _freed_in_short(garbage: Json | None) -> tuple[str, str]:
-    if garbage is None or garbage["now"] is None or garbage["now"]["stopped"]:
-        return DASH, "not known" if garbage is not None else "nothing is deleted here"
-    keep = garbage["keep_1"]
-    about = f"{words.size(keep['bytes'])} by keeping one" if keep else "nothing else is kept"
-    return words.size(garbage["now"]["bytes"]), about
+def _freed_in_short(sizes: Json) -> tuple[str, str]:
+    garbage, keep = sizes["garbage"], sizes["keep"]
+    if garbage is None or garbage["stopped"]:
+        return DASH, "not known"
+    about = f"{words.size(keep['bytes'] - keep['shared_bytes'])} by keeping one" if keep and keep["records"] else ""
+    return words.size(garbage["bytes"] - garbage["shared_bytes"]), about
 
 
 def duration(length_us: int) -> str:
@@ -311,7 +311,7 @@ def _graph(report: Json) -> Element | None:
 
 
 def _storage(report: Json) -> Element | None:
-    garbage, checkpoint = report["garbage"], report["checkpoint"]
+    sizes, checkpoint = report["sizes"], report["checkpoint"]
     pairs: list[tuple[str, Node]] = []
     if checkpoint:
         totals, manifest = checkpoint["totals"], checkpoint["manifest"]
@@ -327,10 +327,13 @@ def _storage(report: Json) -> Element | None:
             )
         layers = _layers(report["states"])
         pairs.append(("Layers", layers))
-    if garbage is not None:
-        pairs.append(("Garbage now", garbage["left_out"] or _freed(garbage["now"])))
-        if garbage["keep_1"]:
-            pairs.append(("With --keep 1", _freed(garbage["keep_1"])))
+    if sizes["bytes"] is not None:
+        shared = f", {words.size(sizes['shared_bytes'])} under two names" if sizes["shared_bytes"] else ""
+        pairs.append(("All objects", f"{words.count(sizes['objects'])}, {words.size(sizes['bytes'])}{shared}"))
+    pairs.append(("Sizes", sizes["left_out"] and words.sentence(sizes["left_out"])))
+    for title, freed in (("Garbage now", sizes["garbage"]), ("With --keep 1", sizes["keep"])):
+        if freed:
+            pairs.append((title, _freed(freed)))
     saved = report["savepoints"]
     if saved:
         names = [_savepoint(one) for one in saved[:SHOWN]]
@@ -341,7 +344,31 @@ def _storage(report: Json) -> Element | None:
         pairs.append(("Strays", f"{words.plural(strays, 'record')} that no checkpoint leads to"))
     if not pairs:
         return None
-    return e("section", e("h2", "On the storage"), facts(pairs))
+    return e("section", e("h2", "On the storage"), facts(pairs), _folders(sizes["folders"] or ()))
+
+
+def _folders(folders: Sequence[Json]) -> Element | None:
+    held = [folder for folder in folders if folder["objects"]]
+    if not held:
+        return None
+    columns = [
+        Column("folder"),
+        Column("objects", right=True),
+        Column("bytes", right=True),
+        Column("garbage", right=True),
+    ]
+    rows = (
+        (
+            short(folder["folder"] or "temporary files", 80),
+            words.count(folder["objects"]),
+            words.size(folder["bytes"]),
+            words.size(folder["garbage_bytes"]) if folder.get("garbage_bytes") else None,
+        )
+        for folder in held[:SHOWN]
+    )
+    return opening(
+        words.plural(len(held), "folder"), table(columns, rows), more(len(held) - SHOWN, "folder", "ckpt du lists all")
+    )
 
 
 def _savepoint(one: Json) -> str:
@@ -362,12 +389,10 @@ def _layers(states: Sequence[Json]) -> str:
 def _freed(found: Json) -> str:
     if found["stopped"]:
         return words.sentence(found["stopped"])
-    counts = ", ".join(
-        words.plural(found[name], name.removesuffix("s"))
-        for name in ("records", "segments", "manifests", "leftovers")
-        if found[name]
-    )
-    return f"{words.size(found['bytes'])} in {counts}" if counts else "nothing"
+    if not found["objects"]:
+        return "nothing"
+    stays = f", {words.size(found['shared_bytes'])} stay under other names" if found["shared_bytes"] else ""
+    return f"{words.size(found['bytes'] - found['shared_bytes'])} in {words.plural(found['objects'], 'object')}{stays}"
 
 
 def _about(report: Json) -> Element | None:

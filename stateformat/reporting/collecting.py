@@ -21,8 +21,8 @@ from ..documents import (
     report_document,
 )
 from ..errors import CheckpointError, NotFound
-from ..history import Garbage, Survey
-from ..inspecting import savepoints_document
+from ..history import Survey
+from ..inspecting import savepoints_document, sizes_document
 from ..problems import Counts, Report, ordered
 from ..reading import Checkpoint
 from ..rules import check_content
@@ -45,6 +45,7 @@ TREND_BYTES: Final = 48 << 20
 GARBAGE_CHECKPOINTS: Final = 200
 GARBAGE_BYTES: Final = 64 << 20
 """With more checkpoints, or more bytes of manifests, garbage is left to ``ckpt gc``."""
+_SIZES: Final = ("objects", "bytes", "shared_bytes", "folders", "garbage", "keep")
 SEGMENTS_QUICK: Final = 1_000
 """With more segments outside of the manifest, they are validated only if that is asked for."""
 
@@ -85,7 +86,7 @@ def collect_report(
         "history": _history(found),
         "trend": _trend(once, found, shown),
         "validation": (shown and shown.checked) or _validation(once, checkpoint_id, level, progress),
-        "garbage": None if shown and shown.document["system"] else _garbage(once, found),
+        "sizes": _sizes(once, found),
         "savepoints": _savepoints(once),
     }
 
@@ -243,27 +244,20 @@ def _validation(
     return report_document(validate(store, checkpoint_id, level=checked, progress=progress))
 
 
-def _garbage(store: CheckpointStore, found: Survey) -> Document:
-    """Return what ``ckpt gc`` would free, and what keeping only the newest would."""
+def _sizes(store: CheckpointStore, found: Survey) -> Document:
+    """Return the folders of the store as ``ckpt du`` has them, and what deleting would free."""
     size = sum(record.manifest.size_bytes for record in found.checkpoints)
     if len(found.listed) > GARBAGE_CHECKPOINTS or size > GARBAGE_BYTES:
         left_out = (
             f"to find garbage, the manifests of all {words.plural(len(found.listed), 'checkpoint')} would have to be "
-            f"read; `ckpt gc {store.url}` does"
+            f"read; `ckpt du {store.url}` does"
         )
-        return {"left_out": left_out, "now": None, "keep_1": None}
-    now, keep = store.collect_garbage(delete=False), None
-    if now.stopped is None and len(found.listed) > 1:
-        keep = store.expire(1, delete=False)
-    return {"left_out": None, "now": _freed(now), "keep_1": None if keep is None else _freed(keep)}
-
-
-def _freed(found: Garbage) -> Document:
-    return {
-        "bytes": found.size_bytes,
-        **{name: len(getattr(found, name)) for name in ("records", "segments", "manifests", "leftovers", "unfinished")},
-        "stopped": found.stopped,
-    }
+        return {**dict.fromkeys(_SIZES), "left_out": left_out}
+    try:
+        whole = sizes_document(store, keep=1)
+    except CheckpointError as error:
+        return {**dict.fromkeys(_SIZES), "left_out": str(error)}
+    return {**{name: whole[name] for name in _SIZES}, "left_out": None}
 
 
 def _savepoints(store: CheckpointStore) -> list[Document]:

@@ -24,7 +24,7 @@ FREE = {"properties", "sample", "details", "rows", "key", "before", "after"}
 
 REFERS = {
     "repair": ("validate",),
-    "report": ("inspect", "history", "validate"),
+    "report": ("inspect", "history", "validate", "du"),
     "rescale": ("explain-restore",),
 }
 """Commands whose section of docs/json.md refers to those of others."""

@@ -81,9 +81,11 @@ def test_the_document_says_what_the_other_commands_say(flights: Path) -> None:
         for entry in found["history"]["checkpoints"]
     ] == history["checkpoints"]
     assert found["validation"] == document("validate", flights)
-    freed = document("gc", flights, "--keep", 1)
-    assert found["garbage"]["keep_1"]["bytes"] == freed["bytes"]
-    assert found["garbage"]["keep_1"]["segments"] == len(freed["segments"])
+    sizes = document("du", flights, "--keep", 1)
+    assert {name: value for name, value in found["sizes"].items() if name != "left_out"} == {
+        name: sizes[name] for name in ("objects", "bytes", "shared_bytes", "folders", "garbage", "keep")
+    }
+    assert found["sizes"]["keep"]["bytes"] == document("gc", flights, "--keep", 1)["bytes"]
 
 
 def test_rows_of_subtasks_and_key_groups_add_up(flights: Path) -> None:
@@ -190,7 +192,7 @@ def test_a_page_does_not_go_where_garbage_is_collected(own_flights: Path) -> Non
 def test_of_another_system_what_is_known_is_shown(folder: str) -> None:
     found = document("report", FIXTURES / folder)
     assert found["system"]
-    assert found["garbage"] is None
+    assert found["sizes"]["garbage"] is None
     assert [state["bytes"] for state in found["states"]] == [
         state["bytes"] for state in document("inspect", FIXTURES / folder)["states"]
     ]
@@ -209,7 +211,7 @@ def test_pins_stand_with_the_storage(own_flights: Path) -> None:
     assert "before-the-change (checkpoint 1)" in Path("report.html").read_text()
 
 
-def test_each_record_and_manifest_is_read_once() -> None:
+def test_each_record_and_manifest_is_read_once_and_folders_are_listed_a_few_times() -> None:
     store = CheckpointStore(MemoryStorage("report-reads"))
     job, permit = stores.counts_job(), None
     for _ in range(12):
@@ -218,10 +220,12 @@ def test_each_record_and_manifest_is_read_once() -> None:
     looked = CheckpointStore(_Watched(store.storage, reads))
     collect_report(looked, now_us=NOW_US)
     MemoryStorage.reset("report-reads")
-    metadata = [path for path in reads if not path.startswith(layout.SEGMENTS)]
+    listings = [read for read in reads if read.startswith("list")]
+    metadata = [path for path in reads if not path.startswith((layout.SEGMENTS, "list"))]
     assert sorted(metadata) == sorted(set(metadata))
     assert len(metadata) == 24
-    assert len(reads) - len(metadata) == 2  # the footers of the newest
+    assert len(reads) - len(metadata) - len(listings) == 2  # the footers of the newest
+    assert len(listings) <= 9, listings
 
 
 class _Watched:
@@ -231,7 +235,15 @@ class _Watched:
         self._inner, self._reads = inner, reads
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        found = getattr(self._inner, name)
+        if name not in ("list", "names", "names_after"):
+            return found
+
+        def listed(prefix: str) -> Any:
+            self._reads.append(f"list {prefix}")
+            return found(prefix)
+
+        return listed
 
     def read_range(self, path: str, offset: int, length: int) -> Any:
         self._reads.append(path)
@@ -246,11 +258,11 @@ def test_a_long_history_is_cut_and_says_so(five: Path) -> None:
     assert "… and 3 more older checkpoints" in Path("report.html").read_text()
 
 
-def test_many_checkpoints_leave_the_garbage_to_gc(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_checkpoints_leave_the_garbage_to_du(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "GARBAGE_CHECKPOINTS", 4)
-    found = document("report", five)["garbage"]
-    assert (found["now"], found["keep_1"]) == (None, None)
-    assert "ckpt gc" in found["left_out"]
+    found = document("report", five)["sizes"]
+    assert (found["garbage"], found["keep"]) == (None, None)
+    assert "ckpt du" in found["left_out"]
     monkeypatch.setattr(collecting, "TREND_BYTES", 0)
     assert document("report", five)["trend"]["checkpoint_ids"] == [6]
 
