@@ -349,9 +349,14 @@ class CheckpointStore:
         publication.check_beginning(pending.graph, declared, before, is_new=is_new)
         return pending
 
-    def expire(self, keep: int, *, delete: bool = True) -> Garbage:
-        """Delete all but the newest ``keep`` ids, then what nothing names (``history.expire``)."""
-        return history.expire(self.storage, keep, delete=delete)
+    def expire(
+        self, keep: int = 1, *, older_than_us: int | None = None, now_us: int | None = None, delete: bool = True
+    ) -> Garbage:
+        """Delete all but the newest ``keep`` ids, then what nothing names (``history.expire``).
+
+        ``older_than_us``: of these only what is older, lowest first.
+        """
+        return history.expire(self.storage, keep, older_than_us=older_than_us, now_us=now_us, delete=delete)
 
     def collect_garbage(self, *, delete: bool) -> Garbage:
         """Find what nothing names, and perhaps delete it (``history.collect_garbage``)."""

@@ -41,6 +41,10 @@ from .worker import Mail, MessageToSubtask, SplitAssigned
 
 logger = logging.getLogger(__name__)
 
+EXPIRED_IN = 10
+"""How often, in the time that checkpoints are kept for, the store is looked through for older
+ones."""
+
 _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
 
@@ -128,6 +132,8 @@ class Driver:
         self._messenger = messenger
         self._clock = clock
         self._keep = keep_count(schedule)
+        self._keep_for_us = schedule.keep_for_us
+        self._expires_at_us = 0
         self._own_properties = {**keep_properties(schedule), **restored.origin}
         self.late_rows_before = _late_rows(restored.permit)
         """``Run.late_rows`` when this run began."""
@@ -416,12 +422,24 @@ class Driver:
         if current is None or current.checkpoint is None:
             return
         self._notify_coordinators(self.coordinators, lambda coordinator: coordinator.checkpoint_complete())
-        if self._keep is not None:
-            try:
-                newest = self.permit.ref.checkpoint_id if self.permit else 0
-                self._store.expire(max(self._keep, *(newest - held + 1 for held in self.copied), 1))
-            except (er.StorageError, OSError) as error:
-                logger.warning("old checkpoints could not be removed; the next checkpoint tries again: %s", error)
+        self._expire()
+
+    def _expire(self) -> None:
+        """Remove what retention does not keep. What is kept for a time is looked at now and then:
+        each look reads every record that is kept.
+        """
+        now_us = self._clock.now_us()
+        if self._keep is None or now_us < self._expires_at_us:
+            return
+        if self._keep_for_us is not None:
+            self._expires_at_us = now_us + self._keep_for_us // EXPIRED_IN
+        try:
+            newest = self.permit.ref.checkpoint_id if self.permit else 0
+            keep = max(self._keep, *(newest - held + 1 for held in self.copied), 1)
+            self._store.expire(keep, older_than_us=self._keep_for_us)
+        except (er.StorageError, OSError) as error:
+            logger.warning("old checkpoints could not be removed; the next checkpoint tries again: %s", error)
+            self._expires_at_us = 0
 
     def _abort(self, command: ev.Abort) -> None:
         current, self.in_flight = self.in_flight, None

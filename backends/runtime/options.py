@@ -57,6 +57,12 @@ class Schedule:
     By default 10 in a store that the job begins, and all in one that holds more and was begun
     without a limit, with a warning.
     """
+    keep_for_us: int | None = None
+    """What is younger is kept, too; None: age does not count.
+
+    Looked at ten times in that time, by the system's clock and the times in the records. With
+    ``keep`` None all but the newest may go.
+    """
     savepoint_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Storage options of a savepoint's store."""
     loop_rounds_max: int = LOOP_ROUNDS_MAX
@@ -72,6 +78,7 @@ class Schedule:
             requests_every_us=1,
             tolerable_failures=0,
             loop_rounds_max=1,
+            keep_for_us=0,
         )
         if self.keep is not Keep.DEFAULT:
             check_whole(self, keep=1)
@@ -149,6 +156,7 @@ class ScheduleOptions(TypedDict, total=False):
     requests_every_us: int | None
     tolerable_failures: int
     keep: int | Keep | None
+    keep_for_us: int | None
     savepoint_options: Mapping[str, Any]
     loop_rounds_max: int
 

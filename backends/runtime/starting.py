@@ -123,7 +123,9 @@ def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: S
 
     ``claim``: a savepoint in the store was handed over to the job.
     """
-    if schedule.keep is not Keep.DEFAULT or permit is None or KEEP_PROPERTY in permit.record.properties:
+    if schedule.keep is not Keep.DEFAULT or schedule.keep_for_us is not None:
+        return schedule
+    if permit is None or KEEP_PROPERTY in permit.record.properties:
         return schedule
     ids = record_ids(store.storage)
     why = ""
@@ -148,10 +150,14 @@ def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: S
 
 
 def keep_count(schedule: Schedule) -> int | None:
-    """How many checkpoints a run keeps; None: all."""
-    return KEPT_BY_DEFAULT if schedule.keep is Keep.DEFAULT else schedule.keep
+    """How many checkpoints a run keeps; None: all. With an age alone, the newest."""
+    if schedule.keep is Keep.DEFAULT:
+        return KEPT_BY_DEFAULT
+    return 1 if schedule.keep is None and schedule.keep_for_us is not None else schedule.keep
 
 
 def keep_properties(schedule: Schedule) -> dict[str, str]:
     """The properties of every record that the run publishes."""
-    return {KEEP_PROPERTY: "default"} if schedule.keep is Keep.DEFAULT else {}
+    # Who has said how long would lose what is young, were a later run to keep the default number.
+    is_default = schedule.keep is Keep.DEFAULT and schedule.keep_for_us is None
+    return {KEEP_PROPERTY: "default"} if is_default else {}

@@ -4,12 +4,13 @@ An object under an id up to the newest is garbage if no record names it, strays 
 manifest under newest + 1 (SPEC.md section 9). The search starts over if the newest changes. It ends
 without deleting where a record or manifest is unreadable or a record is proven to be lost; but of
 an unreadable record that was repaired every manifest under its id is kept. Temporary files and
-uploads go by the same rule. No clock is asked.
+uploads go by the same rule. No clock is asked, save how far expiry goes where an age is given.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -126,19 +127,34 @@ def collect_garbage(storage: Storage, *, delete: bool, read: Read = read_uses) -
     return _sweep(_find(storage, frozenset(), read), storage, delete=delete)
 
 
-def expire(storage: Storage, keep: int, *, delete: bool = True, read: Read = read_uses) -> Garbage:
+def expire(
+    storage: Storage,
+    keep: int = 1,
+    *,
+    older_than_us: int | None = None,
+    now_us: int | None = None,
+    delete: bool = True,
+    read: Read = read_uses,
+) -> Garbage:
     """Delete the records with ids up to newest − ``keep``, strays among them, then collect garbage.
 
-    Every doomed record goes before the first object, so a crash in between leaves garbage only.
-    Nothing is deleted (``stopped`` says why) where the newest record cannot be read, or a record
-    to keep was lost. Raises ``InvalidInput`` for ``keep`` < 1, and ``NotFound``.
+    ``older_than_us``: only those that were published so long before ``now_us``, by default the time
+    of this computer (:func:`cut_by_age`); never more than without it. Every doomed record goes
+    before the first object, so a crash in between leaves garbage only. Nothing is deleted
+    (``stopped`` says why) where the newest record cannot be read, or a record to keep was lost.
+    Raises ``InvalidInput`` for ``keep`` < 1 and a negative age, and ``NotFound``.
     """
     if keep < 1:
         raise InvalidInput(f"cannot keep {keep} checkpoints: at least 1, the newest, is always kept")
+    if older_than_us is not None and older_than_us < 0:
+        raise InvalidInput(f"checkpoints cannot be kept for {older_than_us} µs; give an age of 0 or more")
     _require_store(storage)
     listed = {layout.record_id(item.path): item for item in storage.list(layout.RECORDS)}
     ids = sorted(checkpoint_id for checkpoint_id in listed if checkpoint_id is not None)
     cut = ids[-1] - keep if ids else 0
+    if older_than_us is not None:
+        now_us = time.time_ns() // 1000 if now_us is None else now_us
+        cut = cut_by_age(storage, [found for found in ids if found <= cut], now_us - older_than_us, now_us)
     doomed = [checkpoint_id for checkpoint_id in ids if checkpoint_id <= cut]
     records = tuple(listed[checkpoint_id] for checkpoint_id in doomed)
     if doomed and (why := why_not_expire(storage, CheckpointId(cut))):
@@ -148,6 +164,28 @@ def expire(storage: Storage, keep: int, *, delete: bool = True, read: Read = rea
         remove_records(storage, records)
         return replace(_sweep(_find(storage, frozenset(), read), storage, delete=True), records=records, deleted=True)
     return replace(_find(storage, frozenset(doomed), read), records=records)
+
+
+def cut_by_age(storage: Storage, ids: Ids, before_us: int, now_us: int) -> int:
+    """Return how far up these ids, lowest first, records were published before a time; 0: none is.
+
+    It ends at the first that was published later. A record says its time for information only
+    (SPEC.md section 3.2). One that cannot be read, and one that is of the future, whose clock was
+    wrong, say nothing: they go with the next that does, for they were published before that. Reads
+    one record more than are old.
+    """
+    cut = 0
+    for checkpoint_id in ids:
+        try:
+            record = find_record(storage, checkpoint_id)
+        except UNREADABLE:
+            continue
+        if record is None or record.created_at_us > now_us:
+            continue
+        if record.created_at_us >= before_us:
+            break
+        cut = checkpoint_id
+    return cut
 
 
 def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:

@@ -16,12 +16,13 @@ from .common import (
     per_operator,
     storage_options,
 )
-from .values import Address, AddressType, CheckpointsType, PairType, SecondsType, is_local, options_for
+from .values import Address, AddressType, AgeType, CheckpointsType, PairType, SecondsType, is_local, options_for
 
 __all__ = [
     "STORAGE_OPTIONS",
     "Address",
     "AddressType",
+    "AgeType",
     "CheckpointsType",
     "PairType",
     "SecondsType",

@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+_AGE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([smhdw])")
+_UNIT_US = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6, "w": 7 * 86_400 * 10**6}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -133,6 +135,24 @@ class SecondsType(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
         return seconds
+
+
+class AgeType(click.ParamType[int]):
+    """Parses a length of time, ``90s``, ``30m``, ``12h``, ``7d``, ``2w``: whole microseconds."""
+
+    name = "AGE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _AGE.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(
+                f"{str(value)!r:.60} is no length of time; give a number and its unit: 90s, 30m, 12h, 7d, 2w",
+                param,
+                ctx,
+            )
+        return round(float(match[1]) * _UNIT_US[match[2]])
 
 
 def is_local(url: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..options import Address, AddressType, SecondsType, is_local, options_for
+from ..options import Address, AddressType, AgeType, SecondsType, is_local, options_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +50,9 @@ def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
         ),
         *others,
         click.option("--keep", type=KeepType(), help="Checkpoints kept. [default: 10 in a new store]"),
+        click.option(
+            "--keep-for", "keep_for_us", type=AgeType(), help="What is younger than AGE is kept, too: 7d, 12h, 30m."
+        ),
         click.option(
             "--max-restarts", type=click.IntRange(min=0), help="Failures allowed in ten checkpoints. [default: 3]"
         ),

@@ -11,7 +11,7 @@ from stateformat import words
 from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, Session, command
+from ...options import Address, AgeType, Session, command
 from ...output import Document
 from ...text import Column, Look, render
 
@@ -29,8 +29,15 @@ SHOWN: Final = 20
 @click.option(
     "--keep", type=click.IntRange(min=1), metavar="N", help="Expire all but the newest N checkpoints. Default: none."
 )
+@click.option(
+    "--older-than",
+    "older_than_us",
+    type=AgeType(),
+    metavar="AGE",
+    help="Of these only what is older (7d, 12h, 30m, 90s). Without --keep all but the newest may go.",
+)
 @click.option("--delete", is_flag=True, help="Delete. Without it nothing is changed.")
-def gc(session: Session, address: Address, *, keep: int | None, delete: bool) -> int:
+def gc(session: Session, address: Address, *, keep: int | None, older_than_us: int | None, delete: bool) -> int:
     """Show, or with --delete remove, what retention would free.
 
     Garbage is what no checkpoint names: expired records with their data, and what crashed or beaten
@@ -51,11 +58,15 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
     # Before anything is deleted: afterwards nothing says what the others have kept.
     shared = storage.shared("") if isinstance(storage, SharesBytes) else {}
     with session.output.progress("Looking for garbage"):
-        found = store.collect_garbage(delete=delete) if keep is None else store.expire(keep, delete=delete)
+        if keep is None and older_than_us is None:
+            found = store.collect_garbage(delete=delete)
+        else:
+            found = store.expire(keep or 1, older_than_us=older_than_us, delete=delete)
     document = {
         "store": store.url,
         "newest": found.newest,
         "keep": keep,
+        "older_than_us": older_than_us,
         "deleted": found.deleted,
         "stopped": found.stopped,
         "records": _objects(found.records),
@@ -71,6 +82,21 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
     return PROBLEMS if found.stopped else FINE
 
 
+def _kept(keep: int | None, older_than_us: int | None) -> str:
+    if keep is None and older_than_us is None:
+        return "every checkpoint"
+    newest = "the newest checkpoint" if (keep or 1) == 1 else f"the newest {words.plural(keep or 1, 'checkpoint')}"
+    return newest if older_than_us is None else f"{newest}, and what is younger than {_length(older_than_us)}"
+
+
+def _length(length_us: int) -> str:
+    """A length of time in the greatest unit that it is whole in."""
+    for unit, of_unit in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        if length_us and length_us % (of_unit * 10**6) == 0:
+            return f"{length_us // (of_unit * 10**6)} {unit}"
+    return f"{length_us / 1e6:g} s"
+
+
 def _objects(found: Sequence[ObjectInfo]) -> list[Document]:
     return [{"path": item.path, "size_bytes": item.size_bytes} for item in found]
 
@@ -81,9 +107,7 @@ def _leftovers(found: Sequence[Leftover]) -> list[Document]:
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the sums, the objects, and what to do next."""
-    kept = (
-        "every checkpoint" if document["keep"] is None else f"the newest {words.plural(document['keep'], 'checkpoint')}"
-    )
+    kept = _kept(document["keep"], document["older_than_us"])
     newest = f", newest {document['newest']}" if document["newest"] is not None else ""
     counts = ", ".join(words.plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
     unfinished = len(document["unfinished"])
