@@ -33,7 +33,7 @@ from .segment_rules import (
     sharing_faults,
 )
 from .slicing import carried_by_plan, carried_handles, cut_handles, place_on_top, with_spilled
-from .table import INLINE_BYTES_MAX, Manifest, handles_table, sort_handles, spill_inline, totals
+from .table import INLINE_BYTES_MAX, Manifest, handle_order, handles_table, sort_handles, spill_inline, totals
 
 __all__ = [
     "BATCH_ROWS",
@@ -52,6 +52,7 @@ __all__ = [
     "first_uses",
     "group_faults",
     "handle_faults",
+    "handle_order",
     "handle_rows",
     "handles_table",
     "integers",

@@ -141,8 +141,13 @@ def sort_handles(table: pa.Table) -> pa.Table:
     """
     if first_unsorted(table) is None:
         return table
+    return take_rows(table, pa.array(handle_order(table)))
+
+
+def handle_order(table: pa.Table) -> Ints:
+    """Return the rows of a table in the order of :func:`sort_handles`."""
     keys = (integers(table["layer"]), integers(table["subtask"]), _ranks(table["state"]), _ranks(table["operator"]))
-    return take_rows(table, pa.array(np.lexsort(keys)))
+    return np.lexsort(keys)
 
 
 def _ranks(column: pa.ChunkedArray) -> Ints:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,12 @@ from ..keys import MAX_PARALLELISM_LIMIT
 from ..manifest import (
     Ints,
     Mask,
+    before,
     cut_handles,
+    handle_order,
     handle_rows,
     handles_table,
     integers,
-    sort_handles,
     state_runs,
     take_rows,
 )
@@ -107,17 +108,19 @@ def without_lost(record: Record, handles: pa.Table, lost: Iterable[str], scope: 
         for state in record.states:
             if state.mode is Mode.KEYED and state.operator in by_operator and (state.operator, state.name) in runs:
                 groups[state.operator, state.name] = by_operator[state.operator]
-    kept, losses, untouched = list[pa.Table](), list[Loss](), np.ones(handles.num_rows, bool)
+    new, losses, stays = list[pa.Table](), list[Loss](), ~mask
     for key in sorted(touched | set(groups)):
         start, stop = runs[key]
-        untouched[start:stop] = False
         each = _State(record, record.state(*key), handles.slice(start, stop - start), mask[start:stop])
-        table, loss = each.without(groups.get(key))
-        kept.append(table)
-        if loss is not None:
-            losses.append(loss)
-    rest = handles.filter(pa.array(untouched))
-    return sort_handles(pa.concat_tables([rest, *kept])), losses
+        found = each.without(groups.get(key))
+        stays[start:stop] = found.stays
+        new.append(found.new)
+        if found.loss is not None:
+            losses.append(found.loss)
+    kept = np.append(stays, np.ones(sum(table.num_rows for table in new), bool))
+    every, rows = pa.concat_tables([handles, *new]), np.flatnonzero(kept)
+    small = take_rows(every.select(["operator", "state", "subtask", "layer"]), pa.array(rows))
+    return take_rows(every, pa.array(rows[handle_order(small)])), losses
 
 
 def _lost_groups(
@@ -139,6 +142,17 @@ def _lost_groups(
     return found
 
 
+class _Left(NamedTuple):
+    """What is left of a state."""
+
+    stays: Mask
+    """Which of its handles stay as they are."""
+    new: pa.Table
+    """Handles in the place of others."""
+    loss: Loss | None
+    """What is given up; None where nothing of the state goes."""
+
+
 @dataclass
 class _State:
     """The handles of one state; ``gone`` marks those of lost segments."""
@@ -152,23 +166,24 @@ class _State:
     def operator(self) -> Operator:
         return self.record.graph.operator(self.state.operator)
 
-    def without(self, groups: Mask | None) -> tuple[pa.Table, Loss | None]:
-        """Return what stays, and what that gives up; None where nothing of the state goes."""
-        whole = self.handles.filter(pa.array(~self.gone))
+    def without(self, groups: Mask | None) -> _Left:
+        """Return what stays of the state, and what that gives up."""
+        stays, besides = ~self.gone, 0
+        effect: Effect | None = None
+        new = self.handles.slice(0, 0)
         if groups is not None:
-            kept, besides = _without_groups(whole, groups)
-            return self._answered(kept), self._loss(kept, besides=besides, groups=groups)
-        if self.state.mode is Mode.BROADCAST:
-            copied = self._copied(whole)
-            if copied is not None:
-                return copied, self._loss(copied, effect="copied")
-        if self.state.mode is Mode.COORDINATOR:
-            whole = whole.slice(0, 0)
-        return self._answered(whole), self._loss(whole)
+            hit, new, besides = _without_groups(self.handles, self.gone, groups)
+            stays &= ~hit
+        elif self.state.mode is Mode.BROADCAST:
+            stays, new = self._copied()
+            effect = "copied" if new.num_rows else None
+        elif self.state.mode is Mode.COORDINATOR:
+            stays[:] = False
+        rows_kept = int(integers(self.handles["rows"])[stays].sum()) + _rows(new)
+        loss = self._loss(besides=besides, groups=groups, effect=effect, rows_kept=rows_kept)
+        return _Left(stays, pa.concat_tables([new, self._answers(stays, new)]), loss)
 
-    def _loss(
-        self, kept: pa.Table, *, besides: int = 0, groups: Mask | None = None, effect: Effect | None = None
-    ) -> Loss | None:
+    def _loss(self, *, besides: int, groups: Mask | None, effect: Effect | None, rows_kept: int) -> Loss | None:
         lost = self.handles.filter(pa.array(self.gone))
         if not lost.num_rows and not besides:
             return None
@@ -183,72 +198,77 @@ class _State:
             segments=pc.count_distinct(lost["path"]).as_py(),
             rows=0 if found == "copied" else _rows(lost),
             rows_besides=besides,
-            rows_kept=_rows(kept),
+            rows_kept=rows_kept,
             subtasks=SubtaskSet.of(subtasks),
             key_groups=SubtaskSet() if groups is None else SubtaskSet.of(np.flatnonzero(groups).tolist()),
             delta_only=bool(lost.num_rows) and pc.min(lost["layer"]).as_py() > 0,
             needed=is_source and found not in _DISPENSABLE,
         )
 
-    def _answered(self, kept: pa.Table) -> pa.Table:
-        """Return the handles with an empty one where the state must have one (SPEC.md 4.6)."""
+    def _answers(self, stays: Mask, new: pa.Table) -> pa.Table:
+        """Return the handles without rows that the state must have (SPEC.md 4.6)."""
         owing: list[int | None] = []
         if self.state.mode is Mode.COORDINATOR:
-            owing = [] if kept.num_rows else [None]
+            owing = [None]
         elif self.state.mode in PER_SUBTASK_MODES:
-            bases = kept.filter(pc.equal(kept["layer"], 0))
             missing = np.ones(self.operator.parallelism, bool)
-            missing[integers(bases["subtask"])] = False
             missing[list(self.operator.done)] = False
+            subtask, base = integers(self.handles["subtask"]), integers(self.handles["layer"]) == 0
+            missing[subtask[stays & base]] = False
+            missing[integers(new["subtask"])[integers(new["layer"]) == 0]] = False
             owing = list(np.flatnonzero(missing).tolist())
         state = self.state
         blank = Handle(state.operator, state.name, state.mode.value, None, 0, state.edge, state.current.id)
         empty = handles_table(blank._replace(subtask=subtask) for subtask in owing)
-        return pa.concat_tables([kept, empty.select(kept.column_names).cast(kept.schema)])
+        return empty.select(self.handles.column_names).cast(self.handles.schema)
 
-    def _copied(self, whole: pa.Table) -> pa.Table | None:
-        """Return the state with a whole copy where a subtask's is lost; None where none is left."""
+    def _copied(self) -> tuple[Mask, pa.Table]:
+        """Return what stays of a broadcast state, and whole copies where a subtask's is lost."""
         subtask = integers(self.handles["subtask"])
         broken = np.unique(subtask[self.gone])
         donors = np.setdiff1d(subtask, broken)
         if not len(donors):
-            return None
-        own = whole.filter(pa.array(~np.isin(integers(whole["subtask"]), broken)))
-        copy = own.filter(pc.equal(own["subtask"], int(donors[0])))
+            return ~self.gone, self.handles.slice(0, 0)
+        copy = self.handles.filter(pa.array(subtask == donors[0]))
         at = copy.schema.get_field_index("subtask")
         copies = [
             copy.set_column(at, copy.schema.field(at), pa.array([number] * copy.num_rows, pa.int32()))
             for number in broken.tolist()
         ]
-        return pa.concat_tables([own, *copies])
+        return ~np.isin(subtask, broken), pa.concat_tables(copies)
 
 
-def _without_groups(handles: pa.Table, groups: Mask) -> tuple[pa.Table, int]:
-    """Cut key groups out of handles; return what is left, and how many rows went."""
-    rows = handle_rows(handles)
-    named = np.flatnonzero(integers(handles["rows"]) > 0)
+def _without_groups(handles: pa.Table, gone: Mask, groups: Mask) -> tuple[Mask, pa.Table, int]:
+    """Cut key groups out of the handles of a state that are not ``gone``.
+
+    Returns which handles are cut, what is left of them, and how many rows went.
+    """
+    first, last = integers(handles["first_group"]), integers(handles["last_group"])
+    among = before(groups.astype(np.int64))
+    near = np.flatnonzero(~gone & (first >= 0) & (among[np.maximum(last, 0) + 1] > among[np.maximum(first, 0)]))
+    hit = np.zeros(handles.num_rows, bool)
+    some = take_rows(handles, pa.array(near))
+    rows = handle_rows(some)
     owner, group, counts = rows.spread()
     doomed = groups[group]
-    hit = np.zeros(handles.num_rows, bool)
-    hit[named[np.unique(owner[doomed & (counts > 0)])]] = True
-    if not hit.any():
-        return handles, 0
+    touched = np.bincount(owner, doomed & (counts > 0), len(near)) > 0
+    if not touched.any():
+        return hit, handles.slice(0, 0), 0
+    hit[near[touched]] = True
     # Runs of groups that stay, within one handle.
-    before = np.cumsum(counts) - counts
-    begins_handle = np.append(True, owner[1:] != owner[:-1])
-    opens = ~doomed & (begins_handle | np.append(True, doomed[:-1]))
+    sums = before(counts)[:-1]
+    begins = np.append(True, owner[1:] != owner[:-1])
+    opens = ~doomed & (begins | np.append(True, doomed[:-1]))
     run = np.cumsum(opens) - 1
-    stays = np.flatnonzero(~doomed & hit[named][owner])
-    firsts = np.flatnonzero(opens & hit[named][owner])
+    stays, firsts = np.flatnonzero(~doomed & touched[owner]), np.flatnonzero(opens & touched[owner])
     held = np.bincount(run[stays], counts[stays], run.max(initial=-1) + 1).astype(np.int64)[run[firsts]]
     lasts = np.maximum.reduceat(stays, np.searchsorted(stays, firsts)) if len(firsts) else firsts
     filled = held > 0
     firsts, lasts, held = firsts[filled], lasts[filled], held[filled]
-    mine = named[owner[firsts]]
-    start = rows.row_start[owner[firsts]] + before[firsts] - before[np.flatnonzero(begins_handle)][owner[firsts]]
-    cut = cut_handles(handles, _slices(handles, mine, start, held, group[firsts], group[lasts]))
-    gone = _rows(handles.filter(pa.array(hit))) - int(held.sum())
-    return pa.concat_tables([handles.filter(pa.array(~hit)), cut]), gone
+    mine = owner[firsts]
+    start = rows.row_start[mine] + sums[firsts] - sums[np.flatnonzero(begins)][mine]
+    cut = cut_handles(some, _slices(some, mine, start, held, group[firsts], group[lasts]))
+    return hit, cut, int(integers(some["rows"])[touched].sum()) - int(held.sum())
 
 
 def _slices(handles: pa.Table, mine: Ints, start: Ints, rows: Ints, first: Ints, last: Ints) -> pa.Table:
