@@ -65,17 +65,17 @@ def _place_of(segment: LostSegment, places: Sequence[Storage], done: Done) -> St
 
 
 def _has(place: Storage, segment: LostSegment, done: Done) -> bool:
-    digest = xxhash.xxh3_128()
+    digest, size_bytes = xxhash.xxh3_128(), 0
     try:
-        if place.size(segment.path) != segment.size_bytes:
-            return False
         with closing(place.open_input(segment.path)) as source:
-            while chunk := read_input(place, source, CHUNK_BYTES):
+            # What is longer is wrong already.
+            while size_bytes <= segment.size_bytes and (chunk := read_input(place, source, CHUNK_BYTES)):
                 digest.update(chunk)
+                size_bytes += len(chunk)
                 done(len(chunk))
     except FileNotFoundError:
         return False
-    return digest.digest() == segment.digest
+    return size_bytes == segment.size_bytes and digest.digest() == segment.digest
 
 
 def put_back(

@@ -118,7 +118,8 @@ def go_on(
     _check_newest(storage, diagnosis)
     again, moved = put_back(storage, losses.segments, found, diagnosis.newest)
     if not moved and not given:
-        logger.warning("put %d segments back into %s; checkpoint %s is whole", len(again), storage.url, losses.record)
+        number = losses.record.checkpoint_id
+        logger.warning("put %d segments back into %s; checkpoint %d is whole", len(again), storage.url, number)
         return GoneOn(tuple(again), moved, (), None)
     pending = _pending(storage, diagnosis, losses, given, give_up, sleep)
     pending.add_handles(with_spilled(_plain(handles), moved) if moved else handles)

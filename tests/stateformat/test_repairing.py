@@ -7,10 +7,11 @@ counts, and compared with what the new checkpoint holds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,18 @@ import pyarrow as pa
 import pytest
 
 from stateformat import repairing
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidState, PublishConflict, StorageError
+from stateformat.backends.storage import MemoryStorage
+from stateformat.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidState,
+    PublishConflict,
+    StorageError,
+)
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import GIVEN_UP_PROPERTY, CheckpointKind, Mode
+from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint
 from stateformat.repairing import GoneOn, Losses, Scope, go_on, losses_of
 from stateformat.segments import WriteOptions
@@ -29,6 +39,7 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
 from tests import stores
 from tests.ckpt.ckpt_runs import fingerprint
+from tests.servers.server import BUCKET, S3Server
 
 OBJECTS = WriteOptions(inline_bytes_max=0)
 KEYED = ("sums", "by_month", "last", "wake")
@@ -204,6 +215,47 @@ def test_positions_of_a_source_are_not_given_up(operator: str, state: str, fligh
     assert fingerprint(flights) == before
 
 
+def swap(one: Path, other: Path) -> None:
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path, Path, Path], object], int]] = {
+    "missing": (lambda one, _, __: one.unlink(), 1),
+    "truncated": (lambda one, _, __: one.write_bytes(one.read_bytes()[:-10]), 1),
+    "empty": (lambda one, _, __: one.write_bytes(b""), 1),
+    "a bit of a row": (lambda one, _, __: flip(one), 1),
+    "a bit of the footer": (lambda one, _, __: flip(one, -30), 1),
+    "swapped with another subtask's": (lambda one, mine, _: swap(one, mine), 2),
+    "swapped with another state's": (lambda one, _, other: swap(one, other), 2),
+    "another's at its place": (lambda one, mine, _: one.write_bytes(mine.read_bytes()), 1),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_given_up_and_nothing_else(name: str, flights: Path) -> None:
+    damage, count = DAMAGES[name]
+    store = open_store(str(flights))
+    before, newest = state_rows(store.open()), store.open()
+    one, mine = (flights / handles(newest, "delays", "last")[at]["path"] for at in (0, 1))
+    other = flights / handles(newest, "delays", "by_month")[2]["path"]
+    by_path = {each["path"]: each for each in newest.manifest.handles.to_pylist()}
+    damage(one, mine, other)
+    torn = {path: path.read_bytes() for path in (one, mine, other) if path.exists()}
+    gone = [by_path[each.path] for each in lost(store).segments]
+    assert len(gone) == count
+    give_up(store)
+    assert validate(store, level="full").ok
+    assert {path: path.read_bytes() for path in torn} == torn
+    expected = dict(before)
+    for state in {each["state"] for each in gone}:
+        groups = groups_with_rows([each for each in gone if each["state"] == state])
+        rows = before["delays", state]
+        expected["delays", state] = Counter({text: n for text, n in rows.items() if group_of(text) not in groups})
+    assert state_rows(store.open()) == expected
+
+
 def test_an_older_checkpoint_is_gone_on_from_as_a_rollback(flights: Path) -> None:
     store = open_store(str(flights))
     remove(flights, [each["path"] for each in handles(store.open(2), "delays", "last")[:1]])
@@ -267,10 +319,11 @@ def unlinked(path: Path) -> None:
     path.write_bytes(data)
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, at: int = 40) -> None:
     unlinked(path)
-    data = path.read_bytes()
-    path.write_bytes(data[:40] + bytes([data[40] ^ 4]) + data[41:])
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
 
 
 def truncate(path: Path) -> None:
@@ -398,4 +451,147 @@ def test_a_repair_that_was_interrupted_is_run_again(flights: Path, monkeypatch: 
     assert validate(store, level="full").ok
     garbage = store.collect_garbage(delete=True)
     assert len(garbage.segments) == 1
+    assert validate(store, level="full").ok
+
+
+# ---- at every request ----------------------------------------------------------------------------
+
+
+class Died(Exception):
+    """The process that repaired is gone."""
+
+
+HELD: dict[str, CommitPermit] = {}
+"""What a job that runs on a store holds."""
+
+
+def small_store(name: str) -> CheckpointStore:
+    """Two checkpoints of counts in memory, the second's first segment lost."""
+    store, job, permit = CheckpointStore(MemoryStorage(name), sleep=lambda _: None), stores.counts_job(keys=50), None
+    for _ in range(2):
+        permit = HELD[name] = job.publish(store, permit, options=OBJECTS)
+    store.storage.delete([min(each["path"] for each in handles(store.open(), "counter", "counts"))])
+    return store
+
+
+def repair_with(
+    patch: pytest.MonkeyPatch, store: CheckpointStore, number: int, at: Callable[[], None]
+) -> GoneOn | None:
+    """Repair, and call ``at`` before the request ``number`` that follows the diagnosis.
+
+    Returns None where it came to no such request.
+    """
+    diagnosis = store.diagnose(level="full")
+    found = losses_of(store.storage, diagnosis)
+    assert found is not None
+    calls, reached = [0], [False]
+    with patch.context() as inner:
+        for name in ("create", "list", "read_range", "open_output", "size"):
+            before = getattr(MemoryStorage, name)
+
+            def counted(self: object, *given: Any, before: Any = before) -> Any:
+                calls[0] += 1
+                if calls[0] == number and not reached[0]:
+                    reached[0] = True
+                    at()
+                return before(self, *given)
+
+            inner.setattr(MemoryStorage, name, counted)
+        result = go_on(store.storage, diagnosis, found, give_up="keys", sleep=lambda _: None)
+    return result if reached[0] else None
+
+
+def every_request(
+    name: str, at: Callable[[CheckpointStore], None], patch: pytest.MonkeyPatch
+) -> Iterator[tuple[CheckpointStore, Any]]:
+    """The store after a repair with ``at`` before one of its requests in turn, and its end."""
+    for number in range(1, 100):
+        store = small_store(name)
+        try:
+            result: Any = repair_with(patch, store, number, lambda store=store: at(store))  # type: ignore[misc]
+        except (CheckpointError, Died) as error:
+            result = error
+        yield store, result
+        MemoryStorage.reset(name)
+        if result is None:
+            assert number > 8
+            return
+
+
+def test_a_repair_that_dies_at_any_request_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(_: CheckpointStore) -> None:
+        raise Died
+
+    for store, result in every_request("repair-dies", die, monkeypatch):
+        if isinstance(result, Died) and store.open().id == 2:
+            assert give_up(store, "keys").permit is not None
+        assert store.open().id == 3
+        assert validate(store, level="full").ok
+        store.expire(1)
+        assert validate(store, level="full").ok
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("running", {"PublishConflict", "GoneOn", "NoneType"}), ("restarted", {"PublishConflict", "NoneType"})],
+)
+def test_a_job_that_publishes_at_any_request_wins_or_loses_wholly(
+    name: str, ends: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals: list[CommitPermit] = []
+
+    def publish(store: CheckpointStore) -> None:
+        rivals.clear()
+        job = stores.counts_job(keys=50)
+        held = HELD["running"] if name == "running" else store.start(job.job_id)
+        with contextlib.suppress(PublishConflict):
+            rivals.append(job.publish(store, held, options=OBJECTS))
+
+    outcomes = set()
+    for store, result in every_request(name, publish, monkeypatch):
+        outcomes.add(type(result).__name__)
+        newest = store.open()
+        assert validate(store, level="full").ok
+        assert len(store.history()) == newest.id
+        if isinstance(result, CheckpointError):
+            assert isinstance(result, PublishConflict)
+            assert newest.record.ref == rivals[0].ref
+        else:
+            assert not rivals or result is None
+        store.expire(1)
+        assert validate(store, level="full").ok
+    assert outcomes == ends
+
+
+def test_garbage_that_is_collected_at_any_request_takes_nothing_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(store: CheckpointStore) -> None:
+        store.expire(1)
+
+    for store, result in every_request("repair-gc", collect, monkeypatch):
+        assert result is None or isinstance(result, GoneOn), result
+        assert store.open().id == 3
+        assert validate(store, level="full").ok
+
+
+# ---- on S3 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.s3
+def test_requests_on_s3_to_put_a_segment_back_are_few(moto: S3Server) -> None:
+    store, job = open_store(f"s3://{BUCKET}/repairing", **moto.options()), stores.counts_job(keys=50)
+    job.publish(store, None, options=OBJECTS)
+    store.pin(1, "safe")
+    places = repairing.savepoints_of(store.storage)
+    store.storage.delete([min(each["path"] for each in handles(store.open(), "counter", "counts"))])
+    diagnosis = store.diagnose(level="full")
+    found = losses_of(store.storage, diagnosis)
+    assert found is not None
+    assert list(repairing.listed_in(found.segments, places)) == [places[0].url]
+    before = store.stats.copy()
+    result = go_on(store.storage, diagnosis, found, places=places)
+    calls = {name: counts.calls for name, counts in store.stats.since(before).operations.items() if counts.calls}
+    assert len(result.again) == 1
+    # A listing of segments, to look again; of records before and after reading the newest. What the
+    # pin has is read to be believed, and to be copied.
+    assert calls == {"list": 3, "read_range": 1, "open_input": 2, "open_output": 1}
     assert validate(store, level="full").ok
