@@ -75,6 +75,16 @@ def added():
     return flow
 
 
+class OfSpark(RateSource):
+    read_by = "SparkRuntime"
+
+
+def for_spark():
+    flow = Dataflow("counts", parallelism=2)
+    flow.source(OfSpark(total=5), uid="numbers").apply(FileSink("OUT", durable=False), uid="out")
+    return flow
+
+
 def lost():
     return make({"n": pa.int32()})
 
@@ -302,6 +312,38 @@ def test_a_stop_in_the_checkpoint_is_said(mode: str, says: str, tmp_path: Path) 
             asked = True
     found = document("explain-restore", folder / "store", "--flow", program(folder, "before"))
     assert any(says in note for note in found["start"]["notes"])
+
+
+def test_a_stop_for_a_rescale_is_gone_on_from_at_the_parallelism_that_was_asked_for(tmp_path: Path) -> None:
+    folder = programs(tmp_path / "rescaled")
+    store, run = sf.open(str(folder / "store")), begin(folder, requests_every_us=1)
+    newest = 0
+    while run.step() and not (newest and store.open().record.stop):
+        if run.progress().checkpoint_id == 1 and not newest:
+            store.request_rescale(3, {"out": 5})
+        newest = run.progress().checkpoint_id or 0
+    run.close()
+    found = document("explain-restore", folder / "store", "--flow", program(folder, "before"))
+    sizes = {one["uid"]: one["parallelism"] for one in found["plan"]["operators"]}
+    assert sizes == {"numbers": 3, "count": 3, "out": 5}
+    number = found["plan"]["source"]["checkpoint_id"]
+    assert found["start"]["notes"] == [
+        f"the job stopped at checkpoint {number} for a rescale: a start goes on at parallelism 3, 'out' at 5"
+    ]
+
+
+def test_the_page_says_which_executor_alone_reads_a_source(place: Path) -> None:
+    found = document("explain-restore", place / "store", "--flow", program(place, "for_spark"), status=1)
+    assert "only SparkRuntime reads source 'numbers'" in found["start"]["notes"]
+    anew = document("explain-restore", place / "nothing", "--flow", program(place, "for_spark"))
+    assert anew["start"]["notes"] == ["only SparkRuntime reads source 'numbers'"]
+
+
+def test_a_job_that_has_finished_is_not_started(tmp_path: Path) -> None:
+    folder = programs(tmp_path / "finished")
+    LocalRuntime(sf.open(str(folder / "store")), clock=VirtualClock()).run(flow(folder, "before"))
+    found = document("explain-restore", folder / "store", "--flow", program(folder, "before"))
+    assert any(note.startswith("everything has finished") for note in found["start"]["notes"])
 
 
 def test_of_another_systems_checkpoint_the_page_says_what_its_import_lets_go_on(place: Path) -> None:

@@ -17,8 +17,9 @@ from stateformat import paths
 from stateformat.backends.storage import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.history import Follower
-from stateformat.model import CheckpointId, Stop, StopMode
+from stateformat.model import RESCALE_PROPERTY, CheckpointId, Stop, StopMode
 from stateformat.publication import CommitPermit
+from stateformat.requests import WantedParallelism
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.commands.running import watch as command
 from stateformat.tools.ckpt.text import Look
@@ -148,13 +149,18 @@ def test_a_job_that_had_ended_before_is_not_waited_for(world: World) -> None:
 
 
 def test_a_stop_for_a_rescale_is_no_end(world: World) -> None:
-    world.publish()
-    record = world.store.open().record
-    object.__setattr__(record, "properties", {"stateformat.rescale": "{}"})
-    object.__setattr__(record, "stop", Stop(StopMode.NO_DRAIN, REQUEST))
-    world.watching._tell_kind(record)
-    assert world.events == [("rescaling", 1)]
-    assert world.watching._ended is None
+    wanted = WantedParallelism(4).encode()
+    world.publish(stop=Stop(StopMode.NO_DRAIN, REQUEST), properties={RESCALE_PROPERTY: wanted})
+    world.script = {1: world.publish, 2: lambda: world.publish(finished=EVERYTHING)}
+    world.watching.run(1.0, until_end=True)
+    assert [event for event, _ in world.events[1:]] == [
+        "checkpoint",
+        "rescaling",
+        "checkpoint",
+        "checkpoint",
+        "finished",
+    ]
+    assert world.message("rescaling") == "the job stops here to go on at parallelism 4"
 
 
 def test_a_rollback_a_rescale_and_what_they_mean_for_a_run_are_said(world: World) -> None:

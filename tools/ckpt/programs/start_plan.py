@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stateformat.errors import CheckpointError, InvalidInput
@@ -68,8 +69,15 @@ def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, opt
     from stateformat.backends.runtime import plan_of
     from stateformat.history import record_ids
     from stateformat.redistribution import plan_document
+    from stateformat.requests import rescale_of
 
     record = checkpoint.record
+    # Of another system's checkpoints there is no newest to start from.
+    newest = checkpoint.id if checkpoint.system is not None else max(record_ids(store.storage))
+    wanted = rescale_of(record) if newest == checkpoint.id else None
+    if wanted is not None:
+        sizes = {uid: size for uid, size in wanted.of(record.graph).items() if uid in flow.steps}
+        options = replace(options, per_operator={**options.per_operator, **sizes})
     plan = plan_of(flow, checkpoint, options, check=False)
     document = plan_document(store.url, record, plan, system=checkpoint.system)
     planned = {(column.operator, column.state) for column in plan.columns}
@@ -82,8 +90,6 @@ def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, opt
     declared = _members(flow, options)["states"]
     known = {(str(state.operator), state.name) for state in record.states}
     document["states"] += [_new_state(one) for one in declared if (one["operator"], one["name"]) not in known]
-    # Of another system's checkpoints there is no newest to start from.
-    newest = record.checkpoint_id if checkpoint.system is not None else max(record_ids(store.storage))
     refusals = [*_refusals(store, checkpoint, flow)]
     notes = [*_notes(store, checkpoint, flow, newest, plan.topology)]
     document["refused"] = bool(plan.refused or refusals)
@@ -144,6 +150,7 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
     from stateformat.backends.runtime import parallelism_words
     from stateformat.graph import Status
     from stateformat.model import CheckpointKind, StopMode
+    from stateformat.requests import lasting_stop, rescale_of
 
     record, number = checkpoint.record, checkpoint.id
     if checkpoint.system is not None:
@@ -165,14 +172,17 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
         taken = _taken_place(store, record, flow)
         if taken is not None:
             yield f"with --from it would be refused: {taken}"
-    if record.stop is not None and record.stop.mode is StopMode.DRAIN:
+    wanted, stop = rescale_of(record), lasting_stop(record)
+    if wanted is not None and newest == number:
+        yield f"the job stopped at checkpoint {number} for a rescale: a start goes on at {wanted.describe()}"
+    elif stop is not None and stop.mode is StopMode.DRAIN:
         yield f"the job has ended for good at checkpoint {number}, with a drain: a start returns at once"
-    elif record.stop is not None:
+    elif stop is not None:
         yield f"the job stopped at checkpoint {number}: a start goes on from there only with --resume"
     if all(operator.status is Status.FULLY_FINISHED for operator in record.graph.operators):
         yield f"everything has finished in checkpoint {number}: a start returns at once"
     said = parallelism_words(record, topology)
-    if said:
+    if said and (wanted is None or newest != number):
         yield said
     yield from _notes_on_sources(flow)
 

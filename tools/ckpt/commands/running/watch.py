@@ -203,7 +203,8 @@ class Watching:
     def _tell_kind(self, record: Record) -> None:
         """What else a record says of its job."""
         from stateformat.graph import Status
-        from stateformat.model import RESERVED_PROPERTIES, CheckpointKind
+        from stateformat.model import CheckpointKind
+        from stateformat.requests import lasting_stop, rescale_of
 
         number, self._ended = record.checkpoint_id, None
         if record.content_of is not None:
@@ -215,11 +216,12 @@ class Watching:
         elif record.kind in (CheckpointKind.RESCALE, CheckpointKind.REWRITE):
             text = f"published by a {record.kind}; a run that works stops at its next checkpoint"
             self._event("replaced", number, text)
-        if f"{RESERVED_PROPERTIES}rescale" in record.properties:
-            self._event("rescaling", number, "the job stops here to go on at another parallelism")
-        elif record.stop is not None:
+        wanted, stop = rescale_of(record), lasting_stop(record)
+        if wanted is not None:
+            self._event("rescaling", number, f"the job stops here to go on at {wanted.describe()}")
+        elif stop is not None:
             self._ended = "stopped"
-            mode = record.stop.mode.replace("_", " ")
+            mode = stop.mode.replace("_", " ")
             self._event("stopped", number, f"the job has stopped here ({mode})")
         elif all(operator.status is Status.FULLY_FINISHED for operator in record.graph.operators):
             self._ended = "finished"
