@@ -57,8 +57,8 @@ def _store(document: Json) -> list[Node]:
     entries = document["checkpoints"]
     columns = [
         Column("checkpoint", right=True),
-        Column("kind"),
-        Column("published (UTC)"),
+        Column("kind", whole=True),
+        Column("published (UTC)", whole=True),
         Column("finished"),
         Column("rows", right=True),
         Column("bytes", right=True),
@@ -66,7 +66,7 @@ def _store(document: Json) -> list[Node]:
     rows = (
         (
             str(entry["checkpoint_id"]),
-            entry["kind"],
+            short(entry["kind"], 20),
             words.clock(entry["created_at_us"]) if entry["created_at_us"] > 0 else DASH,
             f"{entry['finished']} of {entry['operators']}",
             None if entry["totals"]["rows"] is None else words.count(entry["totals"]["rows"]),

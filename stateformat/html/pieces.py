@@ -17,15 +17,23 @@ SHOWN: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; ``right`` for numbers."""
+    """A column of a table."""
 
     title: str
     right: bool = False
+    """Aligned right, as numbers are."""
+    whole: bool = False
+    """Of short words that are not broken."""
+
+    @property
+    def look(self) -> str | None:
+        """Its class in the style sheet."""
+        return "r" if self.right else "k" if self.whole else None
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Node]], *, caption: str = "") -> Element:
     """Return a table. On a narrow screen each row is a block, with the titles beside the cells."""
-    titles = (e("th", column.title, scope="col", class_="r" if column.right else None) for column in columns)
+    titles = (e("th", column.title, scope="col", class_=column.look) for column in columns)
     return e(
         "table",
         e("caption", caption) if caption else None,
@@ -39,7 +47,7 @@ def _row(columns: Sequence[Column], cells: Sequence[Node]) -> Element:
     return e(
         "tr",
         (
-            e("td", DASH if cell is None else cell, class_="r" if column.right else None, data_label=column.title)
+            e("td", DASH if cell is None else cell, class_=column.look, data_label=column.title)
             for column, cell in zip(columns, cells, strict=True)
         ),
     )

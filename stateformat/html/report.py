@@ -262,17 +262,17 @@ def _special(entry: Json) -> str:
 def _history_table(entries: Sequence[Json]) -> list[Element | None]:
     columns = [
         Column("checkpoint"),
-        Column("kind"),
-        Column("published"),
-        Column("since the one before", right=True),
-        Column("operators finished", right=True),
+        Column("kind", whole=True),
+        Column("published", whole=True),
+        Column("interval", right=True),
+        Column("finished", right=True),
         Column("rows", right=True),
         Column("bytes", right=True),
     ]
     rows = (
         (
             str(entry["checkpoint_id"]),
-            entry["kind"] + (", stopped" if entry["stop"] else ""),
+            short(entry["kind"] + (", stopped" if entry["stop"] else ""), 20),
             words.clock(entry["created_at_us"]) if entry["created_at_us"] > 0 else DASH,
             None if entry["since_parent_us"] is None else duration(entry["since_parent_us"]),
             f"{entry['finished']} of {entry['operators']}"
@@ -408,6 +408,8 @@ def _about(report: Json) -> Element | None:
         ("Attempt", e("code", checkpoint["attempt_id"]) if checkpoint["attempt_id"] else None),
         ("Needs", ", ".join([*checkpoint["required_features"], *checkpoint["optional_features"]])),
     ]
+    if checkpoint["given_up"]:
+        pairs.append(("Given up", _given_up(checkpoint["given_up"])))
     if checkpoint["content_of"]:
         pairs.append(("Repair", f"has the content of checkpoint {checkpoint['content_of']['checkpoint_id']}"))
     if checkpoint["rescaled_from"]:
@@ -436,6 +438,16 @@ def _about(report: Json) -> Element | None:
         )
         if listed
         else None,
+    )
+
+
+def _given_up(given: Json) -> Node:
+    """Return what a repair has published the checkpoint without."""
+    named = [f"{state['operator']} / {state['state']}" for state in given["states"][:SHOWN]]
+    left = len(given["states"]) - len(named)
+    more_words = f" and {words.count(left)} more" if left > 0 else ""
+    return e(
+        "span", badge(words.plural(given["rows"], "row"), "some"), " of ", short(f"{', '.join(named)}{more_words}", 600)
     )
 
 

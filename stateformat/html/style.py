@@ -72,6 +72,7 @@ div.sf table{font-size:13px}
 background:none;color:inherit;overflow-wrap:anywhere}
 .sf th{font-weight:600;color:var(--quiet);font-size:13px;white-space:nowrap}
 .sf .r{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap;overflow-wrap:normal}
+.sf .k{white-space:nowrap;overflow-wrap:normal}
 .sf td:last-child,.sf th:last-child{padding-right:0}
 .sf dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 18px;margin:0;font-size:14px}
 .sf dt{color:var(--quiet)}

@@ -48,6 +48,8 @@ def test_a_file_that_is_no_report_stays_unless_forced(flights: Path) -> None:
     assert Path("notes.html").read_text() == "mine"
     page("report", flights, "--to", "notes.html", "--force")
     assert "Flights" in Path("notes.html").read_text()
+    for place in ("s3://bucket", "s3://bucket/", "s3://bucket/folder/"):
+        assert "names no file" in failure("report", flights, "--to", place, status=2)["message"]
     assert "is a directory" in failure("report", flights, "--to", ".", status=2)["message"]
 
 

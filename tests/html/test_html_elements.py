@@ -122,6 +122,17 @@ def test_a_report_has_every_operator_state_and_checkpoint(flights_report: dict[s
     assert "alerts (hash by tailnum, feedback)" in text
 
 
+def test_what_a_repair_gave_up_is_told(flights_report: dict[str, Any]) -> None:
+    states = [
+        {"operator": "delays", "state": f"state {i}", "effect": "lost", "rows": 1, "rows_besides": 0} for i in range(50)
+    ]
+    given = {"checkpoint_id": 1, "rows": 1234, "states": states}
+    told = {**flights_report, "checkpoint": {**flights_report["checkpoint"], "given_up": given}}
+    text = "".join(Parsed("".join(report_page(told))).text)
+    assert "Given up1,234 rows of delays / state 0, delays / state 1" in text
+    assert "and 10 more" in text
+
+
 def operators(*uids: str, **more: Any) -> list[dict[str, Any]]:
     """Operators as a record has them."""
     rest = {"name": "", "parallelism": 4, "max_parallelism": 128, "status": "running", "chain": None}

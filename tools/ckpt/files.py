@@ -89,6 +89,8 @@ def remote_folder(session: Session, address: Address, target: str, *, force: boo
         return None
     from stateformat.backends.exporting import Place
 
+    if not target.partition("://")[2].partition("/")[2].rpartition("/")[2]:
+        raise click.UsageError(f"{target} names no file; add one to it, behind a slash")
     return Place(target.rpartition("/")[0], session.options_of(target, address.url))
 
 
