@@ -20,7 +20,7 @@ from .clock import Clock
 from .driver import Driver
 from .options import Schedule
 from .reports import JobOutcome, JobPaused
-from .rescales import SavedStop, outcome_of
+from .rescales import SavedStop
 from .restore import Restored
 from .savepoints import GOES_ON, Savepoints, check_place, save_at_end
 
@@ -104,7 +104,7 @@ class RequestService:
         """Answer a request to an earlier run, which may have died before it could."""
         self._seen.add(request.id)
         try:
-            known = outcome_of(self._store.storage, request) if isinstance(request, rq.RescaleRequest) else None
+            known = rq.rescale_outcome(self._store.storage, request) if isinstance(request, rq.RescaleRequest) else None
         except (CheckpointError, OSError) as error:
             logger.warning("what became of request %s could not be read: %s", request.id, error)
             known = None

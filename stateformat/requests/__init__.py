@@ -32,6 +32,7 @@ from .rescaling import (
     lasting_stop as lasting_stop,
     rescale_of as rescale_of,
 )
+from .unanswered import rescale_outcome as rescale_outcome
 from .values import (
     SAVEPOINT_PROPERTY as SAVEPOINT_PROPERTY,
     JobRequest as JobRequest,

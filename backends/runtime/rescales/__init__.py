@@ -5,6 +5,5 @@ from __future__ import annotations
 from .going_on import (
     Rescales as Rescales,
     SavedStop as SavedStop,
-    outcome_of as outcome_of,
     parallelism_words as parallelism_words,
 )

@@ -21,21 +21,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from stateformat import requests as rq
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import JobGraph, OperatorId, Status
-from stateformat.history import find_record, record_ids
+from stateformat.graph import JobGraph, Status
 from stateformat.model import ParentRef, Record, known_names
 from stateformat.publication import CommitPermit
-from stateformat.storage import Storage
 from stateformat.words import label
 
 logger = logging.getLogger(__name__)
-
-HISTORY_MAX: Final = 100
-"""How many records are read to learn what became of a request."""
 
 
 @dataclass(frozen=True)
@@ -198,35 +192,6 @@ class Rescales:
             )
         at = stopped if current.is_back else first
         self._answers.append(rq.RequestAnswer(current.request, outcome, message, at, current.saved.url))
-
-
-def outcome_of(storage: Storage, request: rq.RescaleRequest) -> rq.RequestAnswer | None:
-    """What became of a request by the records, if its run died before it answered; else None."""
-    stop: Record | None = None
-    for checkpoint_id in [known for known in record_ids(storage) if known > request.newest][:HISTORY_MAX]:
-        record = find_record(storage, checkpoint_id)
-        if record is None:
-            continue
-        if stop is not None:
-            return _outcome_after(stop, record, request)
-        if record.stop is not None and record.stop.request == request.id:
-            stop = record
-    return None
-
-
-def _outcome_after(stop: Record, first: Record, request: rq.RescaleRequest) -> rq.RequestAnswer:
-    wanted = request.wanted.of(stop.graph)
-    reached = all(
-        uid in first.graph.by_uid and first.graph.by_uid[OperatorId(uid)].parallelism == size
-        for uid, size in wanted.items()
-    )
-    outcome = rq.RequestOutcome.RESCALED if reached else rq.RequestOutcome.FAILED
-    went = "at the new parallelism" if reached else "at another parallelism than was asked for"
-    message = (
-        f"the job has stopped at checkpoint {stop.checkpoint_id} and gone on {went}, where its first checkpoint is "
-        f"{first.checkpoint_id}. The run that did it ended before it could answer"
-    )
-    return rq.RequestAnswer(request.id, outcome, message, first.checkpoint_id)
 
 
 def moved_words(before: JobGraph, after: Mapping[str, int]) -> str:
