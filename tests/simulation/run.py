@@ -26,7 +26,7 @@ from stateformat.backends.dataflow.events import BarrierKind
 from stateformat.backends.dataflow.task import TaskState
 from stateformat.backends.local import LocalRun, LocalRuntime
 from stateformat.backends.rewrite.rescale import publish_rescaled
-from stateformat.backends.runtime import JobOutcome, VirtualClock, driver
+from stateformat.backends.runtime import JobOutcome, JobPaused, VirtualClock, driver
 from stateformat.backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import (
     CheckpointError,
@@ -37,6 +37,7 @@ from stateformat.errors import (
 )
 from stateformat.graph import JobGraph, Operator, OperatorId, Partitioner, Status
 from stateformat.model import CheckpointKind, ParentRef, StopMode
+from stateformat.requests import RequestOutcome, rescale_of
 from stateformat.store import CheckpointStore
 from tests.simulation import graphs
 from tests.simulation.graphs import GROUPS_MAX, EdgeSpec, Graph
@@ -52,6 +53,8 @@ STEPS_MAX = 12_000
 ZOMBIE_STEPS_MAX = 2_000
 """A zombie that has nothing to publish any more may idle for ever."""
 ATTEMPTS_MAX = 40
+RESCALED_SEEDS = 7
+"""In one of so many seeds running jobs are rescaled."""
 STALLS = 0.35
 """How many runs stall before they create a record, while another runs the job."""
 TENDED = 0.6
@@ -149,6 +152,10 @@ class Simulation:
         self.options = replace(driver._OPTIONS, inline_bytes_max=self.rng.choice((16_384, 0)))
         """Segments of this size and more are objects: with 0 each state of each subtask is one."""
         self.saves = Saves(self)
+        self.rescales = random.Random(f"rescales {seed}") if seed % RESCALED_SEEDS == 2 else None
+        """Draws the rescales of running jobs; its own, so that other seeds stay as they are."""
+        self.asked: dict[str, list[int]] = {}
+        """The parallelism of each such request, by group."""
         self.runs = 0
         self.ended = False
         """The job has come to its end: nobody runs it any more."""
@@ -190,6 +197,9 @@ class Simulation:
             outcome = self._attempt(kind=kind, resume=resume)
             self._told_history()
             self.saves.check()
+            if isinstance(outcome, JobPaused):
+                self.tally.counts["rescaled while it ran"] += 1
+                outcome = None
             if outcome is not None and outcome.checkpoint_id != self.disk.newest_id():
                 # While it came to its end, another run has gone on from there.
                 outcome = None
@@ -228,6 +238,13 @@ class Simulation:
             keep = rng.choice((1.0, 1.0, 0.5, 0.0))
             self.parallelism = [p if rng.random() < keep else self._some() for p in self.parallelism]
         faults, hooks = (NO_FAULTS, {}) if kind else self._faults()
+        going_on = self._going_on()
+        if going_on is not None:
+            # What the witness expects is that of the new parallelism, so nothing may keep the run
+            # from it but the death of its process.
+            self.parallelism = going_on
+            faults = replace(NO_FAULTS, die=faults.die, budget=faults.budget)
+            hooks.pop("open", None)
         self.storage = FaultyStorage(self.disk, faults, random.Random(f"storage {self.seed} {self.runs}"))
         self.witness = Witness(self.runs, self.ledger, hooks, random.Random(f"witness {self.seed} {self.runs}"))
         if not kind and limit is None and rng.random() < STALLS:
@@ -247,6 +264,8 @@ class Simulation:
             "tolerable_failures": rng.choice((0, 0, 1, 5)),
             "keep": self.keeps,
         }
+        if self.rescales is not None:
+            options["requests_every_us"] = 50_000
         if options["unaligned"]:
             options["unaligned_after_us"] = (None, 0, 20_000)[self.runs % 3]
         self.say(
@@ -370,6 +389,9 @@ class Simulation:
         if rng.random() < 0.2:
             at(1, 500, "expire")
         self.saves.plan(plan)
+        if self.rescales is not None:
+            for _ in range(self.rescales.choice((1, 2, 3))):
+                plan.setdefault(self.rescales.randint(20, 400), []).append("rescale while it runs")
         if kind:
             return plan
         if rng.random() < 0.15:
@@ -393,6 +415,8 @@ class Simulation:
             self._expire()
         elif what == "save":
             self.saves.ask(run, step)
+        elif what == "rescale while it runs":
+            self._ask_for_rescale()
         else:
             mode = StopMode.DRAIN if what == "drain" else StopMode.NO_DRAIN
             # A copy to where another store is fails; the stop stands.
@@ -402,6 +426,27 @@ class Simulation:
                 self.plain_store().request_stop(mode, elsewhere)
             else:
                 run.request_stop(mode, elsewhere)
+
+    def _ask_for_rescale(self) -> None:
+        newest = self.newest()
+        if newest is None or self.rescales is None:
+            return
+        parallelism = [self.rescales.choice((1, 2, 3, 4)) for _ in self.parallelism]
+        graph = newest.record.graph
+        groups = {step.uid: step.group for step in (*self.graph.sources, *self.graph.ops)}
+        sizes = {
+            op.uid: parallelism[groups[op.uid]] for op in graph.operators if op.status is not Status.FULLY_FINISHED
+        }
+        with contextlib.suppress(InvalidInput):
+            request = self.plain_store().request_rescale(None, sizes)
+            self.asked[request.id] = parallelism
+            self.say(f"asked to go on at {parallelism}")
+
+    def _going_on(self) -> list[int] | None:
+        """The parallelism of the rescale for which the job has stopped."""
+        newest = self.newest()
+        stop = newest.record.stop if newest is not None and rescale_of(newest.record) is not None else None
+        return self.asked[stop.request] if stop is not None else None
 
     def _step_zombie(self) -> None:
         zombie = self.rng.choice(self.zombies)
@@ -626,6 +671,23 @@ class Simulation:
         if surplus:
             raise Violation(f"committed, and no part of the newest checkpoint's history: {sorted(surplus)[:4]}")
 
+    def _check_rescales(self) -> None:
+        """A rescale that was answered as done has the parallelism that was asked for."""
+        chain = {record.checkpoint_id: record for record in self.disk.chain}
+        groups = {step.uid: step.group for step in (*self.graph.sources, *self.graph.ops)}
+        for request, parallelism in self.asked.items():
+            answer = self.plain_store().request_answer(request)
+            if answer is None or answer.outcome is not RequestOutcome.RESCALED or answer.checkpoint_id is None:
+                continue
+            self.tally.counts["rescales answered"] += 1
+            stop, first = chain[answer.checkpoint_id - 1], chain[answer.checkpoint_id]
+            if stop.stop is None or stop.stop.request != request:
+                raise Violation(f"request {request} was answered with {answer}, which is not behind its stop")
+            for op in stop.graph.operators:
+                size = first.graph.operator(op.uid).parallelism
+                if op.status is not Status.FULLY_FINISHED and size != parallelism[groups[op.uid]]:
+                    raise Violation(f"{op.uid} is at {size} in {first.ref}, and not as asked: {parallelism}")
+
     def _check_end(self, outcome: JobOutcome) -> None:
         cut = self.newest()
         if cut is None:
@@ -638,6 +700,7 @@ class Simulation:
         self._check_runs_nothing(outcome)
         self._check_committed(cut)
         self.saves.check(ended=True)
+        self._check_rescales()
         self.ended = True
         while self.zombies:
             self._step_zombie()
