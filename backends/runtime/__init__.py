@@ -17,7 +17,7 @@ from .driver import Driver, MessageToCoordinator, SplitRequested
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
 from .reports import EpochProgress, JobFailed, JobOutcome, JobPaused, Progress, ProgressLine, ProgressLog, RunDiscarded
 from .rescales import parallelism_words
-from .restore import Restored, plan_of, restore
+from .restore import Restored, at_parallelism, plan_of, restore
 from .run import Run
 from .runtime import Runtime
 from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
@@ -53,6 +53,7 @@ __all__ = [
     "TaskChannels",
     "VirtualClock",
     "Worker",
+    "at_parallelism",
     "by_layer",
     "check_places",
     "check_whole",

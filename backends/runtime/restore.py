@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -151,6 +151,12 @@ def plan_of(
     if check:
         plan.check()
     return plan
+
+
+def at_parallelism(options: Options, flow: Dataflow, sizes: Mapping[str, int]) -> Options:
+    """The options with these parallelisms, by uid, before whatever the program says."""
+    known = {uid: size for uid, size in sizes.items() if uid in flow.steps}
+    return replace(options, per_operator={**options.per_operator, **known})
 
 
 def _graph_of(

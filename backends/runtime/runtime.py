@@ -28,7 +28,7 @@ from .options import Options, Schedule
 from .reports import JobOutcome, JobPaused, Progress, RestartPolicy, RunDiscarded
 from .requests import answer_request, end_finished, end_stopped, save_stop
 from .rescales import Rescales, parallelism_words
-from .restore import Restored, restore
+from .restore import Restored, at_parallelism, restore
 from .run import Run
 from .starting import decide_keep, start
 
@@ -159,8 +159,7 @@ class Runtime(ABC, Generic[RunT]):
 
     def _restore(self, flow: Dataflow, permit: CommitPermit | None, this: _Start, sizes: Mapping[str, int]) -> Restored:
         """Compile the job as it starts from a checkpoint, at these parallelisms by uid."""
-        known = {uid: size for uid, size in sizes.items() if uid in flow.steps}
-        options = replace(self.options, per_operator={**self.options.per_operator, **known})
+        options = at_parallelism(self.options, flow, sizes)
         begins_here = permit is None or permit.ref.checkpoint_id == this.resumes_to
         return restore(flow, permit, options, again=not begins_here)
 

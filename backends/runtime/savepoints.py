@@ -128,7 +128,7 @@ class Savepoints:
             self._copies.remove(each)
             if each[0].error is None or not self._is_overtaken():
                 newest = self._driver.permit
-                stops = newest is not None and newest.record.stop is not None
+                stops = newest is not None and rq.lasting_stop(newest.record) is not None
                 self._answered(each[0], STOPS if stops else GOES_ON)
         self._driver.copied = {copy.checkpoint_id for copy, _ in self._copies}
 

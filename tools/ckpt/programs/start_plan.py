@@ -66,7 +66,7 @@ def _anew(store: CheckpointStore, flow: Dataflow, options: Options) -> Document:
 
 
 def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, options: Options) -> Document:
-    from stateformat.backends.runtime import plan_of
+    from stateformat.backends.runtime import at_parallelism, plan_of
     from stateformat.history import record_ids
     from stateformat.redistribution import plan_document
     from stateformat.requests import rescale_of
@@ -76,8 +76,7 @@ def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, opt
     newest = checkpoint.id if checkpoint.system is not None else max(record_ids(store.storage))
     wanted = rescale_of(record) if newest == checkpoint.id else None
     if wanted is not None:
-        sizes = {uid: size for uid, size in wanted.of(record.graph).items() if uid in flow.steps}
-        options = replace(options, per_operator={**options.per_operator, **sizes})
+        options = at_parallelism(options, flow, wanted.of(record.graph))
     plan = plan_of(flow, checkpoint, options, check=False)
     document = plan_document(store.url, record, plan, system=checkpoint.system)
     planned = {(column.operator, column.state) for column in plan.columns}

@@ -4,14 +4,17 @@ copy of a Structured Streaming query's at another number of partitions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from ...asking import converse, savepoint_place, timeout_option
 from ...options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
 from ...repartitioned import rescale_foreign
 from ...text import draw_plan
 from ._published import draw_published, published
+from ._running_job import RescaleAttempt, draw_rescaled, status_of
 
 
 @command("rescale")
@@ -21,7 +24,8 @@ from ._published import draw_published, published
     "target",
     type=AddressType("never"),
     metavar="URL",
-    help="Publish in this empty store instead; of a Spark query, the empty folder of the copy.",
+    help="Publish in this empty store instead; of a Spark query, the empty folder of the copy; with --running, the "
+    "store for the savepoint.",
 )
 @click.option(
     "--provider",
@@ -35,7 +39,9 @@ from ._published import draw_published, published
     show_default=True,
     help="Of a Spark query: write it in this process, or as a Spark job.",
 )
-@click.option("--dry-run", is_flag=True, help="Show the plan and publish nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; publish nothing, and ask nobody.")
+@click.option("--running", is_flag=True, help="Ask the job, which runs, to go on at this parallelism, and wait.")
+@timeout_option
 def rescale(
     session: Session,
     address: Address,
@@ -46,16 +52,26 @@ def rescale(
     provider: Any,
     engine: str,
     dry_run: bool,
-) -> None:
+    running: bool,
+    timeout: float,
+) -> int | None:
     """Publish a checkpoint at another parallelism; metadata only.
 
     No segment is read or written: handles are cut and distributed anew, as `ckpt explain-restore`
-    shows, and published as the newest checkpoint of the store. A running job stops at its next
-    publication. With --to the store stays as it is, and its segments are copied to the new one.
+    shows, and published as the newest checkpoint of the store. A running job ends at its next
+    publication, since another has the store. With --to the store stays as it is, and its segments
+    are copied to the new one.
+
+    With --running nothing is published by this command: the job stops with a savepoint, goes on at
+    the new parallelism in the same process, and answers. What a start would refuse is refused
+    before anything stops. If it cannot start at the new parallelism, it goes on at the old one.
 
     STORE may also be the checkpoint location of a Structured Streaming query. Its state is then
     written to the empty folder --to at --parallelism partitions, and the query goes on from there.
     The query must be stopped; its own checkpoint stays as it is.
+
+    Exit status with --running: 0 rescaled; 1 refused, failed, or the job has ended; 3 no run
+    answered, or the savepoint is missing.
     """
     from stateformat.backends.rewrite import publish_rescaled
     from stateformat.redistribution import plan_document
@@ -65,18 +81,25 @@ def rescale(
     if checkpoint.system is not None:
         if operator_parallelism:
             raise click.UsageError("all operators of a query share one number of partitions; give --parallelism")
+        if running:
+            raise click.UsageError("--running asks a job of this library, and STORE is a Structured Streaming query's")
         rescale_foreign(session, address, checkpoint, target, parallelism, provider, engine=engine, dry_run=dry_run)
-        return
+        return None
     if provider is not None or engine != "local":
         raise click.UsageError("--provider and --engine are for the checkpoints of Structured Streaming queries")
     if parallelism is None and not operator_parallelism:
         raise click.UsageError("give --parallelism, or --operator-parallelism for one operator")
-    topology = checkpoint.graph.at(parallelism, per_operator=per_operator(checkpoint, operator_parallelism))
+    own = per_operator(checkpoint, operator_parallelism)
+    if running and address.checkpoint_id is not None:
+        raise click.UsageError(f"a running job goes on from where it is; leave @{address.checkpoint_id} out")
+    if running and not dry_run:
+        return _ask(session, address, target, parallelism, own, timeout)
+    topology = checkpoint.graph.at(parallelism, per_operator=own)
     if dry_run:
         plan = checkpoint.plan_restore(topology)
         plan.check()
         session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
-        return
+        return None
     if target is None:
         session.publishes(store.url)
         there, permit = store, publish_rescaled(checkpoint, topology, store=store)
@@ -92,3 +115,33 @@ def rescale(
                 progress=lambda now: step(now.bytes_done, now.bytes_total),
             )
     session.output.show(published(there, permit, store, checkpoint.record), draw_published)
+    return None
+
+
+def _ask(
+    session: Session,
+    address: Address,
+    target: Address | None,
+    parallelism: int | None,
+    operators: Mapping[str, int],
+    timeout: float,
+) -> int:
+    """Ask the running job, and show what became of it; returns the exit status."""
+    store, place = savepoint_place(session, address, target)
+    document = converse(
+        session,
+        "Waiting for the job to go on",
+        lambda step: RescaleAttempt(
+            store,
+            place,
+            parallelism=parallelism,
+            operators=operators,
+            open_store=lambda url: session.store(url, address.url),
+            step=step,
+            note=session.output.note,
+        ),
+        timeout,
+        withdrawn="the request was withdrawn; a run that had begun to stop by it may still be rescaled",
+    )
+    session.output.show(document, draw_rescaled)
+    return status_of(document)

@@ -126,7 +126,10 @@ class StopAttempt(Attempt["StopRequest"]):
     def _known(self) -> Result | None:
         if self.newest is not None and all_finished(self.newest):
             return self._finished(self.newest)
-        if self.newest is not None and self.newest.stop is not None and not self._if_stopped:
+        from stateformat.requests import lasting_stop
+
+        # A job that has stopped only to be rescaled goes on by itself.
+        if self.newest is not None and lasting_stop(self.newest) is not None and not self._if_stopped:
             return self._stopped_before(self.newest)
         return None
 
@@ -222,13 +225,15 @@ class StopAttempt(Attempt["StopRequest"]):
             return False
 
     def _unanswered(self, request: StopRequest, waited: str) -> Result:
+        from stateformat.requests import lasting_stop
+
         stopped = self._from_record(request)
         if stopped is not None:
             return stopped
         newest = self.newest
         if newest is None or newest.checkpoint_id <= request.newest:
             seen = "no checkpoint was published meanwhile, so perhaps none is running"
-        elif newest.stop is not None:
+        elif lasting_stop(newest) is not None:
             return self._stopped_before(newest)
         else:
             seen = (
