@@ -33,8 +33,8 @@ class RescaleAttempt(Attempt["RescaleRequest"]):
         self._parallelism, self._operators = parallelism, operators
 
     def document(self, result: Result) -> Document:
-        wanted = {"parallelism": self._parallelism, "operators": dict(self._operators)}
-        return {**super().document(result), **wanted}
+        operators = [{"uid": uid, "parallelism": number} for uid, number in self._operators.items()]
+        return {**super().document(result), "parallelism": self._parallelism, "operators": operators}
 
     @property
     def silence(self) -> str:
@@ -100,6 +100,7 @@ def draw_rescaled(document: Document, look: Look) -> Iterator[str]:
     if document["outcome"] == RESCALED:
         first = document["checkpoint_id"]
         title = "Nothing to rescale" if first is None else f"Rescaled, with checkpoint {first} as the first"
-    wanted = WantedParallelism(document["parallelism"], document["operators"]).describe()
+    operators = {each["uid"]: each["parallelism"] for each in document["operators"]}
+    wanted = WantedParallelism(document["parallelism"], operators).describe()
     request = f"{document['request']}, {wanted}" if document["request"] else "none"
     yield from draw_answer(document, title, request, look)
