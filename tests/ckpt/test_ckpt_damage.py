@@ -350,3 +350,23 @@ def test_all_checkpoints_of_another_system_are_validated() -> None:
         assert found["ok"]
         assert found["newest_whole"] == found["newest"] == found["checkpoints"][0]["checkpoint_id"]
         assert document("validate", folder, "--newest-whole")["newest_whole"] == found["newest"]
+
+
+def test_savepoints_below_the_store_are_validated_too_and_are_what_is_left(five: Path) -> None:
+    store = open_store(str(five))
+    store.pin(5, "early")
+    store.pin(6, "late")
+    found = document("validate", five, "--all", "--level", "full")
+    assert [(each["name"], each["checkpoint_id"], each["ok"]) for each in found["savepoints"]] == [
+        ("late", 6, True),
+        ("early", 5, True),
+    ]
+    assert document("validate", five, "--newest-whole")["savepoints"] == []
+    one(five, "savepoints/late/segments/*/*").unlink()
+    found = document("validate", five, "--all", status=1)
+    assert (found["problems"], [len(each["problems"]) for each in found["savepoints"]]) == ([], [1, 0])
+    for manifest in five.glob("manifests/*"):
+        manifest.unlink()
+    found = document("validate", five, "--newest-whole", status=3)
+    assert [(each["name"], each["ok"]) for each in found["savepoints"]] == [("late", False), ("early", True)]
+    assert "The savepoint early of checkpoint 5 is whole" in words("validate", five, "--newest-whole", status=3)

@@ -42,6 +42,7 @@ def draw_all(document: Document, look: Look) -> Iterator[str]:
     yield from render.page_head("Validation of all checkpoints", _facts(document, look), look)
     yield ""
     yield from _checkpoints(document["checkpoints"], look)
+    yield from _savepoints(document["savepoints"], look)
     yield from _findings(document, look)
     yield ""
     yield _verdict(document, look)
@@ -74,6 +75,7 @@ def draw_newest_whole(document: Document, look: Look) -> Iterator[str]:
         return
     yield ""
     yield from _checkpoints(document["checkpoints"], look)
+    yield from _savepoints(document["savepoints"], look)
     yield from _findings(document, look)
     yield ""
     if whole is None:
@@ -87,6 +89,13 @@ def _none(document: Document, look: Look) -> Iterator[str]:
     if alone:
         text = f"None is wholly good for certain: {alone[0]} is whole, but stands alone, so it may be a stray."
     yield from render.paragraph(text, look)
+    saved = next((each for each in document["savepoints"] if each["ok"]), None)
+    if saved is not None:
+        yield from render.paragraph(
+            f"The savepoint {label(saved['name'])} of checkpoint {saved['checkpoint_id']} is whole: a job with an "
+            f"empty store can start from {label(saved['url'])}.",
+            look,
+        )
 
 
 def _facts(document: Document, look: Look) -> list[tuple[str, str]]:
@@ -113,6 +122,24 @@ def _checkpoints(results: list[Document], look: Look) -> Iterator[str]:
         left = [result for result in results[SHOWN:] if result["standing"] != "whole"]
         not_whole = f", {words.count(len(left))} of them not whole" if left else ", all of them whole"
         yield f"  {render.more(len(results) - len(shown), look)}{not_whole}"
+
+
+def _savepoints(savepoints: list[Document], look: Look) -> Iterator[str]:
+    if not savepoints:
+        return
+    yield ""
+    rows = []
+    for each in savepoints[:SHOWN]:
+        glyph, role = _MARKS["whole" if each["ok"] else "damaged"]
+        count = f", {words.plural(len(each['problems']), 'problem')}" if each["problems"] else ""
+        what = look.paint(f"{look[glyph]} {'whole' if each['ok'] else 'damaged'}", role) + count
+        rows.append([label(each["name"]), str(each["checkpoint_id"]), what])
+    yield from render.table([Column("savepoint"), Column("of", right=True), Column("is")], rows, look)
+    if len(savepoints) > SHOWN:
+        yield f"  {render.more(len(savepoints) - SHOWN, look)}"
+    for each in savepoints[:SHOWN]:
+        for problem in each["problems"][:1]:
+            yield from _finding(problem, look, "fail", "problem")
 
 
 def _row(result: Document, look: Look) -> list[str]:
@@ -161,6 +188,7 @@ def _count(ids: Iterable[Any]) -> int:
 
 def _verdict(document: Document, look: Look) -> str:
     problems, warnings = len(document["problems"]), len(document["warnings"])
+    problems += sum(len(each["problems"]) for each in document.get("savepoints", ()))
     if problems:
         return f"  {look.paint(look['fail'], 'problem')} {look.paint(words.plural(problems, 'problem'), 'problem')}"
     verdict = f"no problems, {words.plural(warnings, 'warning')}" if warnings else "no problems"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from ...exit_status import FINE, PROBLEMS, UNAVAILABLE
 from ...options import Address, Session, command, id_of
+from ...output import Document, Step
 from ...text import draw_all, draw_newest_whole, draw_one
+
+if TYPE_CHECKING:
+    from stateformat.problems import Level
+    from stateformat.store import CheckpointStore
 
 
 @command("validate", foreign=True)
@@ -19,7 +24,12 @@ from ...text import draw_all, draw_newest_whole, draw_one
     show_default=True,
     help="Record, manifest, sizes and footers; or every byte and row.",
 )
-@click.option("--all", "everything", is_flag=True, help="All checkpoints of the store; what they share is read once.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All checkpoints of the store and the savepoints below it; what checkpoints share is read once.",
+)
 @click.option(
     "--newest-whole",
     "search",
@@ -44,6 +54,10 @@ def validate(session: Session, address: Address, *, level: str, everything: bool
         if everything or search:
             found = (newest_whole if search else validate_all)(store, level=chosen, progress=step)
             document = store_report_document(found)
+            # What is left where no checkpoint is.
+            wanted = everything or found.newest_whole is None
+            document["savepoints"] = _savepoints(store, chosen, step, every=everything) if wanted else []
+            document["ok"] &= all(each["ok"] for each in document["savepoints"])
         else:
             document = report_document(run(store, id_of(address), level=chosen, progress=step))
     if not search:
@@ -53,6 +67,40 @@ def validate(session: Session, address: Address, *, level: str, everything: bool
     if document["newest_whole"] is None:
         return UNAVAILABLE
     return FINE if document["newest_whole"] == document["newest"] else PROBLEMS
+
+
+def _savepoints(store: CheckpointStore, level: Level, step: Step, *, every: bool) -> list[Document]:
+    """What is wrong with the savepoints below a store, the newest checkpoint first.
+
+    Unless ``every``, it ends with the first that is whole.
+    """
+    from stateformat.documents import problem_document
+    from stateformat.errors import NotFound
+    from stateformat.history import record_ids
+    from stateformat.storage import HoldsSavepoints
+    from stateformat.validation import validate as run
+
+    storage, found = store.storage, list[Document]()
+    if not isinstance(storage, HoldsSavepoints) or not record_ids(storage):
+        return found
+    ids = {one.name: one.record.checkpoint_id if one.record else 0 for one in store.pins()}
+    for name in sorted(ids, key=lambda name: (-ids[name], name)):
+        try:
+            report = run(storage.savepoint(name), level=level, progress=step)
+        except NotFound:
+            continue  # It was removed meanwhile.
+        found.append(
+            {
+                "name": name,
+                "url": report.url,
+                "checkpoint_id": report.checkpoint_id,
+                "ok": report.ok,
+                "problems": [problem_document(problem) for problem in report.problems],
+            }
+        )
+        if report.ok and not every:
+            break
+    return found
 
 
 def _check(address: Address, *, everything: bool, search: bool) -> None:
