@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ..documents import Document, Holdings, JsonRows, objects
 from ..keys import key_group_count
-from ..manifest import Ints, integers, lists, one_chunk, spread
+from ..manifest import Ints, integers, lists, one_chunk, spread, state_runs
 from ..model import Mode, State
 from .hot_keys import BYTES, ROWS, even_keys, hot_keys
 
@@ -43,7 +43,12 @@ def top_document(
     reads = keys and checkpoint.system is not None
     handles = checkpoint.handles if reads else checkpoint.outline
     holdings = Holdings(checkpoint.record, handles)
-    found = [_of_state(checkpoint, state, handles, holdings, by, limit) for state in states]
+    runs = {key: handles.slice(start, stop - start) for key, start, stop in state_runs(handles)}
+    none = handles.slice(0, 0)
+    found = [
+        _of_state(checkpoint, state, runs.get((state.operator, state.name), none), holdings, by, limit)
+        for state in states
+    ]
     total = sum(entry["rows"] or 0 for entry in found)
     done = 0
     for state, entry in zip(states, found, strict=True):
@@ -62,6 +67,7 @@ def _from(progress: Progress, done: int, total: int) -> Callable[[int], None]:
 def _of_state(
     checkpoint: Checkpoint, state: State, handles: pa.Table, holdings: Holdings, by: str, limit: int
 ) -> Document:
+    """``handles``: those of the state."""
     operator = checkpoint.graph.operator(state.operator)
     known = holdings.document(state, {})
     # Of another system's checkpoint nobody may have counted the rows.
@@ -94,12 +100,7 @@ def _key_groups(state: State, handles: pa.Table, count: int, measure: str, limit
     """The key groups with most; None where the handles do not count them."""
     if state.mode is not Mode.KEYED:
         return None
-    mine = handles.filter(
-        pc.and_(
-            pc.and_(pc.equal(handles["operator"], state.operator), pc.equal(handles["state"], state.name)),
-            pc.greater(pc.fill_null(handles["rows"], 0), 0),
-        )
-    )
+    mine = handles.filter(pc.greater(pc.fill_null(handles["rows"], 0), 0))
     if not mine.num_rows or mine["rows_per_group"].null_count:
         return None
     starts, ends, counts = lists(one_chunk(mine["rows_per_group"]))
