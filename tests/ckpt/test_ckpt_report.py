@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from html import escape, unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stateformat import paths as layout
 from stateformat.backends.storage import MemoryStorage
+from stateformat.graph import JobGraph, Partitioner
 from stateformat.html import report_page
 from stateformat.reporting import collect_report, collecting
 from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
+from stateformat.words import label
 from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page, run
+from tests.html.hostile import NAMES
+from tests.html.test_html_elements import Parsed
 
 FIXTURES = Path(__file__).parents[1] / "foreign/fixtures"
 NOW_US = 1_800_000_000 * 10**6
@@ -298,3 +307,33 @@ def test_a_great_report_stays_small(flights: Path) -> None:
     size = sum(len(piece) for piece in report_page(found))
     assert size < 2_000_000
     assert time.perf_counter() - begun < 30
+
+
+def test_a_store_of_hostile_names_is_a_page_of_text(tmp_path: Path) -> None:
+    """What a record may hold: names of a job, operators, states, columns and properties."""
+    names = [name for name in NAMES if 0 < len(name) < 200 and "\x00" not in name and "\ud800" not in name]
+    uids = [f"{i}{name}" for i, name in enumerate(names)]
+    graph = JobGraph(
+        tuple(stores.operator(uid, 2, name=names[-i]) for i, uid in enumerate(uids)),
+        tuple(stores.edge(a, b, Partitioner.HASH, f"key {a}") for a, b in pairwise(uids)),
+    )
+    states = tuple(
+        declare.value_state(uid, f"state {uid}", keys={f"key {uid}": pa.string()}, values={f"n {uid}": pa.int64()})
+        for uid in uids
+    )
+    rows = {
+        (uid, f"state {uid}"): lambda i, uid=uid: stores.owned(
+            pa.table({f"key {uid}": names, f"n {uid}": range(len(names))}), [f"key {uid}"], stores.operator(uid, 2), i
+        )
+        for uid in uids
+    }
+    job = stores.Job("job", graph, states, rows, name=names[0])
+    job.publish(open_store(str(tmp_path / "store")), None, properties={f"own {name}": name for name in names})
+    page("report", tmp_path / "store")
+    text = Path("report.html").read_text()
+    parsed = Parsed(text)
+    assert not parsed.tags & {"script", "img", "iframe", "b", "a"}
+    assert not [name for name, _ in parsed.attributes if name.startswith("on") or name in ("src", "href", "style")]
+    assert text.isprintable() or set(re.findall(r"[^ -~\u00a0-\uffff]", text)) == {"\n"}
+    assert escape(names[0]) in text
+    assert all(label(uid)[:10] in unescape(text) for uid in uids)
