@@ -25,7 +25,16 @@ from stateformat.segments import WriteOptions
 from stateformat.storage import lies_in, without_secrets
 
 from ..bootstrap import source_snapshots
-from ..rewrite import Engine, RewritePlan, RewriteSpec, Rewritten, carry_out, is_hashable, plan_rewrite
+from ..rewrite import (
+    Engine,
+    RewritePlan,
+    RewriteSpec,
+    Rewritten,
+    carry_out,
+    is_hashable,
+    plan_rewrite,
+    prove_rewrite,
+)
 from .checkpoint import ForeignCheckpoint
 from .flink import FlinkSource
 from .flink.writing import (
@@ -39,6 +48,7 @@ from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, 
 from .source import ForeignSource, Level, Note, Part, Progress
 
 if TYPE_CHECKING:
+    from stateformat.inspecting import CheckpointDiff
     from stateformat.reading import Checkpoint
     from stateformat.store import CheckpointStore
 
@@ -145,11 +155,19 @@ def import_checkpoint(
 def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
     """The tasks of an import. Counts rows, so it may read data files; writes nothing."""
     record = checkpoint.record
-    ceiling = _max_parallelism(record, spec)
+    rewrite = _rewrite_of(record, spec)
     if spec.key_hash == "rehash":
         _check_keys_known(record)
+    else:
+        _check_keys_stay(record, rewrite)
+    return plan_rewrite(checkpoint, rewrite)
+
+
+def _rewrite_of(record: Record, spec: ImportSpec) -> RewriteSpec:
+    """The rewrite that an import is."""
+    ceiling = _max_parallelism(record, spec)
     renames, states, columns = resolve_names(record, spec.names)
-    rewrite = RewriteSpec(
+    return RewriteSpec(
         per_operator={
             operator.uid: ceiling
             for operator in record.graph.operators
@@ -163,9 +181,26 @@ def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
         verify_keys=True,
         options=spec.options,
     )
-    if spec.key_hash == "keep":
-        _check_keys_stay(record, rewrite)
-    return plan_rewrite(checkpoint, rewrite)
+
+
+def prove_import(
+    checkpoint: Checkpoint,
+    result: Checkpoint,
+    spec: ImportSpec | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckpointDiff:
+    """Compare a foreign checkpoint with its import; ``same`` if nothing was lost on the way.
+
+    What the spec renames or leaves out is no difference, nor are the sources that it adds. Reads
+    all data of the foreign checkpoint once more. Raises as ``diff_checkpoints``.
+    """
+    spec = spec or ImportSpec()
+    if not isinstance(checkpoint, ForeignCheckpoint):
+        raise InvalidInput(f"{checkpoint!r} is a checkpoint of ours, which nobody imports; use diff_checkpoints")
+    found = without(checkpoint, spec.drop)
+    apart = frozenset({*spec.sources, *({TEMPLATE_OPERATOR} - {*found.record.graph.by_uid})})
+    return prove_rewrite(found, result, _rewrite_of(found.record, spec), apart=apart, progress=progress)
 
 
 def check_places(checkpoint: Checkpoint, target: CheckpointStore) -> ForeignCheckpoint:

@@ -3,11 +3,13 @@
 Users call ``rewrite`` with a ``RewriteSpec``, which may hold a ``Transform`` for a state, and an
 ``Engine``; ``stateformat.backends.spark.rewrite`` has the engine on Spark, which uses the other
 names. Read ``spec``, ``transforming``, ``naming``, ``planning``, ``work``, ``threads``,
-``rewrite``. ``rescale`` publishes at another parallelism without touching data.
+``rewrite``. ``rescale`` publishes at another parallelism without touching data; ``proving``
+compares a result with its source.
 """
 
 from .naming import is_hashable
 from .planning import Move, Place, RehashSource, RewritePlan, Transformed, plan_rewrite
+from .proving import check_provable, prove_rewrite
 from .rescale import publish_rescaled
 from .rewrite import Engine, Rewritten, TransformedRows, carry_out, rewrite
 from .spec import RewriteSpec, Transform
@@ -41,6 +43,7 @@ __all__ = [
     "TransformedRows",
     "carry_out",
     "check_own",
+    "check_provable",
     "ThreadEngine",
     "Workers",
     "by_owner",
@@ -48,6 +51,7 @@ __all__ = [
     "gathered",
     "is_hashable",
     "plan_rewrite",
+    "prove_rewrite",
     "publish_rescaled",
     "rewrite",
     "segment_place",

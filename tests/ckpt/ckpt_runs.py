@@ -23,9 +23,10 @@ FREE = {"properties", "sample", "details", "rows", "key", "before", "after"}
 """Members whose own members are the user's, or depend on what happened."""
 
 REFERS = {
+    **dict.fromkeys(("copy", "import", "rewrite"), ("diff", "validate")),
     "repair": ("validate",),
     "report": ("inspect", "history", "validate", "du"),
-    "rescale": ("explain-restore",),
+    "rescale": ("explain-restore", "diff", "validate"),
 }
 """Commands whose section of docs/json.md refers to those of others."""
 

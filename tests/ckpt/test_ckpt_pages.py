@@ -60,6 +60,8 @@ CALLS = {
     "repair": "repair memory://flights",
     "repair-damaged": "repair memory://damaged",
     "repair-done": "repair memory://damaged@1 --yes",
+    "copy-proved": "copy memory://rescaled memory://copied --prove",
+    "rewrite-proved": "rewrite memory://stopped --rename delays=late --max-parallelism 32 --prove",
     "rescale": "rescale memory://flights --parallelism 3",
     "rescale-dry-run": "rescale memory://flights --operator-parallelism delays=2 --dry-run",
     "rollback": "rollback memory://flights@1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -10,8 +11,10 @@ import click
 from stateformat import words
 from stateformat.words import label
 
+from .exit_status import FINE
 from .options import Address, Session
 from .output import Document
+from .proving import proof, show_proved
 from .text import Look, render
 
 if TYPE_CHECKING:
@@ -33,9 +36,13 @@ def rescale_foreign(
     provider: str | None,
     *,
     engine: str,
+    prove: bool,
     dry_run: bool,
-) -> None:
-    """Write a query's checkpoint at another number of partitions, and show what was written."""
+) -> int:
+    """Write a query's checkpoint at another number of partitions, and show what was written.
+
+    Returns the exit status.
+    """
     from stateformat.backends.foreign.spark.repartition import (
         Engine,
         LocalEngine,
@@ -61,7 +68,7 @@ def rescale_foreign(
     check_target(folder, there)
     if dry_run:
         session.output.show(_document(folder, there, plan, None), draw)
-        return
+        return FINE
     runner: Engine = LocalEngine()
     if engine == "spark":
         from stateformat.backends.spark.rewrite import SparkRepartition
@@ -78,7 +85,13 @@ def rescale_foreign(
             step(done if what == "reading" else half + half * done // max(1, total), 2 * half)
 
         outcome = repartition(folder, there, plan, engine=runner, progress=progress)
-    session.output.show(_document(folder, there, plan, outcome), draw)
+    document = _document(folder, there, plan, outcome)
+    if prove:
+        from stateformat.inspecting import diff_checkpoints
+
+        result = session.checkpoint(replace(target, format="spark"))[1]
+        document["proof"] = proof(session, lambda step: diff_checkpoints(checkpoint, result, rows=0, progress=step))
+    return show_proved(session, document, draw)
 
 
 def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
@@ -100,6 +113,7 @@ def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: O
         "bytes": None if outcome is None else outcome.size_bytes,
         "left_out": [plan.left_out[0], plan.left_out[-1]] if plan.left_out else None,
         "notes": list(plan.notes),
+        "proof": None,
     }
 
 

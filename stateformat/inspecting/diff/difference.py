@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ... import words
 from ...documents import JsonRows, objects, totals_document
+from ...model import Mode
 from .columns import ColumnChange, side_by_side
 from .counting import Counted
 from .graphs import ElementChange, GraphDiff
@@ -88,9 +89,13 @@ def _document(diff: CheckpointDiff, rows: int | None) -> Document:
 
 def proof_document(diff: CheckpointDiff) -> Document:
     """What ``--prove`` says: whether the content is the same, of how much, and what it took."""
-    sizes = [state.sizes_after for state in diff.states if state.sizes_after is not None]
-    exact = all(size.rows is not None for size in sizes)
-    counts = [size.rows if exact else size.stored_rows for size in sizes]
+    sizes = [
+        (state.sizes_after, state.after is not None and state.after.mode is Mode.PROGRESS)
+        for state in diff.states
+        if state.sizes_after is not None
+    ]
+    exact = all(size.rows is not None or is_progress for size, is_progress in sizes)
+    counts = [size.rows if exact and size.rows is not None else size.stored_rows for size, _ in sizes]
     return {
         "same": diff.same,
         "states": len(diff.states),

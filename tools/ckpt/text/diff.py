@@ -51,13 +51,24 @@ def draw_proof(proof: Json, look: Look) -> Iterator[str]:
         if proof["rows"] is not None:
             rows = words.plural(proof["rows"], "stored row" if proof["counts_layers"] else "row")
             what = f"{rows} of {states}"
-        text = f"Proved: {what}, the graph and its statuses are the same; {words.size(proof['read_bytes'])} read."
+        read = words.size(proof["read_bytes"])
+        if proof["verified_bytes"] is not None:
+            read = f"digests of {words.size(proof['verified_bytes'])} verified"
+        else:
+            read = f"{read} read"
+        text = f"Proved: {what}, the graph and its statuses are the same; {read}."
         yield from render.paragraph(f"{look['good']} {text}", look)
         return
-    text = f"{look['fail']} Not proved: what was written differs from its source."
+    text = f"{look['fail']} Not proved: the result differs from its source."
+    if proof["difference"] is None:
+        text = f"{look['fail']} Not proved: what was copied is damaged."
     yield from render.paragraph(look.paint(text, "problem"), look)
-    yield ""
-    yield from draw_diff(proof["difference"], look)
+    for problem in proof["problems"][:LINES_SHOWN]:
+        yield from render.explanation(problem["message"], problem["advice"], look)
+    yield from _more(len(proof["problems"]) - LINES_SHOWN, look)
+    if proof["difference"] is not None:
+        yield ""
+        yield from draw_diff(proof["difference"], look)
 
 
 def _title(document: Json) -> str:

@@ -12,6 +12,7 @@ from stateformat.words import label
 
 from ...options import Address, AddressType, Session, command
 from ...output import Document
+from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
 from ._published import moved_document, moved_text, source_document
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 @command("copy")
 @click.argument("target", type=AddressType("never"), metavar="TARGET")
-def copy(session: Session, address: Address, *, target: Address) -> None:
+@prove_option
+def copy(session: Session, address: Address, *, target: Address, prove: bool) -> int:
     """Copy a checkpoint into a store of its own: a savepoint.
 
     TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
@@ -48,8 +50,16 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
         "source": source_document(store, checkpoint.record),
         "manifest_bytes": record.manifest.size_bytes,
         "moved": moved_document(told[-1]),
+        "proof": None,
     }
-    session.output.show(document, draw)
+    if prove:
+        from stateformat.inspecting import diff_checkpoints
+
+        result = there.open(record.checkpoint_id)
+        document["proof"] = proof(
+            session, lambda step: diff_checkpoints(checkpoint, result, rows=0, progress=step), copied=there
+        )
+    return show_proved(session, document, draw)
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:

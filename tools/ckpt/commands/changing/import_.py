@@ -13,6 +13,7 @@ from stateformat.words import label
 
 from ...options import Address, AddressType, PairType, Session, command
 from ...output import Document
+from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
 from ._published import CHANGES_SHOWN, draw_changes, published
 
@@ -71,6 +72,7 @@ NOTES_SHOWN: Final = 20
     show_default=True,
     help="Threads of this process, or a Spark job.",
 )
+@prove_option
 def import_(
     session: Session,
     address: Address,
@@ -84,14 +86,15 @@ def import_(
     drop: tuple[str, ...],
     sources: tuple[tuple[str, str], ...],
     engine: str,
-) -> None:
+    prove: bool,
+) -> int:
     """Make a checkpoint of a Flink savepoint or a Spark query.
 
     STORE is the folder of a Flink savepoint or checkpoint, or the checkpoint location of a
     Structured Streaming query, which stay as they are. Its state becomes checkpoint 1 of the store
     --to, which must be empty. Everything renamed, opaque or lost is said.
     """
-    from stateformat.backends.foreign.importing import ImportSpec, check_places, import_checkpoint
+    from stateformat.backends.foreign.importing import ImportSpec, check_places, import_checkpoint, prove_import
     from stateformat.backends.rewrite import Engine, ThreadEngine
 
     store, checkpoint = session.checkpoint(address, target.url)
@@ -129,8 +132,12 @@ def import_(
         ],
         "watermark_ms": _number(done.record.properties.get("spark.watermark_ms")),
         **_told(done),
+        "proof": None,
     }
-    session.output.show(document, draw)
+    if prove:
+        result = done.rewritten.permit.checkpoint()
+        document["proof"] = proof(session, lambda step: prove_import(checkpoint, result, spec, progress=step))
+    return show_proved(session, document, draw)
 
 
 def _once(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:

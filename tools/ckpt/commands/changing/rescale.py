@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from ...asking import converse, savepoint_place, timeout_option
+from ...exit_status import FINE
 from ...options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
+from ...proving import proof, prove_option, show_proved
 from ...repartitioned import rescale_foreign
 from ...text import draw_plan
 from ._published import draw_published, published
@@ -39,6 +41,7 @@ from ._running_job import RescaleAttempt, draw_rescaled, status_of
     show_default=True,
     help="Of a Spark query: write it in this process, or as a Spark job.",
 )
+@prove_option
 @click.option("--dry-run", is_flag=True, help="Show the plan; publish nothing, and ask nobody.")
 @click.option("--running", is_flag=True, help="Ask the job, which runs, to go on at this parallelism, and wait.")
 @timeout_option
@@ -51,10 +54,11 @@ def rescale(
     target: Address | None,
     provider: Any,
     engine: str,
+    prove: bool,
     dry_run: bool,
     running: bool,
     timeout: float,
-) -> int | None:
+) -> int:
     """Publish a checkpoint at another parallelism; metadata only.
 
     No segment is read or written: handles are cut and distributed anew, as `ckpt explain-restore`
@@ -83,8 +87,9 @@ def rescale(
             raise click.UsageError("all operators of a query share one number of partitions; give --parallelism")
         if running:
             raise click.UsageError("--running asks a job of this library, and STORE is a Structured Streaming query's")
-        rescale_foreign(session, address, checkpoint, target, parallelism, provider, engine=engine, dry_run=dry_run)
-        return None
+        return rescale_foreign(
+            session, address, checkpoint, target, parallelism, provider, engine=engine, prove=prove, dry_run=dry_run
+        )
     if provider is not None or engine != "local":
         raise click.UsageError("--provider and --engine are for the checkpoints of Structured Streaming queries")
     if parallelism is None and not operator_parallelism:
@@ -92,6 +97,8 @@ def rescale(
     own = per_operator(checkpoint, operator_parallelism)
     if running and address.checkpoint_id is not None:
         raise click.UsageError(f"a running job goes on from where it is; leave @{address.checkpoint_id} out")
+    if running and prove:
+        raise click.UsageError("the job goes on meanwhile, so there is nothing to prove; `ckpt diff` compares")
     if running and not dry_run:
         return _ask(session, address, target, parallelism, own, timeout)
     topology = checkpoint.graph.at(parallelism, per_operator=own)
@@ -99,7 +106,7 @@ def rescale(
         plan = checkpoint.plan_restore(topology)
         plan.check()
         session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
-        return None
+        return FINE
     if target is None:
         session.publishes(store.url)
         there, permit = store, publish_rescaled(checkpoint, topology, store=store)
@@ -114,8 +121,17 @@ def rescale(
                 target=there,
                 progress=lambda now: step(now.bytes_done, now.bytes_total),
             )
-    session.output.show(published(there, permit, store, checkpoint.record), draw_published)
-    return None
+    document = {**published(there, permit, store, checkpoint.record), "proof": None}
+    if prove:
+        from stateformat.inspecting import diff_checkpoints
+
+        result = permit.checkpoint()
+        document["proof"] = proof(
+            session,
+            lambda step: diff_checkpoints(checkpoint, result, rows=0, progress=step),
+            copied=None if target is None else there,
+        )
+    return show_proved(session, document, draw_published)
 
 
 def _ask(

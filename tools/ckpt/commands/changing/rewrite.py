@@ -21,6 +21,7 @@ from ...options import (
     per_operator,
 )
 from ...output import Document
+from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
 from ...transforms import TransformName, transform_options, transforms_of
 from ._published import draw_published, published
@@ -63,6 +64,7 @@ _COLUMNS: Final = (
     help="plain is for readers that lack BYTE_STREAM_SPLIT.",
 )
 @transform_options
+@prove_option
 @click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
 def rewrite(
     session: Session,
@@ -78,8 +80,9 @@ def rewrite(
     transform: tuple[TransformName, ...],
     rename_column: tuple[tuple[str, str], ...],
     rekey: bool,
+    prove: bool,
     target: Address | None,
-) -> None:
+) -> int:
     """Rewrite the data: align, compact, re-encode, re-hash.
 
     Afterwards each state of each subtask is one segment, layers are merged, and every row has its
@@ -92,7 +95,14 @@ def rewrite(
     columns. The module is looked for on PYTHONPATH and in the current directory; a file is named as
     fixes.py:correct. OPERATOR/STATE may be left out where only one state has rows.
     """
-    from stateformat.backends.rewrite import Engine, RewriteSpec, ThreadEngine, rewrite as run
+    from stateformat.backends.rewrite import (
+        Engine,
+        RewriteSpec,
+        ThreadEngine,
+        check_provable,
+        prove_rewrite,
+        rewrite as run,
+    )
     from stateformat.segments import WriteOptions
 
     store, checkpoint = session.checkpoint(address, *(() if target is None else (target.url,)))
@@ -104,6 +114,8 @@ def rewrite(
         transforms=transforms_of(checkpoint, transform, rename_column, rekey=rekey),
         options=WriteOptions(codec=codec, encoding=encoding),
     )
+    if prove:
+        check_provable(spec)
     other = None if target is None else other_store(session, store, target, address)
     there = other or store
     session.publishes(there.url)
@@ -119,8 +131,12 @@ def rewrite(
         "written": {"segments": done.segments, "rows": done.rows, "bytes": done.bytes},
         "rehashed": [{"operator": operator, "state": state} for operator, state in done.rehashed],
         "transformed": [_transformed(one) for one in done.transformed],
+        "proof": None,
     }
-    session.output.show(document, _draw)
+    if prove:
+        result = done.permit.checkpoint()
+        document["proof"] = proof(session, lambda step: prove_rewrite(checkpoint, result, spec, progress=step))
+    return show_proved(session, document, _draw)
 
 
 def _transformed(one: TransformedRows) -> Document:

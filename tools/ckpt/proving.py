@@ -1,0 +1,64 @@
+"""``--prove``: after the work, source and result are compared, and one line says what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from .exit_status import FINE, PROBLEMS
+from .options import Session
+from .output import Document, Draw
+from .text import Look, draw_proof
+
+if TYPE_CHECKING:
+    from stateformat.inspecting import CheckpointDiff
+    from stateformat.store import CheckpointStore
+
+F = TypeVar("F", bound=Callable[..., Any])
+Progress = Callable[[int, int], None]
+
+prove_option: Final = click.option(
+    "--prove",
+    is_flag=True,
+    help="Then compare the result with its source, row by row where digests do not say it; exit status 1 if it "
+    "differs.",
+)
+
+
+def proof(
+    session: Session, compare: Callable[[Progress], CheckpointDiff], *, copied: CheckpointStore | None = None
+) -> Document:
+    """What comparing has shown, as a document.
+
+    ``copied``: a store that has got copies of the source's segments. That their digests are equal
+    in both manifests says nothing of what lies there, so all of it is read.
+    """
+    from stateformat.documents import problem_document
+    from stateformat.inspecting import proof_document
+    from stateformat.validation import validate
+
+    session.changes("what was to be done is done and stands; only the proof has not ended")
+    with session.output.progress("Proving") as step:
+        document = proof_document(compare(step))
+    document |= {"verified_bytes": None, "problems": []}
+    if copied is not None:
+        with session.output.progress("Verifying what was copied") as step:
+            report = validate(copied, level="full", progress=step)
+        document["verified_bytes"] = report.counts.bytes
+        document["problems"] = [problem_document(problem) for problem in report.problems]
+        document["same"] = document["same"] and report.ok
+    return document
+
+
+def show_proved(session: Session, document: Document, draw: Draw) -> int:
+    """Write the result of a command, with its ``proof`` if there is one; return the exit status."""
+
+    def whole(page: Document, look: Look) -> Iterator[str]:
+        yield from draw(page, look)
+        if page["proof"] is not None:
+            yield from draw_proof(page["proof"], look)
+
+    session.output.show(document, whole)
+    return FINE if document["proof"] is None or document["proof"]["same"] else PROBLEMS
