@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import paths as layout
-from ..manifest import Ints, Manifest, Mask, integers, lists, one_chunk, spread, take_rows
+from ..manifest import BATCH_ROWS, Ints, Manifest, Mask, integers, lists, one_chunk, spread, take_rows
 from ..model import Record
 from ..problems import Level, Problem
 from ..storage import Storage
@@ -156,12 +156,12 @@ class SharedSegments:
         newest_ids = last.newest_ids[there]
         sizes, sizes_there = np.diff(bounds), np.diff(last.bounds)[there]
         same = (at >= 0) & (sizes == sizes_there) & (newest_ids <= record.checkpoint_id)
-        chosen = np.flatnonzero(same)
-        owner, nth = spread(sizes[chosen])
-        ours = take_rows(handles, pa.array(bounds[:-1][chosen][owner] + nth))
-        theirs = take_rows(last.handles, pa.array(last.bounds[:-1][there[chosen]][owner] + nth))
-        differs = np.bincount(owner, ~_equal_rows(ours, theirs), len(chosen)) > 0
-        same[chosen[differs]] = False
+        for chosen in _batches(np.flatnonzero(same), sizes):
+            owner, nth = spread(sizes[chosen])
+            ours = take_rows(handles, pa.array(bounds[:-1][chosen][owner] + nth))
+            theirs = take_rows(last.handles, pa.array(last.bounds[:-1][there[chosen]][owner] + nth))
+            differs = np.bincount(owner, ~_equal_rows(ours, theirs), len(chosen)) > 0
+            same[chosen[differs]] = False
         return same & self._same_states(record, handles, bounds) & self._same_inline(manifest, paths, same), newest_ids
 
     def _same_states(self, record: Record, handles: pa.Table, bounds: Ints) -> Mask:
@@ -188,6 +188,13 @@ class SharedSegments:
             ours, theirs = manifest.inline(path), self._before.manifest.inline(path)
             found[number] = theirs is None if ours is None else theirs is not None and ours.equals(theirs)
         return found
+
+
+def _batches(chosen: Ints, sizes: Ints) -> Iterator[Ints]:
+    """Yield some segments at a time, with about :data:`BATCH_ROWS` handles or a single segment."""
+    if len(chosen):
+        batch = (np.cumsum(sizes[chosen]) - 1) // BATCH_ROWS
+        yield from np.split(chosen, np.flatnonzero(np.diff(batch)) + 1)
 
 
 def _equal_rows(ours: pa.Table, theirs: pa.Table) -> Mask:
