@@ -312,7 +312,7 @@ def _advice_on_ways(document: Document) -> Iterator[str]:
     elif closed and not document["ways"]:
         yield (
             "No other checkpoint of this store can take its place. Start the job from a savepoint or another copy, "
-            "with an empty store."
+            f"with an empty store{', or go on without what is lost' if document['lost_segments'] else ''}."
         )
     elif closed:
         yield (
