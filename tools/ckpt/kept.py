@@ -22,9 +22,13 @@ _TEXT_BYTES: Final = 4 << 20
 
 
 class Kept:
-    """JSON objects, one a line, in memory or in a temporary file. A context."""
+    """JSON objects, one a line, in memory or in a temporary file. A context.
 
-    def __init__(self) -> None:
+    ``most``: how many are kept, about; the others are counted. All if None.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self._file = tempfile.SpooledTemporaryFile(_HELD_BYTES, prefix="stateformat-")  # noqa: SIM115 - see __exit__
         self.count = 0
 
@@ -38,12 +42,14 @@ class Kept:
     def document(self) -> JsonTexts | list[Any]:
         """What was added, in order; to be written while the context lasts."""
         texts = JsonTexts(self._file)
-        return texts if self.count > LONG else list(texts)
+        return texts if self.count > LONG and self._most is None else list(texts)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Keep rows as objects."""
         for piece in cut(rows, _ROWS, _TEXT_BYTES):
-            self._write(json_texts(piece))
+            if not self._is_full:
+                self._write(json_texts(piece.slice(0, self._most)))
+            self.count += len(piece)
 
     def add_changes(self, rows: pa.Table, change: str) -> None:
         """Keep changes: objects of ``change`` (insert, delete, update), ``before`` and ``after``.
@@ -56,10 +62,15 @@ class Kept:
         values = rows.drop_columns([change])
         parts = max(1, -(-len(first) // _ROWS), -(-rows.nbytes // _TEXT_BYTES))
         for at in np.array_split(first, min(parts, max(1, len(first)))):
-            self._write(_changes(values, kinds, at))
+            if not self._is_full:
+                self._write(_changes(values, kinds, at[: self._most]))
+            self.count += len(at)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._most is not None and self.count >= self._most
 
     def _write(self, texts: pa.Array) -> None:
-        self.count += len(texts)
         self._file.write(memoryview(lines_of(texts)))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .diff import draw_diff as draw_diff, draw_proof as draw_proof
     from .export import draw_file as draw_file, draw_folder as draw_folder, draw_savepoint as draw_savepoint
     from .inspect import draw_checkpoint as draw_checkpoint
-    from .key import draw_key as draw_key, draw_key_history as draw_key_history
+    from .key import KEY_ROWS_SHOWN as KEY_ROWS_SHOWN, draw_key as draw_key, draw_key_history as draw_key_history
     from .plan import draw_plan as draw_plan
     from .render import Column as Column, Look as Look
     from .repair import (
@@ -36,7 +36,7 @@ else:
             ".diff": "draw_diff draw_proof",
             ".export": "draw_file draw_folder draw_savepoint",
             ".inspect": "draw_checkpoint",
-            ".key": "draw_key draw_key_history",
+            ".key": "KEY_ROWS_SHOWN draw_key draw_key_history",
             ".plan": "draw_plan",
             ".render": "Column Look",
             ".repair": "draw_copies draw_given_up draw_losses draw_put_back",

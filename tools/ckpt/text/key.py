@@ -17,7 +17,7 @@ from .render import Look
 from .rows import draw_rows
 
 Json = Mapping[str, Any]
-SHOWN: Final = 20
+KEY_ROWS_SHOWN: Final = 20
 """Rows, or changes of one checkpoint, on a page."""
 _WORDS: Final = {
     "added": "added",
@@ -47,7 +47,7 @@ def draw_key(document: Json, look: Look) -> Iterator[str]:
         key = key_text(document["key"])
         yield from render.paragraph(f"No rows of key {key} in checkpoint {document['checkpoint_id']}.", look)
         return
-    rows = [*islice(document["rows"], SHOWN)]
+    rows = [*islice(document["rows"], KEY_ROWS_SHOWN)]
     lines = [*draw_rows(_columns(document), rows, look, indent="  ")]
     yield from lines
     yield from _left_out(count - len(rows), "row", lines, look)
@@ -101,7 +101,7 @@ def _entry(entry: Json, document: Json, look: Look) -> Iterator[str]:
         return
     for note in (*map(column_line, entry["column_changes"]), *_since(entry)):
         yield from render.paragraph(note, look, first="  ~ ", indent="    ")
-    changes = [*islice(entry["changes"], SHOWN)]
+    changes = [*islice(entry["changes"], KEY_ROWS_SHOWN)]
     signed = [*_signed(changes, plain=event == "present")]
     if signed:
         signs = [] if event == "present" else [sign for sign, _ in signed]

@@ -13,7 +13,7 @@ from stateformat import words
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, Session, command
 from ...output import Document, Step
-from ...text import draw_key, draw_key_history
+from ...text import KEY_ROWS_SHOWN, draw_key, draw_key_history
 from .inspect import chosen_states
 
 if TYPE_CHECKING:
@@ -58,12 +58,17 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
         checkpoint = session.read_only(address)
         chosen = chosen_state(checkpoint, operator, state)
         keys = keys_from_json(chosen, key)
-        kept = files.enter_context(Kept())
+        kept = files.enter_context(Kept(_most(session)))
         for batch in checkpoint.state(chosen).at_keys(keys).batches():
             kept.add(batch)
         document = {**_head(checkpoint, chosen, keys), "row_count": kept.count, "rows": kept.document}
         session.output.show(document, draw_key)
         return FINE if kept.count else PROBLEMS
+
+
+def _most(session: Session) -> int | None:
+    """How many rows or changes a document needs: JSON has all."""
+    return None if session.output.as_json else KEY_ROWS_SHOWN
 
 
 def chosen_state(checkpoint: Checkpoint, operator: str | None, name: str | None) -> State:
@@ -152,7 +157,8 @@ def _along(
     history = [entry for entry in history if entry["checkpoint_id"] <= upto]
     with session.output.progress("Reading the history", unit="checkpoints") as step:
         watched = _watched(checkpoints, step)
-        history += [_entry(one, files) for one in key_history(watched, state, keys)]
+        most = _most(session)
+        history += [_entry(one, files, most) for one in key_history(watched, state, keys)]
     history.sort(key=lambda entry: -entry["checkpoint_id"])
     document = {
         **_head(declared, state, keys),
@@ -171,8 +177,8 @@ def _watched(checkpoints: Sequence[Checkpoint], step: Step) -> Iterator[Checkpoi
         yield checkpoint
 
 
-def _entry(step: KeyStep, files: ExitStack) -> Document:
-    """One checkpoint at which something happened."""
+def _entry(step: KeyStep, files: ExitStack, most: int | None) -> Document:
+    """One checkpoint at which something happened, with so many changes."""
     from stateformat.inspecting import CHANGE
     from stateformat.inspecting.diff import column_changes
 
@@ -181,7 +187,7 @@ def _entry(step: KeyStep, files: ExitStack) -> Document:
     record = step.record
     if step.fault is not None:
         return {**_unreadable(record.checkpoint_id, step.fault), **_made(record)}
-    kept = files.enter_context(Kept())
+    kept = files.enter_context(Kept(most))
     for table in step.changes:
         kept.add_changes(table, CHANGE.name)
     before, now = step.rows
