@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -68,8 +67,7 @@ class _Side:
         declared = declared_in(checkpoint, state)
         if declared is None:
             return cls(checkpoint.record, state)
-        # A checkpoint keeps its manifest; those of a history are too many to be held.
-        rows = copy(checkpoint).state(declared).at_keys(key)
+        rows = checkpoint.state(declared).at_keys(key)
         return cls(checkpoint.record, state, declared, rows, _mark(rows))
 
     def hold(self) -> CheckpointError | None:
@@ -111,7 +109,8 @@ def _mark(rows: StateRows) -> tuple[Any, ...] | None:
 def key_history(checkpoints: Iterable[Checkpoint], state: State, key: pa.Table) -> Iterator[KeyStep]:
     """Yield what happened to a key, newest first, at each checkpoint where something did.
 
-    ``checkpoints``: newest first. ``state``: its declaration in the newest one that has it, in
+    ``checkpoints``: newest first; none is held when the next is taken, since each keeps its
+    manifest. ``state``: its declaration in the newest one that has it, in
     whose schema all rows come. ``key``: one row, as ``keys_from_json`` returns it. A checkpoint
     that is damaged or has expired is a step with ``fault``; one with another state of this name is
     too, and ends the history.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
 
 STATES_LISTED: Final = 20
+MANIFESTS_AT_ONCE: Final = 8
 
 
 @command("get", foreign=True)
@@ -172,9 +175,28 @@ def _along(
 
 
 def _watched(checkpoints: Sequence[Checkpoint], step: Step) -> Iterator[Checkpoint]:
-    for done, checkpoint in enumerate(checkpoints):
-        step(done, len(checkpoints))
-        yield checkpoint
+    """Copies with their manifests, some of which are read ahead where reading is mostly waiting."""
+    from stateformat.storage import reads_at_once
+    from stateformat.tables import prefetch
+
+    at_once = min(MANIFESTS_AT_ONCE, reads_at_once(checkpoints[0].storage))
+    calls = (partial(_with_manifest, checkpoint) for checkpoint in checkpoints)
+    with closing(prefetch(calls, workers=at_once, depth=at_once)) as opened:
+        for done, checkpoint in enumerate(opened):
+            step(done, len(checkpoints))
+            yield checkpoint
+
+
+def _with_manifest(checkpoint: Checkpoint) -> Checkpoint:
+    from stateformat.errors import CheckpointError
+
+    # A checkpoint keeps its manifest; those of a history are too many to be held.
+    fresh = copy(checkpoint)
+    # Whoever uses it meets the error. Another system's would count rows first, which nobody needs.
+    with suppress(CheckpointError):
+        if fresh.system is None:
+            fresh.manifest  # noqa: B018 - reads it
+    return fresh
 
 
 def _entry(step: KeyStep, files: ExitStack, most: int | None) -> Document:
