@@ -24,6 +24,7 @@ _Between = tuple[tuple[int, int], Json]
 _LINE: Final = 34
 _GAP: Final = 46
 _MARGIN: Final = 6
+_LOOP: Final = 12.0
 DRAWN_MAX: Final = 300
 """Operators of a drawing; a greater graph is a table."""
 NARROW_MAX: Final = 80
@@ -103,7 +104,9 @@ def _svg(ordered: Sequence[Json], edges: Sequence[Json], size: _Drawing, note: M
             continue
         (back if edge["feedback"] or source >= target else ahead).append(((source, target), edge))
     places = layered(len(groups), [ends for ends, _ in ahead], side_by_side=size.side_by_side, box=size.box)
-    tops, height = _tops(places, groups)
+    # Feedback goes around below the last layer and above the first.
+    room = _LOOP if back else 0
+    tops, height = _tops(places, groups, room)
     right = places.width + _MARGIN
     parts = [
         *_edges(places, groups, tops, ahead, size),
@@ -126,15 +129,15 @@ def _box_height(members: Sequence[Json]) -> float:
     return _LINE * len(members) + 8
 
 
-def _tops(places: Layering, groups: Sequence[Sequence[Json]]) -> tuple[dict[int, float], float]:
+def _tops(places: Layering, groups: Sequence[Sequence[Json]], room: float) -> tuple[dict[int, float], float]:
     """Return the upper end of each box, and the height of the drawing."""
     tops: dict[int, float] = {}
-    y = float(_MARGIN)
+    y = _MARGIN + room
     for layer in places.layers:
         own = [key for key in layer if isinstance(key, int)]
         tops.update(dict.fromkeys(own, y))
         y += max((_box_height(groups[key]) for key in own), default=0.0) + _GAP
-    return tops, y - _GAP + _MARGIN
+    return tops, y - _GAP + _MARGIN + room
 
 
 def _box(members: Sequence[Json], left: float, top: float, size: _Drawing, note: Mapping[str, str]) -> Element:
@@ -239,16 +242,21 @@ def _loops(
     size: _Drawing,
     right: float,
 ) -> Iterator[Element]:
-    """Feedback leaves a box at its right and comes back to one at its right, around the others."""
+    """Feedback leaves a box below and comes back to one from above, around all others."""
+    bottom = {
+        key: tops[key] + max(_box_height(groups[one]) for one in layer if isinstance(one, int))
+        for layer in places.layers
+        for key in layer
+        if isinstance(key, int)
+    }
     for number, ((source, target), edge) in enumerate(back):
-        x, y = places.x[source] + _MARGIN + size.box / 2, tops[source] + _box_height(groups[source]) - 10
-        to_x, to_y = places.x[target] + _MARGIN + size.box / 2, tops[target] + 10
-        out = right + 8 + 8 * (number % 6)
-        path = f"M{x:.1f} {y:.1f} H{out - 8:.1f} Q{out:.1f} {y:.1f} {out:.1f} {y - 8:.1f}"
-        path += f" V{to_y + 8:.1f} Q{out:.1f} {to_y:.1f} {out - 8:.1f} {to_y:.1f} H{to_x + 6:.1f}"
+        x, y = places.x[source] + _MARGIN + size.box / 4, tops[source] + _box_height(groups[source])
+        to_x, to_y = places.x[target] + _MARGIN + size.box / 4, tops[target]
+        below, above, out = bottom[source] + 11, to_y - 14, right + 8 + 8 * (number % 6)
+        path = f"M{x:.1f} {y:.1f} V{below - 6:.1f} q0 6 6 6 H{out - 6:.1f} q6 0 6 -6"
+        path += f" V{above + 6:.1f} q0 -6 -6 -6 H{to_x + 6:.1f} q-6 0 -6 6 V{to_y - 5:.1f}"
         yield e("path", e("title", edge_words(edge)), class_="edge feedback", d=path)
-        tip = f"{to_x:.1f},{to_y:.1f} {to_x + 7:.1f},{to_y - 4:.1f} {to_x + 7:.1f},{to_y + 4:.1f}"
-        yield e("polygon", class_="tip feedback", points=tip)
+        yield e("polygon", class_="tip feedback", points=_tip(to_x, to_y))
 
 
 def edge_words(edge: Json) -> str:

@@ -175,7 +175,9 @@ def _findings(report: Json) -> Element:
         "quick": "Record, manifest, and the size and footer of each segment were checked.",
         "full": "Every byte and row was checked.",
     }[found["level"]]
-    body: list[Node] = [e("p", f"{what} {', '.join(counts)}.", class_="quiet")]
+    unread = "Its record could not be read, so nothing in it was checked."
+    what = f"{what} {', '.join(counts)}." if counts else unread
+    body: list[Node] = [e("p", what, class_="quiet")]
     for tone, name in (("bad", "problems"), ("some", "warnings")):
         body += [_finding(item, tone) for item in found[name][:FINDINGS_SHOWN]]
         body.append(more(len(found[name]) - FINDINGS_SHOWN, name.removesuffix("s"), "ckpt validate lists all"))

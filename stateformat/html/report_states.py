@@ -18,6 +18,8 @@ OPEN: Final = 3
 """States whose charts are open from the beginning: the greatest."""
 FIELDS_SHOWN: Final = 60
 EMPTY_SHOWN: Final = 12
+HOT_MIN: Final = 10
+"""Fewer rows or bytes than this are never marked, however few the others have."""
 SKEWED: Final = 2.0
 """The greatest part over the mean from which a state counts as skewed."""
 
@@ -149,7 +151,7 @@ def _spread(title: str, noun: str, found: Json, text: Any) -> Element:
         labels = [f"the greatest of {noun}s {first} to {min(first + per, count) - 1}" for first in firsts]
     known = [value for value in found["values"] if value is not None]
     hot = SKEWED * sum(known) / max(1, len(known))
-    marked = [value is not None and value > max(hot, 1) for value in found["values"]]
+    marked = [value is not None and value > max(hot, HOT_MIN) for value in found["values"]]
     return chart(title, found["values"], labels, text=text, ends=("0", str(count - 1)), marked=marked)
 
 
