@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from stateformat.documents.checkpoint import given_up_told
+from stateformat.model import GIVEN_UP_PROPERTY
+from stateformat.repairing import going_on
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
@@ -119,3 +123,39 @@ def test_nothing_is_given_up_of_a_whole_checkpoint(flights: Path) -> None:
     assert (found.status, "Nothing is wrong." in found.out) == (0, True)
     assert fingerprint(flights) == before
     assert "a whole store" in failure("repair", flights, "--restore-from", f"{flights}@1", status=2)["message"]
+
+
+def test_the_newest_may_be_named_by_its_id(flights: Path) -> None:
+    lose(flights, "delays-sums-1-*")
+    assert document("repair", f"{flights}@1", "--give-up", "rows", "--yes")["checkpoint_id"] == 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "{",
+        "[]",
+        "null",
+        '{"checkpoint_id":1,"rows":Infinity,"states":[]}',
+        '{"checkpoint_id":1,"rows":1,"states":7}',
+        '{"checkpoint_id":1,"rows":1,"states":[{"operator":"a"}]}',
+        "[" * 5000,
+        '{"checkpoint_id":1,"rows":' + "9" * 5000 + ',"states":[]}',
+    ],
+)
+def test_a_property_that_is_not_ours_is_shown_as_it_is(told: str) -> None:
+    assert given_up_told({GIVEN_UP_PROPERTY: told}) is None
+
+
+def test_an_interrupted_repair_says_what_it_leaves(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose(flights, "delays-sums-1-*")
+
+    def interrupt(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(going_on, "put_back", interrupt)
+    found = run("repair", flights, "--restore-from", f"{flights}@safe", "--yes")
+    assert found.status == 130
+    assert "run it again to go on" in found.err
+    monkeypatch.undo()
+    assert not document("repair", flights, "--restore-from", f"{flights}@safe", "--yes")["published"]

@@ -72,6 +72,7 @@ def repair(
 
     Exit status: 0 nothing is wrong, or it was mended; 1 something is wrong.
     """
+    from stateformat.history import record_ids
     from stateformat.repairing import losses_document, losses_of, savepoints_of
 
     for place in places:
@@ -79,9 +80,12 @@ def repair(
             raise click.UsageError(f"--restore-from {place} names a checkpoint; segments are taken from a whole store")
     store, goes_on = session.store(address), bool(places or give_up)
     level = level or ("full" if goes_on else "quick")
+    source = address.checkpoint_id
+    if goes_on and source is not None and [source] == record_ids(store.storage)[-1:]:
+        source = None  # The newest is gone on from, by its id or without.
     with session.output.progress("Looking for damage"):
-        diagnosis = store.diagnose(address.checkpoint_id, level=cast("Any", level))
-        losses = losses_of(store.storage, diagnosis, address.checkpoint_id)
+        diagnosis = store.diagnose(source, level=cast("Any", level))
+        losses = losses_of(store.storage, diagnosis, source)
     others = [session.store(place, address.url).storage for place in places]
     if yes and goes_on and (losses is not None or diagnosis.closed):
         return _go_on(session, store, diagnosis, losses, others, give_up)
@@ -114,7 +118,10 @@ def _go_on(
 
     if losses is None:
         raise why_not(store.storage, diagnosis)
-    session.publishes(store.url)
+    session.changes(
+        f"segments that were put back stay, and `ckpt history {store.url}` shows whether a checkpoint was published. "
+        "If not, run it again to go on"
+    )
     with session.output.progress("Putting segments back") as step:
         result = go_on(store.storage, diagnosis, losses, places=places, give_up=cast("Any", give_up), progress=step)
     done = {
