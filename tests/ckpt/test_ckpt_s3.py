@@ -48,3 +48,16 @@ def test_a_bucket_or_server_that_is_not_there_is_told(endpoint: str) -> None:
         "store_not_found",
         "store_empty",
     )
+
+
+def test_a_report_comes_from_s3_and_goes_there(endpoint: str, tmp_path: Path) -> None:
+    stores.flights_store(str(tmp_path / "flights"))
+    remote, there = f"s3://{BUCKET}/{uuid.uuid4().hex}", ("--endpoint-url", endpoint)
+    page("copy", tmp_path / "flights", f"{remote}/store", *there)
+    target = f"{remote}/pages/report.html"
+    written = document("report", f"{remote}/store", "--to", target, *there)
+    assert (written["path"], written["checkpoint"]["checkpoint_id"]) == (target, 2)
+    told = page("report", f"{remote}/store", "--to", str(tmp_path / "page.html"), *there)
+    assert "no problems" in told
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert "exists" in failure("report", f"{remote}/store", "--to", target, *there, status=2)["message"]
