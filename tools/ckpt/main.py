@@ -69,7 +69,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "Your shell": (
         "looking",
         {
-            "completion": "Print what makes a shell complete stores, ids, operators and states.",
+            "completion": "Print what makes your shell complete command lines.",
         },
     ),
 }

@@ -50,7 +50,7 @@ def values_of(parameter: click.Parameter, context: click.Context, typed: str) ->
         return paths(typed)
     if parameter.name == "state":
         return [item for item in _states(context, typed) if item.value.startswith(typed)]
-    form = parameter.metavar or ""
+    form = parameter.metavar or parameter.type.name
     for pattern, make in _BY_FORM:
         if re.fullmatch(pattern, form):
             return [item for item in make(context, typed) if item.value.startswith(typed)]
@@ -207,18 +207,32 @@ def _columns(context: click.Context, typed: str) -> Iterator[CompletionItem]:
     )
 
 
+def _store(context: click.Context) -> Path | None:
+    """The folder of the store on the line."""
+    address = context.params.get("address")
+    return _folder(address.url) if isinstance(address, Address) and is_local(address.url) else None
+
+
 def _ranges(context: click.Context, typed: str) -> Iterator[CompletionItem]:
     first, dots, _ = typed.partition("..")
-    address = context.params.get("address")
-    folder = _folder(address.url) if isinstance(address, Address) and is_local(address.url) else None
+    folder = _store(context)
     for item in [] if folder is None else ids(folder):
         yield CompletionItem(f"{first}..{item.value}" if dots else f"{item.value}..", help=item.help)
 
 
 def _pins(context: click.Context, _: str) -> Iterator[CompletionItem]:
-    address = context.params.get("address")
-    folder = _folder(address.url) if isinstance(address, Address) and is_local(address.url) else None
+    folder = _store(context)
     return iter([] if folder is None else pins(folder))
+
+
+def _other(context: click.Context, typed: str) -> Iterator[CompletionItem]:
+    """Another checkpoint: of a store, or, behind ``@`` alone, of the store on the line."""
+    if not typed.startswith("@"):
+        yield from stores(typed, "optional")
+        return
+    folder = _store(context)
+    for item in () if folder is None else (*ids(folder), *pins(folder)):
+        yield CompletionItem(f"@{item.value}", help=item.help)
 
 
 def _paths(_: click.Context, typed: str) -> Iterator[CompletionItem]:
@@ -232,6 +246,7 @@ _BY_FORM: Final[tuple[tuple[str, Callable[[click.Context, str], Iterator[Complet
     (r"COLUMN.*", _columns),
     (r"FROM\.\.TO", _ranges),
     (r"\[NAME\]", _pins),
-    ("FILE.*|.*FOLDER.*", _paths),
+    (r"OTHER\[@ID\]", _other),
+    ("FILE.*|.*FOLDER.*|JOB", _paths),
 )
 """Values by the form in which help shows a parameter."""

@@ -13,7 +13,7 @@ from ...completion import INSTALLED, SHELLS, script
 @click.command("completion")
 @click.argument("shell", required=False, type=click.Choice(list(SHELLS)))
 def completion(shell: str | None) -> None:
-    """Print what makes a shell complete stores, ids, operators and states.
+    """Print what makes your shell complete command lines.
 
     \b
     One line installs it:
@@ -21,7 +21,8 @@ def completion(shell: str | None) -> None:
       zsh   eval "$(ckpt completion zsh)"     in ~/.zshrc
       fish  ckpt completion fish | source     in ~/.config/fish/config.fish
 
-    Without SHELL, that of the environment variable SHELL. Behind STORE@ the ids come newest first,
+    It completes commands and options, stores, ids, operators, states, columns and files. Without
+    SHELL, that of the environment variable SHELL. Behind STORE@ the ids come newest first,
     with their times, then names of savepoints. Folders that hold checkpoints come before others.
     Of stores that are URLs nothing is completed: only local files are looked at, for two seconds at
     most.
