@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from ..graph import JobGraph, OperatorId, Status
-from ..manifest import Manifest, carried_by_plan
+from ..manifest import Manifest, carried_by_plan, state_runs
 from ..model import CheckpointId, Mode, Record, State
 from ..schema import SLICE_SCHEMA
 from ..storage import Storage
@@ -46,6 +46,7 @@ class Checkpoint:
         self.bound_to_run = bound_to_run
         self._manifest = manifest
         self._reading = Lock()
+        self._found_bounds: Mapping[tuple[str, str], tuple[int, int]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Checkpoint, bound_to_run=self.bound_to_run), (self.storage, self.record)
@@ -91,6 +92,17 @@ class Checkpoint:
             if self._manifest is None:
                 self._manifest = load_manifest(self.storage, self.record, bound_to_run=self.bound_to_run)
             return self._manifest
+
+    @property
+    def _bounds(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """By operator and state: between which rows of the manifest its handles lie."""
+        if self._found_bounds is None:
+            found: dict[tuple[str, str], tuple[int, int]] = {}
+            for name, start, stop in state_runs(self.handles):
+                # In a damaged manifest a state may begin again.
+                found[name] = found.get(name, (start, stop))[0], stop
+            self._found_bounds = found
+        return self._found_bounds
 
     def lend_manifest(self, other: Checkpoint) -> None:
         """Give ``other``, the same checkpoint opened again, the manifest that was read here."""
@@ -150,13 +162,14 @@ class Checkpoint:
         """
         operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
-        handles = self.handles
+        start, stop = self._bounds.get((operator, state), (0, 0))
+        handles = self.handles.slice(start, stop - start)
         mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
         self._check_sound(declared, handles.filter(mine))
         if subtask is not None:
             mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
         indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
-        return self._task(declared, whole_slices(handles, indices))
+        return self._task(declared, whole_slices(self.handles, pc.add(indices.cast(pa.int64()), start)))
 
     def state(self, operator: str | State, state: str | None = None) -> StateRows:
         """Return the rows of one state, for any tool: ``duckdb.sql("from rows")``.

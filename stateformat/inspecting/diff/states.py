@@ -106,6 +106,7 @@ class Pair:
         self._columns: Columns | None = None
         self._sides: tuple[Side | None, Side | None] = (None, None)
         self._steps: tuple[Step, ...] = ()
+        self._sizes: list[Sizes] = []
         self._seen = [_Seen(), _Seen()]
         self._rehash = False
 
@@ -122,7 +123,8 @@ class Pair:
     def plan(self) -> int:
         """Plan what is read, by metadata. Returns about how many stored bytes that is."""
         if not self.is_compared:
-            self._sides = self._side(self.before, self.old), self._side(self.after, self.new)
+            sides = self._side(self.before, self.old), self._side(self.after, self.new)
+            self._sizes = [_sizes(side) for side in sides]
             return 0
         assert self.old is not None
         assert self.becomes is not None
@@ -142,6 +144,10 @@ class Pair:
         self._rehash = old is not None and new is not None and old.layout != new.layout
         self._sides, self._state = (old, new), state
         self._steps = planned(old, new, state, 1)
+        self._sizes = [_sizes(side) for side in self._sides]
+        if not self._steps and state.mode not in _SEQUENCES:
+            # Of a million handles, only those that are read are kept.
+            self._sides = None, None
         return sum(step.size_bytes for step in self._steps)
 
     def diff(self, rows: int, read: Callable[[int], None]) -> StateDiff:
@@ -152,7 +158,7 @@ class Pair:
         if self.old is not None and (self.old.operator, self.old.name) != (some.operator, some.name):
             was = self.old.operator, self.old.name
         found = StateDiff(some.operator, some.name, "same", self.old, self.new, was)
-        sizes = [_sizes(side) for side in self._sides]
+        sizes = self._sizes
         if not self.is_compared:
             change = "added" if self.old is None else "removed" if self.new is None else "replaced"
             return replace(
@@ -214,7 +220,7 @@ class Pair:
         return found
 
     def _pattern(self, done: Counted) -> Pattern | None:
-        if done.groups is None:
+        if done.groups is None or not done.groups.total.any():
             return None
         changes = done.groups.total
         rows: Ints | None = None
