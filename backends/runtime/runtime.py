@@ -93,6 +93,8 @@ class Runtime(ABC, Generic[RunT]):
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end or a stop; after failures, again from the newest checkpoint.
 
+        A rescale that is asked for while it runs is no end: the job goes on from there.
+
         An empty store begins with the content of ``start_from``, if given. Raises ``InvalidInput``
         for an unclaimed savepoint, ``JobFailed`` after too many failures, with the last as its
         cause, ``RestoreRefused`` if the newest checkpoint does not fit, and ``PublishConflict`` if
@@ -148,6 +150,7 @@ class Runtime(ABC, Generic[RunT]):
         """Begin one run, which the caller steps. Raises as :meth:`run`, without starting again.
 
         Returns an outcome if the newest checkpoint is that of a stop, or everything had finished.
+        If the outcome of a run is a ``JobPaused``, begin the next: it goes on after a rescale.
         """
         self._start = self._new_start(flow)
         return self._begin(flow)

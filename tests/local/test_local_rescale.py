@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 
 import stateformat as sf
 from stateformat.backends import dataflow as df
-from stateformat.backends.local import JobOutcome, LocalRuntime, Progress, VirtualClock
+from stateformat.backends.local import JobOutcome, LocalRuntime, Progress, ProgressLine, VirtualClock
 from stateformat.backends.rewrite import publish_rescaled
 from stateformat.backends.runtime import JobPaused
 from stateformat.model import RESCALE_PROPERTY, StopMode
@@ -134,6 +135,11 @@ def test_a_running_job_goes_on_at_the_new_parallelism_in_the_same_process_and_an
     assert (job.out.seen, outcome.restarts, outcome.stop) == (COUNTS, 0, None)
     assert [news for progress in job.shown for news in progress.news] == [answer.message]
     assert {progress.parallelism for progress in job.shown} == {1, 3}
+    shown = StringIO()
+    line = ProgressLine(shown)
+    for progress in job.shown:
+        line(progress)
+    assert f"job: {answer.message}\n" in shown.getvalue().splitlines(keepends=True)
 
 
 def rescaled(job: Job, parallelism: int | None = None, **operators: int) -> tuple[JobOutcome, RequestAnswer]:
