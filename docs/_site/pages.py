@@ -17,6 +17,7 @@ DOORS = {
     "stateformat": "stores, checkpoints, states, errors",
     "stateformat.redistribution": "restore plans",
     "stateformat.inspecting": "changes of state, state over several checkpoints, metadata as tables",
+    "stateformat.reporting": "what is known of a store, as one document",
     "stateformat.backends.dataflow": "dataflows, operators, sources, sinks, states",
     "stateformat.backends.dataflow.testing": "a harness for operators",
     "stateformat.backends.state": "states as an operator uses them",

@@ -7,6 +7,7 @@ Damage is shown, and ends nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -56,7 +57,7 @@ def collect_report(
     store: CheckpointStore,
     checkpoint_id: int | None = None,
     *,
-    now_us: int,
+    now_us: int | None = None,
     level: ReportLevel | None = None,
     limit: int = LIMIT,
     progress: Progress | None = None,
@@ -64,9 +65,10 @@ def collect_report(
     """Return what is known of a store and one of its checkpoints, by default the newest.
 
     ``level`` None: quick, or metadata where there are many segments. ``now_us``: the time that ages
-    are counted from, in µs since the Unix epoch. Where the newest is damaged, ``checkpoint`` is the
+    are counted from, in µs since the Unix epoch; None for now. Where the newest is damaged, ``checkpoint`` is the
     highest that can be read. Raises ``NotFound``, and ``StorageError``.
     """
+    now_us = time.time_ns() // 1000 if now_us is None else now_us
     once = CheckpointStore(RememberingStorage(store.storage), format=store.format, outside=store.outside)
     found = once.survey(limit)
     checkpoint, faults = _opened(once, found, checkpoint_id)
