@@ -65,8 +65,8 @@ def collect_report(
     """Return what is known of a store and one of its checkpoints, by default the newest.
 
     ``level`` None: quick, or metadata where there are many segments. ``now_us``: the time that ages
-    are counted from, in µs since the Unix epoch; None for now. Where the newest is damaged, ``checkpoint`` is the
-    highest that can be read. Raises ``NotFound``, and ``StorageError``.
+    are counted from, in µs since the Unix epoch; None for now. Where the newest is damaged,
+    ``checkpoint`` is the highest that can be read. Raises ``NotFound``, and ``StorageError``.
     """
     now_us = time.time_ns() // 1000 if now_us is None else now_us
     once = CheckpointStore(RememberingStorage(store.storage), format=store.format, outside=store.outside)
