@@ -350,11 +350,16 @@ class CheckpointStore:
         return pending
 
     def expire(
-        self, keep: int = 1, *, older_than_us: int | None = None, now_us: int | None = None, delete: bool = True
+        self,
+        keep: int | None = None,
+        *,
+        older_than_us: int | None = None,
+        now_us: int | None = None,
+        delete: bool = True,
     ) -> Garbage:
         """Delete all but the newest ``keep`` ids, then what nothing names (``history.expire``).
 
-        ``older_than_us``: of these only what is older, lowest first.
+        ``older_than_us``: of these only what is older, lowest first; alone, all but the newest.
         """
         return history.expire(self.storage, keep, older_than_us=older_than_us, now_us=now_us, delete=delete)
 

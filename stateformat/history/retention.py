@@ -129,7 +129,7 @@ def collect_garbage(storage: Storage, *, delete: bool, read: Read = read_uses) -
 
 def expire(
     storage: Storage,
-    keep: int = 1,
+    keep: int | None = None,
     *,
     older_than_us: int | None = None,
     now_us: int | None = None,
@@ -139,11 +139,15 @@ def expire(
     """Delete the records with ids up to newest − ``keep``, strays among them, then collect garbage.
 
     ``older_than_us``: only those that were published so long before ``now_us``, by default the time
-    of this computer (:func:`cut_by_age`); never more than without it. Every doomed record goes
-    before the first object, so a crash in between leaves garbage only. Nothing is deleted
-    (``stopped`` says why) where the newest record cannot be read, or a record to keep was lost.
+    of this computer (:func:`cut_by_age`); never more than without it, and with an age alone all but
+    the newest. Every doomed record goes before the first object, so a crash in between leaves
+    garbage only. Nothing is deleted (``stopped`` says why) where the newest record cannot be read,
+    or a record to keep was lost.
     Raises ``InvalidInput`` for ``keep`` < 1 and a negative age, and ``NotFound``.
     """
+    if keep is None and older_than_us is None:
+        raise InvalidInput("expire takes how many checkpoints to keep, or for how long: keep=10, older_than_us=…")
+    keep = 1 if keep is None else keep
     if keep < 1:
         raise InvalidInput(f"cannot keep {keep} checkpoints: at least 1, the newest, is always kept")
     if older_than_us is not None and older_than_us < 0:

@@ -121,3 +121,10 @@ def test_few_records_are_read_to_learn_that_none_is_old(monkeypatch: pytest.Monk
 def test_an_age_is_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="0 or more"):
         store_of([1], monkeypatch).expire(older_than_us=-1)
+
+
+def test_nothing_expires_unless_it_is_said_how_much_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of([1, 2, 3], monkeypatch)
+    with pytest.raises(InvalidInput, match="how many checkpoints to keep, or for how long"):
+        store.expire()
+    assert left(store) == [1, 2, 3]

@@ -61,7 +61,7 @@ def gc(session: Session, address: Address, *, keep: int | None, older_than_us: i
         if keep is None and older_than_us is None:
             found = store.collect_garbage(delete=delete)
         else:
-            found = store.expire(keep or 1, older_than_us=older_than_us, delete=delete)
+            found = store.expire(keep, older_than_us=older_than_us, delete=delete)
     document = {
         "store": store.url,
         "newest": found.newest,
