@@ -39,6 +39,20 @@ def test_a_store_goes_to_s3_and_back(endpoint: str, tmp_path: Path) -> None:
     assert (whole["checkpoint_id"], whole["kind"], whole["totals"]["rows"]) == (3, "savepoint", 412)
 
 
+def test_a_pin_on_s3_is_copied_by_the_server_read_by_its_name_and_removed(endpoint: str, tmp_path: Path) -> None:
+    stores.flights_store(str(tmp_path / "flights"))
+    remote, there = f"s3://{BUCKET}/{uuid.uuid4().hex}@x/store", ("--endpoint-url", endpoint)
+    page("copy", tmp_path / "flights", remote, *there)
+    made = document("pin", f"{remote}@2", "before-fix", *there)
+    assert made["store"] == f"{remote}/savepoints/before-fix"
+    assert made["moved"]["server_bytes"] == made["moved"]["bytes"]
+    assert document("inspect", f"{remote}@before-fix", *there)["checkpoint_id"] == 2
+    assert document("validate", f"{remote}@before-fix", "--level", "full", *there)["ok"]
+    page("copy", f"{remote}@before-fix", tmp_path / "back", *there)
+    assert document("unpin", f"{remote}@before-fix", *there)["removed"]["checkpoint_id"] == 2
+    assert document("history", remote, *there)["savepoints"] == []
+
+
 def test_a_bucket_or_server_that_is_not_there_is_told(endpoint: str) -> None:
     assert failure("history", "s3://no-such-bucket/x", "--endpoint-url", endpoint, status=3)["kind"] in (
         "store_not_found",

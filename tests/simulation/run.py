@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -540,8 +541,11 @@ class Simulation:
     def _expire(self, store: CheckpointStore | None = None, *, keep: int | None = None) -> None:
         keep = keep or self.rng.choice((1, 1, 2, 3))
         self.say(f"expires all but {keep}")
+        # By age as well, by a clock that is a lifetime wrong: all are old, or of the future.
+        jump_us = random.Random(f"{self.seed} {keep} {self.disk.newest_id()}").choice((None, None, -1, 1))
+        age = {} if jump_us is None else {"older_than_us": 1, "now_us": time.time_ns() // 1000 + jump_us * 10**15}
         with contextlib.suppress(CheckpointError, OSError):
-            (store or self.plain_store()).expire(keep)
+            (store or self.plain_store()).expire(keep, **age)
 
     def _told_history(self) -> list[ParentRef]:
         """The checkpoints of the store, newest first: each was the newest when it was created, so

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ def test_a_state_is_found_by_the_name_of_its_operator_and_by_the_checkpoint(sess
         found = read(session, url, "Totals per user", "spent", columns="town, user", **at)
         assert found.columns == ["town", "user"]
         assert same_rows(table(found), expected("totals", "spent", 3).select(["user", "town"]))
+
+
+def test_a_pin_is_found_by_its_name(session: Any, store: str, tmp_path: Path) -> None:
+    own = shutil.copytree(store, tmp_path / "store")
+    open_store(str(own)).pin(3, "before-fix")
+    wanted = expected("totals", "spent", 3).select(["user", "town"])
+    for url, at in ((f"{own}@before-fix", {}), (str(own), {"checkpoint": "before-fix"})):
+        assert same_rows(table(read(session, url, "totals", "spent", columns="town, user", **at)), wanted)
+    assert "no-such" in sentence(lambda: read(session, str(own), "totals", "spent", checkpoint="no-such"))
 
 
 def test_sql_counts_joins_and_writes_as_of_any_table(session: Any, store: str, tmp_path: Path) -> None:
