@@ -434,3 +434,52 @@ def test_a_stopped_job_that_is_looked_at_again_serves_who_asked_meanwhile() -> N
     answer = answer_of(job, asked.id)
     assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.SAVED, 2)
     assert answer.message.endswith("; the job has stopped (no drain) at checkpoint 2")
+
+
+class Died(BaseException):
+    """The process is killed."""
+
+
+@pytest.mark.parametrize("place", [None, ELSEWHERE])
+def test_a_driver_that_dies_before_any_object_that_it_writes_loses_neither_savepoint_nor_output(
+    place: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run for each object that it writes or copies after the request: killed before that."""
+    left = 0
+
+    def dying(name: str) -> None:
+        right = getattr(MemoryStorage, name)
+
+        def call(self: MemoryStorage, *args: object) -> object:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Died
+            return right(self, *args)
+
+        monkeypatch.setattr(MemoryStorage, name, call)
+
+    for name in ("create", "open_output", "link_from"):
+        dying(name)
+    survived = at = 0
+    while not survived:
+        at += 1
+        MemoryStorage.reset("elsewhere/kept")
+        job = Job()
+        run = job.saved_once()
+        asked = job.bench.store.request_savepoint(place)
+        left = at
+        try:
+            answered(job, run, asked.id)
+            survived = at
+        except Died:
+            pass
+        left = 0
+        answer = job.bench.store.request_answer(asked.id) or answered(job, job.begin(), asked.id)
+        assert answer.outcome is RequestOutcome.SAVED, f"killed at {at}"
+        assert sound(str(answer.savepoint))
+        assert counts(str(answer.savepoint)).items() >= {0: 1, 1: 1}.items()
+        job.tap.let(0)
+        job.run()
+        assert job.out.seen == UNDISTURBED, f"killed at {at}"
+    assert survived > 4
