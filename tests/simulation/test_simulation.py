@@ -20,7 +20,7 @@ from stateformat.errors import StorageError
 from stateformat.storage import CreateOutcome
 from tests.simulation import graphs
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.run import Failed, simulate
+from tests.simulation.run import RESCALED_SEEDS, Failed, simulate
 from tests.simulation.storage import Crash, Disk, Do, Faults, FaultyStorage
 from tests.tally import Tally
 
@@ -70,6 +70,15 @@ def test_whatever_happens_every_record_has_its_effect_once(first: int, tally: Ta
         with tally.trying("simulated histories of a job"):
             checkpoints += simulate(seed, thorough=False).checkpoints
     assert checkpoints > BLOCK
+
+
+def test_running_jobs_are_rescaled_among_the_seeds() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(2, SEEDS, RESCALED_SEEDS):
+        counts += simulate(seed, thorough=False).counts
+        if counts["rescales answered"] > 1:
+            return
+    raise AssertionError(f"few were: {counts}")
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
