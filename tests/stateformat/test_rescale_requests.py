@@ -1,4 +1,4 @@
-"""The parallelism that a rescale asks for, in the record of its stop, and what readers make of it."""
+"""The parallelism that a rescale asks for: what its record says, and what readers make of it."""
 
 from __future__ import annotations
 
