@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         diff_checkpoints as diff_checkpoints,
         proof_document as proof_document,
     )
-    from .key_history import KeyStep as KeyStep, key_history as key_history
+    from .key_history import KeyStep as KeyStep, key_history as key_history, latest_declaration as latest_declaration
     from .metadata import (
         METADATA_TABLES as METADATA_TABLES,
         MetadataRows as MetadataRows,
@@ -43,7 +43,7 @@ else:
             ".comparing": "CHANGE",
             ".contents": "contents",
             ".diff": "CheckpointDiff Renames StateDiff diff_checkpoints proof_document",
-            ".key_history": "KeyStep key_history",
+            ".key_history": "KeyStep key_history latest_declaration",
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",
             ".savepoints": "savepoints_document",

@@ -3,7 +3,7 @@
 Theory of operation. Checkpoints come newest first, and each is compared with the next one that can
 be read. Where both have the same rows of the same segments in every layer of the key's group, which
 digests tell, and the same columns, nothing has changed, and nothing is read. Else the rows of the
-key on both sides are compared in the newest schema. What cannot be read is told, and passed over.
+key on both sides are compared in the latest schema. What cannot be read is told, and passed over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ..errors import CheckpointError, CheckpointExpired, DamagedCheckpoint, InvalidInput, UnsupportedFormat
+from ..errors import (
+    CheckpointError,
+    CheckpointExpired,
+    DamagedCheckpoint,
+    InvalidInput,
+    InvalidState,
+    UnsupportedFormat,
+)
 from ..manifest import take_rows
 from ..model import Record, State
 from ..reading import StateRows, Wanted
@@ -80,8 +87,8 @@ class _Side:
                 size_bytes += table.nbytes
                 if size_bytes <= HELD_BYTES:
                     held.append(table)
-        except _UNREADABLE as error:
-            return error
+        except (*_UNREADABLE, InvalidState) as error:
+            return error  # InvalidState: the columns went another way since.
         if size_bytes <= HELD_BYTES:
             self.held = held
         return None
@@ -106,14 +113,21 @@ def _mark(rows: StateRows) -> tuple[Any, ...] | None:
     return tuple(sorted(zip(*places, digests, strict=True)))
 
 
+def latest_declaration(checkpoints: Iterable[Checkpoint], state: State) -> State:
+    """Return the declaration with the latest schema: after a rollback it is not in the newest."""
+    found = [one.record.by_state.get((state.operator, state.name)) for one in checkpoints]
+    same = (state.mode, state.kind, state.key_columns)
+    alike = (one for one in found if one is not None and (one.mode, one.kind, one.key_columns) == same)
+    return max((state, *alike), key=lambda one: one.current.id)
+
+
 def key_history(checkpoints: Iterable[Checkpoint], state: State, key: pa.Table) -> Iterator[KeyStep]:
     """Yield what happened to a key, newest first, at each checkpoint where something did.
 
     ``checkpoints``: newest first; none is held when the next is taken, since each keeps its
-    manifest. ``state``: its declaration in the newest one that has it, in
-    whose schema all rows come. ``key``: one row, as ``keys_from_json`` returns it. A checkpoint
-    that is damaged or has expired is a step with ``fault``; one with another state of this name is
-    too, and ends the history.
+    manifest. ``state``: its :func:`latest_declaration`, in whose schema all rows come. ``key``: one
+    row, as ``keys_from_json`` returns it. A checkpoint that is damaged or has expired is a step
+    with ``fault``; one with another state of this name is too, and ends the history.
 
     Raises ``StorageError`` where the storage fails.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -116,6 +117,30 @@ def test_columns_that_changed_are_one_line_and_no_change_of_a_row(shop: Path) ->
     assert [column["name"] for column in found["columns"]] == ["user", "orders", "euros", "city", "seen", "vip", "tier"]
     told = words("get", f"{shop}@5", *key_options("spent", still), "--all")
     assert "~ orders widened from int32 to int64 ~ town is now city ~ vip bool is new, false before" in told
+
+
+def test_after_a_rollback_rows_come_in_the_columns_of_the_latest_schema(shop: Path, tmp_path: Path) -> None:
+    store = tmp_path / "shop"
+    shutil.copytree(shop, store)
+    open_store(str(store)).rollback(1)
+    found = document("get", store, *key_options("spent", user(18)), "--all")
+    assert [(entry["checkpoint_id"], entry["kind"]) for entry in found["history"]][:2] == [
+        (7, "rollback"),
+        (6, "checkpoint"),
+    ]
+    newest = found["history"][0]
+    assert {change["change"] for change in newest["column_changes"]} == {"narrowed", "renamed", "dropped"}
+    (change,) = newest["changes"]
+    (wanted,) = oracle("spent", 1, user(18), NEWEST)
+    assert (change["after"]["orders"], change["after"]["city"]) == (wanted["orders"], wanted["city"])
+
+
+def test_another_number_of_key_groups_is_no_change(shop: Path, tmp_path: Path) -> None:
+    store = tmp_path / "shop"
+    shutil.copytree(shop, store)
+    assert document("rewrite", store, "--max-parallelism", 64)["checkpoint_id"] == 7
+    found = document("get", store, *key_options("spent", user(18)), "--all")
+    assert (found["max_parallelism"], found["history"][0]["checkpoint_id"]) == (64, 6)
 
 
 def test_a_savepoint_below_the_store_is_asked_by_its_name(own_flights: Path) -> None:

@@ -45,7 +45,7 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
 
     With --all: what changed when, newest first, from the checkpoint of the address down. A
     checkpoint that has the same rows as the one before it is not shown; one that cannot be read is
-    said, and passed over. All rows come in the columns of the newest.
+    said, and passed over. All rows come in the columns of the latest schema.
 
     Exit status 1 where the key has no rows, and where a part of the history could not be read.
     """
@@ -135,7 +135,7 @@ def _along(
 ) -> tuple[Document, int]:
     """The document of ``--all``, whose changes lie in ``files``, and the exit status."""
     from stateformat.history import record_lost
-    from stateformat.inspecting import key_history, newest_declaration
+    from stateformat.inspecting import key_history, latest_declaration, newest_declaration
     from stateformat.reading import Checkpoint, keys_from_json
     from stateformat.storage import remembered
 
@@ -153,6 +153,7 @@ def _along(
         state = chosen_state(checkpoints[0], operator, name)
     else:
         state = newest_declaration(checkpoints, operator, name)
+    state = latest_declaration(checkpoints, state)
     declared = next(one for one in checkpoints if (state.operator, state.name) in one.record.by_state)
     keys = keys_from_json(state, key)
     history = [_unreadable(number, error) for number, error in found.unreadable.items() if number in found.damaged]
