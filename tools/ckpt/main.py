@@ -37,7 +37,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "diff": "Show what differs between two checkpoints.",
             "du": "Show what a store costs: by folder, checkpoint and state.",
             "validate": "Find everything that is wrong with a checkpoint.",
-            "explain-restore": "Show who would restore what at another parallelism.",
+            "explain-restore": "Show who would restore what, and if a program can go on.",
             "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
             "sql": "Query the states of a checkpoint with SQL.",
             "report": "Write one page about a store, to look at in a browser.",

@@ -58,7 +58,7 @@ def explain_restore(
     topology: Path | None,
     drop: tuple[str, ...],
 ) -> int:
-    """Show who would restore what at another parallelism.
+    """Show who would restore what, and if a program can go on.
 
     Without options the job stays as it is. With --flow the page says what a start of a program in
     this store would do, column by column, and what to write in the program where it would be
