@@ -135,7 +135,10 @@ class Savepoints:
     def _is_overtaken(self) -> bool:
         """Whether another run has gone on from here; then the request is that one's."""
         permit = self._driver.permit
-        newest = max(record_ids(self._store.storage), default=0)
+        try:
+            newest = max(record_ids(self._store.storage), default=0)
+        except (CheckpointError, OSError):
+            return False
         return permit is not None and newest > permit.ref.checkpoint_id
 
     def _failure(self, failed: ev.SavepointFailed) -> rq.RequestAnswer:

@@ -171,6 +171,23 @@ def test_a_checkpoint_that_another_program_expires_meanwhile_makes_the_copy_fail
     assert job.out.seen == UNDISTURBED
 
 
+def test_a_run_that_was_overtaken_while_it_copied_leaves_the_answer_to_its_successor() -> None:
+    job = Job()
+    bench = job.bench
+    bench.clock = VirtualClock(us_per_work=LONG_US)
+    old = job.saved_once()
+    asked = bench.store.request_savepoint()
+    until(old, lambda: bench.newest_id == 2 and old.in_flight is None)
+    run = job.begin()
+    until(run, lambda: bench.newest_id == 3 and run.in_flight is None)
+    CheckpointStore(bench.storage.inner).expire(1)
+    bench.clock.wait_until(3 * LONG_US)
+    old._requests.settle()
+    assert old.request_answer(asked.id) is None
+    answer = answered(job, run, asked.id)
+    assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.SAVED, 3)
+
+
 def test_a_large_copy_runs_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(checkpoint_interval_us=None)
     bench = job.bench

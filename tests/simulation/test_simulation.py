@@ -46,7 +46,7 @@ FINDS = {
     "a zombie publishes": (19,),
     "clean up one id too far": (1,),
     "expire the highest first": (1, 4),
-    "roll back without looking": (61,),
+    "roll back without looking": (78,),
     "name parents by id only": (19,),
     "forget what a sink put off": (0, 1),
 }
