@@ -45,21 +45,23 @@ class RecipePage:
         return {heading: recipes for heading, recipes in found.items() if recipes}
 
     def check(self, ran: Sequence[tuple[Recipe, str]], *, update: bool) -> None:
-        """Compare what recipes printed with the page, or put it there."""
-        wrong = [(recipe, printed) for recipe, printed in ran if not self.same(recipe, printed)]
+        """Compare what recipes printed, in the page's order, with the page; or put it there."""
         if update:
-            self._rewrite(wrong)
+            self._rewrite(ran)
             return
-        for recipe, printed in wrong:
-            assert printed == recipe.shown, recipe.code
+        for recipe, printed in ran:
+            assert self.same(recipe, printed) or printed == recipe.shown, recipe.code
 
     def _rewrite(self, ran: Sequence[tuple[Recipe, str]]) -> None:
-        page = self.path.read_text()
+        page, at = self.path.read_text(), 0
         for recipe, printed in ran:
             block = f"```{recipe.language}\n{recipe.code}```\n"
             before = block + (f"\n```text\n{recipe.shown}```\n" if recipe.shown else "")
-            assert page.count(before) == 1, f"the page has {page.count(before)} times:\n{before}"
-            page = page.replace(before, block + (f"\n```text\n{printed}```\n" if printed else ""))
+            after = block + (f"\n```text\n{printed}```\n" if printed else "")
+            at = page.index(before, at)
+            if not self.same(recipe, printed):
+                page = page[:at] + after + page[at + len(before) :]
+            at += len(block)
         self.path.write_text(page)
 
 

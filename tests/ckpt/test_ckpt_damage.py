@@ -1,7 +1,7 @@
 """``ckpt`` on damaged stores: what ``validate`` calls it, what other commands say, and how
 ``repair`` mends it.
 
-The situations of "The store at 3 a.m." in docs/cli.md are here.
+The situations of "The store at 3 a.m." (docs/night.md) are here.
 """
 
 from __future__ import annotations

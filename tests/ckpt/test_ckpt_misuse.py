@@ -134,7 +134,7 @@ def test_of_very_many_operators_a_sentence_names_some(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        *((typed, None) for typed in ("zzz", "top", "rolback", "coppy", "gcc")),
+        *((typed, None) for typed in ("zzz", "stpo", "rolback", "coppy", "gcc")),
         *(("inspekt", "inspect"), ("inspct", "inspect"), ("exprt", "export")),
     ],
 )
