@@ -43,6 +43,14 @@ def test_at_alone_is_another_checkpoint_of_the_same_store(flights: Path) -> None
     assert (back["before"]["checkpoint_id"], back["after"]["checkpoint_id"]) == (2, 1)
 
 
+def test_pins_are_sides_too(own_flights: Path) -> None:
+    assert run("pin", f"{own_flights}@1", "monday").status == 0
+    for addresses in ((f"{own_flights}@monday", "@2"), (f"{own_flights}@monday", own_flights)):
+        found = document("diff", *addresses, status=1)
+        assert (found["before"]["checkpoint_id"], found["after"]["checkpoint_id"]) == (1, 2)
+    assert document("diff", f"{own_flights}@1", "@monday")["read_bytes"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -27,8 +27,8 @@ def diff(
 ) -> int:
     """Show what differs between two checkpoints.
 
-    STORE is the earlier one, OTHER the later; @ID alone is another checkpoint of STORE. They may be
-    of two stores, of another parallelism or max parallelism, and of another system: a savepoint of
+    STORE is the earlier one, OTHER the later; @ID or @NAME alone is one of the same store. They may
+    be of two stores, of another parallelism or max parallelism, and of another system: a savepoint of
     Flink's against its import, a rewrite against its source.
 
     Rows are compared in the columns of the later checkpoint: a renamed or widened column has
@@ -42,13 +42,23 @@ def diff(
     from stateformat.inspecting import diff_checkpoints
 
     context = click.get_current_context()
-    text = f"{replace(address, checkpoint_id=None)}{other}" if other.startswith("@") else other
+    text = f"{_store_of(session, address)}{other}" if other.startswith("@") else other
     second = AddressType().convert(text, None, context)
     before, after = _opened(session, address, second)
     with session.output.progress("Comparing") as step:
         found = diff_checkpoints(before, after, operator=operator, state=state, rows=rows or 0, progress=step)
     session.output.show(found.document(rows=rows), draw_diff)
     return FINE if found.same else PROBLEMS
+
+
+def _store_of(session: Session, address: Address) -> Address:
+    """The store of an address, without its id or the name of a pin."""
+    from stateformat.storage import split_name
+
+    store, name = split_name(address.url)
+    if name is not None and session.read_only(address).storage.url.endswith(f"/savepoints/{name}"):
+        return replace(address, url=store, checkpoint_id=None)
+    return replace(address, checkpoint_id=None)
 
 
 def _opened(session: Session, first: Address, second: Address) -> tuple[Checkpoint, Checkpoint]:
