@@ -28,8 +28,8 @@ def diff(
     """Show what differs between two checkpoints.
 
     STORE is the earlier one, OTHER the later; @ID or @NAME alone is one of the same store. They may
-    be of two stores, of another parallelism or max parallelism, and of another system: a savepoint of
-    Flink's against its import, a rewrite against its source.
+    be of two stores, of another parallelism or max parallelism, and of another system: a savepoint
+    of Flink's against its import, a rewrite against its source.
 
     Rows are compared in the columns of the later checkpoint: a renamed or widened column has
     changed no row. Floats are compared by their bits, with one NaN. Of union and even_split state
