@@ -2,7 +2,7 @@
 
 A pin is a savepoint (SPEC.md section 10) in ``savepoints/NAME/`` below the store, made by
 ``publication.copy``: a store of its own, which retention and garbage collection never see. The
-savepoints of stops lie there too, and have addresses like pins.
+savepoints of running jobs lie there too, and have addresses like pins.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def pin(
 
 
 def pins(store: Storage) -> list[Savepoint]:
-    """Return the savepoints below a store, by name: pins, and those of stops.
+    """Return the savepoints below a store, by name: pins, and those of jobs.
 
     One listing, and a listing and a read for each. Folders without a record are passed over; where
     the storage holds no savepoints, there are none.

@@ -384,7 +384,7 @@ class CheckpointStore:
         return pins.pin(self.open(checkpoint_id), name, progress=progress, sleep=self._sleep).record
 
     def pins(self) -> list[Savepoint]:
-        """Return the savepoints below the store, by name: pins and those of stops."""
+        """Return the savepoints below the store, by name: pins and those of jobs."""
         return pins.pins(self.storage)
 
     def unpin(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The savepoints below a store as JSON: pins, and those of stops."""
+"""The savepoints below a store as JSON: pins, and those of jobs."""
 
 from __future__ import annotations
 
