@@ -186,9 +186,11 @@ def test_without_prove_nothing_is_compared(own_flights: Path, tmp_path: Path) ->
 
 
 def test_a_rewrite_by_a_function_cannot_be_proved(own_flights: Path, tmp_path: Path) -> None:
-    (tmp_path / "fixes.py").write_text("def same(table):\n    return table\n")
+    (tmp_path / "nothing_changed.py").write_text("def same(table):\n    return table\n")
     before = sorted(own_flights.rglob("*"))
-    text = words("rewrite", own_flights, "--transform", f"delays/sums={tmp_path}/fixes.py:same", "--prove", status=2)
+    text = words(
+        "rewrite", own_flights, "--transform", f"delays/sums={tmp_path}/nothing_changed.py:same", "--prove", status=2
+    )
     assert "changes rows, so there is nothing to prove" in text
     assert sorted(own_flights.rglob("*")) == before
 
