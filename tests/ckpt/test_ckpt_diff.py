@@ -99,7 +99,7 @@ def test_where_the_changes_are_is_drawn_if_they_are_in_few_key_groups(tmp_path: 
     assert found["pattern"]["groups"] == [[0, 31]]
     assert sum(one["changed"] for one in found["groups"]) == int(low.sum())
     text = page("diff", f"{tmp_path}@1", "@2", status=1)
-    assert "100% of the changes lie in key groups 0-31, which have 24% of the rows." in " ".join(text.split())
+    assert "100% of the changes lie in key groups 0-31, which had 24% of the rows before." in " ".join(text.split())
     assert any(set(line.strip()) <= {*"▁▂▃▄▅▆▇█·"} and "·" in line for line in text.splitlines() if line.strip())
 
 

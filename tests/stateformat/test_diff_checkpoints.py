@@ -491,12 +491,28 @@ PATTERNS: Mapping[str, tuple[list[int] | np.ndarray, np.ndarray | None, list[tup
     "one group": (np.eye(128, dtype=np.int64)[5] * 20, None, [(5, 5)]),
     "as the rows lie": (UNEVEN // 10, UNEVEN, None),
     "not as the rows lie": (UNEVEN[::-1] // 10, UNEVEN, [(0, 63)]),
+    "half in one group, the rest everywhere": (
+        np.where(np.arange(128) == 124, 6400, 50),
+        np.full(128, 250),
+        [(124, 124)],
+    ),
+    "more in a group that had most": (
+        np.where(np.arange(128) == 124, 6400, 50),
+        np.where(np.arange(128) == 124, 13000, 250),
+        [(124, 124)],
+    ),
+    "as much more in the group that had most": (
+        np.where(np.arange(128) == 124, 6400, 50),
+        np.where(np.arange(128) == 124, 32000, 250),
+        None,
+    ),
+    "in a new state": (np.where(np.arange(128) == 124, 6400, 50), np.zeros(128, np.int64), [(124, 124)]),
     "groups without rows": (np.array([9, 0, 8, 0]), np.array([90, 0, 80, 0]), None),
 }
 
 
 @pytest.mark.parametrize("case", PATTERNS)
-def test_a_pattern_is_changes_where_few_rows_are(case: str) -> None:
+def test_a_pattern_is_changes_where_few_rows_were(case: str) -> None:
     changes, rows, ranges = PATTERNS[case]
     found = pattern_of(np.asarray(changes, np.int64), rows)
     assert (None if found is None else list(found.ranges)) == ranges

@@ -155,7 +155,7 @@ def _state(diff: StateDiff, rows: int | None) -> Document:
         else {
             "groups": [list(pair) for pair in diff.pattern.ranges],
             "changes": round(diff.pattern.changes, 4),
-            "rows": round(diff.pattern.rows, 4),
+            "rows": None if diff.pattern.rows is None else round(diff.pattern.rows, 4),
         },
         "groups": None if counted is None else _groups(counted),
         "read_bytes": 0 if counted is None else counted.read_bytes,

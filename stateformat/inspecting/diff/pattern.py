@@ -1,4 +1,4 @@
-"""Whether changes lie where the rows lie, or in a few key groups: what a person would call odd."""
+"""Whether changes lie where the rows lay, or in a few key groups: what a person would call odd."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import numpy as np
 
 from ...manifest import Ints
 
-MOST: Final = 0.8
-"""The share of the changes that makes a place theirs …"""
+MORE: Final = 0.2
+"""How much greater the share of the changes must be than that of the rows …"""
+TIMES: Final = 1.5
+"""… and in each key group of a place, how many times that of the rows."""
 WITHIN: Final = 0.5
-"""… if at most this share of the rows lies there."""
+"""The greatest share of the rows that is still a place."""
+FEW: Final = 10
+"""Rows that each key group is taken to have besides its own, so that a few rows are no rule."""
 DISPERSION: Final = 3.0
 """How much more than by chance the counts must vary: the variance of the counts over that of rows
 which change at random."""
 
 
 class Pattern(NamedTuple):
-    """Key groups in which most of the changes lie, though few of the rows do."""
+    """Key groups in which many of the changes lie, though few of the rows did."""
 
     ranges: tuple[tuple[int, int], ...]
     changes: float
     """Their share of the changes, 0 to 1."""
-    rows: float
-    """Their share of the rows."""
+    rows: float | None
+    """Their share of the rows before; None where there were none, or nobody counts them."""
 
 
 def pattern_of(changes: Ints, rows: Ints | None) -> Pattern | None:
@@ -32,27 +36,29 @@ def pattern_of(changes: Ints, rows: Ints | None) -> Pattern | None:
 
     Args:
         changes: changed rows of each key group.
-        rows: stored rows of each; None where nobody counts them: then each has as many.
+        rows: stored rows of each before the changes: rows that came are no reason why they came
+            there. None where nobody counts them: then each has as many.
     """
     total = int(changes.sum())
-    weights = np.ones(len(changes)) if rows is None else np.maximum(rows, changes).astype(np.float64)
-    used = np.flatnonzero(weights)
-    if not total or len(used) < 2:
+    if not total or len(changes) < 2:
         return None
-    share = weights[used] / weights.sum()
+    weights = np.ones(len(changes), np.int64) if rows is None else rows + FEW
+    share = weights / weights.sum()
     expected = total * share
-    dispersion = float((((changes[used] - expected) ** 2) / expected).sum()) / (len(used) - 1)
+    dispersion = float((((changes - expected) ** 2) / expected).sum()) / (len(changes) - 1)
     if dispersion <= DISPERSION:
         return None
-    rate = changes[used] / expected
-    order = np.argsort(-rate, kind="stable")
-    last = order[int(np.searchsorted(np.cumsum(changes[used][order]), MOST * total))]
-    # A group that changes about as much as the last one belongs to them.
-    chosen = used[rate >= rate[last] / 2]
-    part = float(weights[chosen].sum() / weights.sum())
-    if part > WITHIN:
+    times = changes / expected
+    order = np.argsort(-times, kind="stable")
+    part, within = np.cumsum(changes[order]) / total, np.cumsum(share[order])
+    # The groups that stand out most: with one more, the rows would grow by more than the changes.
+    fit = (times[order] >= TIMES) & (within <= WITHIN)
+    last = int(np.argmax(np.where(fit, part - within, 0.0)))
+    if not fit[last] or part[last] - within[last] < MORE:
         return None
-    return Pattern(_ranges(chosen), float(changes[chosen].sum() / total), part)
+    chosen = np.sort(order[: last + 1])
+    of_rows = None if rows is None or not rows.any() else float(rows[chosen].sum() / rows.sum())
+    return Pattern(_ranges(chosen), float(part[last]), of_rows)
 
 
 def _ranges(groups: Ints) -> tuple[tuple[int, int], ...]:

@@ -220,17 +220,17 @@ class Pair:
         return found
 
     def _pattern(self, done: Counted) -> Pattern | None:
-        if done.groups is None or not done.groups.total.any():
+        groups = done.groups
+        if groups is None or not groups.total.any():
             return None
-        changes = done.groups.total
-        rows: Ints | None = None
-        for side, usable in zip(self._sides, (not self._rehash, True), strict=True):
-            if side is not None and usable:
-                counts = _group_rows(side, len(changes))
-                if counts is None:
-                    return pattern_of(changes, None)
-                rows = counts if rows is None else np.maximum(rows, counts)
-        return pattern_of(changes, rows)
+        old, new = self._sides
+        if self._rehash:
+            # The rows before lay in another numbering: the later ones without what has changed.
+            rows = None if new is None else _group_rows(new, len(groups.total))
+            rows = None if rows is None else np.maximum(rows - groups.added + groups.removed, 0)
+        else:
+            rows = None if old is None else _group_rows(old, len(groups.total))
+        return pattern_of(groups.total, rows)
 
 
 class _Seen:

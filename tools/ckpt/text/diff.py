@@ -259,14 +259,22 @@ def _where(state: Json, look: Look) -> Iterator[str]:
     pattern = state["pattern"]
     if pattern is None:
         return
-    changes, rows = (f"{pattern[name]:.0%}" for name in ("changes", "rows"))
-    groups = pattern["groups"]
-    named = words.ranges(groups[:8]) + (f" and {len(groups) - 8} more ranges" if len(groups) > 8 else "")
-    text = f"{changes} of the changes lie in key groups {named}, which have {rows} of the rows."
-    yield from render.paragraph(text, look, indent="    ")
+    yield from render.paragraph(_pattern(pattern, state), look, indent="    ")
     counts = state["groups"].arrays if hasattr(state["groups"], "arrays") else None
     if counts is not None:
         yield f"    {_bars(counts, look)}"
+
+
+def _pattern(pattern: Json, state: Json) -> str:
+    """Which key groups stand out, and how many of the rows they had."""
+    groups = pattern["groups"]
+    named = words.ranges(groups[:8]) + (f" and {len(groups) - 8} more ranges" if len(groups) > 8 else "")
+    number = sum(last - first + 1 for first, last in groups)
+    had = f"{number} of {next(iter(state['groups']))['max_parallelism']}"
+    if pattern["rows"] is not None:
+        had = f"which had {pattern['rows']:.0%} of the rows before"
+    group = "key group" if number == 1 else "key groups"
+    return f"{pattern['changes']:.0%} of the changes lie in {group} {named}, {had}."
 
 
 def _bars(counts: Mapping[str, Any], look: Look) -> str:
