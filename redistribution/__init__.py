@@ -14,7 +14,7 @@ if __name__ != "stateformat.redistribution":
         "import stateformat.redistribution: redistribution is a part of the package stateformat since 0.2.0"
     )
 
-from .columns import ColumnPlan, column_plans
+from .columns import ColumnPlan
 from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan
 from .plan import RestorePlan
@@ -38,7 +38,6 @@ __all__ = [
     "States",
     "WarningCode",
     "assemble",
-    "column_plans",
     "cut_keyed",
     "plan_document",
     "plan_restore",

@@ -1,8 +1,6 @@
 """What is known of a store, collected once, as one JSON document: for the page of ``ckpt report``.
 
 ``collecting`` makes the document, ``states`` its part on states: read them in this order.
-``remembered`` is a storage that reads each record and manifest once, for checks that would each
-read them again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from .. import __version__, words
+from .. import __version__, paths as layout, words
 from ..documents import (
     Document,
     Holdings,
@@ -27,9 +27,9 @@ from ..inspecting import savepoints_document, sizes_document
 from ..problems import Counts, Report, ordered
 from ..reading import Checkpoint
 from ..rules import check_content
+from ..storage import remembered
 from ..store import CheckpointStore
 from ..validation import validate
-from .remembered import RememberingStorage
 from .states import states_document
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ TREND: Final = 24
 """Checkpoints whose states are compared: the newest, the oldest, and some between."""
 TREND_BYTES: Final = 48 << 20
 """Bytes of older manifests that are read for it."""
+REMEMBERED_BYTES: Final = 96 << 20
+"""Bytes of records and manifests that are held; each is read once while there is room."""
 GARBAGE_CHECKPOINTS: Final = 200
 GARBAGE_BYTES: Final = 64 << 20
 """With more checkpoints, or more bytes of manifests, garbage is left to ``ckpt gc``."""
@@ -69,7 +71,9 @@ def collect_report(
     ``checkpoint`` is the highest that can be read. Raises ``NotFound``, and ``StorageError``.
     """
     now_us = time.time_ns() // 1000 if now_us is None else now_us
-    once = CheckpointStore(RememberingStorage(store.storage), format=store.format, outside=store.outside)
+    # Neither changes under its name, and a report looks at one instant.
+    storage = remembered(store.storage, (layout.RECORDS, layout.MANIFESTS), REMEMBERED_BYTES)
+    once = CheckpointStore(storage, format=store.format, outside=store.outside)
     found = once.survey(limit)
     checkpoint, faults = _opened(once, found, checkpoint_id)
     shown = None if checkpoint is None else _described(checkpoint, faults, level)

@@ -1,4 +1,4 @@
-"""A storage that remembers parts of segments: what is read again needs no further request."""
+"""A storage that remembers what was read of objects that never change: asked once is enough."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from .. import paths as layout
 from .protocol import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HELD_BYTES: Final = 64 << 20
+MOST_BYTES: Final = 64 << 20
+
+_Place = tuple[str, int, int | None]
+"""Path, offset and length of what was read; no length where it goes to the object's end."""
 
 
 class RememberedReads:
-    """A storage in front of another, for one command. What was read last is held, up to 64 MiB.
+    """A storage in front of another, for one command. What was read last is held.
 
-    Only parts of segments: they never change. Not picklable as such; a copy is the storage itself.
+    Listings go to the storage itself. Not picklable as such; a copy is the storage itself.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, folders: tuple[str, ...], most_bytes: int) -> None:
         self._inner = storage
-        self._held: OrderedDict[tuple[str, int, int], pa.Buffer] = OrderedDict()
-        self._held_bytes = 0
+        self._folders = folders
+        self._held: OrderedDict[_Place, pa.Buffer] = OrderedDict()
+        self._held_bytes, self._most_bytes = 0, most_bytes
         self._lock = Lock()
 
     @property  # type: ignore[misc]
@@ -41,26 +46,32 @@ class RememberedReads:
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
         """As of any storage."""
-        if not path.startswith("segments/"):
+        if not path.startswith(self._folders):
             return self._inner.read_range(path, offset, length)
-        place = (path, offset, length)
         with self._lock:
-            if place in self._held:
-                self._held.move_to_end(place)
-                return self._held[place]
+            for place in ((path, offset, None), (path, offset, length)):
+                if place in self._held:
+                    self._held.move_to_end(place)
+                    return self._held[place].slice(0, min(length, self._held[place].size))
         data = self._inner.read_range(path, offset, length)
-        with self._lock:
-            if place not in self._held:
-                self._held[place] = data
-                self._held_bytes += data.size
-            while self._held_bytes > _HELD_BYTES:
-                self._held_bytes -= self._held.popitem(last=False)[1].size
+        self._hold((path, offset, None if data.size < length else length), data)
         return data
 
+    def _hold(self, place: _Place, data: pa.Buffer) -> None:
+        with self._lock:
+            if place in self._held or data.size > self._most_bytes:
+                return
+            self._held[place] = data
+            self._held_bytes += data.size
+            while self._held_bytes > self._most_bytes:
+                self._held_bytes -= self._held.popitem(last=False)[1].size
 
-def remembered(storage: Storage) -> Storage:
-    """The storage, and what it has read last."""
-    return cast("Storage", RememberedReads(storage))
+
+def remembered(
+    storage: Storage, folders: tuple[str, ...] = (layout.SEGMENTS,), most_bytes: int = MOST_BYTES
+) -> Storage:
+    """The storage, and so many bytes of what it has read last in ``folders``."""
+    return cast("Storage", RememberedReads(storage, folders, most_bytes))
 
 
 def _itself(storage: Storage) -> Storage:

@@ -1,9 +1,8 @@
-"""A storage that remembers what was read of segments, and nothing else."""
+"""A storage that remembers what was read in some folders, and nothing else."""
 
 from __future__ import annotations
 
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,17 @@ def test_a_part_of_a_segment_is_read_once_and_anything_else_each_time(folder: st
     assert stats_of(counted)["read_range"].calls == 1 + 3 + 1
 
 
-def test_what_was_read_longest_ago_is_forgotten_first(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["stateformat.storage.remembered"], "_HELD_BYTES", 20)
+def test_an_object_that_was_read_to_its_end_answers_for_each_of_its_beginnings(folder: str) -> None:
     counted = instrumented(LocalStorage(folder))
-    storage = remembered(counted)
+    storage = remembered(counted, ("checkpoints/",))
+    for length in (1000, 100, 7, 2000):
+        assert storage.read_range(RECORD, 0, length).to_pybytes() == bytes(range(min(length, 100)))
+    assert stats_of(counted)["read_range"].calls == 1
+
+
+def test_what_was_read_longest_ago_is_forgotten_first_and_what_is_too_large_at_once(folder: str) -> None:
+    counted = instrumented(LocalStorage(folder))
+    storage = remembered(counted, most_bytes=20)
 
     def reads(offset: int) -> int:
         before = stats_of(counted)["read_range"].calls
@@ -44,6 +50,8 @@ def test_what_was_read_longest_ago_is_forgotten_first(folder: str, monkeypatch: 
         return stats_of(counted)["read_range"].calls - before
 
     assert [reads(offset) for offset in (0, 8, 0, 16, 0, 8)] == [1, 1, 0, 1, 0, 1]
+    assert storage.read_range(SEGMENT, 0, 21).size == 21
+    assert [reads(offset) for offset in (0, 8)] == [0, 0], "it has pushed nothing out"
 
 
 def test_it_passes_for_the_storage_itself_and_a_copy_is_that(folder: str) -> None:

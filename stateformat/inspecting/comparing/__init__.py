@@ -8,7 +8,7 @@ each), ``differing`` (which rows of two streams differ), ``values`` (when two va
 from __future__ import annotations
 
 from .differing import CHANGE, CHANGES, ByKey, differences
-from .matching import Runs, keyed_runs, row_runs, segment_codes, unmatched
+from .matching import Runs, keyed_runs, row_runs, segment_codes
 from .planning import planned, side_of
 from .sides import RowShape, Side
 from .steps import Step
@@ -30,7 +30,6 @@ __all__ = [
     "row_runs",
     "segment_codes",
     "side_of",
-    "unmatched",
     "value_buckets",
     "value_codes",
 ]

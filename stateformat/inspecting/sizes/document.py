@@ -92,6 +92,8 @@ class _Sums:
         self._store, self._found = store, found
         segments = found.objects[layout.SEGMENTS]
         self._sizes = np.array([item.size_bytes for item in segments], np.int64)
+        own = (*found.objects[layout.RECORDS], *found.objects[layout.MANIFESTS])
+        self._listed = {item.path: item.size_bytes for item in own}
         # What has other names on the storage is not freed with this one.
         self._freed = self._sizes.copy()
         if found.shared:
@@ -209,12 +211,8 @@ class _Sums:
         record = named.record
         there = named.at[named.at >= 0]
         alone = there[self._users[there] == 1]
-        records = {item.path: item.size_bytes for item in found.objects[layout.RECORDS]}
-        manifests = {item.path: item.size_bytes for item in found.objects[layout.MANIFESTS]}
-        paths = {
-            layout.record_path(checkpoint_id): records.get(layout.record_path(checkpoint_id), 0),
-            record.manifest.path: manifests.get(record.manifest.path, 0),
-        }
+        own = (layout.record_path(checkpoint_id), record.manifest.path)
+        paths = {path: self._listed.get(path, 0) for path in own}
         count = len(found.states)
         per_state = {
             "bytes": self._of_states(named, count),

@@ -53,10 +53,11 @@ def diff(
 
 def _store_of(session: Session, address: Address) -> Address:
     """The store of an address, without its id or the name of a pin."""
+    from stateformat.pins import is_named
     from stateformat.storage import split_name
 
     store, name = split_name(address.url)
-    if name is not None and session.read_only(address).storage.url.endswith(f"/savepoints/{name}"):
+    if name is not None and is_named(session.read_only(address).storage, address.url):
         return replace(address, url=store, checkpoint_id=None)
     return replace(address, checkpoint_id=None)
 
