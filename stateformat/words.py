@@ -155,3 +155,10 @@ def age(epoch_us: int, now_us: int) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
+
+
+def stopped(stop: Mapping[str, Any]) -> str:
+    """What a job did at the checkpoint of a stop (``documents``): ``stopped (no drain)``."""
+    if stop["goes_on_at"] is not None:
+        return f"stopped to go on at {stop['goes_on_at']}"
+    return f"stopped ({stop['mode'].replace('_', ' ')})"

@@ -11,7 +11,7 @@ from stateformat.model import CheckpointKind
 from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.reading import Checkpoint
 from stateformat.redistribution import Rescaled, rescale
-from stateformat.requests import lasting_stop
+from stateformat.rescaling import lasting_stop
 from stateformat.store import CheckpointStore
 
 from .planning import RewritePlan

@@ -12,6 +12,7 @@ from stateformat import requests as rq
 from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
 from stateformat.model import RESCALE_PROPERTY, Stop, StopMode
 from stateformat.publication import CommitPermit
+from stateformat.rescaling import rescale_of
 from stateformat.storage import check_no_secrets, without_secrets
 from stateformat.store import CheckpointStore
 
@@ -201,7 +202,7 @@ class RequestService:
         if ended.stop is None or permit is None:
             self._savepoints.finish(permit, FINISHED)
             return end_finished(self._store, permit, options)
-        if rq.rescale_of(permit.record) is not None:
+        if rescale_of(permit.record) is not None:
             self._savepoints.finish(permit, GOES_ON)
             return JobPaused(permit.ref.checkpoint_id, "the job has stopped to go on at another parallelism")
         stop = Stop(ended.stop.mode, ended.stop.request)

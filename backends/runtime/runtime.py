@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from stateformat import requests as rq
 from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
 from stateformat.graph import brief
 from stateformat.model import CheckpointKind, StopMode
 from stateformat.publication import CommitPermit
+from stateformat.rescaling import lasting_stop
 from stateformat.store import CheckpointStore
 
 from ..dataflow.api import TwoPhaseCommitSink
@@ -241,7 +241,7 @@ class Runtime(ABC, Generic[RunT]):
     ) -> JobOutcome | None:
         if permit is None:
             return None
-        stop = rq.lasting_stop(permit.record)
+        stop = lasting_stop(permit.record)
         # A job that is started on a claimed savepoint is to go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             resumes = self.options.resume and permit.ref.checkpoint_id == self._start.resumes_to

@@ -17,6 +17,7 @@ from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.history import newest_record, record_ids
 from stateformat.model import CheckpointKind
 from stateformat.publication import CommitPermit
+from stateformat.rescaling import lasting_stop
 from stateformat.storage import check_no_secrets, check_outside
 from stateformat.store import CheckpointStore
 
@@ -128,7 +129,7 @@ class Savepoints:
             self._copies.remove(each)
             if each[0].error is None or not self._is_overtaken():
                 newest = self._driver.permit
-                stops = newest is not None and rq.lasting_stop(newest.record) is not None
+                stops = newest is not None and lasting_stop(newest.record) is not None
                 self._answered(each[0], STOPS if stops else GOES_ON)
         self._driver.copied = {copy.checkpoint_id for copy, _ in self._copies}
 

@@ -31,6 +31,7 @@ from ..model import (
     Totals,
 )
 from ..record import members_of
+from ..rescaling import rescale_of
 from .columns import JsonRows
 
 if TYPE_CHECKING:
@@ -57,12 +58,24 @@ def record_document(store: str, record: Record) -> Document:
         "totals": totals_document(record.totals),
         "parent": members.get("parent"),
         "content_of": members.get("content_of"),
-        "stop": members.get("stop"),
+        "stop": stop_document(record),
         "rescaled_from": members.get("rescaled_from"),
         "created_at": words.moment(record.created_at_us),
         "written_by": origin_document(record.properties),
         "given_up": given_up_told(record.properties),
     }
+
+
+def stop_document(record: Record) -> Document | None:
+    """The stop at which the checkpoint was taken; null for any other.
+
+    ``goes_on_at``: at which parallelism the job goes on by itself, in words; null if it does not.
+    """
+    if record.stop is None:
+        return None
+    wanted = rescale_of(record)
+    goes_on_at = None if wanted is None else wanted.describe()
+    return {"mode": record.stop.mode.value, "request": record.stop.request, "goes_on_at": goes_on_at}
 
 
 def given_up_told(properties: Mapping[str, str]) -> Document | None:
@@ -259,7 +272,7 @@ def history_document(record: Record) -> Document:
         "operators": len(status),
         "finished": status.count(Status.FULLY_FINISHED),
         "partially_finished": status.count(Status.PARTIALLY_FINISHED),
-        "stop": None if record.stop is None else {"mode": record.stop.mode.value, "request": record.stop.request},
+        "stop": stop_document(record),
         "totals": totals_document(record.totals),
         "written_by": origin_document(record.properties),
     }

@@ -257,7 +257,7 @@ def _label(entry: Json) -> str:
 
 def _special(entry: Json) -> str:
     if entry["stop"]:
-        return f"at {entry['checkpoint_id']} the job stopped ({entry['stop']['mode'].replace('_', ' ')})"
+        return f"at {entry['checkpoint_id']} the job {words.stopped(entry['stop'])}"
     return f"{entry['checkpoint_id']} is a {entry['kind']}"
 
 
@@ -462,7 +462,7 @@ def _writer(checkpoint: Json) -> str:
 
 def _stop(stop: Json) -> str:
     request = f", request {stop['request']}" if stop["request"] else ""
-    return f"the job stopped here ({stop['mode'].replace('_', ' ')}{request})"
+    return f"the job {words.stopped(stop)}{request}"
 
 
 def _holds(holds: Json) -> str:

@@ -27,11 +27,6 @@ from .encoding import (
     encode_answer as encode_answer,
     encode_request as encode_request,
 )
-from .rescaling import (
-    WantedParallelism as WantedParallelism,
-    lasting_stop as lasting_stop,
-    rescale_of as rescale_of,
-)
 from .unanswered import rescale_outcome as rescale_outcome
 from .values import (
     SAVEPOINT_PROPERTY as SAVEPOINT_PROPERTY,

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 from .. import paths as layout
 from ..model import Record, StopMode
-from .rescaling import WantedParallelism
+from ..rescaling import WantedParallelism
 
 SAVEPOINT_PROPERTY: Final = "savepoint"
 """The property of a stop's record with the savepoint's URL; absent: the default place."""

@@ -153,7 +153,7 @@ def test_a_stop_stands_on_the_page(tmp_path: Path) -> None:
     stop = Stop(StopMode.DRAIN, "ab" * 16)
     stores.counts_job().publish(open_store(str(tmp_path)), None, stop=stop, finishing={"lines": [0, 1]})
     text = " ".join(page("inspect", tmp_path).split())
-    assert f"the job stopped here, drain (request {stop.request})" in text
+    assert f"stopped (drain), request {stop.request}" in text
     assert "finishing: 0-1" in text
 
 

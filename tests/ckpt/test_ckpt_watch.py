@@ -19,7 +19,7 @@ from stateformat.errors import StorageError
 from stateformat.history import Follower
 from stateformat.model import RESCALE_PROPERTY, CheckpointId, Stop, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.requests import WantedParallelism
+from stateformat.rescaling import WantedParallelism
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.commands.running import watch as command
 from stateformat.tools.ckpt.text import Look

@@ -14,14 +14,8 @@ from stateformat.backends.local import JobOutcome, LocalRuntime, Progress, Progr
 from stateformat.backends.rewrite import publish_rescaled
 from stateformat.backends.runtime import JobPaused
 from stateformat.model import RESCALE_PROPERTY, StopMode
-from stateformat.requests import (
-    RequestAnswer,
-    RequestOutcome,
-    RescaleRequest,
-    WantedParallelism,
-    encode_request,
-    rescale_of,
-)
+from stateformat.requests import RequestAnswer, RequestOutcome, RescaleRequest, encode_request
+from stateformat.rescaling import WantedParallelism, rescale_of
 from tests.local_jobs import Count, Line, Tap, rows, to_end
 
 COUNTS = [3, 3, 3, 3]

@@ -38,7 +38,8 @@ from stateformat.errors import (
 )
 from stateformat.graph import JobGraph, Operator, OperatorId, Partitioner, Status
 from stateformat.model import CheckpointKind, ParentRef, StopMode
-from stateformat.requests import RequestOutcome, rescale_of
+from stateformat.requests import RequestOutcome
+from stateformat.rescaling import rescale_of
 from stateformat.store import CheckpointStore
 from tests.simulation import graphs
 from tests.simulation.graphs import GROUPS_MAX, EdgeSpec, Graph

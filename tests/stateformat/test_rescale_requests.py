@@ -10,7 +10,7 @@ from stateformat.backends.storage import MemoryStorage
 from stateformat.errors import InvalidInput
 from stateformat.graph import SubtaskSet
 from stateformat.model import RESCALE_PROPERTY, CheckpointKind, Record, Stop, StopMode
-from stateformat.requests import WantedParallelism, lasting_stop, rescale_of
+from stateformat.rescaling import WantedParallelism, lasting_stop, rescale_of
 from stateformat.store import CheckpointStore
 from tests import stores
 

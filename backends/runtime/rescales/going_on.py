@@ -27,6 +27,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import JobGraph, Status
 from stateformat.model import ParentRef, Record, known_names
 from stateformat.publication import CommitPermit
+from stateformat.rescaling import rescale_of
 from stateformat.words import label
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Rescales:
             # Its checkpoint was published, and the run broke off before it knew.
             self._conclude(current)
             self._going_on = None
-        wanted = rq.rescale_of(permit.record) if permit is not None else None
+        wanted = rescale_of(permit.record) if permit is not None else None
         if permit is None or wanted is None:
             return
         if self._going_on is not None:

@@ -68,7 +68,7 @@ def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, opt
     from stateformat.backends.runtime import at_parallelism, plan_of
     from stateformat.history import record_ids
     from stateformat.redistribution import plan_document
-    from stateformat.requests import rescale_of
+    from stateformat.rescaling import rescale_of
 
     record = checkpoint.record
     # Of another system's checkpoints there is no newest to start from.
@@ -148,7 +148,7 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
     from stateformat.backends.runtime import parallelism_words
     from stateformat.graph import Status
     from stateformat.model import CheckpointKind, StopMode
-    from stateformat.requests import lasting_stop, rescale_of
+    from stateformat.rescaling import lasting_stop, rescale_of
 
     record, number = checkpoint.record, checkpoint.id
     if checkpoint.system is not None:

@@ -11,7 +11,7 @@ from click import unstyle
 from stateformat import words
 from stateformat.documents import in_order
 from stateformat.model import GIVEN_UP_PROPERTY
-from stateformat.words import count, label, plural, ranges, size
+from stateformat.words import count, label, plural, ranges, size, stopped
 
 from . import graph, render
 from .contents import contents_facts, contents_table, holds_line
@@ -91,8 +91,8 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
     yield "holds", holds_line(document["holds"], look)
     yield "features", ", ".join([*document["required_features"], *document["optional_features"]])
     if document["stop"]:
-        mode, request = document["stop"]["mode"], label(document["stop"]["request"])
-        yield "stop", f"the job stopped here, {mode.replace('_', ' ')}{f' (request {request})' if request else ''}"
+        request = label(document["stop"]["request"])
+        yield "stop", f"{stopped(document['stop'])}{f', request {request}' if request else ''}"
     if document["content_of"]:
         yield "repair", f"has the content of checkpoint {document['content_of']['checkpoint_id']}"
     if document["rescaled_from"]:

@@ -94,7 +94,7 @@ def status_of(document: Document) -> int:
 
 def draw_rescaled(document: Document, look: Look) -> Iterator[str]:
     """The page: the outcome, what was asked for, where the savepoint is, what the run said."""
-    from stateformat.requests import WantedParallelism
+    from stateformat.rescaling import WantedParallelism
 
     title = TITLES.get(document["outcome"], OTHERWISE)
     if document["outcome"] == RESCALED:

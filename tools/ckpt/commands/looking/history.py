@@ -77,9 +77,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     yield from _savepoints(document["savepoints"], now_us, look)
     for entry in checkpoints:
         if entry["stop"]:
-            mode = entry["stop"]["mode"].replace("_", " ")
             yield ""
-            yield from render.paragraph(f"The job stopped ({mode}) at checkpoint {entry['checkpoint_id']}.", look)
+            text = f"At checkpoint {entry['checkpoint_id']} the job {words.stopped(entry['stop'])}."
+            yield from render.paragraph(text, look)
     if document["ended_by"]:
         message = words.sentence(document["ended_by"]["message"])
         yield ""

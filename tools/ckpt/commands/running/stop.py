@@ -126,7 +126,7 @@ class StopAttempt(Attempt["StopRequest"]):
     def _known(self) -> Result | None:
         if self.newest is not None and all_finished(self.newest):
             return self._finished(self.newest)
-        from stateformat.requests import lasting_stop
+        from stateformat.rescaling import lasting_stop
 
         # A job that has stopped only to be rescaled goes on by itself.
         if self.newest is not None and lasting_stop(self.newest) is not None and not self._if_stopped:
@@ -225,7 +225,7 @@ class StopAttempt(Attempt["StopRequest"]):
             return False
 
     def _unanswered(self, request: StopRequest, waited: str) -> Result:
-        from stateformat.requests import lasting_stop
+        from stateformat.rescaling import lasting_stop
 
         stopped = self._from_record(request)
         if stopped is not None:

@@ -204,7 +204,7 @@ class Watching:
         """What else a record says of its job."""
         from stateformat.graph import Status
         from stateformat.model import CheckpointKind
-        from stateformat.requests import lasting_stop, rescale_of
+        from stateformat.rescaling import lasting_stop, rescale_of
 
         number, self._ended = record.checkpoint_id, None
         if record.content_of is not None:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..graph import JobGraph, Status
-from ..keys import MAX_PARALLELISM_LIMIT
-from ..model import RESCALE_PROPERTY, CheckpointKind, Record, Stop, StopMode
-from ..words import label
+from .graph import JobGraph, Status
+from .keys import MAX_PARALLELISM_LIMIT
+from .model import RESCALE_PROPERTY, CheckpointKind, Record, Stop, StopMode
+from .words import label
 
 
 @dataclass(frozen=True)
