@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from stateformat.model import Stop
@@ -73,6 +79,34 @@ class FakeRun:
         self.store.copy(self.store.open(), open_store(url))
         message = f"checkpoint {number} has its savepoint {url}; the job goes on"
         self.store.answer_request(RequestAnswer(request.id, RequestOutcome.SAVED, message, number, url))
+
+
+def interrupted(command: str, store: Path) -> str:
+    """What a command writes to standard error when it is interrupted after it has asked."""
+    folder = store / "requests"
+    # Tests that run in the background may ignore interrupts, which children inherit.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from stateformat.tools.ckpt.main import main; sys.exit(main())"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, command, str(store), "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while child.poll() is None and not list(folder.glob(f"[0-9]*-{command}-*")):
+            threading.Event().wait(0.02)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130
+    assert json.loads(out)["error"]["kind"] == "interrupted"
+    assert list(folder.iterdir()) == []
+    return err
 
 
 class Steps:

@@ -5,9 +5,6 @@ and time is stepped.
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +21,7 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands.running import savepoint as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores
-from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps
+from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, interrupted
 from tests.ckpt.ckpt_runs import document, failure, page
 
 
@@ -191,29 +188,9 @@ def test_the_command_says_that_nobody_answers(counts: Path) -> None:
 
 
 def test_interrupting_the_command_withdraws_the_request(counts: Path) -> None:
-    folder = counts / "requests"
-    # Tests that run in the background may ignore interrupts, which children inherit.
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from stateformat.tools.ckpt.main import main; sys.exit(main())"
+    assert "the request was withdrawn; a run that had begun with it may still make the savepoint" in interrupted(
+        "savepoint", counts
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, "savepoint", str(counts), "--format", "json"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        while child.poll() is None and not list(folder.glob("[0-9]*-savepoint-*")):
-            threading.Event().wait(0.02)
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-        child.wait()
-    assert child.returncode == 130
-    assert json.loads(out)["error"]["kind"] == "interrupted"
-    assert b"the request was withdrawn; a run that had begun with it may still make the savepoint" in err
-    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Asking the running job of a store for something, and waiting: ``ckpt stop``, ``ckpt savepoint``.
+"""Asking the running job of a store for something, and waiting: ``ckpt stop``, ``ckpt savepoint``,
+``ckpt rescale --running``.
 
 Command and job share nothing but the store (SPEC.md section 2.4). The command writes a request, and
 waits for the run's answer, or for a newest record that says all there is to say.
@@ -142,9 +143,9 @@ class Attempt(ABC, Generic[R]):
     def _ask(self) -> R:
         """Make the request."""
 
-    @abstractmethod
     def _answered(self, answer: RequestAnswer) -> Result:
         """The result that a run's answer is."""
+        return Result(answer.outcome.value, answer.message, answer.checkpoint_id, answer.savepoint, answered=True)
 
     @property
     @abstractmethod
@@ -205,19 +206,25 @@ class Attempt(ABC, Generic[R]):
                 f"The request could not be removed ({error}): delete {request.path} in {self._store.url}."
             )
 
+    def _stop_told(self) -> str:
+        """A sentence, if the newest checkpoint is a stop."""
+        newest = self.newest
+        return "" if newest is None or newest.stop is None else f" Checkpoint {newest.checkpoint_id} is a stop."
+
     def _copy_advice(self, checkpoint_id: int | None, url: str) -> str:
         return f"`ckpt copy {self._store.url}@{checkpoint_id} {url}` makes the savepoint."
 
 
 def converse(
-    session: Session, title: str, make: Callable[[Step], Attempt[R]], timeout: float, *, withdrawn: str
+    session: Session, address: Address, title: str, make: Callable[..., Attempt[R]], timeout: float, *, withdrawn: str
 ) -> Document:
     """Carry an attempt out with its progress; returns its document.
 
-    ``withdrawn``: said of an interrupted command.
+    ``make`` takes ``open_store``, ``step`` and ``note``. ``withdrawn``: said of an interrupted
+    command.
     """
     with session.output.progress(title, unit="s") as step:
-        attempt = make(step)
+        attempt = make(open_store=lambda url: session.store(url, address.url), step=step, note=session.output.note)
         session.changes(withdrawn)
         try:
             result = attempt.run(timeout)

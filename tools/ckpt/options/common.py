@@ -296,6 +296,13 @@ def parallelism_options(function: F) -> F:
     )(function)
 
 
+def engine_option(what: str) -> Callable[[F], F]:
+    """``--engine``: in this process, or on Spark."""
+    return click.option(
+        "--engine", type=click.Choice(["local", "spark"]), default="local", show_default=True, help=what
+    )
+
+
 def per_operator(checkpoint: Checkpoint, pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     """``--operator-parallelism`` by uid; ``InvalidInput`` for an unknown operator."""
     return {checkpoint.operator_uid(given): number for given, number in pairs}

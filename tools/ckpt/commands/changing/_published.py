@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stateformat import words
 from stateformat.words import label
 
-from ...output import Document
+from ...output import Document, Step
 from ...text import Look, render
 
 if TYPE_CHECKING:
@@ -25,10 +25,17 @@ def source_document(store: CheckpointStore, record: Record) -> Document:
     return {"store": store.url, "checkpoint_id": record.checkpoint_id, "attempt_id": record.attempt_id}
 
 
-def moved_document(now: CopyProgress | None) -> Document:
-    """How the bytes of a copy's segments came there; all 0 where it was whole before."""
-    done, shared, by_server = (0, 0, 0) if now is None else (now.bytes_done, now.bytes_shared, now.bytes_by_server)
-    return {"bytes": done, "shared_bytes": shared, "server_bytes": by_server}
+class Moved:
+    """The progress of a copy: shown, and told in the end."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self.document: Document = {"bytes": 0, "shared_bytes": 0, "server_bytes": 0}
+        """How the bytes of its segments came there; all 0 where it was whole before."""
+
+    def __call__(self, now: CopyProgress) -> None:
+        self.document = {"bytes": now.bytes_done, "shared_bytes": now.bytes_shared, "server_bytes": now.bytes_by_server}
+        self._step(now.bytes_done, now.bytes_total)
 
 
 def moved_text(document: Document, look: Look) -> str:
@@ -39,6 +46,12 @@ def moved_text(document: Document, look: Look) -> str:
         f"{words.size(by_server)} by the server, sizes checked" if by_server else "",
     ]
     return look.dotted(*filter(None, parts))
+
+
+def totals_text(totals: Document, look: Look, *more: str) -> str:
+    """The size of a checkpoint in words, by its totals."""
+    segments = words.plural(totals["segments"], "segment")
+    return look.dotted(words.plural(totals["rows"], "row"), words.size(totals["bytes"]), segments, *more)
 
 
 def published(there: CheckpointStore, permit: CommitPermit, store: CheckpointStore, source: Record) -> Document:
@@ -61,13 +74,8 @@ def published(there: CheckpointStore, permit: CommitPermit, store: CheckpointSto
 
 def draw_published(document: Document, look: Look) -> Iterator[str]:
     """The page: what is now where, and each operator that changed."""
-    source, totals, changes = document["source"], document["totals"], document["changes"]
+    source, changes = document["source"], document["changes"]
     elsewhere = f" of {label(source['store'])}" if source["store"] != document["store"] else ""
-    sizes = (
-        words.plural(totals["rows"], "row"),
-        words.size(totals["bytes"]),
-        words.plural(totals["segments"], "segment"),
-    )
     yield from render.page_head(
         f"Published checkpoint {document['checkpoint_id']}",
         [
@@ -75,7 +83,7 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
             ("kind", document["kind"]),
             ("content of", f"checkpoint {source['checkpoint_id']}{elsewhere}"),
             ("parent", str(document["parent"]["checkpoint_id"]) if document["parent"] else "none"),
-            ("size", look.dotted(*sizes)),
+            ("size", totals_text(document["totals"], look)),
             *draw_changes(changes, look),
         ],
         look,

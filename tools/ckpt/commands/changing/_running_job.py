@@ -11,7 +11,7 @@ from ...output import Document
 from ...text import Look
 
 if TYPE_CHECKING:
-    from stateformat.requests import RequestAnswer, RescaleRequest
+    from stateformat.requests import RescaleRequest
 
 RESCALED: Final = "rescaled"
 TITLES: Final = {
@@ -38,12 +38,10 @@ class RescaleAttempt(Attempt["RescaleRequest"]):
 
     @property
     def silence(self) -> str:
-        newest = self.newest
-        stopped = "" if newest is None or newest.stop is None else f" Checkpoint {newest.checkpoint_id} is a stop."
         return (
             "A run that works answers when it has published its first checkpoint at the new parallelism, or at once if "
-            f"it refuses.{stopped} If the job does not run, press Ctrl-C: without --running its newest checkpoint is "
-            "rescaled."
+            f"it refuses.{self._stop_told()} If the job does not run, press Ctrl-C: without --running its "
+            "newest checkpoint is rescaled."
         )
 
     def _known(self) -> Result | None:
@@ -55,9 +53,6 @@ class RescaleAttempt(Attempt["RescaleRequest"]):
 
     def _ask(self) -> RescaleRequest:
         return self._store.request_rescale(self._parallelism, self._operators, self._savepoint)
-
-    def _answered(self, answer: RequestAnswer) -> Result:
-        return Result(answer.outcome.value, answer.message, answer.checkpoint_id, answer.savepoint, answered=True)
 
     def _decided(self, request: RescaleRequest) -> Result | None:  # noqa: ARG002 - whatever was asked
         return self._known()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +13,7 @@ from ...options import Address, AddressType, Session, command
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
-from ._published import moved_document, moved_text, source_document
-
-if TYPE_CHECKING:
-    from stateformat.publication import CopyProgress
+from ._published import Moved, moved_text, source_document, totals_text
 
 
 @command("copy")
@@ -38,18 +34,13 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
     there = session.store(target.url, address.url)
     session.changes("run it again to complete the copy: what is there is not copied twice")
     with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
-        told: list[CopyProgress] = []
-
-        def progress(now: CopyProgress) -> None:
-            told[:] = [now]
-            step(now.bytes_done, now.bytes_total)
-
-        record = store.copy(checkpoint, there, progress)
+        moved = Moved(step)
+        record = store.copy(checkpoint, there, moved)
     document = {
         **published_document(there.url, record),
         "source": source_document(store, checkpoint.record),
         "manifest_bytes": record.manifest.size_bytes,
-        "moved": moved_document(told[-1]),
+        "moved": moved.document,
         "proof": None,
     }
     if prove:
@@ -64,16 +55,12 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was copied, from where to where."""
-    totals = document["totals"]
-    manifest, segments = (
-        f"manifest {words.size(document['manifest_bytes'])}",
-        words.plural(totals["segments"], "segment"),
-    )
+    manifest = f"manifest {words.size(document['manifest_bytes'])}"
     facts = [
         ("from", label(document["source"]["store"])),
         ("to", label(document["store"])),
         ("kind", document["kind"]),
-        ("size", look.dotted(words.plural(totals["rows"], "row"), words.size(totals["bytes"]), segments, manifest)),
+        ("size", totals_text(document["totals"], look, manifest)),
         ("moved", moved_text(document["moved"], look)),
     ]
     return render.page_head(f"Copied checkpoint {document['checkpoint_id']}", facts, look)

@@ -11,11 +11,11 @@ import click
 from stateformat import words
 from stateformat.words import label
 
-from ...options import Address, AddressType, PairType, Session, command
+from ...options import Address, AddressType, PairType, Session, command, engine_option
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
-from ._published import CHANGES_SHOWN, draw_changes, published
+from ._published import CHANGES_SHOWN, draw_changes, published, totals_text
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.importing import Imported
@@ -65,13 +65,7 @@ NOTES_SHOWN: Final = 20
     metavar="UID=KIND",
     help="Go on with source UID where the query is: files, rate; :1 for its second source, @ROW for a row.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
-    help="Threads of this process, or a Spark job.",
-)
+@engine_option("Threads of this process, or a Spark job.")
 @prove_option
 def import_(
     session: Session,
@@ -162,12 +156,7 @@ def _told(done: Imported) -> Document:
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was imported from where, what changed, and what must be known."""
-    totals, source = document["totals"], document["source"]
-    sizes = (
-        words.plural(totals["rows"], "row"),
-        words.size(totals["bytes"]),
-        words.plural(totals["segments"], "segment"),
-    )
+    source = document["source"]
     watermark = document["watermark_ms"]
     job = words.named(document["job_id"], document["job_name"])
     yield from render.page_head(
@@ -178,7 +167,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             ("store", label(document["store"])),
             ("job", job),
             ("key hash", label(", ".join(document["key_hashes"]))),
-            ("size", look.dotted(*sizes)),
+            ("size", totals_text(document["totals"], look)),
             ("left out", label(", ".join(document["dropped"]))),
             *draw_changes(document["changes"], look),
             *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),

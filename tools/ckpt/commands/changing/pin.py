@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
-from stateformat import words
 from stateformat.words import label
 
 from ...options import Address, Session, command
 from ...output import Document
 from ...text import Look, render
-from ._published import moved_document, moved_text, source_document
-
-if TYPE_CHECKING:
-    from stateformat.publication import CopyProgress
+from ._published import Moved, moved_text, source_document, totals_text
 
 
 @command("pin")
@@ -36,33 +31,24 @@ def pin(session: Session, address: Address, *, name: str) -> None:
     store, checkpoint = session.checkpoint(address)
     session.changes("run it again to complete the pin: what is there is not copied twice")
     with session.output.progress(f"Pinning checkpoint {checkpoint.id}") as step:
-        told: list[CopyProgress] = []
-
-        def progress(now: CopyProgress) -> None:
-            told[:] = [now]
-            step(now.bytes_done, now.bytes_total)
-
-        made = pins.pin(checkpoint, name, progress=progress)
+        moved = Moved(step)
+        made = pins.pin(checkpoint, name, progress=moved)
     document = {
         **published_document(made.url, made.record),
         "name": name,
         "made": made.made,
         "source": source_document(store, checkpoint.record),
-        "moved": moved_document(told[-1] if told else None),
+        "moved": moved.document,
     }
     session.output.show(document, draw)
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: which checkpoint, and the address that it has now."""
-    totals, store = document["totals"], document["source"]["store"]
-    size = look.dotted(
-        words.plural(totals["rows"], "row"), words.size(totals["bytes"]), words.plural(totals["segments"], "segment")
-    )
     facts = [
-        ("address", label(f"{store}@{document['name']}")),
+        ("address", label(f"{document['source']['store']}@{document['name']}")),
         ("lies in", label(document["store"])),
-        ("size", size),
+        ("size", totals_text(document["totals"], look)),
         ("moved", moved_text(document["moved"], look)),
     ]
     done = "Pinned" if document["made"] else "Pinned before:"

@@ -5,13 +5,23 @@ copy of a Structured Streaming query's at another number of partitions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
 
 from ...asking import converse, savepoint_place, timeout_option
 from ...exit_status import FINE
-from ...options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
+from ...options import (
+    Address,
+    AddressType,
+    Session,
+    command,
+    engine_option,
+    other_store,
+    parallelism_options,
+    per_operator,
+)
 from ...proving import proof, prove_option, show_proved
 from ...repartitioned import rescale_foreign
 from ...text import draw_plan
@@ -34,13 +44,7 @@ from ._running_job import RescaleAttempt, draw_rescaled, status_of
     type=click.Choice(["rocksdb"]),
     help="Of a Spark query: move its state from the default store to RocksDB.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
-    help="Of a Spark query: write it in this process, or as a Spark job.",
-)
+@engine_option("Of a Spark query: write it in this process, or as a Spark job.")
 @prove_option
 @click.option("--dry-run", is_flag=True, help="Show the plan; publish nothing, and ask nobody.")
 @click.option("--running", is_flag=True, help="Ask the job, which runs, to go on at this parallelism, and wait.")
@@ -146,16 +150,9 @@ def _ask(
     store, place = savepoint_place(session, address, target)
     document = converse(
         session,
+        address,
         "Waiting for the job to go on",
-        lambda step: RescaleAttempt(
-            store,
-            place,
-            parallelism=parallelism,
-            operators=operators,
-            open_store=lambda url: session.store(url, address.url),
-            step=step,
-            note=session.output.note,
-        ),
+        partial(RescaleAttempt, store, place, parallelism=parallelism, operators=operators),
         timeout,
         withdrawn="the request was withdrawn; a run that had begun to stop by it may still be rescaled",
     )

@@ -16,6 +16,7 @@ from ...options import (
     PairType,
     Session,
     command,
+    engine_option,
     other_store,
     parallelism_options,
     per_operator,
@@ -37,13 +38,7 @@ _COLUMNS: Final = (
 
 
 @command("rewrite", pandas=True)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
-    help="Threads of this process, or a Spark job.",
-)
+@engine_option("Threads of this process, or a Spark job.")
 @parallelism_options
 @click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Hash keys to N key groups anew.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ...asking import (
@@ -22,7 +23,7 @@ from ...output import Document
 from ...text import Look
 
 if TYPE_CHECKING:
-    from stateformat.requests import RequestAnswer, SavepointRequest
+    from stateformat.requests import SavepointRequest
 
 SAVED: Final = "saved"
 TITLES: Final = {
@@ -53,14 +54,9 @@ def savepoint(session: Session, address: Address, *, target: Address | None, tim
     store, place = savepoint_place(session, address, target)
     document = converse(
         session,
+        address,
         "Waiting for the savepoint",
-        lambda step: SavepointAttempt(
-            store,
-            place,
-            open_store=lambda url: session.store(url, address.url),
-            step=step,
-            note=session.output.note,
-        ),
+        partial(SavepointAttempt, store, place),
         timeout,
         withdrawn="the request was withdrawn; a run that had begun with it may still make the savepoint",
     )
@@ -80,11 +76,9 @@ class SavepointAttempt(Attempt["SavepointRequest"]):
 
     @property
     def silence(self) -> str:
-        newest = self.newest
-        stopped = "" if newest is None or newest.stop is None else f" Checkpoint {newest.checkpoint_id} is a stop."
         return (
             "A run that works answers when the savepoint is made, which takes as long as a copy takes."
-            f"{stopped} If the job does not run, press Ctrl-C{self._advice()}"
+            f"{self._stop_told()} If the job does not run, press Ctrl-C{self._advice()}"
         )
 
     def _advice(self) -> str:
@@ -104,9 +98,6 @@ class SavepointAttempt(Attempt["SavepointRequest"]):
 
     def _ask(self) -> SavepointRequest:
         return self._store.request_savepoint(self._savepoint)
-
-    def _answered(self, answer: RequestAnswer) -> Result:
-        return Result(answer.outcome.value, answer.message, answer.checkpoint_id, answer.savepoint, answered=True)
 
     def _unanswered(self, request: SavepointRequest, waited: str) -> Result:
         newest = self.newest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -80,16 +81,9 @@ def stop(
     mode = StopMode.DRAIN if drain else StopMode.NO_DRAIN
     document = converse(
         session,
+        address,
         "Waiting for the job to stop",
-        lambda step: StopAttempt(
-            store,
-            mode,
-            savepoint,
-            if_stopped=even_if_stopped,
-            open_store=lambda url: session.store(url, address.url),
-            step=step,
-            note=session.output.note,
-        ),
+        partial(StopAttempt, store, mode, savepoint, if_stopped=even_if_stopped),
         timeout,
         withdrawn="the request was withdrawn; a run that had begun to stop by it may still do so",
     )
