@@ -97,9 +97,9 @@ def savepoint_url(store_url: str, name: str) -> str:
 def check_pin_name(name: str) -> str:
     """The name, if a pin can have it; else ``InvalidInput``. Digits alone would be an id."""
     if not _PIN_NAME.fullmatch(name):
-        why = "it would be the id of a checkpoint" if name.isdecimal() else "it begins with a letter"
+        why = " (it would be the id of a checkpoint)" if name.isdecimal() else ""
         raise InvalidInput(
-            f"{name!r:.80} is no name for a pin ({why}); take a letter first, then at most 199 letters, digits, '.', "
+            f"{name!r:.80} is no name for a pin{why}; take a letter first, then at most 199 letters, digits, '.', "
             "'_' and '-'",
             name=name,
         )

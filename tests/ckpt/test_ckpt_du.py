@@ -57,6 +57,19 @@ def test_of_another_systems_checkpoints_the_files_are_told(place: str) -> None:
     assert "the folder itself" in page("du", folder)
 
 
+def test_money_has_two_decimals_and_objects_are_those_of_the_folders(five: Path) -> None:
+    found = document("du", five, "--keep", 2, "--price", 0.023)
+    assert found["price"]["month"] == found["bytes"] / 10**9 * 0.023
+    assert "a month <0.01 · --keep 2 saves <0.01 " in words("du", five, "--keep", 2, "--price", 0.023)
+    bytes_, freed = found["bytes"], found["keep"]["bytes"] - found["keep"]["shared_bytes"]
+    shown = words("du", five, "--keep", 2, "--price", 1e9)
+    assert f"a month {bytes_:,.2f} · --keep 2 saves {freed:,.2f} " in shown
+    before = sum(path.is_file() for path in five.rglob("*"))
+    page("gc", five, "--keep", 2, "--delete")
+    gone = before - sum(path.is_file() for path in five.rglob("*"))
+    assert f"· {gone} objects" in shown
+
+
 def test_what_is_no_price_or_no_store_is_refused(five: Path, tmp_path: Path) -> None:
     for price in ("-1", "inf", "nan", "cheap"):
         assert failure("du", five, "--price", price, status=2)

@@ -105,10 +105,8 @@ def _freed(found: Document | None, look: Look) -> str:
 
 
 def money(amount: float) -> str:
-    """An amount in the currency of the price: two digits behind the point, or more of a little."""
-    if 0 < amount < 1e-6:
-        return "<0.000001"
-    return f"{amount:.2g}" if 0 < amount < 0.01 else f"{amount:,.2f}"
+    """An amount in the currency of the price, with two decimals."""
+    return "<0.01" if 0 < amount < 0.01 else f"{amount:,.2f}"
 
 
 def _folders(document: Document, month: Month, look: Look) -> Iterator[str]:
@@ -156,7 +154,7 @@ def _checkpoints(document: Document, month: Month, look: Look) -> Iterator[str]:
     columns = [
         Column("checkpoint", right=True),
         Column("kind", flexible=True),
-        Column("objects", right=True, optional=2),
+        Column("segments" if document["system"] is None else "files", right=True, optional=2),
         Column("inline", right=True, optional=1),
         Column("named", right=True),
         Column("own", right=True),
