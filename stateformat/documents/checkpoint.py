@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .. import words
 from ..graph import Operator, Status
-from ..manifest import integers, state_runs
+from ..manifest import BATCH_ROWS, codes_of, integers, state_runs
 from ..model import (
     GIVEN_UP_PROPERTY,
     ORIGIN_PROPERTIES,
@@ -137,9 +136,9 @@ class Holdings:
         names = ("subtask", "layer", "rows", "first_group", "last_group")
         self._columns = {name: integers(handles[name]) for name in names}
         self._unknown = self._columns["rows"] < 0
-        self._columns["rows"] = np.where(self._unknown, integers(handles["segment_rows"]), self._columns["rows"])
-        paths = pc.dictionary_encode(handles["path"].combine_chunks())
-        self._path = integers(paths.indices)
+        if self._unknown.any():
+            self._columns["rows"] = np.where(self._unknown, integers(handles["segment_rows"]), self._columns["rows"])
+        self._path, _ = codes_of(handles["path"])
         self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
         self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
 
@@ -229,8 +228,12 @@ def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
         return rows
     sizes, whole = integers(handles["size_bytes"]), integers(handles["segment_rows"])
     # Handles that share rows (a broadcast copy after a rescale) share the bytes too.
-    covered = np.bincount(path + 1, weights=rows)[path + 1]
-    stored: Ints = np.rint(sizes * (rows / np.maximum(np.maximum(whole, covered), 1))).astype(np.int64)
+    covered = np.bincount(path + 1, weights=rows)
+    stored = np.empty(len(rows), np.int64)
+    for start in range(0, len(rows), BATCH_ROWS):
+        some = slice(start, start + BATCH_ROWS)
+        of_segment = np.maximum(np.maximum(whole[some], covered[path[some] + 1]), 1)
+        stored[some] = np.rint(sizes[some] * (rows[some] / of_segment))
     return stored
 
 

@@ -19,6 +19,7 @@ from ..model import ManifestRef
 from ..parquet import ByteRange, FooterFault, LimitFault, check_columns, check_pages, read_footer, without_arrow_schema
 from ..record import MANIFEST_BYTES_MAX
 from ..schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
+from .columns import integers, one_chunk
 from .rules import first_unsorted, handle_faults
 from .table import INLINE_BYTES_MAX, Manifest
 
@@ -31,6 +32,10 @@ EXPANSION_MAX: Final = 512
 PLANNING_SCHEMA: Final = pa.schema([MANIFEST_SCHEMA.field(name) for name in PLANNING_COLUMNS])
 # Columns with few distinct values; in the others a dictionary only costs.
 _DICTIONARY_COLUMNS: Final = ("operator", "state", "mode", "subtask", "layer", "edge", "schema_id", "inline")
+# Decoded from a dictionary, they take a fraction of the time, and exactly their memory.
+_REPEATED_TEXTS: Final = ("operator", "state", "mode", "edge")
+_GROWING: Final = ("path", "rows_per_group")
+"""Columns for which Arrow doubles its memory while it reads."""
 _COUNTS_COLUMN: Final = "rows_per_group.list.element"
 _SAMPLE: Final = 65_536
 _CODECS: Final = frozenset({"ZSTD", "UNCOMPRESSED"})
@@ -114,18 +119,41 @@ def read_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
     try:
         with open_manifest(data) as file:
             _check_file(file, ref)
-            table = file.read(columns=list(PLANNING_COLUMNS))
             expected = file.metadata.num_rows
+            with _open(data, read_dictionary=[*_REPEATED_TEXTS], metadata=file.metadata) as again:
+                columns = _planning_columns(again)
     except LimitFault as error:
         raise _damaged(ref, f"it would not fit: {error}", ErrorKind.LIMIT_EXCEEDED) from error
     except _PARQUET_ERRORS as error:
         raise _damaged(ref, f"it cannot be read as Parquet: {error}") from error
-    if table.num_rows != expected:
-        raise _damaged(ref, f"it has {table.num_rows} rows, its footer says {expected}")
+    for column in columns:
+        if len(column) != expected:
+            raise _damaged(ref, f"it has {len(column)} rows, its footer says {expected}")
     # Parquet writers choose the nullability of columns, so nulls are checked with the values.
-    columns = [_typed(column, kind) for column, kind in zip(table.columns, PLANNING_SCHEMA.types, strict=True)]
     handles = pa.table(columns, schema=PLANNING_SCHEMA)
     return Manifest(handles, read_inline=partial(_read_inline, data, expected))
+
+
+def _planning_columns(file: pq.ParquetFile) -> list[pa.ChunkedArray]:
+    """Return the planning columns of a manifest, in order.
+
+    What Arrow builds by doubling is read alone, so that a million handles take little more memory
+    than they fill in the end.
+    """
+    found = {name: file.read(columns=[name], use_threads=False)[name] for name in _GROWING}
+    _release(file)
+    rest = file.read(columns=[name for name in PLANNING_COLUMNS if name not in found], use_threads=False)
+    found |= zip(rest.column_names, rest.columns, strict=True)
+    del rest
+    columns = [_typed(found.pop(item.name), item.type) for item in PLANNING_SCHEMA]
+    _release(file)
+    return columns
+
+
+def _release(file: pq.ParquetFile) -> None:
+    """Give back what decoding has used and freed; Arrow keeps it otherwise."""
+    if file.metadata.num_rows > ROW_GROUP_ROWS_MAX:
+        pa.default_memory_pool().release_unused()
 
 
 def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
@@ -149,11 +177,25 @@ def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
 def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
     if column.type == expected:
         return column
+    if pa.types.is_dictionary(column.type):
+        return _without_dictionary(column)
     chunks = [
         pa.ListArray.from_buffers(expected, len(c), c.buffers()[:2], c.null_count, c.offset, [c.values])
         for c in column.chunks
     ]
     return pa.chunked_array(chunks, expected)
+
+
+def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the texts in one chunk. They may be no UTF-8: a rule says of which handles."""
+    for chunk in column.chunks:
+        # Arrow does not check that the codes of a forged dictionary lie within it.
+        codes = integers(chunk.indices.drop_null())
+        if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(chunk.dictionary):
+            raise ValueError("a code lies beyond its dictionary")
+    decoded = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+    whole = one_chunk(decoded)
+    return whole if isinstance(whole, pa.ChunkedArray) else pa.chunked_array([whole])
 
 
 def open_manifest(data: pa.Buffer) -> pq.ParquetFile:

@@ -74,6 +74,8 @@ def _unlike_first(column: pa.Array, codes: Ints, first: Ints) -> Ints:
 def inline_faults(handles: pa.Table, codes: Ints, values: pa.Array) -> list[HandleFault]:
     """Compare inline bytes with paths (SPEC 4.4); ``codes`` index ``values``, -1 for none."""
     inline = codes >= 0
+    if not inline.any():
+        return []
     faults = []
     named = pc.is_valid(handles["path"]).to_numpy()
     if (inline & ~named).any():
@@ -82,7 +84,7 @@ def inline_faults(handles: pa.Table, codes: Ints, values: pa.Array) -> list[Hand
     # A foreign writer's dictionary may hold equal bytes twice, so compare digests.
     digests = pa.array([xxhash.xxh3_128_digest(value.as_buffer()) for value in values], pa.binary())
     same = np.append(integers(pc.dictionary_encode(digests).indices), -1)[codes]
-    paths = integers(pc.dictionary_encode(handles["path"].combine_chunks()).indices)
+    paths, _ = codes_of(handles["path"])
     order = np.lexsort((same, paths))
     differs = (paths[order][1:] == paths[order][:-1]) & (same[order][1:] != same[order][:-1]) & named[order][1:]
     if differs.any():

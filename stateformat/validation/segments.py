@@ -20,7 +20,7 @@ import xxhash
 
 from ..errors import CheckpointError, ErrorKind, StorageError
 from ..graph import Operator, SubtaskSet
-from ..manifest import Ints, Manifest, Mask, before, group_faults, handle_rows, integers, row_group_faults, take_rows
+from ..manifest import Ints, Manifest, Mask, before, codes_of, group_faults, handle_rows, row_group_faults, take_rows
 from ..model import Mode, Record, State
 from ..parquet import (
     ByteRange,
@@ -112,7 +112,7 @@ def segments_of(manifest: Manifest, usable: Mask) -> tuple[pa.Table, Ints]:
     """
     named = usable & pc.is_valid(manifest.handles["path"]).to_numpy()
     handles = manifest.handles if named.all() else manifest.handles.filter(pa.array(named))
-    codes = integers(pc.dictionary_encode(handles["path"].combine_chunks()).indices)
+    codes, _ = codes_of(handles["path"])
     bounds = before(np.bincount(codes)) if len(codes) else np.zeros(1, np.int64)
     # Usually the handles of one segment are neighbors already.
     if (codes[1:] < codes[:-1]).any():
