@@ -23,10 +23,10 @@ import pytest
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, NotFound, PublishConflict, StorageError
 from stateformat.publication import CommitPermit
-from stateformat.storage import Storage, open_storage
+from stateformat.storage import HoldsSavepoints, Storage, open_storage
 from stateformat.store import CheckpointStore
 from tests.servers.server import BUCKET, S3Server
-from tests.stepping import JOB, Run, Sink, World
+from tests.stepping import JOB, Run, Sink, World, whole
 from tests.stores import rescale_newest
 from tests.tally import Tally
 
@@ -54,6 +54,7 @@ class Arena(World):
         self.store = CheckpointStore(storage)
         self.sink = SharedSink()
         self.drivers = []
+        self.pin_numbers = itertools.count()
         first = self.run().publish()
         self.old = first.permit
         first.publish().publish(full=True).publish()
@@ -90,7 +91,12 @@ def gc(arena: Arena) -> list[CommitPermit | None]:
     return []
 
 
-ACTORS: list[Callable[[Arena], list[CommitPermit | None]]] = [publish, gc, expire, rescale, rollback, zombie]
+def pin(arena: Arena) -> list[CommitPermit | None]:
+    arena.store.pin(None, f"p{next(arena.pin_numbers)}")
+    return []
+
+
+ACTORS: list[Callable[[Arena], list[CommitPermit | None]]] = [publish, gc, expire, rescale, rollback, zombie, pin]
 PAIRS = list(itertools.combinations_with_replacement(ACTORS, 2))
 
 
@@ -120,6 +126,17 @@ def meet(storage: Storage, *actors: Callable[[Arena], list[CommitPermit | None]]
     # What was left behind is found, and taking it away harms nobody.
     arena.store.expire(keep=1)
     arena.check(rolled_back=rollback in actors)
+    check_pins(arena)
+
+
+def check_pins(arena: Arena) -> None:
+    """What was pinned is whole, though the store it was taken from has gone on without it."""
+    assert isinstance(arena.storage, HoldsSavepoints)
+    for one in arena.store.pins():
+        whole(CheckpointStore(arena.storage.savepoint(one.name)).open())
+    for name in arena.storage.savepoints():
+        arena.store.unpin(name)
+    assert list(arena.storage.savepoints()) == []
 
 
 @pytest.fixture
@@ -136,7 +153,7 @@ def names(pair: tuple[Callable[..., Any], Callable[..., Any]]) -> str:
 
 
 def kind(where: str) -> str:
-    return f"publish, gc, expire, rescale, rollback, zombie at once: {where}"
+    return f"publish, gc, expire, rescale, rollback, zombie, pin at once: {where}"
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.truth)])
@@ -174,5 +191,5 @@ def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_a_real_s3_server(
 @pytest.mark.usefixtures("often_switched")
 def test_all_of_them_at_once_leave_one_valid_history(rounds: int, tmp_path: Path, tally: Tally) -> None:
     for number in range(rounds):
-        with tally.trying(kind("local, twelve actors")):
+        with tally.trying(kind("local, fourteen actors")):
             meet(open_storage(str(tmp_path / str(number))), *ACTORS, *ACTORS)
