@@ -20,7 +20,18 @@ import xxhash
 
 from ..errors import CheckpointError, ErrorKind, StorageError
 from ..graph import Operator, SubtaskSet
-from ..manifest import Ints, Manifest, Mask, before, codes_of, group_faults, handle_rows, row_group_faults, take_rows
+from ..manifest import (
+    Ints,
+    Manifest,
+    Mask,
+    before,
+    codes_of,
+    group_faults,
+    handle_rows,
+    integers,
+    row_group_faults,
+    take_rows,
+)
 from ..model import Mode, Record, State
 from ..parquet import (
     ByteRange,
@@ -104,26 +115,31 @@ class SegmentResult:
         return not self.problems
 
 
-def segments_of(manifest: Manifest, usable: Mask) -> tuple[pa.Table, Ints]:
-    """Return the handles that name segments, sorted by segment, and where each segment's begin.
+def segments_of(manifest: Manifest, usable: Mask) -> tuple[Ints, Ints]:
+    """Return which handles name segments, sorted by segment, and where each segment's begin.
 
     Segments are in the order of their first handles; the last bound is the number of handles.
     ``usable`` marks the handles that are sound by themselves and of a state and schema that exist.
     """
     named = usable & pc.is_valid(manifest.handles["path"]).to_numpy()
-    handles = manifest.handles if named.all() else manifest.handles.filter(pa.array(named))
-    codes, _ = codes_of(handles["path"])
+    rows = np.flatnonzero(named)
+    codes = codes_of(manifest.handles["path"])[0][rows]
+    if not named.all():
+        # Without the paths that only unusable handles name.
+        codes = integers(pc.dictionary_encode(pa.array(codes)).indices)
     bounds = before(np.bincount(codes)) if len(codes) else np.zeros(1, np.int64)
     # Usually the handles of one segment are neighbors already.
     if (codes[1:] < codes[:-1]).any():
-        handles = take_rows(handles, pa.array(np.argsort(codes, kind="stable")))
-    return handles, bounds
+        rows = rows[np.argsort(codes, kind="stable")]
+    return rows, bounds
 
 
-def segment_of(record: Record, manifest: Manifest, handles: pa.Table, bounds: Ints, number: int) -> Segment:
+def segment_of(record: Record, manifest: Manifest, rows: Ints, bounds: Ints, number: int) -> Segment:
     """Return one of :func:`segments_of`."""
-    start, stop = bounds[number : number + 2].tolist()
-    mine = handles.slice(start, stop - start)
+    own = rows[bounds[number] : bounds[number + 1]]
+    first, count = int(own[0]), len(own)
+    together = int(own[-1]) - first + 1 == count
+    mine = manifest.handles.slice(first, count) if together else take_rows(manifest.handles, pa.array(own))
     facts = mine.slice(0, 1).to_pylist()[0]
     operator, state = record.graph.operator(facts["operator"]), record.state(facts["operator"], facts["state"])
     return Segment(operator, state, facts, mine, manifest.inline(facts["path"]))

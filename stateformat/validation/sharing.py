@@ -60,8 +60,8 @@ class _Named:
 
     record: Record
     manifest: Manifest
-    handles: pa.Table
-    """Sorted by segment."""
+    rows: Ints
+    """Rows of the manifest, sorted by segment."""
     bounds: Ints
     paths: pa.Array
     newest_ids: Ints
@@ -86,25 +86,26 @@ class SharedSegments:
         ``usable`` marks the handles that are sound by themselves. ``done`` is called with numbers
         of bytes that are checked. Raises ``StorageError`` where the segments cannot be listed.
         """
-        handles, bounds = segments_of(manifest, usable)
+        rows, bounds = segments_of(manifest, usable)
+        first = rows[bounds[:-1]]
         count = len(bounds) - 1
         found = Checked(segments=count)
         if count and self._sizes is None:
             self._sizes = {item.path: item.size_bytes for item in self.storage.list(layout.SEGMENTS)}
-        paths = one_chunk(handles["path"]).take(pa.array(bounds[:-1]))
+        paths = one_chunk(manifest.handles["path"]).take(pa.array(first))
         paths = paths.combine_chunks() if isinstance(paths, pa.ChunkedArray) else paths
-        same, newest_ids = self._same(record, manifest, handles, bounds, paths)
+        same, newest_ids = self._same(record, manifest, rows, bounds, paths)
         problems: dict[int, list[Problem]] = {}
         if same.any():
             assert self._before is not None
-            done(int(integers(handles["size_bytes"])[bounds[:-1]][same].sum()))
+            done(int(integers(manifest.handles["size_bytes"])[first][same].sum()))
             known = self._before.problems
             wrong = same & pc.is_in(paths, value_set=pa.array(list(known), pa.string())).to_numpy(zero_copy_only=False)
             numbers = np.flatnonzero(wrong)
             again = paths.take(pa.array(numbers)).to_pylist()
             problems = {number: known[path] for number, path in zip(numbers.tolist(), again, strict=True)}
         others = np.flatnonzero(~same).tolist()
-        segments = (segment_of(record, manifest, handles, bounds, number) for number in others)
+        segments = (segment_of(record, manifest, rows, bounds, number) for number in others)
         for number, result in zip(others, self._check(record, segments, done), strict=True):
             newest_ids[number] = result.newest_id
             if result.problems:
@@ -113,7 +114,7 @@ class SharedSegments:
             found.read += bool(result.bytes or result.problems)
         found.problems = [problem for number in sorted(problems) for problem in problems[number]]
         by_path = {some[0].path: some for some in problems.values()}
-        self._before = _Named(record, manifest, handles, bounds, paths, newest_ids, by_path)
+        self._before = _Named(record, manifest, rows, bounds, paths, newest_ids, by_path)
         return found
 
     def _check(
@@ -144,9 +145,7 @@ class SharedSegments:
             self._remembered += size_bytes
             self._sound[segment.path] = _facts(record, segment), result
 
-    def _same(
-        self, record: Record, manifest: Manifest, handles: pa.Table, bounds: Ints, paths: pa.Array
-    ) -> tuple[Mask, Ints]:
+    def _same(self, record: Record, manifest: Manifest, rows: Ints, bounds: Ints, paths: pa.Array) -> tuple[Mask, Ints]:
         """Return which segments are named exactly as in the checkpoint before, and their ids."""
         count, last = len(bounds) - 1, self._before
         if last is None or not count or not len(last.paths) or last.record.job_id != record.job_id:
@@ -158,22 +157,25 @@ class SharedSegments:
         same = (at >= 0) & (sizes == sizes_there) & (newest_ids <= record.checkpoint_id)
         for chosen in _batches(np.flatnonzero(same), sizes):
             owner, nth = spread(sizes[chosen])
-            ours = take_rows(handles, pa.array(bounds[:-1][chosen][owner] + nth))
-            theirs = take_rows(last.handles, pa.array(last.bounds[:-1][there[chosen]][owner] + nth))
+            ours = take_rows(manifest.handles, pa.array(rows[bounds[:-1][chosen][owner] + nth]))
+            rows_there = last.rows[last.bounds[:-1][there[chosen]][owner] + nth]
+            theirs = take_rows(last.manifest.handles, pa.array(rows_there))
             differs = np.bincount(owner, ~_equal_rows(ours, theirs), len(chosen)) > 0
             same[chosen[differs]] = False
-        return same & self._same_states(record, handles, bounds) & self._same_inline(manifest, paths, same), newest_ids
+        return same & self._same_states(record, manifest, rows[bounds[:-1]]) & self._same_inline(
+            manifest, paths, same
+        ), newest_ids
 
-    def _same_states(self, record: Record, handles: pa.Table, bounds: Ints) -> Mask:
+    def _same_states(self, record: Record, manifest: Manifest, first: Ints) -> Mask:
         """Return which segments are of a state that is declared as in the checkpoint before."""
         assert self._before is not None
-        other, same = self._before.record, np.ones(len(bounds) - 1, bool)
+        other, same = self._before.record, np.ones(len(first), bool)
         for state in record.states:
             was, operator = other.by_state.get((state.operator, state.name)), record.graph.by_uid[state.operator]
             before_, now = other.graph.by_uid.get(state.operator), (operator.max_parallelism, operator.key_hash)
             if was != state or before_ is None or (before_.max_parallelism, before_.key_hash) != now:
-                first = take_rows(handles.select(["operator", "state"]), pa.array(bounds[:-1]))
-                mine = pc.and_(pc.equal(first["operator"], state.operator), pc.equal(first["state"], state.name))
+                named = take_rows(manifest.handles.select(["operator", "state"]), pa.array(first))
+                mine = pc.and_(pc.equal(named["operator"], state.operator), pc.equal(named["state"], state.name))
                 same &= ~mine.to_numpy()
         return same
 
