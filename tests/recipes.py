@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
+SNIPPET = r"```python\n(.*?)```(?:\s+It prints:\s+```text\n(.*?)```)?"
+"""A program in Python, and what it prints where the page says that."""
+STARTS_SPARK = "local_session("
 _SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"```(python|bash)\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 _STATUS = re.compile(r"^# exit status (\d+)$", re.MULTILINE)
@@ -27,6 +31,17 @@ class Recipe(NamedTuple):
     language: str
     code: str
     shown: str
+
+
+def snippets(pages: Iterable[Path]) -> list[tuple[str, str, str]]:
+    """The name of each snippet of some pages, its code and what it prints (empty: the page does not
+    say).
+    """
+    return [
+        (f"{page.name}-{number}", code, printed)
+        for page in pages
+        for number, (code, printed) in enumerate(re.findall(SNIPPET, page.read_text(), re.DOTALL), 1)
+    ]
 
 
 @dataclass(frozen=True)

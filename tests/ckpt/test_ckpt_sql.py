@@ -361,9 +361,17 @@ ENDS = {
     "copy (select 1) to 'x'": 2,
     "from read_csv('x')": 2,
 }
+ENDS_TRIED_FIRST = (
+    "from totals.spent limit 1",
+    "explain analyze from totals.spent",
+    "select user::int from totals.spent",
+)
+"""A result read in part, one that DuckDB makes itself, and an error; the others take longer."""
 
 
-@pytest.mark.parametrize("query", ENDS)
+@pytest.mark.parametrize(
+    "query", [pytest.param(query, marks=[] if query in ENDS_TRIED_FIRST else [pytest.mark.truth]) for query in ENDS]
+)
 def test_the_process_ends_without_a_word_of_duckdbs_own(shop: Path, query: str) -> None:
     """DuckDB tells of objects that are left when the interpreter ends."""
     done = program("sql", shop, query)

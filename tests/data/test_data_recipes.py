@@ -17,6 +17,8 @@ from tests.servers.server import BUCKET, S3Server
 FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 NOT_ON_S3 = ("Never read the segments", "A Flink savepoint, a Spark query")
 """The sections that do not open the store by its URL."""
+SLOW_ON_S3 = ("Files", "Iceberg", "Delta", "Correct the state of a job")
+"""Sections of many processes; tests/exporting and tests/ckpt try the same commands on S3."""
 HEADINGS = data_recipes.headings(spark=False)
 
 
@@ -63,7 +65,14 @@ def on_s3(made_on_s3: str, moto: S3Server, tmp_path: Path) -> str:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("heading", [heading for heading in HEADINGS if heading not in NOT_ON_S3])
+@pytest.mark.parametrize(
+    "heading",
+    [
+        pytest.param(heading, marks=[pytest.mark.truth] if heading in SLOW_ON_S3 else [])
+        for heading in HEADINGS
+        if heading not in NOT_ON_S3
+    ],
+)
 def test_the_same_recipe_prints_the_same_of_a_store_on_s3(
     heading: str, on_s3: str, moto: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the README and the guides show runs as it stands."""
+"""What the README and the guides show runs as it stands, each snippet with names of its own."""
 
 from __future__ import annotations
 
@@ -6,28 +6,45 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stateformat.backends.storage.memory import MemoryStorage
+from tests import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = recipes.PAGES
 ONE_PROGRAM = ROOT / "docs" / "operators.md"
 """Its snippets go on from each other, and run in this process."""
 ELSEWHERE = (ROOT / "docs" / "data.md", ROOT / "docs" / "bootstrap.md")
 """Their recipes need a store or files, and run in tests/data and tests/bootstrap."""
-SNIPPET = r"```python\n(.*?)```(?:\s+It prints:\s+```text\n(.*?)```)?"
-SNIPPETS = [
-    pytest.param(code, printed, id=f"{page.name}-{number}")
-    for page in PAGES
-    if page not in (ONE_PROGRAM, *ELSEWHERE)
-    for number, (code, printed) in enumerate(re.findall(SNIPPET, page.read_text(), re.DOTALL), 1)
-]
+SNIPPETS = recipes.snippets(page for page in PAGES if page not in (ONE_PROGRAM, *ELSEWHERE))
 
 
-@pytest.mark.parametrize(("code", "printed"), SNIPPETS)
-def test_a_python_snippet_runs_as_it_stands_and_prints_what_is_shown(code: str, printed: str, tmp_path: Path) -> None:
+def those_that_start_spark(yes: bool) -> list[Any]:
+    return [
+        pytest.param(code, printed, id=name)
+        for name, code, printed in SNIPPETS
+        if (recipes.STARTS_SPARK in code) is yes
+    ]
+
+
+@pytest.mark.parametrize(("code", "printed"), those_that_start_spark(False))
+def test_a_python_snippet_runs_as_it_stands_and_prints_what_is_shown(
+    code: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})
+    assert capfd.readouterr().out == printed or not printed
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(("code", "printed"), those_that_start_spark(True))
+def test_a_snippet_that_starts_spark_runs_as_a_program_and_prints_what_is_shown(
+    code: str, printed: str, tmp_path: Path
+) -> None:
+    # tests/spark has the same in the session that is there.
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
     )
@@ -40,7 +57,7 @@ def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_w
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "operators"}
-    snippets = re.findall(SNIPPET, ONE_PROGRAM.read_text(), re.DOTALL)
+    snippets = re.findall(recipes.SNIPPET, ONE_PROGRAM.read_text(), re.DOTALL)
     assert len(snippets) >= 14
     for code, printed in snippets:
         exec(compile(code, str(ONE_PROGRAM), "exec"), names)
@@ -49,13 +66,13 @@ def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_w
 
 
 def test_the_readme_shows_what_its_examples_print() -> None:
-    shown = [printed for _, printed in re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)]
+    shown = [printed for _, printed in re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)]
     assert len(shown) == 4
     assert all(shown)
 
 
 def test_the_readme_shows_the_library_in_twenty_five_lines() -> None:
-    code = re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[3][0]
+    code = re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[3][0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
 
 
