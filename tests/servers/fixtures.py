@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,27 @@ from tests.servers import rgw as ceph
 from tests.servers.moto_server import running_moto
 from tests.servers.server import BUCKET, S3Server
 from tests.tally import Tally
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_of_services_are_read_once() -> Iterator[None]:
+    """Every session of botocore reads megabytes of JSON anew, which is most of what a client costs.
+    In a run of tests each file is read once.
+    """
+    from botocore.loaders import JSONFileLoader
+
+    read = JSONFileLoader.load_file
+    found: dict[str, Any] = {}
+
+    def once(loader: JSONFileLoader, file_path: str) -> Any:
+        # One that is not there may come to be there.
+        if found.get(file_path) is None:
+            found[file_path] = read(loader, file_path)
+        return found[file_path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", once)
+        yield
 
 
 @pytest.fixture(scope="session")
