@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stateformat.documents import JsonColumn, JsonRows
+from stateformat.documents import Document, JsonColumn, JsonRows
 
 from .columns import ColumnPlan, column_plans
 from .operator_plan import Action
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from stateformat.model import Record, State
 
     from .plan import RestorePlan
-
-Document = dict[str, Any]
 
 
 def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str | None = None) -> Document:

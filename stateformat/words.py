@@ -157,6 +157,12 @@ def age(epoch_us: int, now_us: int) -> str:
     return f"{seconds} s"
 
 
+def published(epoch_us: int, now_us: int) -> str:
+    """When a checkpoint was published: ``2026-11-22 20:15:00 UTC, 3 min ago``."""
+    ago = age(epoch_us, now_us)
+    return f"{clock(epoch_us)} UTC{f', {ago} ago' if ago else ''}"
+
+
 def stopped(stop: Mapping[str, Any]) -> str:
     """What a job did at the checkpoint of a stop (``documents``): ``stopped (no drain)``."""
     if stop["goes_on_at"] is not None:

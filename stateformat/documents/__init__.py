@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .checkpoint import (
         Document as Document,
         Holdings as Holdings,
+        fault_document as fault_document,
         history_document as history_document,
         holds_document as holds_document,
         operator_size as operator_size,
@@ -40,8 +41,8 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Document Holdings history_document holds_document operator_size origin_document "
-            "problem_document published_document record_document reference totals_document",
+            ".checkpoint": "Document Holdings fault_document history_document holds_document operator_size "
+            "origin_document problem_document published_document record_document reference totals_document",
             ".columns": "JsonColumn JsonRows",
             ".graph": "in_order",
             ".rows": "flat hexadecimal json_lines json_texts lines_of objects",

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from .. import words
 from ..graph import Operator, Status
-from ..manifest import BATCH_ROWS, codes_of, integers, state_runs
+from ..manifest import BATCH_ROWS, Ints, codes_of, integers, state_runs
 from ..model import (
     GIVEN_UP_PROPERTY,
     ORIGIN_PROPERTIES,
@@ -34,13 +34,11 @@ from ..rescaling import rescale_of
 from .columns import JsonRows
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from ..errors import CheckpointError
     from ..problems import Problem
 
 Document = dict[str, Any]
 _GIVEN_UP: Final = (("operator", str), ("state", str), ("effect", str), ("rows", int), ("rows_besides", int))
-Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def reference(ref: ParentRef | None) -> Document | None:
@@ -279,6 +277,11 @@ def history_document(record: Record) -> Document:
         "totals": totals_document(record.totals),
         "written_by": origin_document(record.properties),
     }
+
+
+def fault_document(error: CheckpointError) -> Document:
+    """Why something could not be read."""
+    return {"kind": error.kind.value, "message": str(error)}
 
 
 def problem_document(problem: Problem) -> Document:

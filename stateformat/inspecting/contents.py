@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import words
+from ..documents import Document
 from ..errors import CheckpointError
 from ..model import Kind, Mode, State
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
-
-Document = dict[str, Any]
 
 ROWS_MAX: Final = 1_000_000
 WATERMARK_NONE: Final = -(2**63)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..documents import history_document
+from ..documents import fault_document, history_document
 
 if TYPE_CHECKING:
     from ..pins import Savepoint
@@ -24,5 +24,5 @@ def _document(one: Savepoint) -> dict[str, Any]:
         "claimed": one.is_claimed,
         "records": one.checkpoints,
         "checkpoint": None if one.record is None else history_document(one.record),
-        "fault": None if fault is None else {"kind": fault.kind.value, "message": str(fault)},
+        "fault": None if fault is None else fault_document(fault),
     }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from ..documents import Document
 from ..storage import Storage
 from .elsewhere import listed_in
 from .losing import Losses
 from .without import Loss, Scope
-
-Document = dict[str, Any]
 
 
 def losses_document(losses: Losses, places: Iterable[Storage] = ()) -> Document:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from ... import words
-from ...documents import JsonRows, objects, totals_document
+from ...documents import Document, JsonRows, objects, totals_document
 from ...model import Mode
 from .columns import ColumnChange, side_by_side
 from .counting import Counted
@@ -19,8 +19,6 @@ from .states import Sizes, StateDiff
 if TYPE_CHECKING:
     from ...model import State
     from ...reading import Checkpoint
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ sums. Inline segments lie in their manifests, whose bytes count; theirs are told
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ... import paths as layout
+from ...documents import Document, fault_document
 from ...errors import InvalidInput, NotFound
 from ...history import NO_RECORDS, Garbage
 from ...manifest import Ints
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ...model import Record
     from ...reading import Checkpoint
 
-Document = dict[str, Any]
 GIGABYTE = 10**9
 """Prices are per decimal gigabyte, as those of clouds are."""
 
@@ -116,7 +116,7 @@ class _Sums:
             "states": self._states(),
             "checkpoints": [self._checkpoint(number) for number in sorted(found.named, reverse=True)],
             "unreadable": [
-                {"checkpoint_id": number, "kind": error.kind.value, "message": str(error)}
+                {"checkpoint_id": number, **fault_document(error)}
                 for number, error in sorted(found.unreadable.items(), reverse=True)
             ],
             "unfinished": {

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from stateformat.store import CheckpointStore
 
     from ..functions import FunctionName
+    from ..output import Document
 
 T = TypeVar("T")
-Document = dict[str, Any]
 _LIBRARIES = ("stateformat", "pyarrow", "numpy", "contextlib")
 """Modules whose own exceptions are no fault of the program."""
 

@@ -78,8 +78,7 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
     parent = document["parent"]
     after = f", parent {parent['checkpoint_id']}" if parent else ", without a parent"
     yield "kind", document["kind"] + after
-    ago = words.age(document["created_at_us"], now_us)
-    yield "published", f"{words.clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
+    yield "published", words.published(document["created_at_us"], now_us)
     writer = f"{label(document['writer'])}, attempt {document['attempt_id']}"
     yield "written by", look.dotted(origin_text(document["written_by"], look), writer)
     totals, inline = document["totals"], document["inline_bytes"]

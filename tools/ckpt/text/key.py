@@ -38,7 +38,7 @@ def key_text(key: Json) -> str:
 def draw_key(document: Json, look: Look) -> Iterator[str]:
     """The rows of a key in one checkpoint."""
     made = document["created_at_us"]
-    when = f", {words.clock(made)} UTC, {words.age(made, time.time_ns() // 1000)} ago" if made else ""
+    when = f", {words.published(made, time.time_ns() // 1000)}" if made else ""
     head = [("store", label(document["store"])), ("checkpoint", f"{document['checkpoint_id']}{when}")]
     yield from render.page_head("Key", [*head, *_about(document, look)], look)
     yield ""

@@ -24,7 +24,7 @@ _COMMAND_MAX: Final = 400
 def draw_top(document: Json, look: Look) -> Iterator[str]:
     """Each state with its keys, key groups and subtasks; then how to look at the first key."""
     made = document["created_at_us"]
-    when = f", {words.clock(made)} UTC, {words.age(made, time.time_ns() // 1000)} ago" if made else ""
+    when = f", {words.published(made, time.time_ns() // 1000)}" if made else ""
     facts = [("store", label(document["store"])), ("checkpoint", f"{document['checkpoint_id']}{when}")]
     yield from render.page_head(f"Most {document['by']}", facts, look)
     states = document["states"]

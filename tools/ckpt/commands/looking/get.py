@@ -246,6 +246,8 @@ def _made(record: Record) -> Document:
 
 def _unreadable(checkpoint_id: int, error: CheckpointError) -> Document:
     """A checkpoint that cannot be read; members that nobody knows are null."""
+    from stateformat.documents import fault_document
+
     unknown = dict.fromkeys(("created_at", "created_at_us", "kind", "since", "rows_before", "row_count"))
     return {
         "checkpoint_id": int(checkpoint_id),
@@ -254,5 +256,5 @@ def _unreadable(checkpoint_id: int, error: CheckpointError) -> Document:
         "change_count": 0,
         "changes": [],
         "column_changes": [],
-        "error": {"kind": error.kind.value, "message": str(error)},
+        "error": fault_document(error),
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from stateformat import words
-from stateformat.documents import history_document, reference
+from stateformat.documents import fault_document, history_document, reference
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, Session, command
@@ -40,13 +40,13 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
         "checkpoints": [history_document(record) for record in found.chain[:limit]],
         "cut_off": [history_document(record) for record in records[len(found.chain) :]],
         "damaged": [
-            {"checkpoint_id": number, "kind": error.kind.value, "message": str(error)}
+            {"checkpoint_id": number, **fault_document(error)}
             for number, error in ((number, found.unreadable[number]) for number in found.damaged)
         ],
         "lost": [reference(ref) for ref in found.lost],
         "strays": None if limit is not None else [reference(stray) for stray in found.strays],
         "savepoints": savepoints_document(store.pins()),
-        "ended_by": None if fault is None else {"kind": fault.kind.value, "message": str(fault)},
+        "ended_by": None if fault is None else fault_document(fault),
     }
     session.output.show(document, draw)
     return FINE if fault is None else PROBLEMS
