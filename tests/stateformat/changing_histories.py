@@ -64,6 +64,7 @@ class History:
     permit: CommitPermit | None = None
     later_from: int | None = None
     """The first checkpoint with the later columns."""
+    _schemas: dict[tuple[str, int], pa.Schema] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.states = {kind: declared(kind) for kind in OWN}
@@ -181,8 +182,14 @@ class History:
         if later and self.later_from is not None and checkpoint_id < self.later_from:
             rows = [{**row, "level": 7} for row in rows]
         names = [*KEYS, *OWN[kind], *(LATER if later else FIRST)]
-        schema = pa.schema([self.store.open(as_of).state("op", kind).schema.field(name) for name in names])
-        return table_of(rows, schema)
+        stored = self._stored_schema(kind, as_of)
+        return table_of(rows, pa.schema([stored.field(name) for name in names]))
+
+    def _stored_schema(self, kind: str, checkpoint_id: int) -> pa.Schema:
+        at = (kind, checkpoint_id)
+        if at not in self._schemas:
+            self._schemas[at] = self.store.open(checkpoint_id).state("op", kind).schema
+        return self._schemas[at]
 
 
 def table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
