@@ -115,6 +115,8 @@ DAY_US = 86_400 * 10**6
         *((words.age(0, at_us), text) for at_us, text in ((5 * 10**6, "5 s"), (61 * 10**6, "1 min"))),
         *((words.age(0, at_us), text) for at_us, text in ((DAY_US // 2, "12 h"), (3 * DAY_US, "3 d"))),
         (words.age(10, -(10**6)), ""),
+        (words.published(0, 3 * DAY_US), "1970-01-01 00:00:00 UTC, 3 d ago"),
+        (words.published(DAY_US, 0), "1970-01-02 00:00:00 UTC"),
         (words.moment(2**53 - 1)[:5], "2255-"),
         (words.moment(2**60), "9999-12-31T00:00:00Z"),
         (words.label("a\nb\x1b[31mc\u202e"), "a\\nb\\x1b[31mc\\u202e"),

@@ -164,7 +164,7 @@ def line(stage: PlayedStage, executor: str) -> tuple[Played, Dataflow, Gated, Ou
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("steps", [1, 5, *(pytest.param(at, marks=pytest.mark.truth) for at in (0, 2, 3, 8))])
 def test_a_driver_that_dies_on_the_way_leaves_a_job_that_goes_on_by_itself(
     stage: PlayedStage, executor: str, steps: int
 ) -> None:

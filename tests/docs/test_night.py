@@ -65,6 +65,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.truth
 def test_the_page_runs_from_top_to_bottom_and_prints_what_it_shows(folder: Path, pytestconfig: pytest.Config) -> None:
     recipes = [recipe for some in PAGE.sections().values() for recipe in some]
     ran = [(recipe, shell(recipe.code, os.environ, errors=True).replace(f"{folder}", "/data")) for recipe in recipes]

@@ -326,7 +326,10 @@ def crashed(job: Job, steps: int, **options: Any) -> str:
     return request
 
 
-@pytest.mark.parametrize("steps", range(0, 520, 26))
+STEPS = [pytest.param(at, marks=[pytest.mark.truth] if at % 78 else []) for at in range(0, 520, 26)]
+
+
+@pytest.mark.parametrize("steps", STEPS)
 def test_a_crash_at_any_step_loses_no_row_and_the_request_is_answered_as_it_went(steps: int) -> None:
     job = Job(checkpoint_interval_us=4_000_000)
     request = crashed(job, steps)

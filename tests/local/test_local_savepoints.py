@@ -348,7 +348,7 @@ def test_a_run_that_dies_between_copy_and_answer_is_answered_for_by_the_next_wit
     assert bench.newest_id == 2, "no checkpoint was taken for it"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(4, 12))])
 def test_a_run_that_dies_at_any_moment_leaves_a_savepoint_that_restores_to_the_same_output(seed: int) -> None:
     job = Job(seed=seed)
     bench, run = job.bench, job.saved_once()
@@ -457,7 +457,7 @@ class Died(BaseException):
     """The process is killed."""
 
 
-@pytest.mark.parametrize("place", [None, ELSEWHERE])
+@pytest.mark.parametrize("place", [None, pytest.param(ELSEWHERE, marks=pytest.mark.truth)])
 def test_a_driver_that_dies_before_any_object_that_it_writes_loses_neither_savepoint_nor_output(
     place: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,15 +162,15 @@ def test_the_search_ends_at_the_first_that_is_whole(history: Path) -> None:
     assert [each.checkpoint_id for each in newest_whole(store).checkpoints] == [8, 7]
 
 
-def test_two_hundred_checkpoints_that_share_segments_read_each_once() -> None:
+def test_many_checkpoints_that_share_segments_read_each_once() -> None:
     store, job = CheckpointStore(MemoryStorage("validate-all")), stores.counts_job(keys=50)
     permit = job.publish(store, None, options=OBJECTS)
-    for _ in range(199):
+    for _ in range(39):
         pending = store.begin(job_id=job.job_id, graph=job.graph, states=job.states, parent=permit)
         pending.add_handles(permit.checkpoint().manifest.full())
         permit = pending.publish()
     found = reads(store, lambda: validate_all(store, level="full"))
-    assert found == {"list": 3, "read_range": 200 + 200 + 2}
+    assert found == {"list": 3, "read_range": 40 + 40 + 2}
     MemoryStorage.reset("validate-all")
 
 
