@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from .. import words
 from ..graph import Operator, Status
-from ..manifest import BATCH_ROWS, Ints, codes_of, integers, state_runs
+from ..manifest import BATCH_ROWS, codes_of, integers, state_runs
 from ..model import (
     GIVEN_UP_PROPERTY,
     ORIGIN_PROPERTIES,
@@ -34,11 +34,16 @@ from ..rescaling import rescale_of
 from .columns import JsonRows
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ..errors import CheckpointError
     from ..problems import Problem
 
 Document = dict[str, Any]
 _GIVEN_UP: Final = (("operator", str), ("state", str), ("effect", str), ("rows", int), ("rows_besides", int))
+_SMALL: Final = ("subtask", "layer", "first_group", "last_group")
+_LAST: Final = np.iinfo(np.int32).max
+_Numbers: TypeAlias = "npt.NDArray[np.integer[Any]]"
 
 
 def reference(ref: ParentRef | None) -> Document | None:
@@ -131,12 +136,13 @@ class Holdings:
 
     def __init__(self, record: Record, handles: pa.Table) -> None:
         self._record = record
-        names = ("subtask", "layer", "rows", "first_group", "last_group")
-        self._columns = {name: integers(handles[name]) for name in names}
+        # Half of what int64 takes; there may be a million.
+        self._columns: dict[str, _Numbers] = {name: integers(handles[name]).astype(np.int32) for name in _SMALL}
+        self._columns["rows"] = integers(handles["rows"])
         self._unknown = self._columns["rows"] < 0
         if self._unknown.any():
             self._columns["rows"] = np.where(self._unknown, integers(handles["segment_rows"]), self._columns["rows"])
-        self._path, _ = codes_of(handles["path"])
+        self._path: _Numbers = codes_of(handles["path"])[0].astype(np.int32)
         self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
         self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
 
@@ -214,13 +220,13 @@ def holds_document(record: Record, holdings: Holdings) -> Document:
     }
 
 
-def _distinct(codes: Ints) -> int:
+def _distinct(codes: _Numbers) -> int:
     # Handles of one segment are almost neighbors. (np.unique would import numpy.ma.)
     codes = np.sort(codes, kind="stable")
     return int(len(codes) and 1 + (codes[1:] != codes[:-1]).sum())
 
 
-def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
+def _stored_bytes(handles: pa.Table, path: _Numbers, rows: _Numbers) -> _Numbers:
     """Each handle's part of its segment's size, by rows; together never more than that size."""
     if not len(rows):
         return rows
@@ -235,19 +241,19 @@ def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
     return stored
 
 
-def _subtasks(mine: dict[str, Ints]) -> JsonRows:
+def _subtasks(mine: dict[str, _Numbers]) -> JsonRows:
     """One entry per owner, in order; subtask null is the coordinator or owns committables."""
     owner, last = mine["subtask"], mine["last_group"]
     # The manifest is sorted by subtask: an owner begins where the number changes. (np.unique would
     # import numpy.ma.)
     begins = np.flatnonzero(np.append(True, owner[1:] != owner[:-1])) if len(owner) else np.zeros(0, np.int64)
 
-    def of_owners(reduce: np.ufunc, values: Ints) -> Ints:
-        found: Ints = reduce.reduceat(values, begins) if len(begins) else values
+    def of_owners(reduce: np.ufunc, values: _Numbers) -> _Numbers:
+        found: _Numbers = reduce.reduceat(values, begins) if len(begins) else values
         return found
 
     highest = of_owners(np.maximum, last)
-    lowest = of_owners(np.minimum, np.where(last >= 0, mine["first_group"], 2**31))
+    lowest = of_owners(np.minimum, np.where(last >= 0, mine["first_group"], _LAST))
     return JsonRows(
         subtask=owner[begins],
         rows=of_owners(np.add, mine["rows"]),
