@@ -58,9 +58,8 @@ def reachable(handles: pa.Table) -> pa.Table:
     Without the column ``inline`` every segment counts as an object.
     """
     columns = [name for name in REACHABLE_SCHEMA.names if name in handles.column_names]
-    named = handles.select(columns).filter(pc.is_valid(handles["path"]))
-    first = first_uses(codes_of(named["path"])[0])
-    chosen = take_rows(named, pa.array(first))
+    first = first_uses(codes_of(handles["path"])[0])
+    chosen = take_rows(handles.select(columns), pa.array(first))
     inline = pc.is_valid(chosen["inline"]) if "inline" in columns else pa.repeat(False, len(first))
     return pa.table([chosen["path"], chosen["size_bytes"], chosen["digest"], inline], schema=REACHABLE_SCHEMA)
 

@@ -18,6 +18,8 @@ SECONDS_MAX = 30.0
 """Ten on a quiet machine of two cores; a slower or busy one gets three times as long."""
 PEAK_BYTES_MAX = 1_500_000_000
 """The JSON of a plan and a plan that is executed take most: 0.8 GB."""
+PEAK_BYTES_MAX_LOOKING = 560_000_000
+"""Of 0.41 to 0.47 GB, the handles are 0.24 and a process that has imported pyarrow 0.08."""
 PEAK_BYTES_MAX_RESCALED = 2_000_000_000
 """A rescale makes more than two million handles of the million: nearly each is cut in two."""
 PAGE_LINES_MAX = 250
@@ -56,17 +58,22 @@ def _judge(tally: Tally, name: str, took: Took, *, is_page: bool = True, peak_by
         "rescale --parallelism 1200 --dry-run",
         "gc --keep 1",
         "du --keep 1 --price 0.023",
+        "get --operator operator-0500 --state state --key 5",
+        "top --no-keys",
+        "repair",
         "history",
     ],
 )
 def test_every_command_answers_with_a_page(options: str, store: Path, tmp_path: Path, tally: Tally) -> None:
     command, *rest = options.split()
-    _judge(tally, options, call(tmp_path, command, store, *rest))
+    plans = command in ("explain-restore", "rescale")
+    most = PEAK_BYTES_MAX if plans else PEAK_BYTES_MAX_LOOKING
+    _judge(tally, options, call(tmp_path, command, store, *rest), peak_bytes_max=most)
 
 
 def test_json_is_whole(store: Path, tmp_path: Path, tally: Tally) -> None:
     inspected = call(tmp_path, "inspect", store, "--format", "json")
-    _judge(tally, "inspect --format json", inspected, is_page=False)
+    _judge(tally, "inspect --format json", inspected, is_page=False, peak_bytes_max=PEAK_BYTES_MAX_LOOKING)
     assert sum(len(state["subtasks"]) for state in inspected.document["states"]) == OPERATORS * SUBTASKS
     del inspected
     planned = call(tmp_path, "explain-restore", store, "--parallelism", "1200", "--format", "json")
