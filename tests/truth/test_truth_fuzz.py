@@ -16,7 +16,7 @@ from tests.fuzz.targets import NAMES
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SECONDS = 60
+SECONDS = 40
 SLACK_SECONDS = 600
 """What a loaded machine may add before a target is called stuck: hangs are told by the processor
 time of a run, in tests/fuzz/run.py.
