@@ -59,14 +59,14 @@ def cell(value: Any) -> str:
 
 
 def sentence(text: object) -> str:
-    """A stranger's text as a sentence: on one line, with a capital and a full stop.
+    """A stranger's text as a sentence: on one line, with a capital and a full stop, if it has none.
 
     A path or a name in front stays as it is: `state/0` is not `State/0`.
     """
     safe = label(text)
     first = safe.partition(" ")[0].rstrip(".,:;")
     start = safe[:1].upper() if first.replace("-", "").replace("'", "").isalpha() else safe[:1]
-    return start + safe[1:] + ("" if safe.endswith(".") else ".")
+    return start + safe[1:] + ("" if safe.endswith((".", "?", "!")) else ".")
 
 
 def ranges(pairs: Sequence[Sequence[int]]) -> str:

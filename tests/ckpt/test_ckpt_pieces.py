@@ -334,3 +334,39 @@ def test_csv_reads_back_and_tells_null_from_empty(tmp_path: Any) -> None:
         None,
         {"a": None, "b": None},
     ]
+
+
+def test_a_history_of_large_numbers_fits_a_narrow_page() -> None:
+    from stateformat.tools.ckpt.commands.looking.history import draw
+
+    entry = {
+        "checkpoint_id": 1234, "kind": "checkpoint", "created_at_us": 1795376807688150, "operators": 3, "finished": 1,
+        "partially_finished": 1, "totals": {"rows": 100_671, "bytes": 500_000}, "parent": None, "stop": None,
+    }  # fmt: skip
+    document = {
+        "store": "file:///store", "job_id": "job", "job_name": "", "checkpoints": [entry], "cut_off": [], "damaged": [],
+        "lost": [], "savepoints": [], "ended_by": None, "strays": None,
+    }  # fmt: skip
+    for width in (60, 80):
+        lines = [*draw(document, Look(width=width))]
+        assert max(map(len, lines)) <= width
+        assert "100,671  488.3 KiB" in lines[-1]
+
+
+def test_a_question_ends_as_it_is() -> None:
+    assert words.sentence("nothing comes; does the job run?") == "Nothing comes; does the job run?"
+    assert words.sentence("nothing comes") == "Nothing comes."
+
+
+def test_a_checkpoint_without_a_time_is_listed_without_one() -> None:
+    from stateformat.tools.ckpt.text.validation import _row
+
+    result = {
+        "checkpoint_id": 1,
+        "kind": "savepoint",
+        "created_at_us": 0,
+        "standing": "whole",
+        "certain": True,
+        "problem_count": 0,
+    }
+    assert _row(result, Look())[1] == ""

@@ -149,7 +149,8 @@ def _row(result: Document, look: Look) -> list[str]:
     if problems and result["standing"] in ("damaged", "undecided"):
         what += f", {words.plural(problems, 'problem')}"
     what += "" if result["certain"] else ", perhaps a stray"
-    when = "" if at is None else words.clock(at, seconds=False)
+    # Flink's metadata has no time.
+    when = words.clock(at, seconds=False) if at else ""
     return [str(result["checkpoint_id"]), when, result["kind"] or "", what]
 
 

@@ -63,7 +63,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         Column("kind"),
         Column("published (UTC)"),
         Column("age", right=True, optional=2),
-        Column("finished", flexible=True),
+        Column("finished", flexible=True, optional=1),
         Column("rows", right=True),
         Column("bytes", right=True),
         Column("parent", right=True, optional=1),
