@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .graph import JobGraph, Status
-from .keys import MAX_PARALLELISM_LIMIT
 from .model import RESCALE_PROPERTY, CheckpointKind, Record, Stop, StopMode
 from .words import label
 
@@ -44,6 +43,9 @@ class WantedParallelism:
     @classmethod
     def decode(cls, text: str) -> WantedParallelism:
         """Raises ``ValueError`` for what :meth:`encode` cannot have made."""
+        # Few records say one, and whoever reads a record would import how keys are hashed.
+        from .keys import MAX_PARALLELISM_LIMIT
+
         members = json.loads(text)
         operators = members.get("operators", {}) if isinstance(members, dict) else None
         if not isinstance(operators, dict):

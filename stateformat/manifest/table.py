@@ -86,7 +86,7 @@ class Manifest:
             column = self._column()
         encoded = (column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)).combine_chunks()
         codes, values = integers(encoded.indices), encoded.dictionary
-        used = values.take(pa.array(np.unique(codes[codes >= 0])))
+        used = values.take(pa.array(np.flatnonzero(np.bincount(codes[codes >= 0]))))
         return pc.sum(pc.binary_length(used)).as_py() or 0, inline_faults(self.handles, codes, values)
 
     def _column(self) -> pa.ChunkedArray:
