@@ -282,7 +282,7 @@ def plain_windows(table: pa.Table) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("rows", [1, 17, 1000])
 def test_windows_have_the_rows_that_lie_in_them_and_are_emitted_once(rows: int) -> None:
-    table = some_rows(60 if rows == 1 else 300, 4, 8)
+    table = some_rows(30 if rows == 1 else 300, 4, 8)
     driven = driven_by(TumblingWindow("k", 700, "t", AGGREGATES), table.schema)
     for batch in chunks(table, rows):
         driven = again(driven.push(batch))
@@ -345,7 +345,7 @@ def test_after_the_end_of_time_everything_is_late() -> None:
 
 @pytest.mark.parametrize("rows", [1, 9, 1000])
 def test_the_first_row_of_each_key_passes_and_no_other(rows: int) -> None:
-    table = some_rows(60 if rows == 1 else 300, 30, 9)
+    table = some_rows(30 if rows == 1 else 300, 30, 9)
     driven = driven_by(Deduplicate(["k", "s"]), table.schema)
     passed = []
     for batch in chunks(table, rows):

@@ -235,7 +235,7 @@ def test_garbage_is_damage_and_no_other_error(data: bytes) -> None:
     refused(data)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_stands_in_a_member_the_answer_is_a_record_or_an_error_of_ours(data: st.DataObject) -> None:
     found = members()
