@@ -144,6 +144,7 @@ def test_ckpt_and_a_local_job_run_beside_folders_of_the_same_names(installed: Pa
 
 
 @pytest.mark.spark
+@pytest.mark.truth
 def test_spark_workers_take_the_package_from_py_files(wheels: dict[str, Path], project: Path, tmp_path: Path) -> None:
     bare = environment(tmp_path / "bare", None)
     assert run(bare / "python", "-c", "import stateformat", cwd=tmp_path).returncode == 1

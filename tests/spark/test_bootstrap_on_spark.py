@@ -123,6 +123,7 @@ def test_what_spark_cannot_write_is_said_before_a_job_begins(spark: Any, tmp_pat
         bootstrap(tmp_path / "s", flow, {"shop/all": spark.readStream.format("rate").load()})
 
 
+@pytest.mark.truth
 def test_tasks_that_are_killed_after_writing_and_a_driver_that_fails_change_nothing(tmp_path: Path) -> None:
     # Spark retries only where its master says so, and a process has one session: this one is
     # another's.

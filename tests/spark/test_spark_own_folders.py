@@ -51,6 +51,7 @@ def test_ckpt_runs_beside_folders_of_the_same_names(elsewhere: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.truth
 def test_spark_runs_beside_folders_of_the_same_names_by_ckpt_and_by_spark_submit(elsewhere: Path) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
     program = ROOT / "tools" / "jobs" / "rewrite.py"
