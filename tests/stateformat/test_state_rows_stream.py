@@ -53,6 +53,17 @@ class Numbers(ArrowStream):
             self.ended += 1
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_others_left_is_not_looked_at() -> Iterator[None]:
+    """These tests collect garbage again and again; behind thousands of other tests that takes
+    seconds each time, unless only what is new is gone through.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def reader(rows: object) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_stream(rows)
 
