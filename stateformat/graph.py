@@ -195,6 +195,11 @@ class JobGraph:
         """Edges by id."""
         return {edge.id: edge for edge in self.edges}
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every operator has fully finished, so that no checkpoint follows."""
+        return bool(self.operators) and all(one.status is Status.FULLY_FINISHED for one in self.operators)
+
     def operator(self, uid: str) -> Operator:
         """Return the operator of a uid. Raises ``InvalidInput`` (kind ``UNKNOWN_OPERATOR``)."""
         found = self.by_uid.get(OperatorId(uid))

@@ -13,7 +13,7 @@ from .. import words
 from .charts import share
 from .elements import Element, Node, element as e, fragment
 from .graph import draw_graph
-from .pieces import DASH, Column, badge, facts, more, short, table
+from .pieces import DASH, Column, badge, facts, mode_of, more, short, state_name, table
 
 Json = Mapping[str, Any]
 Make = Callable[[], Json]
@@ -119,8 +119,8 @@ def _states(document: Json) -> Element | None:
         count, size_bytes = _size(sizes, state)
         rows.append(
             (
-                e("span", short(state["operator"], 40), " / ", e("strong", short(state["name"], 40))),
-                _mode(state),
+                state_name(state["operator"], state["name"]),
+                mode_of(state),
                 None if count is None else words.count(count),
                 words.size(size_bytes),
                 share(size_bytes, top, words.size(size_bytes)),
@@ -131,10 +131,6 @@ def _states(document: Json) -> Element | None:
 
 def _size(sizes: Mapping[tuple[str, str], tuple[int | None, int]], state: Json) -> tuple[int | None, int]:
     return sizes.get((state["operator"], state["name"]), (None, 0))
-
-
-def _mode(state: Json) -> str:
-    return " ".join(filter(None, (state["mode"].replace("_", " "), state.get("kind"))))
 
 
 def _plan(document: Json) -> list[Node]:
@@ -175,8 +171,8 @@ def _dataflow(document: Json) -> list[Node]:
     columns = [Column("state"), Column("mode"), Column("key"), Column("columns")]
     rows = (
         (
-            e("span", short(state["operator"], 40), " / ", e("strong", short(state["name"], 40))),
-            _mode(state),
+            state_name(state["operator"], state["name"]),
+            mode_of(state),
             short(", ".join(state["key_columns"]), 80),
             short(", ".join(item["name"] for item in state["schemas"][-1]["fields"]), 160)
             if state["schemas"]
@@ -203,7 +199,7 @@ def _diff(document: Json) -> list[Node]:
     ]
     rows = (
         (
-            e("span", short(state["operator"], 40), " / ", e("strong", short(state["state"], 40))),
+            state_name(state["operator"], state["state"]),
             state["change"],
             *(None if state[name] is None else words.count(state[name]) for name in ("added", "removed", "changed")),
             short(", ".join(f"{one['column']} {one['change']}" for one in state["columns"]), 160),

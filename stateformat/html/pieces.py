@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from .. import words
 from .elements import Children, Element, Node, element as e
@@ -86,3 +86,13 @@ def short(text: str, length: int = 80) -> Node:
     if len(safe) <= length:
         return safe
     return e("abbr", f"{safe[: length - length // 4 - 1]}…{safe[-(length // 4) :]}", title=safe[:1000])
+
+
+def state_name(operator: str, name: str, length: int = 40) -> Node:
+    """Return a state by its operator and name."""
+    return e("span", short(operator, length), " / ", e("strong", short(name, length)))
+
+
+def mode_of(state: Mapping[str, Any]) -> str:
+    """Return a state's mode and kind in words."""
+    return " ".join(filter(None, (state["mode"].replace("_", " "), state.get("kind"))))

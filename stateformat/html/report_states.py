@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from .. import words
 from .charts import columns as chart, share, spark
 from .elements import Element, Node, element as e
-from .pieces import DASH, Column, badge, facts, more, opening, short, table
+from .pieces import DASH, Column, badge, facts, mode_of, more, opening, short, state_name, table
 
 Json = Mapping[str, Any]
 STATES_SHOWN: Final = 40
@@ -79,15 +79,11 @@ def _over(ids: Sequence[int]) -> str:
     return f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else "trend"
 
 
-def _name(state: Json, length: int = 36) -> Node:
-    return e("span", short(state["operator"], length), " / ", e("strong", short(state["name"], length)))
-
-
 def _state(state: Json, trend: _Trend | None, top: int, place: int) -> Element:
     """Return a state as one line, which opens to its charts and columns."""
     cells = (
-        ("", _name(state)),
-        ("mode", " ".join(filter(None, (state["mode"].replace("_", " "), state["kind"])))),
+        ("", state_name(state["operator"], state["name"], 36)),
+        ("mode", mode_of(state)),
         ("rows", DASH if state["rows"] is None else words.count(state["rows"])),
         ("bytes", words.size(state["bytes"])),
         (

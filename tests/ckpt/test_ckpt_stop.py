@@ -331,8 +331,12 @@ def test_the_command_stops_a_job_in_another_process(tmp_path: Path) -> None:
         thread.join()
     assert (found["outcome"], found["checkpoint_id"], found["mode"]) == ("stopped", 2, "drain")
     assert found["savepoint"] == open_store(str(tmp_path / "safe")).url
-    assert document("inspect", tmp_path / "safe")["stop"] == {"mode": "drain", "request": found["request"]}
-    assert f"drain (request {found['request']})" in " ".join(page("inspect", tmp_path / "store").split())
+    assert document("inspect", tmp_path / "safe")["stop"] == {
+        "mode": "drain",
+        "request": found["request"],
+        "goes_on_at": None,
+    }
+    assert f"stopped (drain), request {found['request']}" in " ".join(page("inspect", tmp_path / "store").split())
     assert store.storage.list("requests/") == []
 
 

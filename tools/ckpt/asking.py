@@ -261,14 +261,6 @@ def _require_empty(there: CheckpointStore) -> None:
         )
 
 
-def all_finished(record: Record) -> bool:
-    """Whether every operator of a checkpoint has finished: there is no further checkpoint."""
-    from stateformat.graph import Status
-
-    operators = record.graph.operators
-    return bool(operators) and all(operator.status is Status.FULLY_FINISHED for operator in operators)
-
-
 def draw_answer(document: Document, title: str, request: str, look: Look) -> Iterator[str]:
     """The page: the outcome, where the savepoint is, what the run said."""
     facts = [

@@ -146,7 +146,6 @@ def _taken_place(store: CheckpointStore, record: Record, flow: Dataflow) -> Inva
 def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newest: int, topology: Any) -> Iterator[str]:
     """What a start needs, does or says, a sentence each."""
     from stateformat.backends.runtime import parallelism_words
-    from stateformat.graph import Status
     from stateformat.model import CheckpointKind, StopMode
     from stateformat.rescaling import lasting_stop, rescale_of
 
@@ -177,7 +176,7 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
         yield f"the job has ended for good at checkpoint {number}, with a drain: a start returns at once"
     elif stop is not None:
         yield f"the job stopped at checkpoint {number}: a start goes on from there only with --resume"
-    if all(operator.status is Status.FULLY_FINISHED for operator in record.graph.operators):
+    if record.graph.is_finished:
         yield f"everything has finished in checkpoint {number}: a start returns at once"
     said = parallelism_words(record, topology)
     if said and (wanted is None or newest != number):

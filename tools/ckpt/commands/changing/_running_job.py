@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ...asking import TIMED_OUT, Attempt, Result, all_finished, draw_answer
+from ...asking import TIMED_OUT, Attempt, Result, draw_answer
 from ...exit_status import FINE, PROBLEMS, UNAVAILABLE
 from ...output import Document
 from ...text import Look
@@ -46,7 +46,7 @@ class RescaleAttempt(Attempt["RescaleRequest"]):
 
     def _known(self) -> Result | None:
         newest = self.newest
-        if newest is None or not all_finished(newest):
+        if newest is None or not newest.graph.is_finished:
             return None
         message = f"Everything in checkpoint {newest.checkpoint_id} has finished; there is nothing to rescale."
         return Result("finished", message, newest.checkpoint_id)

@@ -10,7 +10,6 @@ from ...asking import (
     TIMED_OUT,
     Attempt,
     Result,
-    all_finished,
     converse,
     draw_answer,
     savepoint_place,
@@ -91,7 +90,7 @@ class SavepointAttempt(Attempt["SavepointRequest"]):
 
     def _known(self) -> Result | None:
         newest = self.newest
-        if newest is None or not all_finished(newest):
+        if newest is None or not newest.graph.is_finished:
             return None
         message = f"Everything in checkpoint {newest.checkpoint_id} has finished, so no job was asked{self._advice()}"
         return Result("finished", message, newest.checkpoint_id)

@@ -18,7 +18,6 @@ from ...asking import (
     TIMED_OUT,
     Attempt,
     Result,
-    all_finished,
     converse,
     draw_answer,
     savepoint_place,
@@ -118,7 +117,7 @@ class StopAttempt(Attempt["StopRequest"]):
         return "A run that works answers when it has stopped. If the job does not run, press Ctrl-C."
 
     def _known(self) -> Result | None:
-        if self.newest is not None and all_finished(self.newest):
+        if self.newest is not None and self.newest.graph.is_finished:
             return self._finished(self.newest)
         from stateformat.rescaling import lasting_stop
 
@@ -167,7 +166,7 @@ class StopAttempt(Attempt["StopRequest"]):
     def _decided(self, request: StopRequest) -> Result | None:
         newest = self.newest
         # If all tasks have finished there is no further checkpoint, so no stop can come.
-        ended = newest is not None and all_finished(newest) and not _is_stop_of(newest, request)
+        ended = newest is not None and newest.graph.is_finished and not _is_stop_of(newest, request)
         return self._finished(newest) if newest is not None and ended else None
 
     def _answered(self, answer: RequestAnswer) -> Result:

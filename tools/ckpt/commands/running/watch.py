@@ -202,7 +202,6 @@ class Watching:
 
     def _tell_kind(self, record: Record) -> None:
         """What else a record says of its job."""
-        from stateformat.graph import Status
         from stateformat.model import CheckpointKind
         from stateformat.rescaling import lasting_stop, rescale_of
 
@@ -223,7 +222,7 @@ class Watching:
             self._ended = "stopped"
             mode = stop.mode.replace("_", " ")
             self._event("stopped", number, f"the job has stopped here ({mode})")
-        elif all(operator.status is Status.FULLY_FINISHED for operator in record.graph.operators):
+        elif record.graph.is_finished:
             self._ended = "finished"
             self._event("finished", number, "the job has finished: every operator has ended")
 
