@@ -86,8 +86,9 @@ class Manifest:
             column = self._column()
         encoded = (column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)).combine_chunks()
         codes, values = integers(encoded.indices), encoded.dictionary
-        used = values.take(pa.array(np.flatnonzero(np.bincount(codes[codes >= 0]))))
-        return pc.sum(pc.binary_length(used)).as_py() or 0, inline_faults(self.handles, codes, values)
+        lengths = integers(pc.binary_length(values), null=0)
+        used = np.bincount(codes[codes >= 0], minlength=len(lengths)) > 0
+        return int(lengths[used].sum()), inline_faults(self.handles, codes, values)
 
     def _column(self) -> pa.ChunkedArray:
         if self._inline is None:
