@@ -145,7 +145,7 @@ def test_what_does_not_fit_in_memory_is_set_aside(
     if bound != "layers":
         monkeypatch.setattr(planning, "HELD_BYTES", 1)
     if bound != "group":
-        monkeypatch.setattr(differing, "HELD_BYTES", 100)
+        monkeypatch.setattr(differing, "_SIDE_BYTES", 100)
         monkeypatch.setattr(planning, "_ABOVE_BYTES", 100)
     for start, end in ((1, newest), (newest - 1, newest)):
         found = history.store.changes("op", kind, start, end).table().drop_columns(["_checkpoint_id"])

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -36,6 +35,8 @@ _LEVELS_MAX: Final = 4
 _SMALL_ROWS: Final = 4096
 _FEW_ROWS: Final = 256
 _COPIED_BYTES: Final = 4 << 20
+_SIDE_BYTES: Final = HELD_BYTES // 2
+"""The two sides share what may be held."""
 
 
 class Comparison(ABC):
@@ -171,7 +172,7 @@ class _Side:
 
     def hold(self) -> None:
         size_bytes = 0
-        while size_bytes < HELD_BYTES:
+        while size_bytes < _SIDE_BYTES:
             table = next(self._tables, None)
             if table is None:
                 self.ended = True
@@ -185,7 +186,9 @@ class _Side:
         return self.ended and not self._held
 
     def __iter__(self) -> Iterator[pa.Table]:
-        return chain(self._held, self._tables)
+        while self._held:
+            yield self._held.pop(0)  # The caller may be done with one before it takes the next.
+        yield from self._tables
 
 
 def _are_aligned(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> bool:
