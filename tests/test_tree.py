@@ -208,6 +208,20 @@ def test_nobody_reaches_past_a_door() -> None:
     assert not lines(use for use in uses() if past(use) and use.by != "stateformat")
 
 
+def test_no_name_of_a_door_is_that_of_a_module_behind_it() -> None:
+    """Of a lazy door such a name is the module, once anybody has imported that."""
+    doubles = {
+        f"{package}.{alias.name}"
+        for package in PACKAGES
+        if "_lazy" in MODULES[package].read_text()
+        for node in ast.walk(tree(package))
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+    }
+    assert doubles
+    assert not doubles & set(MODULES)
+
+
 def test_no_circle_of_imports_hides_in_a_function_or_behind_type_checking() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES if module not in PACKAGES}
     for use in uses():

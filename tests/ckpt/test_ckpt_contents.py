@@ -142,7 +142,7 @@ def test_what_cannot_be_read_spoils_no_page(tmp_path: Path) -> None:
 
 
 def test_very_many_rows_are_not_read(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("stateformat.inspecting.contents"), "ROWS_MAX", 59)
+    monkeypatch.setattr(import_module("stateformat.inspecting.own_states"), "ROWS_MAX", 59)
     checkpoint = open_store(str(flights)).open()
     found = contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 60)
     assert found == {"unread": "60 rows are too many to read here; `ckpt export` writes them to a file"}

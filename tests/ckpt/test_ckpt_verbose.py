@@ -12,6 +12,7 @@ import pytest
 import stateformat.storage as storage_room
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.main import main
+from stateformat.tools.ckpt.watch import Watch
 from tests.ckpt.ckpt_runs import DOCS, Run, program, run
 from tests.stores import counts_store
 
@@ -148,4 +149,13 @@ def test_a_call_from_python_leaves_the_loggers_as_they_were(store: Path, capsys:
         assert len(re.findall(r" list \S+ of ", found)) == lists > 0, "each request is logged once"
     assert main(["history", str(store)]) == 0
     assert capsys.readouterr().err == ""
+    assert (logger.level, list(logger.handlers)) == before
+
+
+def test_calls_at_the_same_time_leave_the_loggers_as_they_were() -> None:
+    logger = logging.getLogger("stateformat")
+    before = (logger.level, list(logger.handlers))
+    first, second = Watch(), Watch()
+    first.end()
+    second.end()
     assert (logger.level, list(logger.handlers)) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from stateformat.storage import Stats
 
 LOGGER: Final = logging.getLogger("stateformat")
+_LEVELS: Final[list[int]] = []
+"""The level before each call that has not ended; the last to end restores that of the first."""
+_LOCK: Final = threading.Lock()
 
 
 class Watch:
@@ -37,7 +41,8 @@ class Watch:
         # With no handler at all Python would print warnings; commands report what matters
         # themselves.
         self._handler: logging.Handler = logging.NullHandler()
-        self._level_before = LOGGER.level
+        with _LOCK:
+            _LEVELS.append(LOGGER.level)
         self._listen(logging.WARNING)
 
     def begin(self, level: int, command: str) -> None:
@@ -55,7 +60,8 @@ class Watch:
     def end(self) -> None:
         """Restore the loggers; if verbose, print the table. The last thing a command does."""
         LOGGER.removeHandler(self._handler)
-        LOGGER.setLevel(self._level_before)
+        with _LOCK:
+            LOGGER.setLevel(_LEVELS.pop())
         if self.stats is None:
             return
         wall_seconds, cpu_seconds = time.perf_counter() - self._start, time.process_time()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +20,7 @@ from stateformat import words
 
 from ..options import Address, AddressType, Session, is_local
 from ..output import Output
+from ..watch import Watch
 
 if TYPE_CHECKING:
     from stateformat.model import Record
@@ -147,10 +147,13 @@ def _record(context: click.Context) -> Record | None:
     address = context.params.get("address")
     if not isinstance(address, Address) or not is_local(address.url):
         return None
-    # Whatever is wrong with it, other commands say.
-    with suppress(Exception):
-        return Session(Output(), {}).read_only(address).record
-    return None
+    watch = Watch()
+    try:
+        return Session(Output(), {}, watch).read_only(address).record
+    except Exception:
+        return None  # Whatever is wrong with it, other commands say.
+    finally:
+        watch.end()
 
 
 def _operators(context: click.Context, _: str = "") -> Iterator[CompletionItem]:

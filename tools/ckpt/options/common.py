@@ -27,14 +27,14 @@ class Session:
         self,
         output: Output,
         storage_options: Mapping[str, Any],
-        watch: Watch | None = None,
+        watch: Watch,
         *,
         allow_outside: bool = False,
     ) -> None:
         self.output = output
         self._allow_outside = allow_outside
         self._options = storage_options
-        self._watch = watch or Watch()
+        self._watch = watch
         self._named: set[str] = set()
 
     @property
