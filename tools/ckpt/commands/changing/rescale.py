@@ -47,7 +47,7 @@ from ._running_job import RescaleAttempt, draw_rescaled, status_of
 @engine_option("Of a Spark query: write it in this process, or as a Spark job.")
 @prove_option
 @click.option("--dry-run", is_flag=True, help="Show the plan; publish nothing, and ask nobody.")
-@click.option("--running", is_flag=True, help="Ask the job, which runs, to go on at this parallelism, and wait.")
+@click.option("--running", is_flag=True, help="Ask the running job to go on at this parallelism, and wait.")
 @timeout_option
 def rescale(
     session: Session,
