@@ -4,8 +4,10 @@ Each module ``bench_*`` has a function ``measure()`` that gives rows, as a list 
 that draws has ``save() -> str`` too, which a whole run calls at its end. A whole run replaces the
 table of each module in README.md as soon as the module is done. ``python -m benchmarks NAME …`` (or
 ``make bench ONLY="NAME …"``) runs some of them, ``segments`` or ``bench_segments``, and prints;
-with ``--update`` it replaces their tables, too. With ``--full`` those whose ``measure``
-takes ``full`` leave nothing out.
+with ``--update`` it replaces their tables, too. A name that is the beginning of several, ``spark``,
+stands for all of them. With ``--full`` those whose ``measure`` takes ``full`` leave nothing out;
+``--line=TEXT`` prints only the lines in whose names the text stands, and a ``measure`` that takes
+``line`` does only the work for these.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from benchmarks.measuring import Row
 
 HERE = Path(__file__).parent
 README, PAGE = HERE.parent / "README.md", HERE.parent / "docs" / "benchmarks.md"
-FULL, UPDATE = "--full", "--update"
+FULL, UPDATE, LINE = "--full", "--update", "--line="
 END = "<!-- bench:end -->"
 ASKED_BEGIN, ASKED_END = "<!-- asked:begin -->\n", "<!-- asked:end -->"
 ASKED = (
@@ -94,23 +96,35 @@ def asked(readme: str, page: str) -> str:
     return head + begin + "\n".join(lines) + "\n" + rest[rest.index(ASKED_END) :]
 
 
+def modules_of(name: str) -> list[str]:
+    """The module of a name, or those whose names go on behind it."""
+    stem = f"bench_{name.removeprefix('bench_')}"
+    return (
+        [stem] if (HERE / f"{stem}.py").exists() else sorted(path.stem for path in HERE.glob(f"{stem}_*.py")) or [stem]
+    )
+
+
 def main() -> None:
     """Run the modules named, or all, and put the tables of a whole run into the pages."""
-    named = [f"bench_{name.removeprefix('bench_')}" for name in sys.argv[1:] if not name.startswith("--")]
+    named = [stem for name in sys.argv[1:] if not name.startswith("--") for stem in modules_of(name)]
+    line = next((option.removeprefix(LINE) for option in sys.argv[1:] if option.startswith(LINE)), "")
     names = named or sorted(path.stem for path in HERE.glob("bench_*.py"))
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
     for name, module in zip(names, modules, strict=True):
         rows: list[Row] = []
-        knows_full = "full" in inspect.signature(module.measure).parameters
-        for row in module.measure(**({"full": FULL in sys.argv} if knows_full else {})):
+        known = {"full": FULL in sys.argv, "line": line}
+        takes = inspect.signature(module.measure).parameters
+        for row in module.measure(**{option: value for option, value in known.items() if option in takes}):
+            if line not in row.what:
+                continue
             rows.append(row)
             print(table([row]).splitlines()[-1], flush=True)
-        if rows and (UPDATE in sys.argv or not named):
+        if rows and not line and (UPDATE in sys.argv or not named):
             title = (module.__doc__ or name).partition("\n")[0]
             PAGE.write_text(replace_section(PAGE.read_text(), name, title, rows, machine()))
             README.write_text(asked(README.read_text(), PAGE.read_text()))
             print(f"The table of {name} in docs/benchmarks.md is from this run.", flush=True)
-    if not named:
+    if not (named or line):
         for module in modules:
             if hasattr(module, "save"):
                 print(module.save())
