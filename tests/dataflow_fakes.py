@@ -28,6 +28,7 @@ from stateformat.backends.dataflow import (
 )
 from stateformat.backends.dataflow.chain import OperatorChain
 from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
+from stateformat.backends.runtime import VIRTUAL_ORIGIN_US
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
@@ -194,6 +195,9 @@ class Collected:
 
     def now_us(self) -> int:
         return self.clock_us
+
+    def processing_time_us(self) -> int:
+        return VIRTUAL_ORIGIN_US + self.clock_us
 
     def values(self, edge_id: str, column: str = "value") -> list[Any]:
         """The values that went along an edge."""

@@ -111,6 +111,7 @@ class LocalRun(rt.Run):
             return False
         try:
             now_us = self._begin_what_is_due()
+            self._driver.processing_time.advance()
             worker = self._ready.draw(self._choose, now_us, others=len(self._driver.inbox))
             if worker is not None:
                 read = worker.rows
@@ -289,6 +290,9 @@ class LocalRun(rt.Run):
 
     def now_us(self) -> int:
         return self._clock.now_us()
+
+    def processing_time_us(self) -> int:
+        return self._driver.processing_time.now_us
 
     def wake(self, worker: rt.Worker) -> None:
         self._ready.wake(worker)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from . import starting
 from .channels import CAPACITY, Queue, TaskChannels, receiver_of, sender_of, tasks_of
-from .clock import Clock, SystemClock, VirtualClock
+from .clock import VIRTUAL_ORIGIN_US, Clock, ProcessingTime, SystemClock, VirtualClock
 from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
@@ -25,6 +25,7 @@ from .worker import Mail, MessageToSubtask, SplitAssigned, Worker
 
 __all__ = [
     "CAPACITY",
+    "VIRTUAL_ORIGIN_US",
     "Clock",
     "Driver",
     "EpochProgress",
@@ -37,6 +38,7 @@ __all__ = [
     "MessageToSubtask",
     "OperatorState",
     "Options",
+    "ProcessingTime",
     "Progress",
     "ProgressLine",
     "ProgressLog",

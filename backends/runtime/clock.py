@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from stateformat.graph import brief
 
+VIRTUAL_ORIGIN_US: Final = 1_767_225_600_000_000
+"""What a virtual clock shows on the wall when it begins: 1 January 2026, UTC."""
 LOOK_EVERY_US = 50_000
 """How often a run that has nothing else to do looks at work in a thread."""
 
@@ -28,10 +30,13 @@ class Work(Protocol):
 
 
 class Clock(Protocol):
-    """Microseconds since an origin of its own; never goes back."""
+    """Microseconds since an origin of its own, which never go back; and what the wall shows."""
 
     def now_us(self) -> int:
         pass
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970, UTC. May go back, when somebody sets the clock."""
 
     def wait_until(self, at_us: int) -> None:
         """Return not before ``at_us``."""
@@ -41,6 +46,28 @@ class Clock(Protocol):
 
     def beside(self, work: Callable[[], None]) -> Work:
         """Do work beside the run that asks, and not in its way. ``work`` raises nothing."""
+
+
+class ProcessingTime:
+    """What operators see as the time on the wall: it never goes back.
+
+    ``seen_us``: what the checkpoint that was restored has seen. It stands still while the wall is
+    behind it.
+    """
+
+    def __init__(self, clock: Clock, seen_us: int = 0) -> None:
+        self._clock = clock
+        self.now_us = max(seen_us, clock.wall_us())
+        """The moment of the step, or the epoch, that is under way."""
+
+    def advance(self) -> int:
+        """Begin the next step or epoch; returns its moment."""
+        self.now_us = max(self.now_us, self._clock.wall_us())
+        return self.now_us
+
+    def clock_at(self, time_us: int) -> int:
+        """What ``Clock.now_us`` will be when the wall shows this time."""
+        return self._clock.now_us() + max(time_us - self._clock.wall_us(), 0)
 
 
 class _Thread:
@@ -90,6 +117,9 @@ class SystemClock:
     def now_us(self) -> int:
         return time.monotonic_ns() // 1000
 
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000
+
     def wait_until(self, at_us: int) -> None:
         time.sleep(max(at_us - self.now_us(), 0) / 1e6)
 
@@ -116,6 +146,9 @@ class VirtualClock:
 
     def now_us(self) -> int:
         return self._now_us
+
+    def wall_us(self) -> int:
+        return VIRTUAL_ORIGIN_US + self._now_us
 
     def wait_until(self, at_us: int) -> None:
         self._now_us = max(self._now_us, at_us)

@@ -30,7 +30,7 @@ from ..dataflow.casting import cast_to_schema
 from ..dataflow.chain import Guard, OperatorError
 from ..dataflow.coordinator import Coordinator
 from ..dataflow.graph import COMMITTABLES, Vertex
-from .clock import Clock
+from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, pending_committables, sinks_of
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
@@ -131,6 +131,8 @@ class Driver:
         self._coordinator = coordinator
         self._messenger = messenger
         self._clock = clock
+        self.processing_time = ProcessingTime(clock)
+        """What operators see as the time on the wall."""
         self._keep = keep_count(schedule)
         self._keep_for_us = schedule.keep_for_us
         self._expires_at_us = 0

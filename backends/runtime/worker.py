@@ -102,6 +102,9 @@ class WorkerEnvironment(Protocol):
     def now_us(self) -> int:
         """The time by the executor's clock."""
 
+    def processing_time_us(self) -> int:
+        """The time on the wall, of the step or epoch that is under way."""
+
 
 class Worker:
     """One task with its decisions (``task``), its operators and its channels.
@@ -274,6 +277,9 @@ class Worker:
 
     def now_us(self) -> int:
         return self._environment.now_us()
+
+    def processing_time_us(self) -> int:
+        return self._environment.processing_time_us()
 
     def _carry_out(self, commands: Sequence[ev.TaskCommand]) -> None:
         for command in commands:

@@ -378,3 +378,22 @@ def test_a_store_may_go_while_another_one_is_used() -> None:
     # Garbage is collected wherever it is: within an operation too, which holds the lock.
     with memory._LOCK:
         memory.MemoryStorage.reset("no such store")
+
+
+class Stamp(Operator):
+    """Says when each row was processed."""
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return pa.schema({**ROWS, "at": pa.int64()})
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        at = pa.array([self.context.processing_time_us] * len(batch), pa.int64())
+        return batch.append_column("at", at)
+
+
+def test_processing_time_is_moved_by_hand_and_never_back() -> None:
+    with OperatorHarness(Stamp(), ROWS) as harness:
+        begun = harness.context().processing_time_us
+        for time_us in (begun + 5, begun + 3, begun + 8):
+            harness.advance_processing_time(time_us).push([{"city": "Oslo", "n": 1}])
+        assert harness.output["at"].to_pylist() == [begun + 5, begun + 5, begun + 8]

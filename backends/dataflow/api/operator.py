@@ -36,6 +36,7 @@ class OperatorContext:
         states: SubtaskStates,
         send: Callable[[str, bytes], None],
         watermark: int,
+        processing_time: Callable[[], int],
     ) -> None:
         """The runtime makes it, and keeps ``restored`` and ``watermark`` up to date."""
         self.uid: str = operator.uid
@@ -52,9 +53,19 @@ class OperatorContext:
         """The event time that has been reached, µs; ``events.MIN_WATERMARK``: unknown."""
         self._states = states
         self._send = send if operator.coordinator else None
+        self._processing_time = processing_time
 
     def __repr__(self) -> str:
         return brief(self, self.uid, f"subtask {self.subtask} of {self.parallelism}")
+
+    @property
+    def processing_time_us(self) -> int:
+        """The time on the wall, µs since 1970, UTC.
+
+        One moment for all that a hook does; on Spark, for all that an epoch does, in each of its
+        tries. It never goes back, also not behind what a restored checkpoint has seen.
+        """
+        return self._processing_time()
 
     def value_state(self, name: str) -> KeyedValue:
         """A declared :class:`~stateformat.backends.dataflow.api.states.ValueState`."""

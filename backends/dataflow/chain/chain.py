@@ -45,6 +45,9 @@ class ChainOutput(Protocol):
     def now_us(self) -> int:
         """The executor's clock, µs."""
 
+    def processing_time_us(self) -> int:
+        """``OperatorContext.processing_time_us``, of the step or epoch that is under way."""
+
 
 class OperatorChain:
     """The operators of one vertex in one subtask. Not thread-safe.
@@ -74,7 +77,8 @@ class OperatorChain:
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
         states = states or {}
         self.operators: Mapping[str, ChainedOperator] = {
-            uid: ChainedOperator(job, uid, subtask, output.send, states.get(uid)) for uid in uids
+            uid: ChainedOperator(job, uid, subtask, output.send, output.processing_time_us, states.get(uid))
+            for uid in uids
         }
         """By uid, in the order of the chain; a source is not among them."""
         self._reader: SourceReader | None = None

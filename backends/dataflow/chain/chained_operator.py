@@ -90,7 +90,8 @@ class Emitter:
 class ChainedOperator:
     """An operator's copy in one subtask, with its watermark and states.
 
-    ``send`` sends to its coordinator. ``states``: those that are restored already.
+    ``send`` sends to its coordinator; ``processing_time`` tells the time on the wall. ``states``:
+    those that are restored already.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class ChainedOperator:
         uid: str,
         subtask: int,
         send: Callable[[str, bytes], None],
+        processing_time: Callable[[], int],
         states: SubtaskStates | None = None,
     ) -> None:
         prototype = job.logic(uid)
@@ -110,7 +112,7 @@ class ChainedOperator:
         self.states = states or SubtaskStates(operator, subtask, job.states_of(uid))
         self._restores = states is None
         self._inputs = job.graph.inputs(uid)
-        self.context = OperatorContext(operator, subtask, self.states, send, MIN_WATERMARK)
+        self.context = OperatorContext(operator, subtask, self.states, send, MIN_WATERMARK, processing_time)
         self._guard = Guard(uid, subtask)
         self._timers = [
             (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS

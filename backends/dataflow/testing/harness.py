@@ -17,7 +17,7 @@ from stateformat.schema import segment_schema
 from stateformat.states import Columns, as_schema
 from stateformat.store import CheckpointStore
 
-from ...runtime import Options, clean, commit, pending_committables, restore, sinks_of
+from ...runtime import VIRTUAL_ORIGIN_US, Options, clean, commit, pending_committables, restore, sinks_of
 from .. import events as ev
 from ..api import Operator, OperatorContext, OperatorCoordinator, checked_message
 from ..casting import cast_to_schema
@@ -124,6 +124,7 @@ class OperatorHarness:
         self._emitted: list[pa.RecordBatch] = []
         self._mail: deque[tuple[int | None, int, bytes]] = deque()
         self._number = 0
+        self._processing_time_us = VIRTUAL_ORIGIN_US
         self.messages: list[tuple[int, bytes]] = []
         """What subtasks have sent to the coordinator: subtask and message, in order."""
         carried = pending_committables(self._permit, self._job, [] if COMMITTABLES in drop else self._sinks)
@@ -180,6 +181,14 @@ class OperatorHarness:
             for chain in self._chains:
                 chain.advance_watermark(timestamp)
                 self._deliver()
+
+    def advance_processing_time(self, time_us: int) -> OperatorHarness:
+        """Advance processing time to ``time_us``, µs since 1970, never back.
+
+        A harness begins on 1 January 2026, UTC.
+        """
+        self._processing_time_us = max(self._processing_time_us, time_us)
+        return self
 
     def end_input(self, input: int = 0) -> OperatorHarness:
         """End an input in every subtask. With the last one event time ends, before it."""
@@ -406,3 +415,6 @@ class _Output:
 
     def now_us(self) -> int:
         return 0
+
+    def processing_time_us(self) -> int:
+        return self._harness._processing_time_us

@@ -211,6 +211,7 @@ class SparkRun(Run):
                 attempt_id=writing.attempt_id,
                 read_rows=None if rows is None else math.ceil(rows / max(readers, 1)),
                 read_us=self._options.schedule.checkpoint_interval_us,
+                processing_time_us=self._driver.processing_time.advance(),
                 gone=frozenset(name for name, task in self._tasks.items() if task.gone),
                 live=frozenset(_LIVE),
             ),

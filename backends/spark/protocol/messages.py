@@ -78,6 +78,8 @@ class Epoch:
     read_rows: int | None
     """How many rows a source reads at most, unless they come as frames; then, how long."""
     read_us: int | None
+    processing_time_us: int
+    """The time on the wall for all that it does, the same in each try."""
     gone: frozenset[ev.TaskId]
     """The tasks that have left the job."""
     live: frozenset[str]
@@ -157,8 +159,9 @@ class TaskReport:
 class EpochLink:
     """A worker's environment (``WorkerEnvironment``) in an epoch: all goes into the report."""
 
-    def __init__(self, report: TaskReport, context: WriteContext) -> None:
+    def __init__(self, report: TaskReport, epoch: Epoch, context: WriteContext) -> None:
         self.report = report
+        self._epoch = epoch
         self._context = context
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
@@ -212,3 +215,6 @@ class EpochLink:
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
+
+    def processing_time_us(self) -> int:
+        return self._epoch.processing_time_us

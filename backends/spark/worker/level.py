@@ -88,7 +88,7 @@ class Level:
         tasks = {spec.task: TaskRun(setup, epoch, spec, writing, WORKER_CACHE) for spec in specs}
         for task in tasks.values():
             yield from task.begin()
-        heads = {task: LoopEnd(setup, task, writing) for task in self.heads.get(slot, ())}
+        heads = {task: LoopEnd(setup, epoch, task, writing) for task in self.heads.get(slot, ())}
         receivers: dict[ev.TaskId, TaskRun | LoopEnd] = {**tasks, **heads}
         for batch in received:
             yield from self._of_others(batch)

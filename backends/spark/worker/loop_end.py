@@ -19,7 +19,7 @@ from ...dataflow import events as ev
 from ...dataflow.chain import OpenSnapshot
 from ...dataflow.task import Task
 from ...runtime import Worker
-from ..protocol import EpochLink, Setup, TaskReport, frames
+from ..protocol import Epoch, EpochLink, Setup, TaskReport, frames
 
 _ITSELF = -1
 """The number of the frame that is a head."""
@@ -62,8 +62,9 @@ class _NextEpoch(NoChain):
 class LoopEnd:
     """One head at the last level. Call :meth:`receive` for every frame, then :meth:`finish`."""
 
-    def __init__(self, setup: Setup, task: ev.TaskId, context: WriteContext) -> None:
+    def __init__(self, setup: Setup, epoch: Epoch, task: ev.TaskId, context: WriteContext) -> None:
         self._setup = setup
+        self._epoch = epoch
         self._task = task
         self._context = context
         self._inbox = frames.Inbox(task)
@@ -94,7 +95,7 @@ class LoopEnd:
             list(self._setup.queues(self._task).values()),
             {},
             frozenset(),
-            EpochLink(report, self._context),
+            EpochLink(report, self._epoch, self._context),
             number=report.number,
             snapshot=snapshot if is_own else None,
         )

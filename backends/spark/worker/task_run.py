@@ -65,6 +65,9 @@ class _Output:
     def now_us(self) -> int:
         return self.worker.now_us()
 
+    def processing_time_us(self) -> int:
+        return self.worker.processing_time_us()
+
 
 class _EndedChain(NoChain):
     """In place of the chain of a task whose logic ended in an epoch before."""
@@ -116,7 +119,7 @@ class TaskRun:
             list(self._queues.values()),
             self._sending_ends(),
             frozenset(),
-            EpochLink(self.report, context),
+            EpochLink(self.report, epoch, context),
             number=spec.number,
         )
         self._worker.routers = {edge.id: Router(setup.job, edge, spec.task.subtask) for edge in self._vertex.outputs}
