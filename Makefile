@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java python demo demo-all test test-truth simulate lint site format docs bench golden corpus fixtures clean
+.PHONY: help setup java python demo demo-all test test-truth simulate soak lint site format docs bench golden corpus fixtures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,10 @@ SEEDS ?= 2000
 FIRST ?= 0
 simulate: $(READY) ## random dataflows under random faults: SEEDS=2000 FIRST=0; prints the seeds that fail
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
+
+MINUTES ?= 60
+soak: java $(READY) ## a job with every operator on both executors, killed once a minute for an hour: MINUTES=60
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 lint: $(READY) ## style, types, and the docs site, built strictly
 	@$(BIN)/ruff check .

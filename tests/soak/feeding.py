@@ -1,0 +1,77 @@
+"""What a soak feeds a job with: files of orders, one after the other, the same in every run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ORDERS = pa.schema(
+    [("order", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64()), ("at", pa.timestamp("us"))]
+)
+ROWS, CUSTOMERS, SEGMENTS = 1_000, 5_000, 7
+REPEATED = 100
+"""Of the rows of a file, those that stood in the file before already."""
+US_PER_FILE = 1_000_000
+OUT_OF_ORDER_US = 3 * US_PER_FILE
+CUSTOMERS_FILE = "customers.parquet"
+END = "END"
+"""Once a file of this name is there, no more come."""
+
+
+def orders_of(number: int) -> pa.Table:
+    """The rows of one file: new orders, then some of the file before once more."""
+    before = _new(number - 1).slice(0, REPEATED if number else 0)
+    return pa.concat_tables([_new(number), before])
+
+
+def _new(number: int) -> pa.Table:
+    random = np.random.default_rng(max(number, 0))
+    count = ROWS - REPEATED
+    at = number * US_PER_FILE + random.integers(0, US_PER_FILE, count)
+    columns = [
+        np.arange(count) + number * count,
+        random.integers(0, CUSTOMERS, count),
+        random.integers(-5, 100, count),
+        at.astype("datetime64[us]"),
+    ]
+    return pa.table([pa.array(column) for column in columns], schema=ORDERS)
+
+
+def prepare(folder: Path) -> None:
+    """Make the folders of a job, and its bounded table."""
+    for name in ("orders", "out"):
+        (folder / name).mkdir(parents=True)
+    ids = np.arange(CUSTOMERS)
+    table = pa.table({"customer": ids, "segment": pa.array([f"segment {each % SEGMENTS}" for each in ids])})
+    pq.write_table(table, folder / CUSTOMERS_FILE)
+
+
+class Feeder(threading.Thread):
+    """Puts a file of orders into each of some folders now and then, until it is told to end."""
+
+    def __init__(self, folders: list[Path], *, every_s: float) -> None:
+        super().__init__(name="feeder", daemon=True)
+        self.files = 0
+        self._folders = [folder / "orders" for folder in folders]
+        self._every_s = every_s
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """A file is complete when it appears, so it gets its name last."""
+        while not self._over.wait(self._every_s):
+            for folder in self._folders:
+                hidden = folder / ".being-written"
+                pq.write_table(orders_of(self.files), hidden)
+                hidden.rename(folder / f"orders-{self.files:06d}.parquet")
+            self.files += 1
+        for folder in self._folders:
+            (folder / END).touch()
+
+    def end(self) -> None:
+        """No more files come: the jobs end when they have read all."""
+        self._over.set()
+        self.join()

@@ -1,0 +1,95 @@
+"""The job of a soak, with every ready-made operator and a loop.
+
+``python -m tests.soak.job local|spark FOLDER`` reads what the feeder writes into FOLDER/orders,
+keeps its checkpoints in FOLDER/store and writes to FOLDER/out. It ends when the feeder has said
+that no more comes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import stateformat as sf
+from stateformat.backends import dataflow as df
+from stateformat.backends.connectors import FileSink, ParquetSource
+from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.local import LocalRuntime
+from tests.soak.feeding import CUSTOMERS_FILE, END, ORDERS, OUT_OF_ORDER_US
+
+WINDOW_US = 10_000_000
+PARALLELISM = 2
+CHECKPOINT_US = 1_000_000
+LAP = pa.schema([("customer", pa.int64()), ("laps", pa.int64())])
+LAPS = 4
+"""An order goes round the loop its id modulo so many times."""
+
+
+class Lap(df.Operator):
+    """The head of a loop: every record has one lap less."""
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return LAP
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
+        laps = pc.subtract(batch["laps"], 1)
+        return pa.RecordBatch.from_arrays([batch["customer"], laps], schema=LAP)
+
+
+def with_laps(batch: pa.RecordBatch) -> pa.RecordBatch:
+    laps = pc.bit_wise_and(batch["order"], LAPS - 1)
+    return pa.RecordBatch.from_arrays([batch["customer"], laps], schema=LAP)
+
+
+def soaked(folder: Path) -> df.Dataflow:
+    """Orders, each once, with their customer's segment; in totals, windows and a loop."""
+    flow = df.Dataflow("soak", parallelism=PARALLELISM)
+    customers = flow.source(ParquetSource(folder / CUSTOMERS_FILE), uid="customers", parallelism=1)
+    orders = flow.source(
+        ParquetSource(folder / "orders", schema=ORDERS, grows=True, until=END),
+        uid="orders",
+        event_time=df.EventTime("at", out_of_order_us=OUT_OF_ORDER_US),
+    )
+    paid = orders.filter(pc.field("amount") > 0, uid="paid").select("order", "customer", "amount", "at", uid="columns")
+    once = paid.key_by("order").deduplicate(uid="once")
+    named = once.apply(BroadcastJoin("customer", columns=["segment"]), customers.broadcast(), uid="segments")
+
+    totals = {"amount": ("amount", "sum"), "orders": ("*", "count")}
+    named.key_by("segment").aggregate(totals, emit="end", uid="totals").apply(sink(folder, "totals"), uid="totals-out")
+    running = named.key_by("customer").aggregate(totals, uid="running")
+    running.apply(sink(folder, "running"), uid="running-out")
+    windows = named.key_by("segment").window(WINDOW_US, "at", totals, uid="windows")
+    windows.apply(sink(folder, "windows"), uid="windows-out")
+
+    loop = flow.loop(LAP)
+    begun = named.map(with_laps, LAP, uid="with-laps")
+    head = flow.apply(Lap(), begun.key_by("customer"), loop.key_by("customer"), uid="lap")
+    loop.close(head.filter(pc.field("laps") > 0, uid="again"))
+    laps = head.key_by("customer").aggregate({"laps": ("*", "count")}, emit="end", uid="laps")
+    laps.apply(sink(folder, "laps"), uid="laps-out")
+    return flow
+
+
+def sink(folder: Path, name: str) -> FileSink:
+    return FileSink(folder / "out" / name, durable=False)
+
+
+def main(executor: str, folder: Path) -> int:
+    store = sf.open(str(folder / "store"), durable=False)
+    options: dict[str, Any] = {"checkpoint_interval_us": CHECKPOINT_US}
+    if executor == "local":
+        runtime: Any = LocalRuntime(store, **options)
+    else:
+        from stateformat.backends.spark import SparkRuntime, local_session
+
+        runtime = SparkRuntime(local_session("soak", **{"spark.driver.memory": "1g"}), store, **options)
+    print(runtime.run(soaked(folder)).sentence, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,107 @@
+"""Whether a job grows: its memory, the objects in its store, and what a checkpoint costs."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.measuring import family, processor_seconds
+
+WARM_UP_S = 20.0
+"""A process that has just begun imports, compiles and fills its caches."""
+
+
+class Sample(NamedTuple):
+    """A job at one moment."""
+
+    at_s: float
+    """Since the soak began."""
+    age_s: float
+    """Since its process began."""
+    memory_bytes: int
+    """Resident, of the process and all below it."""
+    objects: int
+    """Files in its store."""
+    prepared: int
+    """Files that its sinks have prepared and not committed."""
+    checkpoint_id: int
+    processor_s: float
+    """Of the process and all below it."""
+
+
+def sample(folder: Path, pid: int, *, at_s: float, age_s: float) -> Sample:
+    pids = family(pid)
+    records = [int(path.stem) for path in (folder / "store" / "checkpoints").glob("*.json")]
+    return Sample(
+        at_s=at_s,
+        age_s=age_s,
+        memory_bytes=sum(map(_resident, pids)),
+        objects=sum(path.is_file() for path in (folder / "store").rglob("*")),
+        prepared=sum(1 for _ in (folder / "out").glob("*/.pending/**/*.prepared")),
+        checkpoint_id=max(records, default=0),
+        processor_s=processor_seconds(*pids),
+    )
+
+
+def _resident(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    return 1024 * int(found[0]) if found else 0
+
+
+class Growth(NamedTuple):
+    """One figure in the second and in the last quarter of a soak."""
+
+    what: str
+    before: float
+    after: float
+    slack: float
+    """By how much the second may be more, besides a quarter."""
+
+    @property
+    def is_flat(self) -> bool:
+        return self.after <= 1.25 * self.before + self.slack
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.before:,.1f}, later {self.after:,.1f}{'' if self.is_flat else ': it grows'}"
+
+
+def growth(samples: Sequence[Sample]) -> list[Growth]:
+    """The second quarter of the soak against the last, of processes that are warm."""
+    warm = [each for each in samples if each.age_s >= WARM_UP_S]
+    quarters = [_quarter(warm, samples[-1].at_s, number) for number in (1, 3)]
+    if not all(quarters):
+        return []
+
+    def figure(what: str, of: Callable[[Sequence[Sample]], float], slack: float) -> Growth:
+        before, after = map(of, quarters)
+        return Growth(what, before, after, slack)
+
+    return [
+        figure("memory, MB", lambda some: statistics.median(each.memory_bytes for each in some) / 1e6, 30),
+        figure("objects of the store", lambda some: statistics.median(each.objects for each in some), 10),
+        figure("prepared files", lambda some: statistics.median(each.prepared for each in some), 10),
+        figure("processor time of a checkpoint, ms", cost_of_checkpoint_ms, 5),
+    ]
+
+
+def _quarter(samples: Sequence[Sample], end_s: float, number: int) -> list[Sample]:
+    return [each for each in samples if number <= 4 * each.at_s / end_s <= number + 1]
+
+
+def cost_of_checkpoint_ms(samples: Sequence[Sample]) -> float:
+    """The median of the processor time between two samples, by the checkpoints in between."""
+    costs = [
+        1000 * (after.processor_s - before.processor_s) / (after.checkpoint_id - before.checkpoint_id)
+        for before, after in itertools.pairwise(samples)
+        if after.age_s > before.age_s
+        and after.checkpoint_id > before.checkpoint_id
+        and after.processor_s >= before.processor_s
+    ]
+    return statistics.median(costs) if costs else 0.0
