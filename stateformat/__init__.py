@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     )
     from .storage import Stats as Stats
     from .store import CheckpointStore as CheckpointStore, open as open
+    from .ttl import Ttl as Ttl
     from .validation import validate as validate
 else:
     __getattr__, __dir__, __all__ = lazy(
@@ -119,6 +120,7 @@ else:
             ),
             ".storage": "Stats",
             ".store": "CheckpointStore open",
+            ".ttl": "Ttl",
             ".validation": "validate",
         },
     )

@@ -20,6 +20,7 @@ from .graph import (
     SubtaskSet as SubtaskSet,
     shortened,
 )
+from .ttl import TTL_COLUMN, Ttl
 
 CheckpointId = NewType("CheckpointId", int)
 """1 … 2⁵³ − 1; a child's id is its parent's + 1."""
@@ -147,6 +148,10 @@ class State:
     key_columns: tuple[str, ...] = ()
     edge: str | None = None
     last_field_id: int = 0
+    ttl: Ttl | None = None
+    """How long a row lives after its ``ttl_last_access``."""
+    ttl_now_us: int | None = field(default=None, compare=False)
+    """What the clock of ``ttl`` said at the checkpoint: what had expired by then is hidden."""
 
     def __repr__(self) -> str:
         kind = f" {self.kind}" if self.kind else ""
@@ -162,6 +167,11 @@ class State:
     def by_schema_id(self) -> Mapping[int, SchemaVersion]:
         """Schemas by id."""
         return {schema.id: schema for schema in self.schemas}
+
+    @property
+    def ttl_field(self) -> Field | None:
+        """The column of the last access; None for a state whose rows do not expire."""
+        return next((item for item in self.current.fields if item.name == TTL_COLUMN), None) if self.ttl else None
 
     @property
     def row_key(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WINGS = ("redistribution", "backends", "tools")
 LAYERS = ("stateformat", *WINGS)
 ORDER = """
-_lazy words errors graph keys model problems paths schema parquet storage tables segments record manifest rescaling states rules documents html
+_lazy words errors ttl graph keys model problems paths schema parquet storage tables segments record manifest rescaling states rules documents html
 redistribution snapshot reading formats history validation publication
 pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3

@@ -28,12 +28,13 @@ from ..manifest import BATCH_ROWS
 from ..model import Mode, ParentRef, Record, State
 from ..problems import Problem
 from ..reading import Checkpoint, load_manifest
-from ..record import encode_record, required_features
+from ..record import encode_record, optional_features, required_features
 from ..rules import check_content
 from ..segments import WriteOptions
 from ..snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from ..states import warn_of_layers
 from ..storage import Storage
+from ..ttl import clock_us
 from . import graph as graphs
 from .graph import Outstanding
 from .presence import check_present
@@ -183,6 +184,24 @@ class PendingCheckpoint:
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the record, before :meth:`publish`."""
         self._draft = replace(self._draft, properties={**self._draft.properties, name: value})
+
+    def set_now(
+        self, operator: str, *, event_time_us: int | None = None, processing_time_us: int | None = None
+    ) -> None:
+        """Say what time it was for an operator, before :meth:`publish`: see ``Ttl``.
+
+        Event time is the least watermark of its subtasks. Readers hide the rows of its states that
+        had expired by then. A state whose time is not said keeps that with which it was declared,
+        so that of the checkpoint it comes from.
+        """
+        self._draft.graph.operator(operator)
+        times = {"event_time": event_time_us, "processing_time": processing_time_us}
+        states = list(self._draft.states)
+        for i, state in enumerate(states):
+            now_us = times[state.ttl.clock] if state.ttl and state.operator == operator else None
+            if now_us is not None:
+                states[i] = replace(state, ttl_now_us=clock_us(now_us))
+        self._draft = replace(self._draft, states=tuple(states))
 
     def _check_unpublished(self) -> None:
         if self._published:
@@ -375,6 +394,7 @@ class PendingCheckpoint:
             rescaled_from=draft.rescaled_from,
             properties=dict(draft.properties),
             required_features=required_features(graph, draft.states, handles, draft.rescaled_from),
+            optional_features=optional_features(draft.states),
         )
 
     def _check_before_creating(self) -> None:

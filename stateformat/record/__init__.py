@@ -6,7 +6,16 @@ Read ``codec`` (framing, digest, versions), then ``v1`` (the members of version 
 
 from __future__ import annotations
 
-from .codec import RECORD_BYTES_MAX, decode_record, encode_record, refuse_null, required_features, sealed, unsealed
+from .codec import (
+    RECORD_BYTES_MAX,
+    decode_record,
+    encode_record,
+    optional_features,
+    refuse_null,
+    required_features,
+    sealed,
+    unsealed,
+)
 from .json_members import Members, RecordFault
 from .v1 import MANIFEST_BYTES_MAX, graph_members, members_of, record_of
 
@@ -19,6 +28,7 @@ __all__ = [
     "encode_record",
     "graph_members",
     "members_of",
+    "optional_features",
     "record_of",
     "refuse_null",
     "required_features",

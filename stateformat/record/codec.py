@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -118,6 +118,11 @@ def required_features(
         "rescaled": rescaled_from is not None,
     }
     return tuple(feature for feature in FEATURES if used[feature])
+
+
+def optional_features(states: Iterable[State]) -> tuple[str, ...]:
+    """The optional features that a checkpoint uses (SPEC.md section 3.3), sorted."""
+    return ("ttl",) if any(state.ttl is not None for state in states) else ()
 
 
 def _decode(data: bytes) -> Record:

@@ -19,6 +19,7 @@ from ..errors import ErrorKind, InvalidInput
 from ..paths import MANIFESTS
 from ..schema import arrow_type
 from ..storage import check_path
+from ..ttl import CLOCKS, NO_TIME_US, REFRESHES, TTL_COLUMN, Ttl, clock_us
 from .json_members import INTEGER_MAX, Members, RecordFault, typed
 
 PARALLELISM_MAX: Final = 32_768
@@ -112,12 +113,19 @@ def _state_members(state: model.State) -> dict[str, Any]:
     members["key_columns"] = state.key_columns
     if state.edge is not None:
         members["edge"] = state.edge
+    if state.ttl is not None:
+        members["ttl"] = _ttl_members(state, state.ttl)
     return members | {
         "last_field_id": state.last_field_id,
         "schemas": [
             {"id": schema.id, "fields": [_field_members(item) for item in schema.fields]} for schema in state.schemas
         ],
     }
+
+
+def _ttl_members(state: model.State, ttl: Ttl) -> dict[str, Any]:
+    members: dict[str, Any] = {"field": state.ttl_field.id if state.ttl_field else 0, **asdict(ttl)}
+    return members if state.ttl_now_us is None else {**members, "now_us": clock_us(state.ttl_now_us)}
 
 
 def _field_members(item: model.Field) -> dict[str, Any]:
@@ -310,6 +318,7 @@ def _state(members: Members) -> model.State:
     schemas = tuple(_schema(item) for item in members.objects("schemas"))
     if not schemas:
         raise members.fault("schemas", "is empty; a state has at least one schema")
+    ttl, now_us = _ttl(members.object("ttl"), schemas[-1]) if members.has("ttl") else (None, None)
     return model.State(
         operator=model.OperatorId(members.text("operator", least=1)),
         name=members.text("name", least=1),
@@ -319,7 +328,26 @@ def _state(members: Members) -> model.State:
         key_columns=members.texts("key_columns"),
         edge=members.optional("edge", members.text),
         last_field_id=members.integer("last_field_id", 0, FIELD_ID_MAX),
+        ttl=ttl,
+        ttl_now_us=now_us,
     )
+
+
+def _ttl(members: Members, schema: model.SchemaVersion) -> tuple[Ttl, int | None]:
+    """Read how long rows live, and what time it was (section 6.5)."""
+    field_id = members.integer("field", 1, FIELD_ID_MAX)
+    named = next((item for item in schema.fields if item.id == field_id), None)
+    if named is None or named.name != TTL_COLUMN:
+        is_now = f"column {named.name!r}" if named else "no column"
+        raise members.fault("field", f"is {field_id}, {is_now} of schema {schema.id}; it is the id of {TTL_COLUMN!r}")
+    if named.type != "timestamp_us" or named.nullable:
+        raise members.fault("field", f"is {field_id}, and column {TTL_COLUMN!r} is no timestamp_us without nulls")
+    given = {name: members.text(name) for name in ("clock", "refresh")}
+    for name, known in (("clock", CLOCKS), ("refresh", REFRESHES)):
+        if given[name] not in known:
+            raise members.fault(name, f"is {given[name]!r:.80}, which is none of {', '.join(known)}")
+    ttl = Ttl(members.integer("duration_us", 1), **cast("Any", given))
+    return ttl, members.integer("now_us", NO_TIME_US) if members.has("now_us") else None
 
 
 def _schema(members: Members) -> model.SchemaVersion:

@@ -20,6 +20,7 @@ from ..model import Field, Kind, Mode, RescaledFrom, State
 from ..problems import ADVICE_BEFORE, Problem
 from ..schema import MAX_NESTING, arrow_field, children, default_scalar
 from ..states import evolution_faults
+from ..ttl import TTL_COLUMN
 from .statuses import Unequal, cycle, saved_statuses, unequal_parallelism, unfit_predecessors
 
 _T = TypeVar("_T")
@@ -189,9 +190,22 @@ def _declaration(state: State) -> Iterator[Problem]:
         yield _problem(state, _SCHEMA, "SPEC 3.6", f"has a key column twice: {list(state.key_columns)}")
     if state.mode is Mode.PROGRESS and any(schema.fields for schema in state.schemas):
         yield _problem(state, _SCHEMA, "SPEC 5.1", "is progress and has fields; its columns are the format's own")
+    yield from _ttl(state)
     ids = [schema.id for schema in state.schemas]
     if not ids or ids[0] < 1 or ids != sorted(set(ids)):
         yield _problem(state, _SCHEMA, "SPEC 3.6", f"has schemas {ids}; ids ascend from 1 or above")
+
+
+def _ttl(state: State) -> Iterator[Problem]:
+    if state.ttl is None:
+        return
+    times = state.ttl_field
+    if state.kind not in (Kind.VALUE, Kind.MAP, Kind.LIST):
+        what = f"has a ttl and is of mode {state.mode} and kind {state.kind}; rows of values, maps and lists expire"
+        yield _problem(state, _SCHEMA, "SPEC 6.5", what)
+    if times is None or times.type != "timestamp_us" or times.nullable or TTL_COLUMN in state.key_columns:
+        what = f"has a ttl and no value column {TTL_COLUMN!r} of type timestamp_us without nulls"
+        yield _problem(state, _SCHEMA, "SPEC 6.5", what)
 
 
 def _schemas(state: State) -> Iterator[Problem]:

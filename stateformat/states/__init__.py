@@ -6,6 +6,7 @@ state) and ``delta_policy`` (whole or delta).
 
 from __future__ import annotations
 
+from ..ttl import Ttl
 from .continuation import Changes, check_columns_known, column_name, evolve_state, new_state, split_drop
 from .declare import (
     Columns,
@@ -30,6 +31,7 @@ __all__ = [
     "Changes",
     "Columns",
     "Layer",
+    "Ttl",
     "as_schema",
     "new_state",
     "broadcast_state",

@@ -21,7 +21,8 @@ from typing import NamedTuple
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..model import Field, FieldType, SchemaVersion, State
 from ..schema import children, nesting
-from .evolution import evolution_faults
+from ..ttl import NO_TIME_US, TTL_COLUMN, clock_us
+from .evolution import evolution_faults, with_fields
 
 _Fields = Sequence[Field]
 
@@ -61,12 +62,18 @@ def new_state(declared: State, changes: Changes) -> State:
         raise InvalidInput(str(error), kind=error.kind) from error
 
 
-def evolve_state(saved: State, declared: State, changes: Changes, *, check: bool = True) -> EvolvedState:
+def evolve_state(
+    saved: State, declared: State, changes: Changes, *, ttl_start_us: int | None = None, check: bool = True
+) -> EvolvedState:
     """Return the saved state with the columns declared now; field ids follow names and ``changes``.
 
-    Where nothing changes the state is ``saved`` itself. Raises ``InvalidInput`` for changes that
-    contradict the columns and for names that the state never had, and, if ``check``,
-    ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md section 5.7 forbids.
+    Where nothing changes the state is ``saved`` itself. Where its rows begin to expire (a ttl that
+    is new, or new again after its column was dropped), they count as last accessed at
+    ``ttl_start_us``, on the clock of the ttl; without it, when its clock first has a time.
+
+    Raises ``InvalidInput`` for changes that contradict the columns and for names that the state
+    never had, and, if ``check``, ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md
+    section 5.7 forbids.
     """
     _check(declared, changes)
     # A name that a later rename gives may be newer than the checkpoint.
@@ -75,10 +82,12 @@ def evolve_state(saved: State, declared: State, changes: Changes, *, check: bool
     schemas = [schema.fields for schema in saved.schemas]
     fields = matching.fields(schemas, declared.current.fields, _Level(changes), "")
     dropped = tuple(matching.dropped)
-    if fields == saved.current.fields:
+    if declared.ttl is not None:
+        start = NO_TIME_US if ttl_start_us is None else clock_us(ttl_start_us)
+        fields = tuple(_begun(item, saved, start) if item.name == TTL_COLUMN else item for item in fields)
+    state = with_fields(saved, fields, matching.last, declared.ttl)
+    if state is saved:
         return EvolvedState(saved, dropped)
-    version = SchemaVersion(saved.current.id + 1, fields)
-    state = replace(saved, schemas=(*saved.schemas, version), last_field_id=matching.last)
     faults = evolution_faults(saved, state) if check else []
     if faults:
         raise InvalidState(
@@ -87,6 +96,12 @@ def evolve_state(saved: State, declared: State, changes: Changes, *, check: bool
             faults=faults,
         )
     return EvolvedState(state, dropped)
+
+
+def _begun(item: Field, saved: State, start_us: int) -> Field:
+    """The column of the last access: where it is new, older rows hold ``start_us``."""
+    known = any(item.id == field.id for schema in saved.schemas for field in schema.fields)
+    return item if known else replace(item, default=str(start_us))
 
 
 def split_drop(

@@ -5,6 +5,10 @@ Columns are a ``pa.Schema``, a list of ``pa.field``, or a mapping name → type.
 ``_`` belong to the format. With ``previous``, the parent checkpoint's declaration, a state evolves
 (SPEC.md section 5.7); field ids follow names. Every function raises ``InvalidInput`` for names,
 types and key types that the format does not hold.
+
+With ``ttl``, rows of value, map and list state expire (section 6.5): the state gets the last
+column ``ttl_last_access``, which writers fill. Where that is new to a state with rows, ``defaults``
+says from when theirs count: ``{"ttl_last_access": "1790000000000000"}``, in µs.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from ..graph import OperatorId
 from ..keys import check_key_types
 from ..model import Kind, Mode, SchemaVersion, State
 from ..schema import make_fields
+from ..ttl import TTL_COLUMN, Ttl
 from .evolution import evolve
 
 Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]"
@@ -35,22 +40,45 @@ class Evolution(TypedDict, total=False):
     """New names of columns by their old ones."""
 
 
-def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Unpack[Evolution]) -> State:
+def value_state(
+    operator: str,
+    name: str,
+    *,
+    keys: Columns,
+    values: Columns,
+    ttl: Ttl | None = None,
+    **evolution: Unpack[Evolution],
+) -> State:
     """Keyed state with one row per key."""
-    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.VALUE, **evolution)
+    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.VALUE, ttl=ttl, **evolution)
 
 
 def map_state(
-    operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **evolution: Unpack[Evolution]
+    operator: str,
+    name: str,
+    *,
+    keys: Columns,
+    map_key: pa.DataType,
+    values: Columns,
+    ttl: Ttl | None = None,
+    **evolution: Unpack[Evolution],
 ) -> State:
     """Keyed state with one row per key and ``_map_key``, which has the type ``map_key``."""
     columns = pa.schema([pa.field("_map_key", map_key), *as_schema(values)])
-    return _declare(operator, name, Mode.KEYED, columns, keys=keys, kind=Kind.MAP, **evolution)
+    return _declare(operator, name, Mode.KEYED, columns, keys=keys, kind=Kind.MAP, ttl=ttl, **evolution)
 
 
-def list_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Unpack[Evolution]) -> State:
+def list_state(
+    operator: str,
+    name: str,
+    *,
+    keys: Columns,
+    values: Columns,
+    ttl: Ttl | None = None,
+    **evolution: Unpack[Evolution],
+) -> State:
     """Keyed state with a list per key: rows have ``_index`` (int64), unique within the key."""
-    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, **evolution)
+    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, ttl=ttl, **evolution)
 
 
 def timers(operator: str, name: str, *, keys: Columns, values: Columns = (), **evolution: Unpack[Evolution]) -> State:
@@ -122,8 +150,11 @@ def _declare(
     defaults: Mapping[str, str] | None = None,
     previous: State | None = None,
     renames: Mapping[str, str] | None = None,
+    ttl: Ttl | None = None,
 ) -> State:
     key_schema, value_schema = as_schema(keys), as_schema(columns)
+    if ttl is not None:
+        value_schema = _with_ttl(operator, name, key_schema, value_schema, ttl)
     schema = pa.schema([*key_schema, *value_schema])
     _check_names(operator, name, schema)
     if mode is Mode.KEYED and not len(key_schema):
@@ -143,7 +174,7 @@ def _declare(
                 "different state: give it another name",
                 kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
             )
-        return evolve(previous, schema, defaults=defaults, renames=renames)
+        return evolve(previous, schema, defaults=defaults, renames=renames, ttl=ttl)
     fields, last = make_fields(schema, defaults=defaults or {})
     return State(
         operator=OperatorId(operator),
@@ -154,7 +185,21 @@ def _declare(
         key_columns=tuple(key_schema.names),
         edge=edge,
         last_field_id=last,
+        ttl=ttl,
     )
+
+
+def _with_ttl(operator: str, name: str, keys: pa.Schema, values: pa.Schema, ttl: Ttl) -> pa.Schema:
+    """Return the values with the column of the last access behind them."""
+    if not isinstance(ttl, Ttl):
+        raise InvalidInput(f"the ttl of state {name!r} of {operator!r} is {ttl!r}; give stateformat.Ttl(microseconds)")
+    if TTL_COLUMN in (*keys.names, *values.names):
+        raise InvalidInput(
+            f"state {name!r} of {operator!r} has a ttl and declares a column {TTL_COLUMN!r}; the ttl adds that column "
+            "itself: leave it out, or rename yours",
+            column=TTL_COLUMN,
+        )
+    return values.append(pa.field(TTL_COLUMN, pa.timestamp("us"), nullable=False))
 
 
 def _check_names(operator: str, name: str, schema: pa.Schema) -> None:

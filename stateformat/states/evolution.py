@@ -10,6 +10,7 @@ import pyarrow as pa
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..model import Field, FieldType, SchemaVersion, State
 from ..schema import INTEGERS, arrow_type, children, make_fields, nesting
+from ..ttl import TTL_COLUMN, Ttl
 
 
 def evolve(
@@ -18,6 +19,7 @@ def evolve(
     *,
     defaults: Mapping[str, str] | None = None,
     renames: Mapping[str, str] | None = None,
+    ttl: Ttl | None = None,
     check: bool = True,
 ) -> State:
     """The state with ``columns`` as its newest schema; ``previous`` itself where nothing changes.
@@ -37,11 +39,8 @@ def evolve(
     all_defaults |= dict(defaults or {})
     given = {name: text for name, text in all_defaults.items() if text is not None and name in columns.names}
     fields, last = make_fields(columns, defaults=given, last_field_id=previous.last_field_id, known_ids=known)
-    if fields == previous.current.fields:
-        return previous
-    version = SchemaVersion(previous.current.id + 1, fields)
-    state = replace(previous, schemas=(*previous.schemas, version), last_field_id=last)
-    faults = evolution_faults(previous, state) if check else []
+    state = with_fields(previous, fields, last, ttl)
+    faults = evolution_faults(previous, state) if check and state is not previous else []
     if faults:
         raise InvalidState(
             f"state {previous.name!r} of {previous.operator!r} cannot evolve: {'; '.join(faults)}",
@@ -49,6 +48,14 @@ def evolve(
             faults=faults,
         )
     return state
+
+
+def with_fields(saved: State, fields: tuple[Field, ...], last_field_id: int, ttl: Ttl | None) -> State:
+    """Return the state with these fields as its newest schema, and this ttl; ``saved`` if equal."""
+    if fields == saved.current.fields:
+        return saved if ttl == saved.ttl else replace(saved, ttl=ttl)
+    version = SchemaVersion(saved.current.id + 1, fields)
+    return replace(saved, schemas=(*saved.schemas, version), last_field_id=last_field_id, ttl=ttl)
 
 
 def _check_renames(previous: State, before: list[str], after: list[str], renames: Mapping[str, str]) -> None:
@@ -72,6 +79,7 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
         )
         if before != after
     ]
+    faults += _clock_faults(saved, wanted)
     fixed = {*saved.key_columns, "_map_key"}
     for version in saved.schemas:
         old = {item.id: item for item in version.fields}
@@ -79,6 +87,10 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
         for item in new.values():
             if item.id not in old:
                 if not item.nullable and item.default is None:
+                    if item.name == TTL_COLUMN and wanted.ttl is not None:
+                        what = "its rows begin to expire, and nothing says from when they count"
+                        faults.append(f"{what}; give defaults={{{TTL_COLUMN!r}: '<microseconds>'}}")
+                        continue
                     faults.append(f"new column {item.name!r} is neither nullable nor has a default")
             elif old[item.id].name in fixed and replace(old[item.id], nullable=True) != replace(item, nullable=True):
                 faults.append(
@@ -94,6 +106,17 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
             if item.name in fixed and item.id not in new
         ]
     return list(dict.fromkeys(faults))
+
+
+def _clock_faults(saved: State, wanted: State) -> list[str]:
+    before, after = saved.ttl_field, wanted.ttl_field
+    if not (before and after and saved.ttl and wanted.ttl and before.id == after.id):
+        return []
+    if saved.ttl.clock == wanted.ttl.clock:
+        return []
+    was, would = (ttl.clock.replace("_", " ") for ttl in (saved.ttl, wanted.ttl))
+    fault = f"its rows expire by {was} and would by {would}, in which their times mean nothing"
+    return [f"{fault}; with {TTL_COLUMN!r} given up as a column all of them begin anew"]
 
 
 def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> list[str]:
@@ -176,11 +199,15 @@ def rewritten(previous: State, columns: pa.Schema, *, renames: Mapping[str, str]
     fields = tuple(_kept(before[item.id], item) if item.id in before else item for item in given)
     if fields == saved:
         return previous
+    times = previous.ttl_field
+    expires = times is not None and any(item.id == times.id and item.name == TTL_COLUMN for item in fields)
     state = replace(
         previous,
         schemas=(SchemaVersion(previous.current.id + 1, fields),),
         key_columns=tuple(now.get(name, name) for name in previous.key_columns),
         last_field_id=last,
+        ttl=previous.ttl if expires else None,
+        ttl_now_us=previous.ttl_now_us if expires else None,
     )
     if any(item.id not in before and item.name not in names for item in fields) or evolution_faults(previous, state):
         return state

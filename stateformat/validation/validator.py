@@ -34,7 +34,7 @@ from ..manifest import (
 from ..model import CheckpointId, ParentRef, Record
 from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Level, Problem, Report, ordered
 from ..reading import load_record
-from ..record import RECORD_BYTES_MAX, decode_record, required_features
+from ..record import RECORD_BYTES_MAX, decode_record, optional_features, required_features
 from ..rules import check_content
 from ..storage import Storage
 from .sharing import SharedSegments
@@ -248,6 +248,10 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
     if used != record.required_features:
         message = f"the record requires {list(record.required_features)}, but the checkpoint uses {list(used)}"
         yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
+    for feature in optional_features(record.states):
+        if feature not in record.optional_features:
+            message = f"a state uses {feature!r}, which the record does not list as an optional feature"
+            yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
     if record.rescaled_from is not None:
         for former in record.rescaled_from.operators:
             if former.uid not in record.graph.by_uid:

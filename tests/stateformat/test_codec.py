@@ -20,9 +20,11 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, Unsup
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet
 from stateformat.manifest import handles_table
 from stateformat.model import Field, FormerStatus, Handle, Mode, ParentRef, Record, RescaledFrom, SchemaVersion, State
-from stateformat.record import decode_record, encode_record, required_features
+from stateformat.record import decode_record, encode_record, optional_features, required_features
+from stateformat.ttl import NO_TIME_US, Ttl
 
 HASH = "spark-murmur3-seed42"
+HOUR = Ttl(3_600_000_000, "processing_time", "read_and_write")
 SOURCE, COUNT = OperatorId("source"), OperatorId("count")
 
 
@@ -33,6 +35,7 @@ def rich_record() -> Record:
     mapping = Field(8, "m", ("map", Field(9, "key", "int8", nullable=False), Field(10, "value", "decimal(38,9)")))
     user, count = Field(1, "user", "utf8"), Field(2, "n", "int64", False, "0")
     schemas = SchemaVersion(1, (user,)), SchemaVersion(3, (user, count, struct, mapping))
+    expiring = SchemaVersion(1, (user, Field(2, "ttl_last_access", "timestamp_us", nullable=False)))
     source = Operator(SOURCE, 3, 128, "Source", HASH, "c1", SubtaskSet(((0, 0),)), SubtaskSet(((2, 2),)))
     former = FormerStatus(SOURCE, 2, SubtaskSet(((1, 1),)), SubtaskSet())
     parent = ParentRef(model.CheckpointId(41), model.AttemptId("a" * 32))
@@ -48,6 +51,18 @@ def rich_record() -> Record:
         ),
         states=(
             State(COUNT, "counts", Mode.KEYED, schemas, model.Kind.MAP, ("user",), last_field_id=10),
+            State(
+                COUNT,
+                "seen",
+                Mode.KEYED,
+                (expiring,),
+                model.Kind.VALUE,
+                ("user",),
+                None,
+                2,
+                HOUR,
+                1_790_000_000_000_000,
+            ),
             State(COUNT, "mail", Mode.IN_FLIGHT, (SchemaVersion(1, ()),), edge="e1", key_columns=("user",)),
         ),
         manifest=model.ManifestRef("manifests/00000000000000000042-x.parquet", 1234, "f" * 32, 99),
@@ -204,7 +219,7 @@ def test_absent_members_stay_absent() -> None:
     found = json.loads(encode_record(plain))
     assert not {"parent", "stop", "rescaled_from"} & set(found)
     assert "chain" not in found["operators"][1]
-    assert "kind" not in found["states"][1]
+    assert "kind" not in found["states"][2]
     assert "edge" not in found["states"][0]
     assert decode_record(encode_record(plain)) == plain
 
@@ -340,6 +355,15 @@ WRONG: list[tuple[Any, ...]] = [
     ("states[0].schemas[1].fields[2].type", {"union": []}, "exactly one of"),
     ("states[0].schemas[1].fields[2].type.struct", [], "has 0 fields"),
     ("states[0].schemas[1].fields[1].nullable", 1, "is an integer where true or false"),
+    ("states[1].ttl", 5, "is an integer where an object"),
+    ("states[1].ttl.field", 1, "is 1, column 'user' of schema 1; it is the id of 'ttl_last_access'"),
+    ("states[1].ttl.field", 9, "is 9, no column of schema 1"),
+    ("states[1].ttl.field", "2", "is a string where an integer"),
+    ("states[1].ttl.duration_us", 0, "must be from 1"),
+    ("states[1].ttl.duration_us", -1, "must be from 1"),
+    ("states[1].ttl.clock", "sundial", "none of event_time, processing_time"),
+    ("states[1].ttl.refresh", "read", "none of write, read_and_write"),
+    ("states[1].ttl.now_us", "noon", "is a string where an integer"),
     ("parent.checkpoint_id", 42, "not less than"),
     ("parent.attempt_id", "A" * 32, "lower-case hexadecimal"),
     ("manifest.path", "manifests/../../etc/passwd", "leaves the store", ErrorKind.INVALID_PATH),
@@ -360,6 +384,31 @@ def test_each_wrong_member_is_named_by_its_path(case: tuple[Any, ...]) -> None:
     assert message in str(error)
     assert [error.kind] == (kind or [ErrorKind.DAMAGED_RECORD])
     assert str(error.details["member"]) == path
+
+
+@pytest.mark.parametrize("field", [{"type": "int64"}, {"nullable": True}])
+def test_the_time_of_the_last_access_is_a_timestamp_without_nulls(field: dict[str, Any]) -> None:
+    found = members()
+    found["states"][1]["schemas"][0]["fields"][1] |= field
+    assert "is no timestamp_us without nulls" in str(refused(sealed(found)))
+
+
+@pytest.mark.parametrize("now_us", [None, NO_TIME_US, 0, 2**53 - 1])
+def test_the_time_of_a_checkpoint_is_kept_though_states_compare_without_it(now_us: int | None) -> None:
+    seen = replace(rich_record().states[1], ttl_now_us=now_us)
+    found = decode_record(encode_record(replace(rich_record(), states=(seen,)))).states[0]
+    assert (found, found.ttl_now_us) == (rich_record().states[1], now_us)
+
+
+def test_times_that_json_cannot_hold_are_clipped() -> None:
+    for watermark, kept in ((-(2**63), NO_TIME_US), (2**63 - 1, 2**53 - 1)):
+        seen = replace(rich_record().states[1], ttl_now_us=watermark)
+        assert decode_record(encode_record(replace(rich_record(), states=(seen,)))).states[0].ttl_now_us == kept
+
+
+def test_states_whose_rows_expire_are_an_optional_feature() -> None:
+    assert optional_features(rich_record().states) == ("ttl",)
+    assert optional_features(rich_record().states[:1]) == ()
 
 
 @pytest.mark.parametrize("ranges", [[[0, 0], [1, 1]], [[2, 2], [0, 0]], [[0, 1], [1, 2]]])
