@@ -93,6 +93,9 @@ WIDE_ROWS = 1000
 STATE_KEYS, HOT_KEYS, HOT_BATCHES, CHANGED_BYTES = 1_000_000, 1000, 6000, 16
 """Keys of the state, those that change, their batches, bytes of a key and its total."""
 DELTAS = 40
+WIDE = f"in process, {WIDE_ROWS:,} rows, parallelism 256"
+CHECKPOINTS = f"in process, {HOT_KEYS:,} of {STATE_KEYS:,} keys changed, a checkpoint a second"
+DELTA = f"in process, {HOT_KEYS:,} of {STATE_KEYS:,} keys changed, bytes of a checkpoint a key"
 
 
 class _Batches(Source):
@@ -135,8 +138,8 @@ def _wide(folder: Path, times: Iterator[int]) -> Row:
         store = sf.open(str(folder / f"wide-{next(times)}"), durable=False)
         LocalRuntime(store, checkpoint_interval_us=None).run(_totals(batches, parallelism))
 
-    what, label = f"in process, {WIDE_ROWS:,} rows, parallelism 256", "itself at parallelism 8"
-    return compare(what, lambda: job(256), lambda: job(8), label=label, budget="≤ 30 ×", rounds=3)
+    label = "itself at parallelism 8"
+    return compare(WIDE, lambda: job(256), lambda: job(8), label=label, budget="≤ 30 ×", rounds=3)
 
 
 def _checkpoints(folder: Path, times: Iterator[int]) -> list[Row]:
@@ -149,14 +152,13 @@ def _checkpoints(folder: Path, times: Iterator[int]) -> list[Row]:
         store = sf.open(str(folder / f"state-{next(times)}"), durable=False)
         LocalRuntime(store, checkpoint_interval_us=interval_us).run(_totals(batches, 1))
 
-    what = f"in process, {HOT_KEYS:,} of {STATE_KEYS:,} keys changed"
     label = "without checkpoints but the last"
     with_them, without = (lambda: job(1_000_000)), (lambda: job(None))
-    cost = compare(f"{what}, a checkpoint a second", with_them, without, label=label, budget="≤ 1.1 ×")
+    cost = compare(CHECKPOINTS, with_them, without, label=label, budget="≤ 1.1 ×")
     written = _bytes_of_a_delta(folder / f"state-{next(times)}", random) / HOT_KEYS
     ratio = written / CHANGED_BYTES
     against = f"a key and its total: {CHANGED_BYTES} B"
-    return [cost, Row(f"{what}, bytes of a checkpoint a key", f"{written:.0f} B", against, f"{ratio:.1f} ×", "≤ 20 ×")]
+    return [cost, Row(DELTA, f"{written:.0f} B", against, f"{ratio:.1f} ×", "≤ 20 ×")]
 
 
 def _bytes_of_a_delta(store: Path, random: np.random.Generator) -> float:
@@ -171,28 +173,30 @@ def _bytes_of_a_delta(store: Path, random: np.random.Generator) -> float:
     return sum(size for path, size in sizes.items() if {path.name[:20], path.parent.name} & {*newest}) / len(newest)
 
 
-def measure() -> list[Row]:
-    rows = []
+def _bounded(folder: Path, times: Iterator[int], line: str) -> Iterator[Row]:
+    what = f"bounded job over Parquet, {ROWS:,} rows, {KEYS:,} keys, 4 checkpoints, parallelism "
+    wanted = [parallelism for parallelism in (1, 4) if line in f"{what}{parallelism}"]
+    paths = _inputs(folder) if wanted else []
+    for parallelism in wanted:
+
+        def job(parallelism: int = parallelism) -> None:
+            number = next(times)
+            store = sf.open(str(folder / f"store-{number}"), durable=False)
+            runtime = LocalRuntime(store, checkpoint_rows=ROWS // 4, checkpoint_interval_us=None)
+            runtime.run(_job(paths, folder / f"out-{number}", parallelism))
+
+        def loop() -> None:
+            _loop(paths, folder / f"loop-{next(times)}.parquet")
+
+        yield compare(f"{what}{parallelism}", job, loop, label="the same Arrow kernels in a loop", budget="≤ 3 ×")
+
+
+def measure(line: str = "") -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        paths = _inputs(folder)
         times = iter(range(10**6))
-        for parallelism in (1, 4):
-
-            def job(parallelism: int = parallelism) -> None:
-                number = next(times)
-                store = sf.open(str(folder / f"store-{number}"), durable=False)
-                runtime = LocalRuntime(store, checkpoint_rows=ROWS // 4, checkpoint_interval_us=None)
-                runtime.run(_job(paths, folder / f"out-{number}", parallelism))
-
-            rows.append(
-                compare(
-                    f"bounded job over Parquet, {ROWS:,} rows, {KEYS:,} keys, 4 checkpoints, parallelism {parallelism}",
-                    job,
-                    lambda: _loop(paths, folder / f"loop-{next(times)}.parquet"),
-                    label="the same Arrow kernels in a loop",
-                    budget="≤ 3 ×",
-                )
-            )
-        rows += [_wide(folder, times), *_checkpoints(folder, times)]
-    return rows
+        yield from _bounded(folder, times, line)
+        if line in WIDE:
+            yield _wide(folder, times)
+        if any(line in what for what in (CHECKPOINTS, DELTA)):
+            yield from _checkpoints(folder, times)
