@@ -38,6 +38,8 @@ class Snapshot:
     carried: tuple[str, ...] = ()
     """Keyed states whose layers in the parent stay underneath the new ones."""
     finishing: bool = False
+    times: tuple[tuple[str, int], ...] = ()
+    """By state whose rows expire: what its clock said here (``State.ttl_now_us``)."""
 
     def __repr__(self) -> str:
         who = "coordinator" if self.subtask is None else f"subtask {self.subtask}"
@@ -51,6 +53,7 @@ class Snapshot:
             "subtask": self.subtask,
             "carried": self.carried,
             "finishing": self.finishing,
+            "times": self.times,
         }
         table = handles_table(self.handles).replace_schema_metadata({"snapshot": json.dumps(facts)})
         sink = pa.BufferOutputStream()
@@ -66,7 +69,8 @@ class Snapshot:
             table = pa.ipc.open_stream(data).read_all()
             facts = json.loads(table.schema.metadata[b"snapshot"])
             handles = tuple(Handle(**row) for row in table.to_pylist())
-            return cls(facts["operator"], facts["subtask"], handles, tuple(facts["carried"]), facts["finishing"])
+            times = tuple((name, now_us) for name, now_us in facts.get("times", ()))
+            return cls(facts["operator"], facts["subtask"], handles, tuple(facts["carried"]), facts["finishing"], times)
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
             raise InvalidInput(
                 f"{len(data)} bytes that should be a snapshot are none: {error}; send Snapshot.to_bytes() whole"
@@ -142,6 +146,7 @@ class SnapshotWriter:
         self._handles: list[Handle] = []
         self._carried: list[str] = []
         self._written: set[str] = set()
+        self._times: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"SnapshotWriter({self._where}, {len(self._handles)} handles, {len(self._carried)} carried)"
@@ -257,6 +262,15 @@ class SnapshotWriter:
             handle = Handle(self._operator, name, state.mode, self._subtask, 0, state.edge, state.current.id)
             self._handles.append(handle)
 
+    def set_now(self, name: str, now_us: int) -> None:
+        """Say what the clock of a state whose rows expire shows here: see ``Ttl``.
+
+        The least time of all subtasks is that of the checkpoint.
+        """
+        if name not in self._states or self._states[name].ttl is None:
+            raise InvalidInput(f"{self._where} has no state {name!r} whose rows expire", kind=ErrorKind.UNKNOWN_STATE)
+        self._times[name] = now_us
+
     def snapshot(self) -> Snapshot:
         """Return the snapshot. Raises ``InvalidState`` where a declared state was left out."""
         if self._finishing:
@@ -274,7 +288,14 @@ class SnapshotWriter:
                 states=missing,
             )
         finishing = self._finishing and self._subtask is not None
-        return Snapshot(self._operator, self._subtask, tuple(self._handles), tuple(self._carried), finishing=finishing)
+        return Snapshot(
+            self._operator,
+            self._subtask,
+            tuple(self._handles),
+            tuple(self._carried),
+            finishing=finishing,
+            times=tuple(self._times.items()),
+        )
 
 
 def _checked(rows: RowData, where: str) -> pa.Table | Iterator[pa.RecordBatch]:

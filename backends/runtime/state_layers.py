@@ -78,7 +78,7 @@ def merge_snapshot(
         own += written
         below = before.versions[state][:count] if before is not None and count else ()
         versions[state] = (*below, version) if written else below
-    full = Snapshot(snapshot.operator, snapshot.subtask, (*underneath, *own), (), snapshot.finishing)
+    full = Snapshot(snapshot.operator, snapshot.subtask, (*underneath, *own), (), snapshot.finishing, snapshot.times)
     return OperatorState(full, versions)
 
 

@@ -14,6 +14,7 @@ subtask is refused when it is put. Read ``subtask`` (all states of a subtask) an
 ``columns``        columns as buffers, addressed by slot             numpy arrays, bytes, Arrow
 ``ownership``      the keys that a subtask may have                  the error names ``key_by``
 ``versions``       which rows have changed since when                versions by slot; deltas
+``expiry``         which rows have expired                           seen at a read; go at a base
 ``spill``          states on local disk                              arrays as they lie in memory
 =================  ===============================================  ===============================
 """

@@ -70,17 +70,19 @@ class ElementLists:
         return alive
 
     def kill(self, elements: Slots) -> None:
-        """Delete elements, and the keys that have none left."""
+        """Delete elements, and the keys that have none left; :meth:`tidy` then closes holes."""
         gone = self._elements.kill(elements)
         alive = self._keys.array("alive")
         owners, counts = np.unique(self._elements.array("owner")[gone], return_counts=True)
         alive[owners] -= counts
         self._keys.kill(owners[alive[owners] == 0])
-        if self._elements.wasteful:
-            self._compact()
 
-    def _compact(self) -> None:
-        """Close the holes of both stores at once, since elements know the slots of keys."""
+    def tidy(self) -> None:
+        """Close the holes of both stores at once, where they are many: elements know the slots of
+        keys.
+        """
+        if not self._elements.wasteful:
+            return
         self._elements.compact()
         numbers = np.full(self._keys.used, -1)
         kept = self._keys.compact()

@@ -30,11 +30,14 @@ class _Collection(KeyedState):
         self._elements = elements
         self._lists = ElementLists(self._key_rows, elements)
         self._track(state, elements)
+        self._expire(elements, self._lists.kill, self._lists.tidy)
 
     @property
     def key_count(self) -> int:
         """Keys that have elements."""
-        return self._key_rows.count
+        if self.expiry is None:
+            return self._key_rows.count
+        return len(np.unique(self._elements.array("owner")[self._alive(self._elements.live_slots())]))
 
     @property
     def stores(self) -> list[Rows]:
@@ -56,8 +59,10 @@ class _Collection(KeyedState):
         slots = self._key_rows.find(self._keys.fit(keys))
         requests = np.flatnonzero(slots >= 0)
         owners, place = np.unique(slots[requests], return_inverse=True)
-        elements = self._lists.of(owners)
+        elements = self._alive(self._lists.of(owners))
         elements = elements[self._order(elements)]
+        if self.expiry is not None:
+            self.expiry.read(elements)
         # Elements by owner, then in order; a request takes those of its owner.
         of_owner = np.searchsorted(owners, self._elements.array("owner")[elements])
         by_owner = np.argsort(of_owner, kind="stable")
@@ -69,7 +74,7 @@ class _Collection(KeyedState):
         counts = (begins[1:] - begins[:-1])[place]
         offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = elements[by_owner[np.repeat(begins[:-1][place], counts) + offsets]]
-        return pa.RecordBatch.from_arrays(self._columns(chosen), schema=self._schema), np.repeat(requests, counts)
+        return pa.RecordBatch.from_arrays(self._shown_columns(chosen), schema=self._shown), np.repeat(requests, counts)
 
     def _order(self, elements: Slots) -> Slots:
         return np.argsort(elements)
@@ -78,6 +83,7 @@ class _Collection(KeyedState):
         """Delete all rows of these keys; those without rows are ignored."""
         slots = self._key_rows.find(self._keys.fit(keys))
         self._lists.kill(self._lists.of(np.unique(slots[slots >= 0])))
+        self._lists.tidy()
 
     def clear_keys(self, keys: pa.RecordBatch) -> None:
         self.clear(keys)
@@ -97,20 +103,33 @@ class KeyedMap(_Collection):
         super().__init__(state)
         self._entries = self._keyed_rows(operator)
         self._open(operator, state, self._entries)
+        if self.expiry is not None:
+            self._entries.renew = self.expiry.renew
 
     def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
         """The values at each key and ``_map_key``, in order, and whether there are any; null where
         not.
         """
-        return self._values_at(self._entries.find(self._row_keys.fit(rows)))
+        return self._values_at(self._seen(self._entries.find(self._row_keys.fit(rows))))
 
     def put(self, rows: pa.RecordBatch) -> None:
         """Set rows; of rows with the same key and ``_map_key`` the last one counts."""
-        self.restore(rows)
+        fitted = self._row_keys.fit(rows)
+        values = self._values.fit(without(rows, self._row_keys.schema.names))
+        if self.expiry is None:
+            self._set(fitted, values, None)
+            return
+        self.expiry.make_room(len(rows))
+        self.expiry.wrote(*self._set(fitted, values, None))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         fitted = self._row_keys.fit(rows)
-        values = self._values.fit(without(rows, self._row_keys.schema.names))
+        values = self._stored.fit(without(rows, self._row_keys.schema.names))
+        self._set(fitted, values, groups)
+        self._came(values)
+
+    def _set(self, fitted: list[pa.Array], values: list[pa.Array], groups: Any) -> tuple[Slots, int]:
+        """The slots of the entries, and how many are new."""
         slots, new = self._entries.ensure(fitted, groups)
         if len(new):
             keys = [column.take(pa.array(new)) for column in fitted[:-1]]
@@ -118,6 +137,7 @@ class KeyedMap(_Collection):
             self._lists.start(owners[first])
             self._lists.link(slots[new], owners)
         self._entries.put_rows(slots, values)
+        return slots, len(new)
 
     def delete(self, rows: pa.RecordBatch) -> None:
         """Delete entries by key and ``_map_key``; those that are not there are ignored."""
@@ -126,6 +146,7 @@ class KeyedMap(_Collection):
     def remove(self, rows: pa.RecordBatch) -> Mask:
         slots = self._entries.find(self._row_keys.fit(rows))
         self._lists.kill(slots[slots >= 0])
+        self._lists.tidy()
         return slots >= 0
 
     def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
@@ -160,9 +181,9 @@ class KeyedList(_Collection):
         super().__init__(state)
         self._where = f"state {state.name!r} of {state.operator!r}"
         self._index = RowNormalizer(state, ["_index"], only=False)
-        stored = [*self._index.schema.names, *self._values.schema.names, *self._keys.schema.names]
+        stored = [*self._index.schema.names, *self._stored.schema.names, *self._keys.schema.names]
         self._positions = [stored.index(name) for name in self._schema.names]
-        self._open(operator, state, Rows([*self._index.fields, *self._values.fields]))
+        self._open(operator, state, Rows([*self._index.fields, *self._stored.fields]))
         self._key_rows.add_array("next", np.int64)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -171,6 +192,8 @@ class KeyedList(_Collection):
         fitted, columns = self._keys.fit(keys), self._values.fit(values)
         if not len(keys):
             return
+        if self.expiry is not None:
+            self.expiry.make_room(len(keys))
         owners = self._owners(fitted, None)
         order = np.argsort(owners, kind="stable")
         ordered = owners[order]
@@ -180,7 +203,9 @@ class KeyedList(_Collection):
         indexes = np.empty(len(ordered), np.int64)
         indexes[order] = np.arange(len(ordered)) - np.repeat(begins - following[ordered[begins]], counts)
         following[ordered[begins]] += counts
-        self._add(owners, [pa.array(indexes), *columns])
+        new = self._add(owners, [pa.array(indexes), *columns])
+        if self.expiry is not None:
+            self.expiry.wrote(new, len(owners))
 
     def _owners(self, keys: Sequence[pa.Array], groups: Any) -> Slots:
         owners, new = self._key_rows.ensure(keys, groups)
@@ -188,10 +213,11 @@ class KeyedList(_Collection):
         self._key_rows.array("next")[owners[new]] = 0
         return owners
 
-    def _add(self, owners: Slots, columns: Sequence[pa.Array]) -> None:
+    def _add(self, owners: Slots, columns: Sequence[pa.Array]) -> slice:
         new = self._elements.add(len(owners))
         self._elements.put(new, [take_apart(column) for column in columns])
         self._lists.link(np.arange(new.start, new.stop), owners)
+        return new
 
     def _order(self, elements: Slots) -> Slots:
         [index] = self._elements.get(elements, 0, 1)
@@ -223,6 +249,7 @@ class KeyedList(_Collection):
     def remove(self, rows: pa.RecordBatch) -> Mask:
         elements = self._elements_at(rows)
         self._lists.kill(elements[elements >= 0])
+        self._lists.tidy()
         return elements >= 0
 
     def get_one(self, *key: Any) -> list[dict[str, Any]]:
@@ -249,15 +276,17 @@ class KeyedList(_Collection):
             )
         # The next index is one above the greatest, and 0 where all are negative.
         np.maximum.at(self._key_rows.array("next"), owners, indexes.to_numpy() + 1)
-        values = self._values.fit(without(rows, [*self._keys.schema.names, "_index"]))
+        values = self._stored.fit(without(rows, [*self._keys.schema.names, "_index"]))
         self._add(owners, [indexes, *values])
+        self._came(values)
 
     def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         elements = self._elements_at(rows)
         there = np.flatnonzero(elements >= 0)
         if len(there):
-            values = self._values.fit(without(rows.take(pa.array(there)), [*self._keys.schema.names, "_index"]))
+            values = self._stored.fit(without(rows.take(pa.array(there)), [*self._keys.schema.names, "_index"]))
             self._elements.put(elements[there], [take_apart(column) for column in values], 1)
+            self._came(values)
         new = np.flatnonzero(elements < 0)
         self.restore(rows.take(pa.array(new)), None if groups is None else groups[new])
 

@@ -13,8 +13,10 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import Operator, brief
 from stateformat.model import State
 from stateformat.schema import segment_schema
+from stateformat.ttl import TTL_COLUMN
 
 from .columns import FixedBuffer, Mask, Slots, ValidityBuffer, take_apart
+from .expiry import Expiry, Times, times_of
 from .rows import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, record_batch, without
 from .versions import Changes
 
@@ -44,13 +46,22 @@ class KeyedState(ABC):
         self._keys = RowNormalizer(state, state.key_columns, only=False)
         self._row_keys = RowNormalizer(state, row_key, only=False)
         values = [name for name in self._schema.names if name not in row_key]
-        self._values = RowNormalizer(state, values, only=True)
+        self._stored = RowNormalizer(state, values, only=True)
+        """The columns behind the row key, as they are stored and restored."""
+        self._ttl = state.ttl
+        self.expiry: Expiry | None = None
+        """Which rows have expired; None where they do not. Made by :meth:`_expire`."""
+        self._values = self._stored
+        self._shown = self._schema
+        if state.ttl is not None:
+            self._values = RowNormalizer(state, [name for name in values if name != TTL_COLUMN], only=True)
+            self._shown = pa.schema([field for field in self._schema if field.name != TTL_COLUMN])
 
     def __repr__(self) -> str:
         return brief(self, f"{len(self):,} rows")
 
     def _keyed_rows(self, operator: Operator) -> KeyedRows:
-        fields = [*self._row_keys.fields, *self._values.fields]
+        fields = [*self._row_keys.fields, *self._stored.fields]
         stored = [field.name for field in fields]
         self._positions = [stored.index(name) for name in self._schema.names]
         return KeyedRows(fields, len(self._row_keys.fields), key_grouping(operator, len(self._keys.fields)))
@@ -58,16 +69,29 @@ class KeyedState(ABC):
     def _track(self, state: State, rows: Rows) -> None:
         self.changes = Changes(state, rows, self._row_keys_at, self._groups_at, self._columns)
 
+    def _expire(self, rows: Rows, kill: Callable[[Slots], object], tidy: Callable[[], None]) -> None:
+        """Let rows expire, if those of this state do."""
+        if self._ttl is not None:
+            self.expiry = Expiry(self._ttl, rows, kill, tidy, bare=not self._values.fields)
+            self.changes.expiry = self.expiry
+
     def __len__(self) -> int:
-        return self.changes.rows.count
+        return self.changes.rows.count if self.expiry is None else self.expiry.count()
 
     @property
     def stores(self) -> list[Rows]:
         return [self.changes.rows]
 
     def rows(self) -> pa.Table:
-        """All rows in the order in which they came, without ``_key_group``."""
-        return as_table(self._schema, self._columns, self.changes.rows.live_slots())
+        """All rows in the order in which they came, without ``_key_group``.
+
+        Of rows that expire, those that have not; this is no access to them.
+        """
+        return as_table(self._shown, self._shown_columns, self._alive(self.changes.rows.live_slots()))
+
+    def _alive(self, slots: Slots) -> Slots:
+        """Those of these slots, which are live, whose rows have not expired."""
+        return slots if self.expiry is None else self.expiry.alive(slots)
 
     @abstractmethod
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
@@ -85,12 +109,20 @@ class KeyedState(ABC):
     def clear_keys(self, keys: pa.RecordBatch) -> None:
         pass
 
-    def loaded(self) -> None:  # noqa: B027 - most states have nothing to compute
-        pass
+    def loaded(self) -> None:
+        """Everything is other than it was."""
+        if self.expiry is not None:
+            self.expiry.forget()
 
     def _columns(self, slots: Slots | slice) -> list[pa.Array]:
         columns = self.changes.rows.get(slots)
         return [columns[position] for position in self._positions]
+
+    def _shown_columns(self, slots: Slots | slice) -> list[pa.Array]:
+        columns = self._columns(slots)
+        if self.expiry is None:
+            return columns
+        return [column for column, field in zip(columns, self._schema, strict=True) if field.name != TTL_COLUMN]
 
     def _row_keys_at(self, slots: Slots) -> list[pa.Array]:
         return self.changes.rows.get(slots, 0, len(self._row_keys.fields))
@@ -98,10 +130,24 @@ class KeyedState(ABC):
     def _groups_at(self, slots: Slots | slice) -> Any:
         return self.changes.rows.array("group")[slots]
 
+    def _came(self, stored: Sequence[pa.Array]) -> None:
+        """Rows of a checkpoint have come, with these columns behind the row key."""
+        if self.expiry is not None:
+            self.expiry.came(stored[-1])
+
+    def _seen(self, slots: Slots, at: Times | None = None) -> Slots:
+        """The slots, −1 instead of those whose rows have expired: a read of the others."""
+        if self.expiry is not None:
+            slots = self.expiry.hide(slots, at)
+            self.expiry.read(slots)
+        return slots
+
     def _values_at(self, slots: Slots) -> tuple[pa.RecordBatch, Mask]:
         """The value columns at the slots, null where a slot is −1; and where it is not."""
         found = slots >= 0
-        columns = self.changes.rows.get(slots, len(self._row_keys.fields), found=None if found.all() else found)
+        first = len(self._row_keys.fields)
+        stop = first + len(self._values.fields)
+        columns = self.changes.rows.get(slots, first, stop, found=None if found.all() else found)
         return record_batch(columns, self._values.schema, len(slots)), found
 
 
@@ -112,18 +158,45 @@ class KeyedValue(KeyedState):
         super().__init__(state)
         self._store = self._keyed_rows(operator)
         self._track(state, self._store)
+        self._expire(self._store, self._store.kill, self._tidy)
+        if self.expiry is not None:
+            self._store.renew = self.expiry.renew
 
-    def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+    def get(self, keys: pa.RecordBatch, *, at: pa.Array | None = None) -> tuple[pa.RecordBatch, Mask]:
         """The values of each row of ``keys``, in order, and whether the key has any; null where
         not.
-        """
-        return self._values_at(self._store.find(self._keys.fit(keys)))
 
-    def put(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Set the values of keys, row by row; of rows with the same key the last one counts."""
+        ``at``, of values that expire in event time: the event time of each row (timestamp[us] or
+        int64 µs), if it is later than the watermark.
+        """
+        times = self._times(keys, at)
+        return self._values_at(self._seen(self._store.find(self._keys.fit(keys)), times))
+
+    def put(self, keys: pa.RecordBatch, values: pa.RecordBatch, *, at: pa.Array | None = None) -> None:
+        """Set the values of keys, row by row; of rows with the same key the last one counts.
+
+        ``at``, of values that expire in event time: the event time of each row, by which the value
+        counts as accessed, and not the watermark; of several the greatest.
+        """
         fitted_keys, fitted = self._fit(keys, values)
-        slots, _ = self._store.ensure(fitted_keys)
+        times = self._times(keys, at)
+        self._make_room(len(keys))
+        slots, new = self._store.ensure(fitted_keys)
         self._store.put_rows(slots, fitted)
+        if self.expiry is not None:
+            self.expiry.wrote(slots, len(new), times)
+
+    def _make_room(self, rows: int) -> None:
+        if self.expiry is not None:
+            self.expiry.make_room(rows)
+
+    def _times(self, keys: pa.RecordBatch, at: pa.Array | None) -> Times | None:
+        if at is None:
+            return None
+        if self._ttl is None or self._ttl.clock != "event_time":
+            raise InvalidInput("event times of rows are given to a state whose rows do not expire in event time")
+        check_lengths(len(keys), "event times", len(at))
+        return times_of(at)
 
     def update(
         self, keys: pa.RecordBatch, combine: Callable[[pa.RecordBatch, Mask], pa.RecordBatch | Mapping[str, Any]]
@@ -135,14 +208,19 @@ class KeyedValue(KeyedState):
         ``combine`` raises, nothing has changed.
         """
         fitted = self._keys.fit(keys)
-        slots = self._store.find(fitted)
+        self._make_room(len(keys))
+        slots = self._seen(self._store.find(fitted))
         values = combine(*self._values_at(slots))
         if isinstance(values, Mapping):
             values = pa.RecordBatch.from_pydict(dict(values))
         fitted, new = self._fit(keys, values)
+        added = 0
         if (slots < 0).any():
-            slots, _ = self._store.ensure(fitted)
+            slots, rows = self._store.ensure(fitted)
+            added = len(rows)
         self._store.put_rows(slots, new)
+        if self.expiry is not None:
+            self.expiry.wrote(slots, added)
 
     def add(self, keys: pa.RecordBatch, values: pa.RecordBatch, how: Mapping[str, str]) -> None:
         """Accumulate into the values of keys in place; a key may stand several times.
@@ -161,6 +239,7 @@ class KeyedValue(KeyedState):
             if column is not None:
                 check_lengths(len(keys), f"column {name!r}", len(column))
         self._refuse_nulls(how, inputs)
+        self._make_room(len(keys))
         slots, rows = self._store.ensure(fitted_keys)
         new = slice(self._store.used - len(rows), self._store.used)
         self.changes.touched(slots)
@@ -171,6 +250,8 @@ class KeyedValue(KeyedState):
                 nulls = take_apart(pa.nulls(len(rows), self._store.kinds[position]))
                 for buffer, raw in zip(self._store.buffers[position], nulls, strict=True):
                     buffer.put(new, raw)
+        if self.expiry is not None:
+            self.expiry.wrote(slots, len(rows))
 
     def _refuse_nulls(self, how: Mapping[str, str], inputs: Mapping[str, pa.Array | None]) -> None:
         for name in self._values.strict:
@@ -248,9 +329,12 @@ class KeyedValue(KeyedState):
     def remove(self, rows: pa.RecordBatch) -> Mask:
         slots = self._store.find(self._keys.fit(rows))
         self._store.kill(slots[slots >= 0])
+        self._tidy()
+        return slots >= 0
+
+    def _tidy(self) -> None:
         if self._store.wasteful:
             self._store.compact()
-        return slots >= 0
 
     def clear_keys(self, keys: pa.RecordBatch) -> None:
         self.remove(keys)
@@ -285,7 +369,9 @@ class KeyedValue(KeyedState):
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         slots, _ = self._store.ensure(self._keys.fit(rows), groups)
-        self._store.put_rows(slots, self._values.fit(without(rows, self._keys.schema.names)))
+        values = self._stored.fit(without(rows, self._keys.schema.names))
+        self._store.put_rows(slots, values)
+        self._came(values)
 
 
 def spread(key: tuple[Any, ...]) -> Any:

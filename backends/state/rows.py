@@ -8,6 +8,7 @@ order in which their keys came, and a history of calls gives one order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -164,6 +165,8 @@ class ChangeListener(Protocol):
 
     def cleared(self) -> None: ...
 
+    def unseen(self) -> AbstractContextManager[None]: ...
+
 
 class Rows:
     """Columns in slots, without keys."""
@@ -223,7 +226,7 @@ class Rows:
         return new
 
     def put(self, slots: Slots | slice, raws: Sequence[Sequence[Raw]], first: int = 0) -> None:
-        for buffers, column in zip(self.buffers[first:], raws, strict=True):
+        for buffers, column in zip(self.buffers[first : first + len(raws)], raws, strict=True):
             for buffer, raw in zip(buffers, column, strict=True):
                 buffer.put(slots, raw)
         if self.changes is not None and (raws or self.changes.is_taking):
@@ -289,6 +292,8 @@ class KeyedRows(Rows):
         self.filling = False
         self.owned: OwnedKeys | None = None
         """The keys that may be added; None: any."""
+        self.renew: Callable[[Slots], Slots] | None = None
+        """What is told the slots found (−1: none) before keys are added, and may take some away."""
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)
 
@@ -349,6 +354,8 @@ class KeyedRows(Rows):
     def _entered(self, raws: Sequence[Raw], hashes: npt.NDArray[np.uint64]) -> tuple[Slots, Slots]:
         """As :meth:`ensure`, in the index only."""
         slots = self.index.find(hashes, self._same(raws))
+        if self.renew is not None:
+            slots = self.renew(slots)
         missing = np.flatnonzero(slots < 0)
         if not len(missing):
             return slots, missing

@@ -19,6 +19,7 @@ from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
 from stateformat.states import Layer
 
+from .expiry import lives_longer
 from .keyed_collections import KeyedList, KeyedMap
 from .keyed_value import KeyedState, KeyedValue
 from .list_state import Entries
@@ -75,6 +76,7 @@ class SubtaskStates:
             elif state.mode in _ENTRIES:
                 self.all[state.name] = Entries(state)
         self._keyed = {name: kept for name, kept in self.all.items() if not isinstance(kept, Entries)}
+        self._expiring = [kept.expiry for kept in self._keyed.values() if kept.expiry is not None]
 
     def __repr__(self) -> str:
         return brief(self, self.operator.uid, f"subtask {self.subtask}", f"{len(self.all)} states")
@@ -122,6 +124,22 @@ class SubtaskStates:
         state = self._declared[name]
         return state.kind.value if state.kind else state.mode.value
 
+    @property
+    def expire(self) -> bool:
+        """Whether the rows of some state expire."""
+        return bool(self._expiring)
+
+    def advance(self, *, event_time_us: int | None, processing_time_us: int) -> None:
+        """Say what the clocks show, by which rows expire; neither goes back. Timers never expire.
+
+        ``event_time_us``: the watermark of the subtask; None where it says nothing, as at the end
+        of time: nobody waits for what expires there.
+        """
+        for expiry in self._expiring:
+            now_us = event_time_us if expiry.ttl.clock == "event_time" else processing_time_us
+            if now_us is not None:
+                expiry.advance(now_us)
+
     def restore(self, tasks: Mapping[str, ReadTask]) -> None:
         """Take what a plan gives this subtask, by name of state; called once, before anything else.
 
@@ -141,12 +159,17 @@ class SubtaskStates:
             if not self._fill(kept, task, current, quickly=not kept.changes.rows.used):
                 _replace(kept, ())
                 self._fill(kept, task, current, quickly=False)
+            if kept.expiry is not None and task.state.ttl is not None and task.state.ttl_now_us is not None:
+                kept.expiry.advance(task.state.ttl_now_us)
+            if lives_longer(task.state, self._declared[name]):
+                kept.changes.cleared()
 
     def _fill(self, kept: KeyedState, task: ReadTask, current: SchemaVersion, *, quickly: bool) -> bool:
         rows = kept.changes.rows
         with kept.changes.taking(BEFORE):
             if quickly:
                 rows.fill(pc.sum(task.slices["rows"]).as_py() or 0)
+            # What had expired at the checkpoint is not among them.
             for batch in task.batches(as_schema=current):
                 kept.restore(without(batch, [KEY_GROUP.name]), self._groups(task, batch))
             return not quickly or rows.filled()
@@ -228,6 +251,8 @@ class SubtaskStates:
         counts = {}
         for name, kept in self.all.items():
             if not isinstance(kept, Entries):
+                if kept.expiry is not None:
+                    writer.set_now(name, kept.expiry.now_us)
                 counts[name] = kept.changes.write(writer, name, None if known is None else known.get(name, ()))
             elif len(kept):
                 writer.write(name, kept.rows())

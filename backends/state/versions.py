@@ -32,6 +32,7 @@ from stateformat.snapshot import SnapshotWriter
 from stateformat.states import UNKNOWN_MAX, Layer, layers_kept
 
 from .columns import Mask, Slots
+from .expiry import Expiry
 from .rows import Rows, as_table, with_groups
 
 BEFORE: Final = -(2**31)
@@ -72,6 +73,9 @@ class Changes:
         self._latest = BEFORE
         self.is_taking = False
         """Whether what changes now comes from a layer (:meth:`taking`)."""
+        self.expiry: Expiry | None = None
+        """What of the rows has expired, if they do."""
+        self._is_unseen = False
         self._edited = False
         rows.changes = self
 
@@ -85,6 +89,8 @@ class Changes:
 
     def touched(self, slots: Slots | slice) -> None:
         """These slots have new values, or were deleted."""
+        if self._is_unseen:
+            return
         if self.version is None:
             self._edited = True
             return
@@ -134,6 +140,15 @@ class Changes:
             yield
         finally:
             self.version, self._edited, self.is_taking = mine, edited, False
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Rows go that have expired within: they need no delete, for in every layer they expire."""
+        self._is_unseen = True
+        try:
+            yield
+        finally:
+            self._is_unseen = False
 
     def took(self, version: int, *, exactly: bool) -> None:
         """All of a layer is here. Not ``exactly``: it deleted unknown rows, so no delta goes below
@@ -274,6 +289,8 @@ class Changes:
         def columns(some: Slots | slice) -> list[pa.Array]:
             return [pa.array(self._groups(some).astype(np.int32)), *self._columns(some)]
 
+        if self.expiry is not None:
+            self.expiry.sweep()
         slots = self.rows.live_slots()
         return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
 

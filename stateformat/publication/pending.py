@@ -191,8 +191,9 @@ class PendingCheckpoint:
         """Say what time it was for an operator, before :meth:`publish`: see ``Ttl``.
 
         Event time is the least watermark of its subtasks. Readers hide the rows of its states that
-        had expired by then. A state whose time is not said keeps that with which it was declared,
-        so that of the checkpoint it comes from.
+        had expired by then. Where snapshots say it (``SnapshotWriter.set_now``), their least time
+        counts instead. A state whose time is not said keeps that with which it was declared, so
+        that of the checkpoint it comes from.
         """
         self._draft.graph.operator(operator)
         times = {"event_time": event_time_us, "processing_time": processing_time_us}
@@ -220,6 +221,7 @@ class PendingCheckpoint:
         start = time.perf_counter()
         with self._lock:
             self._check_unpublished()
+            self._draft = replace(self._draft, states=_with_times(self._draft.states, self._snapshots.values()))
             graph = graphs.graph_with_statuses(self._draft.graph, self._finished, self._snapshots)
             handles = self._handles()
             self._check(graph, handles)
@@ -412,6 +414,20 @@ class PendingCheckpoint:
             f"{self.checkpoint_id} was to have, has expired meanwhile; nothing was published",
             checkpoint_id=source.checkpoint_id,
         )
+
+
+def _with_times(states: tuple[State, ...], snapshots: Iterable[Snapshot]) -> tuple[State, ...]:
+    """Return the states with the least time that a snapshot says for each."""
+    least: dict[tuple[str, str], int] = {}
+    for snapshot in snapshots:
+        for name, now_us in snapshot.times:
+            place = (snapshot.operator, name)
+            least[place] = min(now_us, least.get(place, now_us))
+    times = [least.get((state.operator, state.name)) for state in states]
+    return tuple(
+        state if now_us is None else replace(state, ttl_now_us=clock_us(now_us))
+        for state, now_us in zip(states, times, strict=True)
+    )
 
 
 def _unanswered(missing: Outstanding) -> Problem:

@@ -12,6 +12,10 @@ may change. Three arguments say how; they may stay in the program, for each acts
   are older than the column;
 - ``drops``, the names of columns whose values are given up. Declared again, the column is a new
   one.
+
+Rows of value, map and list state may expire: ``ttl=Ttl(30 * 86_400_000_000)`` lets a row live 30
+days of event time after it was last written, entries and elements each for themselves. See
+docs/dataflow.md for clocks, for reads that count, and for a ``ttl`` that is new, or goes.
 """
 
 from __future__ import annotations
@@ -62,10 +66,13 @@ class ValueState(Descriptor):
 
     keys: Columns
     values: Columns
+    ttl: sf.Ttl | None = field(default=None, kw_only=True)
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.value_state(operator, self.name, keys=self.keys, values=self.values, defaults=self.defaults)
+        return sf.value_state(
+            operator, self.name, keys=self.keys, values=self.values, ttl=self.ttl, defaults=self.defaults
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,11 +82,18 @@ class MapState(Descriptor):
     keys: Columns
     map_key: pa.DataType
     values: Columns
+    ttl: sf.Ttl | None = field(default=None, kw_only=True)
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
         return sf.map_state(
-            operator, self.name, keys=self.keys, map_key=self.map_key, values=self.values, defaults=self.defaults
+            operator,
+            self.name,
+            keys=self.keys,
+            map_key=self.map_key,
+            values=self.values,
+            ttl=self.ttl,
+            defaults=self.defaults,
         )
 
 
@@ -89,10 +103,13 @@ class ListState(Descriptor):
 
     keys: Columns
     values: Columns
+    ttl: sf.Ttl | None = field(default=None, kw_only=True)
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.list_state(operator, self.name, keys=self.keys, values=self.values, defaults=self.defaults)
+        return sf.list_state(
+            operator, self.name, keys=self.keys, values=self.values, ttl=self.ttl, defaults=self.defaults
+        )
 
 
 @dataclass(frozen=True, repr=False)

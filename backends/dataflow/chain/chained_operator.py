@@ -146,6 +146,14 @@ class ChainedOperator:
         else:
             self.logic = logic
 
+    def _tell_time(self) -> None:
+        """Let states know what time it is, if their rows expire."""
+        if self.states.expire:
+            # The end of time is no time: what timers and ``finish`` look for has not expired.
+            watermark = self.context.watermark
+            event_time_us = None if watermark == MAX_WATERMARK else watermark
+            self.states.advance(event_time_us=event_time_us, processing_time_us=self.context.processing_time_us)
+
     def _restored_watermark(self, progress: Iterable[InputProgress]) -> int:
         # At another parallelism there is a row for each of the old subtasks: the least counts.
         found: dict[str, int] = {}
@@ -177,6 +185,7 @@ class ChainedOperator:
     def advance_watermark(self, timestamp: int) -> None:
         """Advance event time, never back: fire timers that are due, and those that these set."""
         self.context.watermark = max(self.context.watermark, timestamp)
+        self._tell_time()
         self._fire()
 
     def _run(self, hook: str, *arguments: Any) -> None:
@@ -209,6 +218,7 @@ class ChainedOperator:
                 )
 
     def _call(self, hook: str, *arguments: Any) -> Any:
+        self._tell_time()
         with self._guard(hook):
             return getattr(self.logic, hook)(*arguments)
 
