@@ -246,7 +246,7 @@ def test_workers_that_take_turns_hold_what_has_not_expired(
         check(states, model)
         check(tell(driver.restored(), model), model)
         stored = driver.checkpoint.read("op", "value").table().to_pylist()
-        assert sorted((row["k"], 0) for row in stored) == sorted(model.alive("value"))
+        assert {(row["k"], 0) for row in stored} >= {*model.alive("value")}
         if chance.random() < 0.3:
             states.save(tmp_path / str(version))
             workers.append((version, tmp_path / str(version)))
