@@ -34,10 +34,21 @@ from .api import (
     ValueState,
 )
 from .flow import Dataflow, Loop, StepOptions, Stream
-from .operators import Aggregate, BroadcastJoin, Deduplicate, Filter, Map, Select, TumblingWindow
+from .operators import (
+    Aggregate,
+    ApplyPerKey,
+    BroadcastJoin,
+    Deduplicate,
+    Filter,
+    KeyTimers,
+    Map,
+    Select,
+    TumblingWindow,
+)
 
 __all__ = [
     "Aggregate",
+    "ApplyPerKey",
     "BroadcastJoin",
     "BroadcastState",
     "Chunk",
@@ -46,6 +57,7 @@ __all__ = [
     "Descriptor",
     "EventTime",
     "Filter",
+    "KeyTimers",
     "ListState",
     "Loop",
     "Map",

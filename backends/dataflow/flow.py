@@ -16,7 +16,7 @@ must not be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
@@ -27,8 +27,8 @@ from stateformat.graph import JobGraph, Partitioner, brief, shortened
 from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
-from .api import EventTime, Operator, Source
-from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
+from .api import Descriptor, EventTime, Operator, Source
+from .operators import Aggregate, ApplyPerKey, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
 
 if TYPE_CHECKING:
     from .graph import Job
@@ -343,6 +343,27 @@ class Stream:
     def deduplicate(self, **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.deduplicate.Deduplicate`."""
         return self.apply(Deduplicate(self.input.key_columns), **step)
+
+    def apply_per_key(
+        self,
+        fn: Callable[..., Any],
+        *,
+        output: Columns = (),
+        state: Columns | Descriptor | Sequence[Descriptor] | None = None,
+        timers: str | None = None,
+        on_timer: Callable[..., Any] | None = None,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """Call plain Python for each key.
+
+        See :class:`~stateformat.backends.dataflow.operators.per_key.operator.ApplyPerKey`, also for
+        what a key costs.
+        """
+        keys = self.input.key_columns
+        if not keys:
+            raise InvalidInput("apply_per_key needs a keyed stream. Call key_by() with the key's columns first.")
+        per_key = ApplyPerKey(keys, fn, output=output, state=state, timers=timers, on_timer=on_timer)
+        return self.apply(per_key, **step)
 
     def _with(self, partitioner: Partitioner, key_columns: tuple[str, ...] = ()) -> Stream:
         return Stream(self.flow, replace(self.input, partitioner=partitioner, key_columns=key_columns))

@@ -1,0 +1,21 @@
+"""Plain Python for each key of a keyed stream: ``apply_per_key``.
+
+The runtime works a piece at a time: it groups the rows, fetches the states of all keys, calls the
+function key by key, and stores what has changed. Read ``operator``, then what it puts together:
+
+==============  =================================================================================
+``signature``   what a function takes, by its annotations
+``grouping``    the rows of each key, as tuples, numpy or Arrow
+``kept``        the states of the keys of a piece, as objects
+``key_timers``  the timers that a function sets and deletes
+``emitted``     what a function returns or yields, as batches
+``conversion``  columns as Python values, and back
+==============  =================================================================================
+"""
+
+from __future__ import annotations
+
+from .key_timers import KeyTimers
+from .operator import ApplyPerKey
+
+__all__ = ["ApplyPerKey", "KeyTimers"]

@@ -1,0 +1,91 @@
+"""Columns as Python values and back, in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# The first and last moment of Python's datetime, in µs since 1970.
+_FIRST_US: Final = -62_135_596_800_000_000
+_LAST_US: Final = 253_402_300_799_999_999
+_WHOLE: Final = frozenset({int, type(None)})
+
+
+def as_python(column: pa.Array) -> list[Any]:
+    """What ``to_pylist`` gives, by numpy where that is faster."""
+    kind, is_ = column.type, pa.types
+    texts = is_.is_string(kind) or is_.is_large_string(kind) or is_.is_binary(kind) or is_.is_large_binary(kind)
+    plain = is_.is_integer(kind) or is_.is_floating(kind) or is_.is_boolean(kind)
+    if kind == pa.timestamp("us") and not column.null_count:
+        times = column.view(pa.int64()).to_numpy()
+        plain = bool(len(times)) and bool(times.min() >= _FIRST_US) and bool(times.max() <= _LAST_US)
+    if texts or (plain and not column.null_count):
+        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        return values
+    listed: list[Any] = column.to_pylist()
+    return listed
+
+
+def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
+    """A numpy array: NaN and NaT for null, Python objects where numpy has no type.
+
+    Integers and booleans among which there are nulls are objects, too, so none changes its value.
+    """
+    kind, is_ = column.type, pa.types
+    exact = (is_.is_integer(kind) or is_.is_boolean(kind)) and not column.null_count
+    timed = is_.is_timestamp(kind) or is_.is_date(kind)
+    if exact or is_.is_floating(kind) or timed:
+        array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return array
+    return np.fromiter(as_python(column), object, len(column))
+
+
+def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An array of Python values. Raises what Arrow does, also for fractions among integers."""
+    types = set(map(type, values))
+    if types == {int} and kind == pa.int64():
+        return pa.array(np.array(values, np.int64))
+    if types == {float} and kind == pa.float64():
+        return pa.array(np.array(values, np.float64))
+    array = pa.array(values, kind)
+    if pa.types.is_integer(kind) and not types <= _WHOLE:
+        # Arrow drops fractions without a word.
+        for value, stored in zip(values, array.to_pylist(), strict=True):
+            if value != stored:
+                raise pa.ArrowInvalid(f"{value!r} is no {kind}")
+    return array
+
+
+CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""What :func:`from_python` raises for values of another type."""
+
+
+def first_misfit(values: Sequence[Any], kind: pa.DataType) -> tuple[int, Exception]:
+    """The first value that cannot be converted, and why; one of them cannot."""
+    for number, value in enumerate(values):
+        try:
+            from_python([value], kind)
+        except CONVERSION_ERRORS as error:
+            return number, error
+    raise AssertionError(f"each of {len(values)} values is {kind}, but not all together")
+
+
+def differ(old: pa.Array, new: pa.Array) -> npt.NDArray[np.bool_]:
+    """For each row whether two arrays of one type differ; floats by their bits."""
+    kind = old.type
+    if pa.types.is_nested(kind):
+        pairs = zip(old.to_pylist(), new.to_pylist(), strict=True)
+        return np.fromiter((before != after for before, after in pairs), np.bool_, len(old))
+    if pa.types.is_floating(kind):
+        words = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]
+        old, new = old.view(words), new.view(words)
+    found = pc.not_equal(old, new)
+    if found.null_count:
+        found = pc.coalesce(found, pc.xor(old.is_null(), new.is_null()))
+    mask: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
+    return mask

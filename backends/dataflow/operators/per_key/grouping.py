@@ -1,0 +1,83 @@
+"""The rows of each key of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import repeat
+from operator import getitem
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.segments import row_key_codes
+
+from .conversion import as_numpy, as_python
+
+_HALF: Final = 1 << 16
+
+
+class RowsAs(Enum):
+    """How a function gets the rows of a key."""
+
+    TUPLES = "tuples"
+    NUMPY = "numpy"
+    BATCH = "batch"
+    TABLE = "table"
+
+
+class Grouped:
+    """A batch by key: keys in the order of their first row, rows of a key as they came."""
+
+    def __init__(self, batch: pa.RecordBatch, keys: Sequence[str]) -> None:
+        codes = row_key_codes([batch.column(name) for name in keys])
+        counts = np.bincount(codes)
+        ends = np.cumsum(counts)
+        begins = ends - counts
+        order = None if (codes[1:] >= codes[:-1]).all() else _stable_order(codes)
+        self._rows = batch if order is None else batch.take(pa.array(order))
+        self._begins, self._ends = begins.tolist(), ends.tolist()
+        self.keys = pa.RecordBatch.from_arrays(
+            [self._rows.column(name).take(pa.array(begins)) for name in keys], list(keys)
+        )
+        """The key columns, a row for each key."""
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def rows(self, how: RowsAs) -> Iterator[Any]:
+        """The rows of each key."""
+        if how is RowsAs.BATCH or how is RowsAs.TABLE:
+            whole = self._rows if how is RowsAs.BATCH else pa.Table.from_batches([self._rows])
+            return (whole.slice(begin, end - begin) for begin, end in zip(self._begins, self._ends, strict=True))
+        rows: Any = _records(self._rows)
+        if how is RowsAs.TUPLES:
+            rows = list(zip(*map(as_python, self._rows.columns), strict=True))
+        return map(getitem, repeat(rows), map(slice, self._begins, self._ends))
+
+
+def _stable_order(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Row numbers in order of code. numpy sorts 16 bits by counting, in two passes."""
+    order: npt.NDArray[np.int64] = np.argsort((codes % _HALF).astype(np.uint16), kind="stable")
+    if codes.max() < _HALF:
+        return order
+    high = (codes >> 16).astype(np.uint16 if codes.max() < _HALF * _HALF else np.int64)
+    return order[np.argsort(high[order], kind="stable")]
+
+
+def _records(batch: pa.RecordBatch) -> npt.NDArray[Any]:
+    """The rows as one structured array."""
+    columns = [as_numpy(column) for column in batch.columns]
+    kinds = [(name, column.dtype) for name, column in zip(batch.schema.names, columns, strict=True)]
+    records = np.empty(len(batch), np.dtype(kinds))
+    for name, column in zip(batch.schema.names, columns, strict=True):
+        records[name] = column
+    return records
+
+
+def key_values(keys: pa.RecordBatch) -> list[Any]:
+    """Each key as functions get it: the value of one key column, a tuple of several."""
+    columns = [as_python(column) for column in keys.columns]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

@@ -1,0 +1,356 @@
+"""The states of the keys of a piece, as objects that a function changes.
+
+A value is an object with an attribute for each column, a map a dict, a list a list. Entries and
+elements of one value column are plain values, those of several are named tuples. All are read from
+the keyed state at once; afterwards they are compared with what was read, and what differs is
+written at once.
+"""
+
+from __future__ import annotations
+
+import keyword
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from functools import reduce
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+from stateformat.states import as_schema
+
+from ....state import KeyedList, KeyedMap, KeyedValue
+from ...api import Descriptor, ListState, MapState, OperatorContext, ValueState
+from .conversion import CONVERSION_ERRORS, as_python, differ, first_misfit, from_python
+from .emitted import KeyFault
+
+_CLEAR: Final = "clear"
+
+
+class Kept(ABC):
+    """One state, for the keys of one piece after the other."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
+        """An object for each key. ``keys`` are distinct."""
+
+    @abstractmethod
+    def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
+        """Write what has changed since :meth:`fetch`; None deletes. Raises :class:`KeyFault`."""
+
+    def _array(self, item: pa.Field, values: Sequence[Any], numbers: Sequence[int] | None = None) -> pa.Array:
+        """A column of Python values. ``numbers``: of which key each is; None: of each, in order."""
+        try:
+            array = from_python(values, item.type)
+        except CONVERSION_ERRORS:
+            place, error = first_misfit(values, item.type)
+            number = place if numbers is None else numbers[place]
+            raise KeyFault(
+                number,
+                f"set {item.name!r} of state {self.name!r} to {values[place]!r}, which is {item.type}: {error}. "
+                "Convert it, or declare another type.",
+            ) from error
+        if array.null_count and not item.nullable and numbers is not None:
+            place = array.is_null().index(True).as_py()
+            raise self._null(item, numbers[place])
+        return array
+
+    def _null(self, item: pa.Field, number: int) -> KeyFault:
+        return KeyFault(
+            number,
+            f"left {item.name!r} of state {self.name!r} None, which is declared without nulls. Set it, or declare it "
+            "nullable.",
+        )
+
+    def _wrong(self, number: int, found: object, wanted: str) -> KeyFault:
+        return KeyFault(number, f"set state {self.name!r} to {type(found).__name__}. Keep {wanted}, or set None.")
+
+
+class KeptValue(Kept):
+    """Value state as objects with attributes. One whose attributes are all None is no state."""
+
+    def __init__(self, name: str, state: KeyedValue, made: type, fields: Sequence[pa.Field]) -> None:
+        super().__init__(name)
+        self._state, self._made, self._fields = state, made, fields
+        self._getters = [attrgetter(item.name) for item in fields]
+
+    def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
+        self._old, self._found = self._state.get(keys)
+        return list(map(self._made, *map(as_python, self._old.columns)))
+
+    def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
+        if set(map(type, objects)) != {self._made}:
+            objects = self._without_none(objects)
+        new = [
+            self._array(item, list(map(getter, objects)))
+            for item, getter in zip(self._fields, self._getters, strict=True)
+        ]
+        changed = reduce(np.logical_or, map(differ, self._old.columns, new))
+        if not changed.any():
+            return
+        there = np.ones(len(objects), np.bool_)
+        if all(column.null_count for column in new):
+            there = ~reduce(np.logical_and, (column.is_null().to_numpy(zero_copy_only=False) for column in new))
+        for item, column in zip(self._fields, new, strict=True):
+            if column.null_count and not item.nullable:
+                missing = column.is_null().to_numpy(zero_copy_only=False) & there
+                if missing.any():
+                    raise self._null(item, int(np.argmax(missing)))
+        values = pa.RecordBatch.from_arrays(new, names=[item.name for item in self._fields])
+        put, gone = changed & there, changed & ~there
+        if put.all():
+            self._state.put(keys, values)
+        elif put.any():
+            mask = pa.array(put)
+            self._state.put(keys.filter(mask), values.filter(mask))
+        if gone.any():
+            self._state.delete(keys.filter(pa.array(gone)))
+
+    def _without_none(self, objects: Sequence[Any]) -> list[Any]:
+        none = self._made(*[None] * len(self._fields))
+        found = [none if one is None else one for one in objects]
+        for number, one in enumerate(found):
+            if type(one) is not self._made:
+                raise self._wrong(number, one, "the object, and set its attributes")
+        return found
+
+
+class _KeptRows(Kept):
+    """What maps and lists have in common."""
+
+    def __init__(self, name: str, fields: Sequence[pa.Field]) -> None:
+        super().__init__(name)
+        self._fields = fields
+        self._nested = any(pa.types.is_nested(item.type) for item in fields)
+        self._made: Callable[..., Any] | None = None
+        if len(fields) != 1:
+            self._made = namedtuple(name if name.isidentifier() else "Row", [item.name for item in fields])  # type: ignore[misc]
+
+    def _values(self, rows: pa.RecordBatch) -> list[Any]:
+        columns = [as_python(rows.column(item.name)) for item in self._fields]
+        return columns[0] if self._made is None else list(map(self._made, *columns))
+
+    def _columns(self, values: Sequence[Any], numbers: Sequence[int]) -> list[pa.Array]:
+        if self._made is None:
+            return [self._array(self._fields[0], values, numbers)]
+        width = len(self._fields)
+        for value, number in zip(values, numbers, strict=True):
+            if not isinstance(value, tuple) or len(value) != width:
+                names = ", ".join(item.name for item in self._fields)
+                raise KeyFault(
+                    number, f"put {value!r} into state {self.name!r}. Put tuples of its {width} columns, {names}."
+                )
+        return [
+            self._array(item, list(map(itemgetter(place), values)), numbers) for place, item in enumerate(self._fields)
+        ]
+
+
+class KeptMap(_KeptRows):
+    """Map state as dicts."""
+
+    def __init__(self, name: str, state: KeyedMap, map_key: pa.Field, fields: Sequence[pa.Field]) -> None:
+        super().__init__(name, fields)
+        self._state, self._map_key = state, map_key
+
+    def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
+        rows, of_key = self._state.lookup(keys)
+        self._old = _dicts(rows, of_key, len(keys), self._values(rows))
+        again = self._values(rows) if self._nested else None
+        return [dict(old) for old in self._old] if again is None else _dicts(rows, of_key, len(keys), again)
+
+    def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
+        cleared: list[int] = []
+        gone: tuple[list[int], list[Any]] = [], []
+        put: tuple[list[int], list[Any], list[Any]] = [], [], []
+        for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
+            if new == old:
+                continue
+            if new is not None and not isinstance(new, Mapping):
+                raise self._wrong(number, new, "a dict")
+            if not new:
+                cleared.extend((number,) if old else ())
+                continue
+            for map_key, value in new.items():
+                if map_key not in old or old[map_key] != value:
+                    put[0].append(number)
+                    put[1].append(map_key)
+                    put[2].append(value)
+            lost = [map_key for map_key in old if map_key not in new]
+            gone[0].extend([number] * len(lost))
+            gone[1].extend(lost)
+        if put[0]:
+            # Before anything is deleted: a fault in what is set must leave the state as it was.
+            columns = [self._array(self._map_key, put[1], put[0]), *self._columns(put[2], put[0])]
+            names = ["_map_key", *(item.name for item in self._fields)]
+            rows = beside(keys.take(pa.array(put[0])), columns, names)
+        if cleared:
+            self._state.clear(keys.take(pa.array(cleared)))
+        if gone[0]:
+            old_keys = self._array(self._map_key, gone[1], gone[0])
+            self._state.delete(beside(keys.take(pa.array(gone[0])), [old_keys], ["_map_key"]))
+        if put[0]:
+            self._state.put(rows)
+
+
+def _dicts(rows: pa.RecordBatch, of_key: Any, count: int, values: Sequence[Any]) -> list[dict[Any, Any]]:
+    if not len(rows):
+        return [{} for _ in range(count)]
+    map_keys = as_python(rows.column("_map_key"))
+    bounds = np.searchsorted(of_key, np.arange(count + 1)).tolist()
+    pairs = list(zip(map_keys, values, strict=True))
+    return [dict(pairs[begin:end]) for begin, end in pairwise(bounds)]
+
+
+class KeptList(_KeptRows):
+    """List state as lists."""
+
+    def __init__(self, name: str, state: KeyedList, fields: Sequence[pa.Field]) -> None:
+        super().__init__(name, fields)
+        self._state = state
+
+    def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
+        rows, of_key = self._state.lookup(keys)
+        bounds = np.searchsorted(of_key, np.arange(len(keys) + 1)).tolist()
+        pairs = list(pairwise(bounds))
+        values = self._values(rows)
+        again = self._values(rows) if self._nested else values
+        self._old = [again[begin:end] for begin, end in pairs]
+        return [values[begin:end] for begin, end in pairs]
+
+    def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
+        cleared: list[int] = []
+        lengths: list[tuple[int, int]] = []
+        added: list[Any] = []
+        for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
+            if new == old:
+                continue
+            if new is not None and not isinstance(new, list):
+                raise self._wrong(number, new, "a list")
+            fresh = new or []
+            if old and fresh[: len(old)] == old:
+                fresh = fresh[len(old) :]
+            elif old:
+                cleared.append(number)
+            lengths.append((number, len(fresh)))
+            added.append(fresh)
+        numbers = [number for number, length in lengths for _ in range(length)]
+        columns = self._columns(list(chain.from_iterable(added)), numbers) if numbers else []
+        if cleared:
+            self._state.clear(keys.take(pa.array(cleared)))
+        if numbers:
+            values = pa.RecordBatch.from_arrays(columns, names=[item.name for item in self._fields])
+            self._state.append(keys.take(pa.array(numbers)), values)
+
+
+def beside(keys: pa.RecordBatch, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:
+    """Keys with more columns."""
+    return pa.RecordBatch.from_arrays([*keys.columns, *columns], names=[*keys.schema.names, *names])
+
+
+@dataclass(frozen=True)
+class KeptStates:
+    """All states of an operator. The object of several has an attribute for each."""
+
+    parts: Sequence[Kept]
+    made: type | None
+    """None: there is one state, which stands for itself."""
+    _objects: list[Any] = field(default_factory=list)
+
+    def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
+        """What the function gets, for each key."""
+        found = [part.fetch(keys) for part in self.parts]
+        return found[0] if self.made is None else list(map(self.made, *found))
+
+    def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
+        """Write what has changed. Raises :class:`KeyFault`."""
+        if self.made is None:
+            self.parts[0].store(keys, objects)
+            return
+        for part in self.parts:
+            part.store(keys, list(map(attrgetter(part.name), objects)))
+
+
+class Declared:
+    """The states that a user has declared: columns of one value, a descriptor, or several."""
+
+    def __init__(self, state: object) -> None:
+        self.descriptors: list[Descriptor] = []
+        if state is None:
+            return
+        if isinstance(state, Descriptor):
+            self.descriptors = [state]
+        elif isinstance(state, Sequence) and state and all(isinstance(one, Descriptor) for one in state):
+            self.descriptors = list(state)
+        else:
+            self.descriptors = [ValueState("state", (), as_schema(state))]
+        self._several = isinstance(state, Sequence) and isinstance(state[0], Descriptor)
+        for one in self.descriptors:
+            if not isinstance(one, ValueState | MapState | ListState):
+                raise InvalidInput(
+                    f"state {one.name!r} of apply_per_key is a {type(one).__name__}. Declare ValueState, MapState and "
+                    "ListState; timers= is for timers."
+                )
+            names = as_schema(one.values).names
+            if not names:
+                raise InvalidInput(f"state {one.name!r} of apply_per_key has no columns. Name at least one.")
+            check_attributes(names, f"column {{!r}} of state {one.name!r}")
+        if self._several:
+            check_attributes([one.name for one in self.descriptors], "state {!r}")
+
+    def opened(self, context: OperatorContext) -> KeptStates | None:
+        """The states of a subtask, None where none is declared."""
+        if not self.descriptors:
+            return None
+        parts = [_opened(one, context) for one in self.descriptors]
+        return KeptStates(parts, state_class("States", [part.name for part in parts]) if self._several else None)
+
+
+def _opened(one: Descriptor, context: OperatorContext) -> Kept:
+    assert isinstance(one, ValueState | MapState | ListState)
+    fields = list(as_schema(one.values))
+    if isinstance(one, ValueState):
+        made = state_class("State", [item.name for item in fields])
+        return KeptValue(one.name, context.value_state(one.name), made, fields)
+    if isinstance(one, ListState):
+        return KeptList(one.name, context.list_state(one.name), fields)
+    return KeptMap(one.name, context.map_state(one.name), pa.field("_map_key", one.map_key), fields)
+
+
+def check_attributes(names: Iterable[str], what: str) -> None:
+    """``InvalidInput`` for names that no attribute can have."""
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or name == _CLEAR:
+            raise InvalidInput(
+                f"{what.format(name)} cannot be an attribute of the state that a function gets. Name it otherwise: "
+                f"letters and digits, no word of Python, no {_CLEAR!r}, no '_' in front."
+            )
+
+
+def state_class(name: str, names: Sequence[str]) -> type:
+    """A class with these attributes. It is false when all are None, as ``clear()`` makes them."""
+
+    def clear(self: Any) -> None:
+        for one in names:
+            setattr(self, one, None)
+
+    get = attrgetter(*names)
+    if len(names) == 1:
+
+        def is_there(self: Any) -> bool:
+            return get(self) is not None
+    else:
+
+        def is_there(self: Any) -> bool:
+            return any(one is not None for one in get(self))
+
+    return make_dataclass(
+        name, [(one, Any, None) for one in names], slots=True, namespace={"clear": clear, "__bool__": is_there}
+    )

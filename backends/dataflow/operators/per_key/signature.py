@@ -1,0 +1,114 @@
+"""What a function of a key takes: how many arguments, and its rows in which form."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+
+from .grouping import RowsAs
+
+_FORMS: Final = "Annotate it as pa.RecordBatch, pa.Table, np.ndarray, or list[tuple], or not at all."
+_LEAST, _MOST = 2, 4
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """The name of a function for errors."""
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def count_arguments(fn: object, what: str, arguments: Sequence[str]) -> int:
+    """With how many of ``arguments`` to call ``fn``. ``InvalidInput`` for another number."""
+    if not callable(fn):
+        raise InvalidInput(f"{what} of apply_per_key is {fn!r}. Give a function ({', '.join(arguments)}).")
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return _LEAST + 1
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(parameter.default is parameter.empty for parameter in by_place)
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    count = _MOST if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters) else needed
+    # What has a default is the function's own, unless its name says otherwise: ``state=None``.
+    while count < min(len(by_place), len(arguments)) and by_place[count].name == arguments[count]:
+        count += 1
+    if named or not _LEAST <= count <= _MOST:
+        raise InvalidInput(
+            f"{what} of apply_per_key, {name_of(fn)}, takes {inspect.signature(fn)}. It is called with ({', '.join(arguments)}), "
+            f"or the first {_LEAST} or {_LEAST + 1} of these."
+        )
+    return count
+
+
+def rows_form(fn: Callable[..., Any]) -> RowsAs:
+    """How ``fn`` wants its rows, by the annotation of its second argument.
+
+    ``InvalidInput`` for one that says nothing of Arrow, numpy or tuples.
+    """
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return RowsAs.TUPLES
+    if len(parameters) < _LEAST or parameters[1].annotation is inspect.Parameter.empty:
+        return RowsAs.TUPLES
+    asked = parameters[1].annotation
+    hinted = fn if inspect.isroutine(fn) else type(fn).__call__
+    # What is imported for type checkers only has no value: the text has to do.
+    with suppress(NameError, AttributeError, TypeError):
+        asked = typing.get_type_hints(hinted).get(parameters[1].name, asked)
+    form = _form_of_text(asked) if isinstance(asked, str) else _form(asked)
+    if form is None:
+        raise InvalidInput(
+            f"the rows of {name_of(fn)} are annotated as {_shown(asked)}, which apply_per_key does not know. {_FORMS}"
+        )
+    return form
+
+
+def _shown(asked: Any) -> str:
+    return asked if isinstance(asked, str) else getattr(asked, "__qualname__", None) or str(asked)
+
+
+def _form(asked: Any) -> RowsAs | None:
+    origin = typing.get_origin(asked) or asked
+    if asked is Any:
+        return RowsAs.TUPLES
+    if not isinstance(origin, type):
+        return None
+    if origin is pa.RecordBatch:
+        return RowsAs.BATCH
+    if origin is pa.Table:
+        return RowsAs.TABLE
+    if issubclass(origin, np.ndarray):
+        return RowsAs.NUMPY
+    arguments = typing.get_args(asked)
+    of_tuples = not arguments or arguments[0] is Any or _is_tuple(arguments[0])
+    sequences = issubclass(list, origin) or issubclass(origin, list | Iterable)
+    unfit = issubclass(origin, dict | str | bytes) or not (origin is list or origin.__module__ == "collections.abc")
+    return RowsAs.TUPLES if sequences and of_tuples and not unfit else None
+
+
+def _is_tuple(asked: Any) -> bool:
+    origin = typing.get_origin(asked) or asked
+    return origin is tuple
+
+
+def _form_of_text(text: str) -> RowsAs | None:
+    bare = text.partition("[")[0].rpartition(".")[2].strip()
+    known = {
+        "RecordBatch": RowsAs.BATCH,
+        "Table": RowsAs.TABLE,
+        "ndarray": RowsAs.NUMPY,
+        "NDArray": RowsAs.NUMPY,
+        "list": RowsAs.TUPLES,
+        "Sequence": RowsAs.TUPLES,
+        "Iterable": RowsAs.TUPLES,
+        "Any": RowsAs.TUPLES,
+    }
+    return known.get(bare)
