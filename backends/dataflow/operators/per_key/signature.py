@@ -41,8 +41,8 @@ def count_arguments(fn: object, what: str, arguments: Sequence[str]) -> int:
         count += 1
     if named or not _LEAST <= count <= _MOST:
         raise InvalidInput(
-            f"{what} of apply_per_key, {name_of(fn)}, takes {inspect.signature(fn)}. It is called with ({', '.join(arguments)}), "
-            f"or the first {_LEAST} or {_LEAST + 1} of these."
+            f"{what} of apply_per_key, {name_of(fn)}, takes {inspect.signature(fn)}. It is called with "
+            f"({', '.join(arguments)}), or the first {_LEAST} or {_LEAST + 1} of these."
         )
     return count
 
