@@ -25,7 +25,7 @@ redistribution snapshot reading formats history validation publication
 pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
 backends.storage backends.storage.testing backends.state
-backends.dataflow.api backends.dataflow.casting backends.dataflow.operators.per_key backends.dataflow.operators backends.dataflow.flow backends.dataflow
+backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.operators.per_key backends.dataflow.flow backends.dataflow
 backends.dataflow.graph backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
 backends.connectors backends.rewrite backends.bootstrap

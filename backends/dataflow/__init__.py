@@ -36,15 +36,14 @@ from .api import (
 from .flow import Dataflow, Loop, StepOptions, Stream
 from .operators import (
     Aggregate,
-    ApplyPerKey,
     BroadcastJoin,
     Deduplicate,
     Filter,
-    KeyTimers,
     Map,
     Select,
     TumblingWindow,
 )
+from .operators.per_key import ApplyPerKey, KeyTimers
 
 __all__ = [
     "Aggregate",

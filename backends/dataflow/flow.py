@@ -28,7 +28,8 @@ from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
 from .api import Descriptor, EventTime, Operator, Source
-from .operators import Aggregate, ApplyPerKey, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
+from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
+from .operators.per_key import ApplyPerKey
 
 if TYPE_CHECKING:
     from .graph import Job

@@ -1,7 +1,7 @@
 """Ready-made operators. Sources and sinks are in ``stateformat.backends.connectors``.
 
-Read ``row_steps`` first; ``accumulators`` is what ``aggregate`` and ``window`` share;
-``per_key`` calls plain Python for each key.
+Read ``row_steps`` first; ``accumulators`` is what ``aggregate`` and ``window`` share. ``per_key``
+is a room of its own: it calls plain Python for each key.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 from .aggregate import Aggregate
 from .deduplicate import Deduplicate
 from .join import BroadcastJoin
-from .per_key import ApplyPerKey, KeyTimers
 from .row_steps import Filter, Map, Predicate, Select, empty_batch
 from .window import TumblingWindow
 
 __all__ = [
     "Aggregate",
-    "ApplyPerKey",
     "BroadcastJoin",
     "Deduplicate",
     "Filter",
-    "KeyTimers",
     "Map",
     "Predicate",
     "Select",
