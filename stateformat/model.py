@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Final, NamedTuple, NewType
+from typing import Final, Literal, NamedTuple, NewType
 
 from .errors import ErrorKind, InvalidInput
 from .graph import (
@@ -91,6 +91,9 @@ class Kind(StrEnum):
     TIMERS = "timers"
 
 
+TimerClock = Literal["event_time", "processing_time"]
+
+
 class CheckpointKind(StrEnum):
     """How a checkpoint came to be."""
 
@@ -152,6 +155,10 @@ class State:
     """How long a row lives after its ``ttl_last_access``."""
     ttl_now_us: int | None = field(default=None, compare=False)
     """What the clock of ``ttl`` said at the checkpoint: what had expired by then is hidden."""
+    clock: TimerClock = "event_time"
+    """By which timers fire."""
+    clock_now_us: int | None = field(default=None, compare=False)
+    """Of timers of processing time: what the clock said when the checkpoint was made."""
 
     def __repr__(self) -> str:
         kind = f" {self.kind}" if self.kind else ""

@@ -94,6 +94,7 @@ class LocalRun(rt.Run):
         for worker in self._workers.values():
             own = parts.get(worker.id, {})
             worker.operators = OperatorChain(self.job, worker.vertex, worker.id.subtask, worker)
+            worker.fires_timers = worker.operators.is_timed
             self._layers[worker.id] = TaskLayers(worker.operators.states, own)
             worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
         for worker in self._workers.values():
@@ -293,6 +294,9 @@ class LocalRun(rt.Run):
 
     def processing_time_us(self) -> int:
         return self._driver.processing_time.now_us
+
+    def clock_at(self, time_us: int) -> int:
+        return self._driver.processing_time.clock_at(time_us)
 
     def wake(self, worker: rt.Worker) -> None:
         self._ready.wake(worker)

@@ -105,6 +105,9 @@ class WorkerEnvironment(Protocol):
     def processing_time_us(self) -> int:
         """The time on the wall, of the step or epoch that is under way."""
 
+    def clock_at(self, time_us: int) -> int:
+        """What :meth:`now_us` will be when the wall shows this time."""
+
 
 class Worker:
     """One task with its decisions (``task``), its operators and its channels.
@@ -159,6 +162,10 @@ class Worker:
         self._asked = False
         self._ask_at_us = 0
         self._idle_until_us = 0
+        self.fires_timers = False
+        """Whether timers of processing time fire in steps of their own."""
+        self._timer_at: tuple[int, int] = (0, 0)
+        """A time on the wall, and the same by the executor's clock."""
         # The channels call back, so asking whether a task is ready costs the same however many it
         # has.
         for queue in inputs:
@@ -194,9 +201,31 @@ class Worker:
 
     @property
     def idle_until_us(self) -> int | None:
-        """When its source reads again; None where it waits for events only."""
-        waits = self.vertex.is_source and not self.gone and self._may_read
-        return self._idle_until_us if waits and self._idle_until_us < _UNTIL_MAIL else None
+        """When its source reads again, or a timer is due; None where it waits for events only."""
+        if self.gone:
+            return None
+        reads = self.vertex.is_source and self._may_read and self._idle_until_us < _UNTIL_MAIL
+        waits = [self._idle_until_us] if reads else []
+        if self._has_timers:
+            waits.append(self._timer_at_us())
+        return min(waits, default=None)
+
+    @property
+    def _has_timers(self) -> bool:
+        if not (self.fires_timers and self.task.may_fire):
+            return False
+        return self.operators.next_timer_us() < ev.MAX_WATERMARK
+
+    def _timer_at_us(self) -> int:
+        """When the next timer is due by the executor's clock; the same each time, while it waits."""
+        due_us, now_us = self.operators.next_timer_us(), self.now_us()
+        if self._timer_at[0] != due_us or self._timer_at[1] <= now_us:
+            self._timer_at = (due_us, max(self._environment.clock_at(due_us), now_us + 1))
+        return self._timer_at[1]
+
+    @property
+    def _timer_is_due(self) -> bool:
+        return self._has_timers and self.operators.next_timer_us() <= self.processing_time_us()
 
     @property
     def _may_read(self) -> bool:
@@ -209,6 +238,8 @@ class Worker:
             return True
         if self._filled:
             return False
+        if self.fires_timers and self._timer_is_due:
+            return True
         if self.vertex.is_source:
             return self._may_read and now_us >= self._idle_until_us
         return self._ready_inputs.any_open()
@@ -220,6 +251,8 @@ class Worker:
                 self._open_mail(self.mailbox.popleft())
                 while self.mailbox and not self.gone and isinstance(self.mailbox[0], ev.DataProcessed):
                     self._open_mail(self.mailbox.popleft())  # One from each channel, in one step.
+            elif self.fires_timers and self._timer_is_due:
+                self.operators.fire_timers()
             elif self.vertex.is_source:
                 self._read()
             else:
@@ -251,6 +284,14 @@ class Worker:
     def start(self) -> None:
         try:
             self._carry_out(self.task.start())
+        except Exception as error:
+            self.fail(error)
+
+    def fire_timers(self) -> None:
+        """Fire what is due by processing time, where the epoch decides when."""
+        try:
+            if self.operators.is_timed and self.task.may_fire:
+                self.operators.fire_timers()
         except Exception as error:
             self.fail(error)
 

@@ -1,9 +1,9 @@
-"""Event-time timers of a subtask.
+"""Timers of a subtask, of event time or of processing time.
 
 Theory of operation. Timers are rows by key, ``_timestamp`` and ``_tag``. Most calls of
 :meth:`TimerSet.due` find nothing: one comparison with a lower bound of all timestamps says so.
 Otherwise only the *near* timers are looked at, those up to a *horizon*. The horizon is set so that
-a sixteenth of all timers is near. When the watermark passes it, all timers are looked at once and a
+a sixteenth of all timers is near. When the time passes it, all timers are looked at once and a
 new horizon is set. So each timer is looked at a few times in its life, however many there are.
 """
 
@@ -29,7 +29,7 @@ _NO_TAG: Final = pa.scalar("", pa.string())
 
 
 class TimerSet(KeyedState):
-    """Event-time timers (SPEC.md section 3.6, kind ``timers``).
+    """Timers (SPEC.md section 3.6, kind ``timers``).
 
     Batches have key columns, ``_timestamp`` (int64, µs), ``_tag`` (utf8; empty if missing) and
     values.
@@ -98,8 +98,8 @@ class TimerSet(KeyedState):
             self._forget_near()
 
     def due(self, watermark: int) -> pa.RecordBatch | None:
-        """Remove and return every timer with ``_timestamp`` ≤ ``watermark`` (µs), None if there is
-        none.
+        """Remove and return every timer with ``_timestamp`` ≤ ``watermark`` (µs, or processing
+        time), None if there is none.
 
         Ordered by ``_timestamp``, key group, then a hash of key and tag, in whatever order they
         were set.
@@ -122,6 +122,14 @@ class TimerSet(KeyedState):
         self._least = self._exact_least()
         self._tidy()
         return batch
+
+    @property
+    def not_before(self) -> int:
+        """A time (µs) before which none is due; ``TIMESTAMP_MAX`` if there is no timer.
+
+        It costs nothing to ask. Timers that were deleted may have been the reason.
+        """
+        return self._least if self._store.count else TIMESTAMP_MAX
 
     def next_timestamp(self) -> int | None:
         """The least ``_timestamp`` (µs), None if there is no timer."""

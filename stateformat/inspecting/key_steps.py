@@ -116,8 +116,8 @@ def _mark(rows: StateRows) -> tuple[Any, ...] | None:
 def latest_declaration(checkpoints: Iterable[Checkpoint], state: State) -> State:
     """Return the declaration with the latest schema: after a rollback it is not in the newest."""
     found = [one.record.by_state.get((state.operator, state.name)) for one in checkpoints]
-    same = (state.mode, state.kind, state.key_columns)
-    alike = (one for one in found if one is not None and (one.mode, one.kind, one.key_columns) == same)
+    same = (state.mode, state.kind, state.clock, state.key_columns)
+    alike = (one for one in found if one is not None and (one.mode, one.kind, one.clock, one.key_columns) == same)
     return max((state, *alike), key=lambda one: one.current.id)
 
 

@@ -56,6 +56,7 @@ def declared_in(checkpoint: Checkpoint, state: State) -> State | None:
     for what, here, there in (
         ("mode", found.mode, state.mode),
         ("kind", found.kind, state.kind),
+        ("clock", found.clock, state.clock),
         ("key columns", _keys(found), _keys(state)),
     ):
         if here != there:

@@ -40,7 +40,7 @@ FORMAT: Final = "stateformat"
 VERSION: Final = 1
 """The version that :func:`encode_record` writes."""
 
-FEATURES: Final = ("committables", "finished_operators", "in_flight", "layers", "rescaled")
+FEATURES: Final = ("committables", "finished_operators", "in_flight", "layers", "processing_time_timers", "rescaled")
 """Every required feature of version 1 (SPEC.md section 3.3), sorted."""
 
 RECORD_BYTES_MAX: Final = (8 << 20) - 1
@@ -115,6 +115,7 @@ def required_features(
         "layers": (pc.max(handles["layer"]).as_py() or 0) > 0,
         "in_flight": any(state.mode is Mode.IN_FLIGHT for state in states),
         "committables": pc.any(pc.equal(handles["mode"], Mode.COMMITTABLES.value)).as_py() is True,
+        "processing_time_timers": any(state.clock == "processing_time" for state in states),
         "rescaled": rescaled_from is not None,
     }
     return tuple(feature for feature in FEATURES if used[feature])

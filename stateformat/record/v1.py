@@ -115,6 +115,10 @@ def _state_members(state: model.State) -> dict[str, Any]:
         members["edge"] = state.edge
     if state.ttl is not None:
         members["ttl"] = _ttl_members(state, state.ttl)
+    if state.clock != "event_time":
+        members["clock"] = state.clock
+        if state.clock_now_us is not None:
+            members["now_us"] = clock_us(state.clock_now_us)
     return members | {
         "last_field_id": state.last_field_id,
         "schemas": [
@@ -330,6 +334,8 @@ def _state(members: Members) -> model.State:
         last_field_id=members.integer("last_field_id", 0, FIELD_ID_MAX),
         ttl=ttl,
         ttl_now_us=now_us,
+        clock=_clock(members),
+        clock_now_us=members.optional("now_us", lambda name: members.integer(name, NO_TIME_US)),
     )
 
 
@@ -348,6 +354,17 @@ def _ttl(members: Members, schema: model.SchemaVersion) -> tuple[Ttl, int | None
             raise members.fault(name, f"is {given[name]!r:.80}, which is none of {', '.join(known)}")
     ttl = Ttl(members.integer("duration_us", 1), **cast("Any", given))
     return ttl, members.integer("now_us", NO_TIME_US) if members.has("now_us") else None
+
+
+def _clock(members: Members) -> model.TimerClock:
+    """Read by which clock timers fire (section 6.6)."""
+    if not members.has("clock"):
+        return "event_time"
+    if members.text("clock") != "processing_time":
+        raise members.fault(
+            "clock", f"is {members.text('clock')!r:.80}; the one that a state may name is processing_time"
+        )
+    return "processing_time"
 
 
 def _schema(members: Members) -> model.SchemaVersion:

@@ -180,6 +180,9 @@ def _declaration(state: State) -> Iterator[Problem]:
     if (state.kind is not None) is not (state.mode is Mode.KEYED):
         what = f"is of mode {state.mode} and kind {state.kind}; kinds are for keyed"
         yield _problem(state, _SCHEMA, "SPEC 3.6", what)
+    if state.clock != "event_time" and state.kind is not Kind.TIMERS:
+        what = f"is of mode {state.mode} and kind {state.kind} and has the clock {state.clock}, which only timers have"
+        yield _problem(state, _SCHEMA, "SPEC 6.6", what)
     if (state.edge is not None) is not (state.mode is Mode.IN_FLIGHT):
         yield _problem(state, _SCHEMA, "SPEC 3.6", f"is of mode {state.mode} and names edge {state.edge!r}")
     if state.mode is Mode.KEYED and not state.key_columns:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..graph import OperatorId
 from ..keys import check_key_types
-from ..model import Kind, Mode, SchemaVersion, State
+from ..model import Kind, Mode, SchemaVersion, State, TimerClock
 from ..schema import make_fields
 from ..ttl import TTL_COLUMN, Ttl
 from .evolution import evolve
@@ -81,9 +81,24 @@ def list_state(
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, ttl=ttl, **evolution)
 
 
-def timers(operator: str, name: str, *, keys: Columns, values: Columns = (), **evolution: Unpack[Evolution]) -> State:
-    """Event-time timers: rows have ``_timestamp`` (int64, µs) and ``_tag`` (utf8)."""
-    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.TIMERS, **evolution)
+def timers(
+    operator: str,
+    name: str,
+    *,
+    keys: Columns,
+    values: Columns = (),
+    clock: TimerClock = "event_time",
+    **evolution: Unpack[Evolution],
+) -> State:
+    """Timers: rows have ``_timestamp`` (int64, µs) and ``_tag`` (utf8).
+
+    ``clock``: what ``_timestamp`` is of. That of ``processing_time`` is µs since 1970, UTC.
+    """
+    if clock not in ("event_time", "processing_time"):
+        raise InvalidInput(
+            f"timers {name!r} of operator {operator!r} have the clock {clock!r}. Give 'event_time' or 'processing_time'."
+        )
+    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.TIMERS, clock=clock, **evolution)
 
 
 def even_split_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
@@ -147,6 +162,7 @@ def _declare(
     keys: Columns = (),
     kind: Kind | None = None,
     edge: str | None = None,
+    clock: TimerClock = "event_time",
     defaults: Mapping[str, str] | None = None,
     previous: State | None = None,
     renames: Mapping[str, str] | None = None,
@@ -174,6 +190,12 @@ def _declare(
                 "different state: give it another name",
                 kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
             )
+        if previous.clock != clock:
+            raise InvalidState(
+                f"timers {name!r} of {operator!r} were of {previous.clock} and would be of {clock}; that is a different "
+                "state: give it another name",
+                kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+            )
         return evolve(previous, schema, defaults=defaults, renames=renames, ttl=ttl)
     fields, last = make_fields(schema, defaults=defaults or {})
     return State(
@@ -184,6 +206,7 @@ def _declare(
         kind=kind,
         key_columns=tuple(key_schema.names),
         edge=edge,
+        clock=clock,
         last_field_id=last,
         ttl=ttl,
     )

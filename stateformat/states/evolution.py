@@ -75,6 +75,7 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
         for what, before, after in (
             ("mode", saved.mode, wanted.mode),
             ("kind", saved.kind, wanted.kind),
+            ("clock", saved.clock, wanted.clock),
             ("key columns", list(saved.key_columns), list(wanted.key_columns)),
         )
         if before != after

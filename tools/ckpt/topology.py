@@ -29,8 +29,8 @@ from stateformat.states import Changes, column_name, evolve_state, split_drop
 _OPERATOR: Final = {"uid", "name", "parallelism", "max_parallelism", "key_hash", "chain", "coordinator", "pinned"}
 _OF_A_CHECKPOINT: Final = {"status", "finished", "finishing"}
 _EDGE: Final = {"id", "from", "to", "input", "partitioner", "key_columns", "feedback"}
-_STATE: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "last_field_id", "schemas"}
-_PROGRAM: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "columns", "renames", "drops"}
+_STATE: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "last_field_id", "schemas", "clock"}
+_PROGRAM: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "columns", "renames", "drops", "clock"}
 
 
 def read_topology(
@@ -137,7 +137,7 @@ def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tu
 
 
 def _sort(state: State) -> tuple[object, ...]:
-    return state.mode, state.kind, state.key_columns, state.edge
+    return state.mode, state.kind, state.clock, state.key_columns, state.edge
 
 
 def _changes(members: Members) -> Changes:

@@ -29,6 +29,7 @@ import pyarrow as pa
 import stateformat as sf
 from stateformat.errors import InvalidInput
 from stateformat.graph import brief
+from stateformat.model import TimerClock
 from stateformat.states import Changes, Columns
 
 
@@ -114,14 +115,23 @@ class ListState(Descriptor):
 
 @dataclass(frozen=True, repr=False)
 class Timers(Descriptor):
-    """Event-time timers: the key, ``_timestamp`` (int64, µs), ``_tag`` (utf8), and values."""
+    """Timers: the key, ``_timestamp`` (int64, µs), ``_tag`` (utf8), and values.
+
+    ``clock``: what they fire by. Those of ``processing_time`` are due when the clock on the wall
+    shows ``_timestamp``, µs since 1970, UTC (``context.processing_time_us``). At the end of the
+    input those that are not due do not fire, and none fires after ``finish``, which may take what
+    is left: ``context.timers(name).due(TIMESTAMP_MAX)``.
+    """
 
     keys: Columns
     values: Columns = field(default=())
+    clock: TimerClock = field(default="event_time", kw_only=True)
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.timers(operator, self.name, keys=self.keys, values=self.values, defaults=self.defaults)
+        return sf.timers(
+            operator, self.name, keys=self.keys, values=self.values, clock=self.clock, defaults=self.defaults
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -81,6 +81,7 @@ class OperatorChain:
             for uid in uids
         }
         """By uid, in the order of the chain; a source is not among them."""
+        self._is_timed = any(operator.is_timed for operator in self.operators.values())
         self._reader: SourceReader | None = None
         self._head: ChainedOperator | None = None
         emitters = {uid: operator.emitter for uid, operator in self.operators.items()}
@@ -166,6 +167,23 @@ class OperatorChain:
         for operator in self.operators.values():
             if not ending or operator is self._head:
                 operator.advance_watermark(timestamp)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it may have timers of processing time."""
+        return self._is_timed
+
+    def next_timer_us(self, *, exactly: bool = False) -> int:
+        """When the first timer of processing time is due; ``MAX_WATERMARK`` if there is none.
+
+        Not ``exactly``, and without cost: none is due before.
+        """
+        return min(operator.next_timer_us(exactly=exactly) for operator in self.operators.values())
+
+    def fire_timers(self) -> None:
+        """Fire the timers of processing time that are due, operator by operator."""
+        for operator in self.operators.values():
+            operator.fire_timers()
 
     def end_input(self, input: int) -> None:
         """An input of the first operator has ended."""

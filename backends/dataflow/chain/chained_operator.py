@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Handle, Kind
 from stateformat.snapshot import SnapshotWriter
 
-from ...state import SubtaskStates
+from ...state import SubtaskStates, TimerSet
 from ..api import Operator, OperatorContext, Prepared, TwoPhaseCommitSink
 from ..casting import columns_text
 from ..events import MAX_WATERMARK, MIN_WATERMARK
@@ -114,9 +114,9 @@ class ChainedOperator:
         self._inputs = job.graph.inputs(uid)
         self.context = OperatorContext(operator, subtask, self.states, send, MIN_WATERMARK, processing_time)
         self._guard = Guard(uid, subtask)
-        self._timers = [
-            (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS
-        ]
+        timers = [(state, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS]
+        self._timers = [(state.name, kept) for state, kept in timers if state.clock == "event_time"]
+        self._wall_timers = [(state.name, kept) for state, kept in timers if state.clock == "processing_time"]
         self.reported: ReportedProgress | None = None
         self._committables: Committables | None = None
         if isinstance(self.logic, TwoPhaseCommitSink):
@@ -188,31 +188,56 @@ class ChainedOperator:
         self._tell_time()
         self._fire()
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it may have timers of processing time."""
+        return bool(self._wall_timers)
+
+    def next_timer_us(self, *, exactly: bool = False) -> int:
+        """When the first timer of processing time is due; ``MAX_WATERMARK`` if there is none.
+
+        Not ``exactly``, and without cost: none is due before.
+        """
+        found = [timers.next_timestamp() if exactly else timers.not_before for _, timers in self._wall_timers]
+        return min((time for time in found if time is not None), default=MAX_WATERMARK)
+
+    def fire_timers(self) -> None:
+        """Fire the timers of processing time that are due, and those that these set."""
+        if self._wall_timers and not self.emitter.ended:
+            self._fire_until(self._wall_timers, self.context.processing_time_us, "processing_time_us")
+            self._fire_at_end()
+
     def _run(self, hook: str, *arguments: Any) -> None:
         self._deliver(hook, self._call(hook, *arguments))
+        self._fire_at_end()
+
+    def _fire_at_end(self) -> None:
         if self.context.watermark == MAX_WATERMARK and not self.emitter.ended:
             # No watermark comes behind the end of time, so what is set now would never fire.
             self._fire()
 
     def _fire(self) -> None:
+        self._fire_until(self._timers, self.context.watermark, "watermark")
+
+    def _fire_until(self, of_clock: Sequence[tuple[str, TimerSet]], now: int, clock: str) -> None:
         rounds, earliest = 0, MIN_WATERMARK - 1
-        while self._timers:
+        while of_clock:
             first = None
-            for name, timers in self._timers:
-                batch = timers.due(self.context.watermark)
+            for name, timers in of_clock:
+                batch = timers.due(now)
                 if batch is not None:
                     time = batch.column("_timestamp")[0].as_py()
                     first = time if first is None else min(first, time)
                     self._deliver("on_timer", self._call("on_timer", batch, name))
             if first is None:
                 return
-            rounds = 1 if first > earliest and self.context.watermark != MAX_WATERMARK else rounds + 1
+            rounds = 1 if first > earliest and now != MAX_WATERMARK else rounds + 1
             earliest = max(first, earliest)
             if rounds > TIMER_ROUNDS_MAX:
                 raise InvalidState(
                     f"timers of operator {self.uid!r} have set timers that were due for {TIMER_ROUNDS_MAX} rounds, at "
-                    f"watermark {self.context.watermark}. A timer that is set again and again never lets time end: "
-                    "stop at context.watermark.",
+                    f"{clock} {now}. A timer that is set again and again never lets time {'end' if clock == 'watermark' else 'go on'}: "
+                    f"stop at context.{clock}.",
                     kind=ErrorKind.LIMIT_EXCEEDED,
                     operator=self.uid,
                 )

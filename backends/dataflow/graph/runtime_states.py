@@ -162,9 +162,10 @@ def _with_changes(
 def _predecessor(state: State, previous: Record | None) -> State | None:
     """The saved state that goes on as this one; None where it was another sort of state."""
     saved = None if previous is None else previous.by_state.get((state.operator, state.name))
-    if saved is None or (saved.mode, saved.kind, saved.key_columns, saved.edge) != (
+    if saved is None or (saved.mode, saved.kind, saved.clock, saved.key_columns, saved.edge) != (
         state.mode,
         state.kind,
+        state.clock,
         state.key_columns,
         state.edge,
     ):

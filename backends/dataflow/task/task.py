@@ -121,6 +121,11 @@ class Task:
         return self.is_source and self.state is TaskState.RUNNING
 
     @property
+    def may_fire(self) -> bool:
+        """Whether timers of processing time may fire: its logic runs, and nothing has stopped it."""
+        return self.state in (TaskState.RUNNING, TaskState.DRAINING, TaskState.ASKING)
+
+    @property
     def blocked(self) -> frozenset[Channel]:
         """Channels of which nothing may be delivered now."""
         return frozenset((*self._alignment.blocked, *self._loop.blocked))

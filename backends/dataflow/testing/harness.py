@@ -183,11 +183,16 @@ class OperatorHarness:
                 self._deliver()
 
     def advance_processing_time(self, time_us: int) -> OperatorHarness:
-        """Advance processing time to ``time_us``, µs since 1970, never back.
+        """Advance processing time to ``time_us``, µs since 1970, never back; timers that are due
+        fire.
 
         A harness begins on 1 January 2026, UTC.
         """
         self._processing_time_us = max(self._processing_time_us, time_us)
+        if not self._finished:
+            for chain in self._chains:
+                chain.fire_timers()
+                self._deliver()
         return self
 
     def end_input(self, input: int = 0) -> OperatorHarness:

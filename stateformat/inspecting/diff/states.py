@@ -196,6 +196,7 @@ class Pair:
         found = (
             MemberChange("mode", old.mode.value, new.mode.value),
             MemberChange("kind", old.kind and old.kind.value, new.kind and new.kind.value),
+            MemberChange("clock", old.clock, new.clock),
             MemberChange("key_columns", list(old.key_columns), list(new.key_columns)),
         )
         return tuple(member for member in found if member.before != member.after)
