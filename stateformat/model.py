@@ -176,6 +176,18 @@ class State:
         return {schema.id: schema for schema in self.schemas}
 
     @property
+    def by_processing_time(self) -> bool:
+        """Whether its rows expire, or its timers fire, by processing time."""
+        return "processing_time" in (self.clock, self.ttl.clock if self.ttl else None)
+
+    @property
+    def processing_now_us(self) -> int | None:
+        """The processing time of the checkpoint, where the state goes by it."""
+        if not self.by_processing_time:
+            return None
+        return self.clock_now_us if self.ttl is None else self.ttl_now_us
+
+    @property
     def ttl_field(self) -> Field | None:
         """The column of the last access; None for a state whose rows do not expire."""
         return next((item for item in self.current.fields if item.name == TTL_COLUMN), None) if self.ttl else None

@@ -15,6 +15,10 @@ LOOK_EVERY_US = 50_000
 """How often a run that has nothing else to do looks at work in a thread."""
 
 
+BEHIND_US: Final = 60_000_000
+"""How far a clock must be behind its checkpoint to be worth a warning."""
+
+
 class Work(Protocol):
     """Something that is done beside a run."""
 
@@ -57,6 +61,7 @@ class ProcessingTime:
 
     def __init__(self, clock: Clock, seen_us: int = 0) -> None:
         self._clock = clock
+        self._behind_us = max(seen_us - clock.wall_us(), 0)
         self.now_us = max(seen_us, clock.wall_us())
         """The moment of the step, or the epoch, that is under way."""
 
@@ -64,6 +69,16 @@ class ProcessingTime:
         """Begin the next step or epoch; returns its moment."""
         self.now_us = max(self.now_us, self._clock.wall_us())
         return self.now_us
+
+    @property
+    def behind_words(self) -> str:
+        """A warning if the wall was far behind when this began; empty otherwise."""
+        if self._behind_us < BEHIND_US:
+            return ""
+        return (
+            f"This machine's clock is {self._behind_us / 1e6:,.0f} s behind what the checkpoint has seen. Processing "
+            "time stands still, and no timer of it fires, until the clock has caught up. Set the clock."
+        )
 
     def clock_at(self, time_us: int) -> int:
         """What ``Clock.now_us`` will be when the wall shows this time."""

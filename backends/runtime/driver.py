@@ -131,7 +131,7 @@ class Driver:
         self._coordinator = coordinator
         self._messenger = messenger
         self._clock = clock
-        self.processing_time = ProcessingTime(clock)
+        self.processing_time = ProcessingTime(clock, restored.processing_time_us)
         """What operators see as the time on the wall."""
         self._keep = keep_count(schedule)
         self._keep_for_us = schedule.keep_for_us
@@ -351,6 +351,8 @@ class Driver:
             begun = time.perf_counter()
             finished = self._mark(current, command)
             self._add_coordinators(current, finished)
+            for uid in {state.operator for state in self._job.states if state.by_processing_time}:
+                current.checkpoint.set_now(uid, processing_time_us=self.processing_time.now_us)
             if self._messenger.late_rows:
                 current.checkpoint.set_property(LATE_PROPERTY, str(self._messenger.late_rows))
             self.permit = current.checkpoint.publish()

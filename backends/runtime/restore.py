@@ -53,6 +53,12 @@ class Restored:
     _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
     """Union and progress states, since reading them for each subtask would be quadratic."""
 
+    @property
+    def processing_time_us(self) -> int:
+        """The latest processing time that the checkpoint has seen; 0 if it has kept none."""
+        states = self.permit.record.states if self.permit is not None else ()
+        return max((state.processing_now_us or 0 for state in states), default=0)
+
     def states(self, vertex: Vertex, subtask: int) -> Mapping[str, Mapping[str, ReadTask]]:
         """What a task's operators read, by uid and state, as far as the checkpoint has them."""
         known = self.permit.record.graph.by_uid if self.permit else {}

@@ -57,6 +57,9 @@ class Run(TaskMessenger):
             begins_aligned=schedule.unaligned_after_us is not None,
         )
         self._driver = Driver(store, restored, self._coordinator, self, clock, schedule, retries)
+        behind = self._driver.processing_time.behind_words
+        if behind:
+            self._driver.warn(behind)
         self._requests = RequestService(store, self._driver, clock, schedule, restored)
 
     @abstractmethod

@@ -217,7 +217,7 @@ class Worker:
         return self.operators.next_timer_us() < ev.MAX_WATERMARK
 
     def _timer_at_us(self) -> int:
-        """When the next timer is due by the executor's clock; the same each time, while it waits."""
+        """When the next timer is due by the executor's clock. It stays the same as time passes."""
         due_us, now_us = self.operators.next_timer_us(), self.now_us()
         if self._timer_at[0] != due_us or self._timer_at[1] <= now_us:
             self._timer_at = (due_us, max(self._environment.clock_at(due_us), now_us + 1))
@@ -290,7 +290,7 @@ class Worker:
     def fire_timers(self) -> None:
         """Fire what is due by processing time, where the epoch decides when."""
         try:
-            if self.operators.is_timed and self.task.may_fire:
+            if self.task.may_fire and self.operators.is_timed:
                 self.operators.fire_timers()
         except Exception as error:
             self.fail(error)

@@ -188,12 +188,12 @@ class PendingCheckpoint:
     def set_now(
         self, operator: str, *, event_time_us: int | None = None, processing_time_us: int | None = None
     ) -> None:
-        """Say what time it was for an operator, before :meth:`publish`: see ``Ttl``.
+        """Say what time it was for an operator, before :meth:`publish`.
 
         Event time is the least watermark of its subtasks. Readers hide the rows of its states that
-        had expired by then. Where snapshots say it (``SnapshotWriter.set_now``), their least time
-        counts instead. A state whose time is not said keeps that with which it was declared, so
-        that of the checkpoint it comes from.
+        had expired by then, and processing time goes on from there. Where snapshots say it
+        (``SnapshotWriter.set_now``), their least time counts instead. A state whose time is not
+        said keeps that with which it was declared, so that of the checkpoint it comes from.
         """
         self._draft.graph.operator(operator)
         times = {"event_time": event_time_us, "processing_time": processing_time_us}
@@ -202,6 +202,8 @@ class PendingCheckpoint:
             now_us = times[state.ttl.clock] if state.ttl and state.operator == operator else None
             if now_us is not None:
                 states[i] = replace(state, ttl_now_us=clock_us(now_us))
+            elif state.clock == "processing_time" and state.operator == operator and processing_time_us is not None:
+                states[i] = replace(state, clock_now_us=clock_us(processing_time_us))
         self._draft = replace(self._draft, states=tuple(states))
 
     def _check_unpublished(self) -> None:

@@ -23,7 +23,7 @@ from ..graph import OperatorId
 from ..keys import check_key_types
 from ..model import Kind, Mode, SchemaVersion, State, TimerClock
 from ..schema import make_fields
-from ..ttl import TTL_COLUMN, Ttl
+from ..ttl import CLOCKS, TTL_COLUMN, Ttl
 from .evolution import evolve
 
 Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]"
@@ -94,9 +94,9 @@ def timers(
 
     ``clock``: what ``_timestamp`` is of. That of ``processing_time`` is µs since 1970, UTC.
     """
-    if clock not in ("event_time", "processing_time"):
+    if clock not in CLOCKS:
         raise InvalidInput(
-            f"timers {name!r} of operator {operator!r} have the clock {clock!r}. Give 'event_time' or 'processing_time'."
+            f"timers {name!r} of operator {operator!r} have the clock {clock!r}. Choose {CLOCKS[0]!r} or {CLOCKS[1]!r}."
         )
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.TIMERS, clock=clock, **evolution)
 
@@ -192,8 +192,8 @@ def _declare(
             )
         if previous.clock != clock:
             raise InvalidState(
-                f"timers {name!r} of {operator!r} were of {previous.clock} and would be of {clock}; that is a different "
-                "state: give it another name",
+                f"timers {name!r} of {operator!r} were of {previous.clock} and would be of {clock}; that is a "
+                "different state: give it another name",
                 kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
             )
         return evolve(previous, schema, defaults=defaults, renames=renames, ttl=ttl)

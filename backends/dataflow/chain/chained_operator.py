@@ -26,6 +26,7 @@ TIMER_ROUNDS_MAX: Final = 1000
 """Rounds of timers that set timers that are due. Rounds that advance time are not counted."""
 
 _END: Final = object()
+_PASSES: Final = {"watermark": "end", "processing_time_us": "go on"}
 _COLUMNS: Final = pa.schema([("_edge", pa.string()), ("_watermark", pa.int64()), ("_ended", pa.bool_())])
 
 InputProgress = tuple[str, int, bool]
@@ -236,8 +237,8 @@ class ChainedOperator:
             if rounds > TIMER_ROUNDS_MAX:
                 raise InvalidState(
                     f"timers of operator {self.uid!r} have set timers that were due for {TIMER_ROUNDS_MAX} rounds, at "
-                    f"{clock} {now}. A timer that is set again and again never lets time {'end' if clock == 'watermark' else 'go on'}: "
-                    f"stop at context.{clock}.",
+                    f"{clock} {now}. A timer that is set again and again never lets time {_PASSES[clock]}: stop at "
+                    f"context.{clock}.",
                     kind=ErrorKind.LIMIT_EXCEEDED,
                     operator=self.uid,
                 )

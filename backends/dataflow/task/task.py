@@ -122,7 +122,7 @@ class Task:
 
     @property
     def may_fire(self) -> bool:
-        """Whether timers of processing time may fire: its logic runs, and nothing has stopped it."""
+        """Whether timers of processing time may fire: its logic runs, and no stop holds it."""
         return self.state in (TaskState.RUNNING, TaskState.DRAINING, TaskState.ASKING)
 
     @property

@@ -105,6 +105,8 @@ class SparkRun(Run):
         """Whether the last epoch fed records back."""
         self._next_us = 0
         """When the next epoch may begin, if there is nothing but rows to wait for."""
+        self._timers_us = 0
+        """When the next epoch may begin, if a timer of processing time is due."""
         self._metrics: dict[str, Any] = {}
         self._told = 0
         points = restore_points(restored)
@@ -141,7 +143,7 @@ class SparkRun(Run):
             if self._wait():
                 return
             inputs = self._assigner.assign(self._running)
-            if self._is_idle and not (inputs or self._driver.inbox or self._has_work):
+            if self._is_idle and not (inputs or self._driver.inbox or self._has_work or self._timer_is_due):
                 self._next_us = self._clock.now_us() + self._options.idle_us
                 self._is_idle = False
                 return
@@ -153,11 +155,25 @@ class SparkRun(Run):
 
     def _wait(self) -> bool:
         """Wait if the next epoch is not due and could bring nothing but rows. Whether it waited."""
-        now_us = self._clock.now_us()
-        if now_us >= self._next_us or self._driver.inbox or self._has_work or self._turns_loops:
+        now_us, next_us = self._clock.now_us(), self._next_us
+        timer_us = self._next_timer_us
+        if timer_us is not None:
+            next_us = min(next_us, max(self._driver.processing_time.clock_at(timer_us), self._timers_us))
+        if now_us >= next_us or self._driver.inbox or self._has_work or self._turns_loops:
             return False
-        self._clock.wait_until(min(self._next_us, now_us + WAIT_MAX_US))
+        self._clock.wait_until(min(next_us, now_us + WAIT_MAX_US))
         return True
+
+    @property
+    def _next_timer_us(self) -> int | None:
+        """When the next timer of processing time is due."""
+        due = (task.next_timer_us for task in self._running if task.core.may_fire)
+        return min((time for time in due if time is not None), default=None)
+
+    @property
+    def _timer_is_due(self) -> bool:
+        timer_us = self._next_timer_us
+        return timer_us is not None and timer_us <= self._driver.processing_time.advance()
 
     @property
     def _running(self) -> list[DriverTask]:
@@ -172,7 +188,7 @@ class SparkRun(Run):
         checkpoint = in_flight.checkpoint if in_flight is not None else None
         writing = checkpoint or self._driver.new_checkpoint()
         self._version += 1
-        self._next_us = self._clock.now_us() + self._options.least_epoch_us
+        self._next_us = self._timers_us = self._clock.now_us() + self._options.least_epoch_us
         published, spent = self.published, (self._driver.publish_us, self._driver.commit_us)
         job = self._job_of(writing, inputs)
         ready = time.perf_counter()
@@ -297,6 +313,7 @@ class SparkRun(Run):
         task.wired = task.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
         task.started = True
         task.number = report.number
+        task.next_timer_us = report.next_timer_us
         task.wants_split = report.wants_split or task.was_deferred  # A reader that was deferred does not ask again.
         if report.ran_dry and report.wants_split:
             task.splits_ahead = min(2 * task.splits_ahead, SPLITS_AHEAD_MAX)

@@ -29,6 +29,8 @@ class DriverTask:
     started: bool = False
     number: int = 0
     """The last barrier that it took."""
+    next_timer_us: int | None = None
+    """When its next timer of processing time is due, as far as an epoch may fire it."""
     gone: bool = False
     no_more_splits: bool = False
     wants_split: bool = True

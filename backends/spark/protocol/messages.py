@@ -145,6 +145,8 @@ class TaskReport:
     rows_read: int = 0
     late_rows: int = 0
     sent_bytes: int = 0
+    next_timer_us: int | None = None
+    """When its next timer of processing time is due; None if it has none."""
     opened: str = ""
     """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
 
@@ -218,3 +220,7 @@ class EpochLink:
 
     def processing_time_us(self) -> int:
         return self._epoch.processing_time_us
+
+    def clock_at(self, time_us: int) -> int:
+        """Never called: the driver waits for timers."""
+        raise AssertionError(f"a worker waits until {time_us}")

@@ -135,7 +135,10 @@ class TaskRun:
         return ends
 
     def begin(self) -> Iterator[pa.RecordBatch]:
-        """Open, process what had been fed back, and mail. A source without frames reads."""
+        """Open, process what had been fed back, timers of processing time, and mail.
+
+        A source without frames reads.
+        """
         worker = self._worker
         try:
             self._open()
@@ -146,6 +149,8 @@ class TaskRun:
             worker.fail(error)
         if not (self.spec.started or worker.gone):
             worker.start()
+        if not worker.gone:
+            worker.fire_timers()
         self._take_mail(*(item for item in self.spec.mail if item not in self._last_mail))
         yield from self._flush_if_large()
         if self.spec.reads_frames:
@@ -321,6 +326,8 @@ class TaskRun:
             self._worker.release()
             return
         report.reported = {uid: member.reported for uid, member in chain.operators.items() if member.reported}
+        if chain.is_timed:
+            report.next_timer_us = chain.next_timer_us(exactly=True)
         chain.hand_over()
         try:
             report.pickled = pickle_operators(self._setup.job, chain)

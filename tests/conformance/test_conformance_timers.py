@@ -1,0 +1,174 @@
+"""Timers of processing time on both executors: when they fire, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends import dataflow as df
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.runtime import VIRTUAL_ORIGIN_US, VirtualClock
+from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.model import StopMode
+from tests.conformance import Gated, Out, lose, stopped, to_end, until
+from tests.local_jobs import KEY, rows
+from tests.played_stage import EVERYWHERE, PlayedStage, other
+
+SECOND_US = 1_000_000
+FIRED = pa.schema({"key": pa.int64(), "value": pa.int64(), "set": pa.int64(), "now": pa.int64()})
+LATE_US = 5 * SECOND_US
+
+
+class Reminders(df.Operator):
+    """Sets a timer for each row, ``value`` seconds after it came, and says when it fired.
+
+    One with a value above 100 sets another, a second later. What is left at the end fires at 0.
+    """
+
+    def __init__(self, clock: str = "processing_time") -> None:
+        self.clock = clock
+
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.Timers("reminders", KEY, {"value": pa.int64(), "set": pa.int64()}, clock=self.clock)]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return FIRED
+
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        for row in batch.to_pylist():
+            self._set(row["key"], row["value"], self.context.processing_time_us)
+        return None
+
+    def _set(self, key: int, value: int, now_us: int) -> None:
+        self.context.timers("reminders").set_one(
+            key, now_us + value % 100 * SECOND_US, str(value), value=value, set=now_us
+        )
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
+        for row in timers.to_pylist():
+            if row["value"] > 100:
+                self._set(row["key"], 1, self.context.processing_time_us)
+        return self._said(timers, self.context.processing_time_us)
+
+    def end_input(self, input: int) -> df.Output:
+        left = self.context.timers("reminders").due(2**63 - 1)
+        return None if left is None else self._said(left, 0)
+
+    def _said(self, timers: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+        now = pa.array([now_us] * len(timers), pa.int64())
+        return pa.record_batch([timers["key"], timers["value"], timers["set"], now], schema=FIRED)
+
+
+def reminders(stage: PlayedStage, out: Out, *, parallelism: int = 2, clock: str = "processing_time") -> Dataflow:
+    """Rows, as far as the test lets them come, and their timers."""
+    flow = Dataflow("reminders", parallelism=parallelism)
+    source = Gated(stage.directory / "in", [rows(1), rows(2, 103), rows(6), rows(4)], shut=True, endless=True)
+    flow.source(source, uid="in", parallelism=1).key_by("key").apply(Reminders(clock), uid="remind").apply(
+        out, uid="out"
+    )
+    return flow
+
+
+def fired(out: Out) -> dict[int, tuple[int, int]]:
+    """By value: the seconds after which a timer fired, whole, and the moment."""
+    return {value: ((now - since) // SECOND_US, now) for _, value, since, now in out.seen.elements()}
+
+
+def pace(executor: str, idle_us: int = SECOND_US // 2) -> dict[str, int]:
+    """The options of a job that takes checkpoints often, and looks for rows now and then."""
+    return {"checkpoint_interval_us": SECOND_US // 2, **({} if executor == "local" else {"idle_us": idle_us})}
+
+
+def let(stage: PlayedStage, batches: int) -> None:
+    (stage.directory / "in" / "0").write_text(str(batches))
+
+
+@EVERYWHERE
+def test_they_fire_at_their_time_though_no_row_comes(stage: PlayedStage, executor: str) -> None:
+    out, clock = Out(), VirtualClock()
+    run = stage.begin(executor, reminders(stage, out), clock=clock, **pace(executor))
+    let(stage, 2)
+    until(run, lambda: len(out.seen) == 4)
+    found = fired(out)
+    assert {value: after for value, (after, _) in found.items()} == {1: 1, 2: 2, 103: 3}
+    assert [row for row in out.seen if row[1] == 1 and row[0] == 3], "the third set another timer"
+    assert clock.now_us() < 10 * SECOND_US
+    run.close()
+
+
+@EVERYWHERE
+def test_an_idle_job_wakes_for_them(stage: PlayedStage, executor: str) -> None:
+    out, clock = Out(), VirtualClock()
+    flow = reminders(stage, out)
+    let(stage, 1)
+    run = stage.begin(executor, flow, clock=clock, **pace(executor, 3600 * SECOND_US))
+    until(run, lambda: len(out.seen) == 1)
+    assert fired(out)[1][0] == 1
+    run.close()
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_they_outlive_the_run_and_time_does_not_go_back(stage: PlayedStage, executor: str, parallelism: int) -> None:
+    out, clock = Out(), VirtualClock()
+    clock.wait_until(LATE_US)
+    flow = reminders(stage, out)
+    run = stage.begin(executor, flow, clock=clock, keep=None, **pace(executor))
+    let(stage, 3)
+    until(run, lambda: run.rows_read == 4 and len(out.seen) >= 1)
+    lose(run, published=run.published + 1)
+    assert stage.newest.required_features[-1:] == ("processing_time_timers",)
+    assert stage.newest.state("remind", "reminders").clock_now_us >= VIRTUAL_ORIGIN_US + LATE_US
+    # The next machine's clock is behind: it stands still until it has caught up.
+    again = stage.begin(
+        other(executor),
+        reminders(stage, out, parallelism=parallelism),
+        clock=VirtualClock(),
+        **pace(other(executor)),
+    )
+    until(again, lambda: 6 in fired(out))
+    assert fired(out)[6][0] == 6
+    assert all(now >= VIRTUAL_ORIGIN_US + LATE_US for _, now in fired(out).values())
+    again.close()
+
+
+@EVERYWHERE
+def test_those_not_due_at_the_end_do_not_fire(stage: PlayedStage, executor: str) -> None:
+    out = Out()
+    flow = reminders(stage, out)
+    let(stage, 3)
+    run = stage.begin(executor, flow, **pace(executor))
+    until(run, lambda: 1 in fired(out))
+    run.request_stop(StopMode.DRAIN)
+    to_end(run)
+    assert fired(out)[6][1] == 0, "the operator has seen what was left"
+
+
+@EVERYWHERE
+def test_none_fires_behind_a_stop_and_all_do_when_the_job_goes_on(stage: PlayedStage, executor: str) -> None:
+    out = Out()
+    flow = reminders(stage, out)
+    let(stage, 3)
+    run = stage.begin(executor, flow, **pace(executor))
+    stopped(run, StopMode.NO_DRAIN, lambda: run.rows_read == 4)
+    assert 6 not in fired(out)
+    again = stage.begin(executor, reminders(stage, out), resume=True, **pace(executor))
+    until(again, lambda: 6 in fired(out))
+    assert all(after >= value % 100 for value, (after, _) in fired(out).items())
+    again.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [("processing_time", "event_time"), ("event_time", "processing_time")])
+def test_another_clock_is_another_state(stage: PlayedStage, before: str, after: str) -> None:
+    run = stage.begin("local", reminders(stage, Out(), clock=before))
+    let(stage, 1)
+    lose(run, published=2)
+    with pytest.raises(RestoreRefused, match=f"clock was {before} and would be {after}"):
+        stage.begin("local", reminders(stage, Out(), clock=after))
+
+
+def test_there_are_two_clocks(stage: PlayedStage) -> None:
+    with pytest.raises(InvalidInput, match=r"'lunar'\. Choose 'event_time' or 'processing_time'"):
+        stage.begin("local", reminders(stage, Out(), clock="lunar"))
