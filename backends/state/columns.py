@@ -384,10 +384,12 @@ def put_together(
     return pa.Array.from_buffers(kind, len(raw), [bitmap, pa.py_buffer(data)])
 
 
-def pick(raw: Raw, rows: Slots) -> Raw:
+def pick(raw: Raw, rows: Slots | slice) -> Raw:
     """Some rows of a raw form."""
     if raw is None or isinstance(raw, np.ndarray):
         return raw if raw is None else raw[rows]
+    if isinstance(rows, slice):
+        return raw[rows]
     return pc.take(raw, pa.array(rows), boundscheck=False)
 
 

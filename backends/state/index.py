@@ -1,16 +1,20 @@
 """From keys to slots: a hash table in numpy, searched and filled for a whole batch at a time.
 
-Theory of operation. Open addressing with linear probing. An entry is one int64: 31 bits of the
-key's hash, the *tag*, above 32 bits of the slot. A probe reads one word and compares keys only
-where the tag agrees. The high bits of the hash say where a search begins. All rows of a batch take
-a step at once; those that are done drop out.
+Theory of operation. Open addressing with linear probing. An entry is one word: the 31 high bits of
+the key's hash, the *tag*, a zero, and 32 bits of the slot. A probe reads one word and compares keys
+only where the tag agrees. The highest bits of the hash say where a search begins, so entries in
+their order as numbers are in the order of the table. All rows of a piece take a step at once; those
+that are done drop out.
 
 Entering works by claims. Every row at an empty entry writes its own claim there, then all read
 back. A row that reads its own claim has won the place; one that reads the claim of an equal key
 shares it; the others go one step on. Equal keys take the same steps, so they meet.
 
 Removed entries become tombstones, over which searches walk, until the table is built anew. Building
-needs no claims: by hash, an entry's place is its own or the one after its predecessor.
+needs no claims: entries are sorted, and each one's place is its own or the one after its
+predecessor. numpy sorts whole words several times as fast as it finds an order of others. Sorted
+entries are as good as a table for those who ask little, so they get their places when more is asked
+or a key is entered.
 """
 
 from __future__ import annotations
@@ -31,25 +35,32 @@ Hashes = npt.NDArray[np.uint64]
 
 SLOTS_MAX: Final = 1 << 31
 
-_EMPTY: Final = np.int64(-1)
-_TOMBSTONE: Final = np.int64(-2)
-_SLOT: Final = np.int64(0xFFFFFFFF)
-_TAG: Final = np.uint64(0x7FFFFFFF)
+_NONE: Final = np.int64(-1)
+# No entries: those have a zero above the slot.
+_EMPTY: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
+_TOMBSTONE: Final = np.uint64(0xFFFFFFFFFFFFFFFE)
+_SLOT: Final = np.uint64(0xFFFFFFFF)
+_TAG: Final = np.uint64(0xFFFFFFFE00000000)
 _BITS_MIN: Final = 10
 # The table is built anew above the first load, so large that it is below the second.
 _LOAD_MAX: Final = 0.6
 _LOAD_BUILT: Final = 0.45
+_SEARCHED_SHARE: Final = 8
+"""To search for an eighth as many keys as there are entries costs as much as to place these."""
 _PIECE_ENTRIES: Final = 1 << 16
+_PIECE_ROWS: Final = 1 << 14
 _NULL: Final = 0x9E3779B97F4A7C15
 _HASH_OF_EMPTY: Final = hash_keys([pa.array([b""], pa.large_binary())]).view(np.uint32)[0]
 
 
 def spread(hashes: Hashes) -> Hashes:
-    """The finisher of splitmix64, in place."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        hashes ^= hashes >> np.uint64(shift)
-        hashes *= np.uint64(factor)
-    hashes ^= hashes >> np.uint64(31)
+    """The finisher of splitmix64, in place, in pieces that stay in the cache."""
+    for start in range(0, len(hashes), _PIECE_ROWS):
+        piece = hashes[start : start + _PIECE_ROWS]
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            piece ^= piece >> np.uint64(shift)
+            piece *= np.uint64(factor)
+        piece ^= piece >> np.uint64(31)
     return hashes
 
 
@@ -98,42 +109,55 @@ class SlotIndex:
         self._allocate(_BITS_MIN)
 
     def _allocate(self, bits: int) -> None:
-        self.table = np.full(1 << bits, _EMPTY)
-        """The entries."""
+        self._table: Hashes = np.full(1 << bits, _EMPTY)
+        self._sorted: Hashes | None = None
+        """The entries that have no places yet."""
+        self._budget = self._room = 0
+        """So many keys may be searched for in the sorted entries; what their table is to hold."""
         self._mask = np.int64((1 << bits) - 1)
         self._shift = np.uint64(64 - bits)
         self.taken = 0
         """Entries that are not empty, including tombstones."""
 
-    def _start(self, hashes: Hashes) -> tuple[Slots, Slots]:
-        """Where the search for each hash begins, and its tag shifted into place."""
-        return (hashes >> self._shift).view(np.int64), ((hashes & _TAG) << np.uint64(32)).view(np.int64)
-
-    def find(self, hashes: Hashes, same: Callable[[Slots, Slots | None], Any]) -> Slots:
+    def find(self, hashes: Hashes, same: Callable[[Slots, Slots | slice], Any]) -> Slots:
         """The slot of each key, −1 where it has none.
 
-        ``same(slots, rows)`` compares keys in slots with rows, pair by pair; None: all rows.
+        ``same(slots, rows)`` compares keys in slots with rows, pair by pair; True alone where all
+        are equal.
         """
-        found = np.full(len(hashes), _EMPTY)
-        places, tags = self._start(hashes)
-        rows: Slots | None = None
-        while len(places):
-            entries = self.table[places]
-            hits = (entries ^ tags) >> 32 == 0
-            candidates = np.flatnonzero(hits)
-            everything = len(candidates) == len(hits)
-            slots = (entries if everything else entries[candidates]) & _SLOT
-            mine = rows if everything else (candidates if rows is None else rows[candidates])
-            equal = same(slots, mine) if len(candidates) else False
-            if equal is True or np.all(equal):
-                found[slice(None) if mine is None else mine] = slots
-            elif len(candidates):
-                found[np.flatnonzero(equal) if mine is None else mine[equal]] = slots[equal]
-                hits[candidates] = equal
-            walking = np.flatnonzero(~hits & (entries != _EMPTY))
-            rows = walking if rows is None else rows[walking]
-            places, tags = (places[walking] + 1) & self._mask, tags[walking]
+        found = np.full(len(hashes), _NONE)
+        if self._sorted is not None and len(hashes) <= self._budget:
+            self._budget -= len(hashes)
+            _find_sorted(self._sorted, hashes & _TAG, same, found)
+            return found
+        self.place()
+        for start in range(0, len(hashes), _PIECE_ENTRIES):
+            self._find(hashes, slice(start, min(len(hashes), start + _PIECE_ENTRIES)), same, found)
         return found
+
+    def _find(self, hashes: Hashes, piece: slice, same: Callable[[Slots, Slots | slice], Any], found: Slots) -> None:
+        rows: Slots | slice = piece
+        tags = hashes[piece] & _TAG
+        places = (tags >> self._shift).view(np.int64)
+        while len(places):
+            entries = self._table[places]
+            hits = (entries ^ tags) <= _SLOT
+            candidates = np.flatnonzero(hits)
+            if len(candidates):
+                everything = len(candidates) == len(hits)
+                slots = ((entries if everything else entries[candidates]) & _SLOT).view(np.int64)
+                mine = rows if everything else _chosen(rows, candidates)
+                equal = same(slots, mine)
+                if equal is True or equal.all():
+                    found[mine] = slots
+                    if everything:
+                        return
+                else:
+                    found[_chosen(mine, np.flatnonzero(equal))] = slots[equal]
+                    hits[candidates] = equal
+            walking = np.flatnonzero(~hits & (entries != _EMPTY))
+            rows = _chosen(rows, walking)
+            places, tags = (places[walking] + 1) & self._mask, tags[walking]
 
     def enter(self, hashes: Hashes, first: int, same: Callable[[Slots, Slots], Mask]) -> tuple[Slots, Slots]:
         """Enter keys that are not there, some perhaps several times; there is room for them.
@@ -141,58 +165,76 @@ class SlotIndex:
         ``same(left, right)`` compares rows. Returns the first row of each key, ascending, which get
         the slots from ``first`` on, and the slot of every row.
         """
-        places, tags = self._start(hashes)
+        self.place()
+        table = self._table
+        tags = hashes & _TAG
+        places = (tags >> self._shift).view(np.int64)
         count = len(hashes)
-        owners, won_at = np.full(count, _EMPTY), np.full(count, _EMPTY)
+        owners, won_at = np.full(count, _NONE), np.full(count, _NONE)
         rows = np.arange(count)
+        claims = tags | (rows + first).view(np.uint64)
         while len(rows):
-            claims = tags[rows] | (rows + first)
             # Backwards, so that the first row of a key wins the place, and keys keep their order.
-            free = np.flatnonzero(self.table[places] == _EMPTY)[::-1]
-            self.table[places[free]] = claims[free]
-            entries = self.table[places]
+            free = np.flatnonzero(table[places] == _EMPTY)[::-1]
+            table[places[free]] = claims[free]
+            entries = table[places]
             won = entries == claims
-            won_at[rows[won]] = places[won]
-            owners[rows[won]] = rows[won]
-            # An older entry is of another key. A tombstone has no tag.
-            others = (entries & _SLOT) - first
-            rivals = np.flatnonzero(~won & ((entries ^ claims) >> 32 == 0) & (others >= 0))
+            winners = rows[won]
+            won_at[winners] = places[won]
+            owners[winners] = winners
+            # An older entry is of another key. A tombstone has a slot of no row.
+            others = (entries & _SLOT).view(np.int64) - first
+            rivals = np.flatnonzero(~won & ((entries ^ claims) <= _SLOT) & (others >= 0) & (others < count))
             equal = rivals[same(rows[rivals], others[rivals])] if len(rivals) else rivals
             owners[rows[equal]] = others[equal]
             won[equal] = True
             walking = np.flatnonzero(~won)
-            rows, places = rows[walking], (places[walking] + 1) & self._mask
+            rows, claims, places = rows[walking], claims[walking], (places[walking] + 1) & self._mask
         chosen = np.flatnonzero(won_at >= 0)
         self.taken += len(chosen)
         if len(chosen) == count:
             return chosen, owners + first
         numbers = np.empty(count, np.int64)
         numbers[chosen] = np.arange(first, first + len(chosen))
-        self.table[won_at[chosen]] = tags[chosen] | numbers[chosen]
+        table[won_at[chosen]] = tags[chosen] | numbers[chosen].view(np.uint64)
         return chosen, numbers[owners]
 
-    def import_arrays(self, table: Slots, taken: int) -> None:
-        self.table, self.taken = table, taken
+    @property
+    def size_bytes(self) -> int:
+        return self._table.nbytes + (0 if self._sorted is None else self._sorted.nbytes)
+
+    def export_array(self) -> Hashes:
+        """What :meth:`import_array` takes."""
+        self.place()
+        return self._table
+
+    def import_array(self, table: Hashes, taken: int) -> None:
+        self._table, self.taken, self._sorted = table, taken, None
         self._mask = np.int64(len(table) - 1)
         self._shift = np.uint64(65 - len(table).bit_length())
 
     def remove(self, hashes: Hashes, slots: Slots) -> None:
-        places, tags = self._start(hashes)
-        entries = tags | slots
+        self.place()
+        entries = hashes & _TAG
+        places = (entries >> self._shift).view(np.int64)
+        entries |= slots.view(np.uint64)
         while len(places):
-            here = self.table[places] == entries
-            self.table[places[here]] = _TOMBSTONE
+            here = self._table[places] == entries
+            self._table[places[here]] = _TOMBSTONE
             walking = np.flatnonzero(~here)
             places, entries = (places[walking] + 1) & self._mask, entries[walking]
 
     def is_full(self, more: int) -> bool:
         """Whether the table must be built anew before ``more`` keys are entered."""
-        return self.taken + more > _LOAD_MAX * len(self.table)
+        if self._sorted is not None:
+            self._room = len(self._sorted) + more
+            self.place()
+        return self.taken + more > _LOAD_MAX * len(self._table)
 
     def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> bool:
         """Hold exactly these slots, with room for ``more``; returns whether all hashes differ.
 
-        Raises ``InvalidState`` for more than 2³¹ slots.
+        ``hashes``: by slot. Raises ``InvalidState`` for more than 2³¹ slots.
         """
         if len(slots) + more > SLOTS_MAX or (len(slots) and int(slots.max()) + more >= SLOTS_MAX):
             raise InvalidState(
@@ -200,29 +242,69 @@ class SlotIndex:
                 "the parallelism of the operator.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
-        self._allocate(max(_BITS_MIN, int((len(slots) + more) / _LOAD_BUILT).bit_length()))
+        entries = hashes[slots]
+        entries &= _TAG
+        entries |= slots.view(np.uint64)
+        entries.sort()
+        self._allocate(_BITS_MIN)
+        self._sorted, self._room, self._budget = entries, len(entries) + more, len(entries) // _SEARCHED_SHARE
+        return _are_different(hashes, entries)
+
+    def place(self) -> None:
+        """Give sorted entries their places in a table."""
+        entries = self._sorted
+        if entries is None:
+            return
+        self._allocate(max(_BITS_MIN, int(self._room / _LOAD_BUILT).bit_length()))
+        self.taken = len(entries)
         # In pieces that stay in the cache: allocating for every step over everything costs more.
-        order = np.argsort(hashes)
-        size, highest, previous, different = len(self.table), -len(order), None, True
+        table, size, highest = self._table, len(self._table), -len(entries)
         behind = []
-        for start in range(0, len(order), _PIECE_ENTRIES):
-            piece = order[start : start + _PIECE_ENTRIES]
-            sorted_hashes = hashes[piece]
-            starts, tags = self._start(sorted_hashes)
-            entries = tags | slots[piece]
+        for start in range(0, len(entries), _PIECE_ENTRIES):
+            piece = entries[start : start + _PIECE_ENTRIES]
             numbers = np.arange(start, start + len(piece))
-            shifts = np.maximum(np.maximum.accumulate(starts - numbers), highest)
+            shifts = (piece >> self._shift).view(np.int64)
+            shifts -= numbers
+            np.maximum(np.maximum.accumulate(shifts, out=shifts), highest, out=shifts)
             highest = int(shifts[-1])
-            places = shifts + numbers
-            inside = int(np.searchsorted(places, size))
-            self.table[places[:inside]] = entries[:inside]
-            behind.append(entries[inside:])
-            equal = (sorted_hashes[1:] == sorted_hashes[:-1]).any() or sorted_hashes[0] == previous
-            different, previous = different and not equal, sorted_hashes[-1]
+            shifts += numbers
+            inside = len(piece) if shifts[-1] < size else int(np.searchsorted(shifts, size))
+            table[shifts[:inside]] = piece[:inside]
+            behind.append(piece[inside:])
         # What would stand behind the end goes to the first empty places at the beginning.
-        rest = np.concatenate(behind) if behind else order
+        rest = np.concatenate(behind) if behind else entries
         if len(rest):
-            empty = np.flatnonzero(self.table[: 4 * len(order) + 16] == _EMPTY)[: len(rest)]
-            self.table[empty] = rest
-        self.taken = len(order)
-        return different
+            empty = np.flatnonzero(table[: 4 * len(entries) + 16] == _EMPTY)[: len(rest)]
+            table[empty] = rest
+
+
+def _find_sorted(entries: Hashes, tags: Hashes, same: Callable[[Slots, Slots | slice], Any], found: Slots) -> None:
+    """As :meth:`SlotIndex.find`, in sorted entries: those with one tag are neighbors."""
+    rows = np.argsort(tags)
+    tags = tags[rows]
+    places = np.searchsorted(entries, tags)
+    while len(rows):
+        inside = places < len(entries)
+        inside[inside] = (entries[places[inside]] ^ tags[inside]) <= _SLOT
+        rows, places, tags = rows[inside], places[inside], tags[inside]
+        if not len(rows):
+            return
+        slots = (entries[places] & _SLOT).view(np.int64)
+        equal = np.broadcast_to(same(slots, rows), len(rows))
+        found[rows[equal]] = slots[equal]
+        rows, places, tags = rows[~equal], places[~equal] + 1, tags[~equal]
+
+
+def _are_different(hashes: Hashes, entries: Hashes) -> bool:
+    """Whether no hash stands twice in sorted entries; those with one tag are neighbors."""
+    alike = np.flatnonzero((entries[1:] ^ entries[:-1]) <= _SLOT)
+    if not len(alike):
+        return True
+    slots = (entries[np.concatenate([alike, alike + 1])] & _SLOT).view(np.int64)
+    found = np.sort(hashes[np.unique(slots)])
+    return not bool((found[1:] == found[:-1]).any())
+
+
+def _chosen(rows: Slots | slice, which: Slots) -> Slots:
+    """Some of the rows, which are ascending numbers or a slice."""
+    return which + rows.start if isinstance(rows, slice) else rows[which]

@@ -299,15 +299,15 @@ class KeyedRows(Rows):
 
     @property
     def size_bytes(self) -> int:
-        return super().size_bytes + self.index.table.nbytes
+        return super().size_bytes + self.index.size_bytes
 
-    def _same(self, raws: Sequence[Raw]) -> Callable[[Slots, Slots | None], Any]:
+    def _same(self, raws: Sequence[Raw]) -> Callable[[Slots, Slots | slice], Any]:
         buffers = [buffer for column in self.buffers[: self.key_count] for buffer in column]
 
-        def same(slots: Slots, rows: Slots | None) -> Any:
+        def same(slots: Slots, rows: Slots | slice) -> Any:
             equal: Any = True
             for buffer, raw in zip(buffers, raws, strict=True):
-                found = buffer.same(slots, raw if rows is None else parts.pick(raw, rows))
+                found = buffer.same(slots, parts.pick(raw, rows))
                 if found is not True:
                     equal = found if equal is True else equal & found
             return equal
@@ -361,7 +361,7 @@ class KeyedRows(Rows):
             return slots, missing
         if self.index.is_full(len(missing)):
             live = self.live_slots()
-            self.index.build(self.array("hash")[live], live, more=len(missing))
+            self.index.build(self.array("hash"), live, more=len(missing))
         chosen, slots[missing] = self.index.enter(
             hashes[missing], self.used, lambda left, right: parts.same_rows(raws, missing[left], missing[right])
         )
@@ -390,7 +390,13 @@ class KeyedRows(Rows):
 
     def put_rows(self, slots: Slots, values: Sequence[pa.Array]) -> None:
         """Set the value columns; of rows with the same slot the last one counts."""
-        rows = None if self.filling else self.last_of_each(slots)
+        if self.filling:
+            # All of these were just added.
+            self.put(
+                slice(self.used - len(slots), self.used), [take_apart(column) for column in values], self.key_count
+            )
+            return
+        rows = self.last_of_each(slots)
         raws = [take_apart(column) for column in values]
         if rows is not None:
             slots = slots[rows]

@@ -56,7 +56,7 @@ class Saver:
             if name != "stamp"
         }
         if isinstance(rows, KeyedRows):
-            facts["index"] = [self.array(rows.index.table), rows.index.taken]
+            facts["index"] = [self.array(rows.index.export_array()), rows.index.taken]
         return facts
 
 
@@ -102,7 +102,7 @@ class Loader:
         rows.used, rows.count, rows.capacity = used, facts["count"], capacity
         if isinstance(rows, KeyedRows):
             what, taken = facts["index"]
-            rows.index.import_arrays(self.array(what), taken)
+            rows.index.import_array(self.array(what), taken)
 
 
 @contextmanager

@@ -102,11 +102,27 @@ def test_a_full_table_whose_hashes_are_all_the_last_one_wraps_around() -> None:
     index, hashes = SlotIndex(), np.full(700, 2**64 - 1, np.uint64)
     index.build(hashes, np.arange(700), more=1)
     asked = np.array([0, 350, 699])
-    found = index.find(hashes[:3], lambda slots, rows: slots == asked[slice(None) if rows is None else rows])
+    found = index.find(hashes[:3], lambda slots, rows: slots == asked[rows])
     assert found.tolist() == [0, 350, 699]
     index.remove(hashes[:1], np.array([350]))
-    found = index.find(hashes[:3], lambda slots, rows: slots == asked[slice(None) if rows is None else rows])
+    found = index.find(hashes[:3], lambda slots, rows: slots == asked[rows])
     assert found.tolist() == [0, -1, 699]
+
+
+@pytest.mark.parametrize("asked", [40, 4000], ids=["searched in sorted entries", "searched in a table"])
+def test_a_built_index_finds_its_keys_however_much_is_asked_and_tells_equal_hashes_apart(asked: int) -> None:
+    random = np.random.default_rng(8)
+    hashes = random.integers(0, 2**63, 4000).astype(np.uint64) << np.uint64(1)
+    hashes[1000:1100] = hashes[:100] ^ np.uint64(1)  # One tag, two hashes.
+    hashes[2000:2003] = hashes[77]
+    index = SlotIndex()
+    assert not index.build(hashes, np.arange(4000))
+    rows = random.permutation(4000)[:asked]
+    found = index.find(hashes[rows], lambda slots, of: slots == rows[of])
+    assert (found == rows).all()
+    assert (index.find(~hashes[:asked], lambda slots, of: hashes[slots] == ~hashes[of]) == -1).all()
+    hashes[2000:2003] = np.arange(3, dtype=np.uint64)
+    assert index.build(hashes, np.arange(4000))
 
 
 def test_many_keys_come_and_go_and_the_memory_of_the_dead_is_given_back() -> None:
