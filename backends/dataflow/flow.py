@@ -341,9 +341,11 @@ class Stream:
         keys = self.input.key_columns
         return self.apply(TumblingWindow(keys, size_us, time, aggregates, lateness_us=lateness_us), **step)
 
-    def deduplicate(self, **step: Unpack[StepOptions]) -> Stream:
+    def deduplicate(
+        self, *, within_us: int | None = None, time: str | None = None, **step: Unpack[StepOptions]
+    ) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.deduplicate.Deduplicate`."""
-        return self.apply(Deduplicate(self.input.key_columns), **step)
+        return self.apply(Deduplicate(self.input.key_columns, within_us=within_us, time=time), **step)
 
     def apply_per_key(
         self,

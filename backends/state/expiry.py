@@ -151,12 +151,14 @@ class Expiry:
         """Rows at these slots (−1: none), alive, were read: which may be a write of their times."""
         if self.ttl.refresh == "write":
             return
-        slots = slots[slots >= 0]
-        older = slots[self._times[slots] < self.now_us]
-        if len(older):
-            self._times[older] = self.now_us
+        times = self._times
+        older = (times[slots] < self.now_us) & (slots >= 0)
+        if older.any():
+            if not older.all():
+                slots = slots[older]
+            times[slots] = self.now_us
             self._bound(self.now_us, self.now_us)
-            self._touched(older)
+            self._touched(slots)
 
     def make_room(self, more: int) -> None:
         """So many rows may be added: rather than to grow, drop what has expired."""

@@ -209,7 +209,9 @@ class KeyedValue(KeyedState):
         """
         fitted = self._keys.fit(keys)
         self._make_room(len(keys))
-        slots = self._seen(self._store.find(fitted))
+        slots = self._store.find(fitted)
+        if self.expiry is not None:
+            slots = self.expiry.hide(slots)
         values = combine(*self._values_at(slots))
         if isinstance(values, Mapping):
             values = pa.RecordBatch.from_pydict(dict(values))

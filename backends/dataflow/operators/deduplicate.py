@@ -1,49 +1,105 @@
-"""The first row of every key."""
+"""The first row of every key, for ever or for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+import stateformat as sf
+from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 from stateformat.segments import row_key_codes
 
-from ..api import Operator, ValueState
+from ..api import Descriptor, OperatorContext, ValueState
 from .aggregate import key_names, plain
+from .late import DropsLate
 from .row_steps import check_columns
 
 
-class Deduplicate(Operator):
-    """Lets the first row of each key pass, and drops every other one for ever.
+class Deduplicate(DropsLate):
+    """Lets the first row of each key pass, and drops every other one: for ever, or for a while.
 
     Example::
 
-        once = orders.key_by("order_id").apply(Deduplicate("order_id"), uid="once")
+        hour_us = 3_600_000_000
+        once = orders.key_by("order_id").apply(
+            Deduplicate("order_id", within_us=hour_us, time="ordered_at"), uid="once"
+        )
 
-    ``keys`` are the columns that its input is keyed by, in that order. The state ``seen`` has a row
-    for each key that ever came and never shrinks.
+    - ``keys``: the columns that its input is keyed by, in that order.
+    - ``within_us``: for how long a row that has passed keeps others of its key from passing. None:
+      for ever, and the state never shrinks.
+    - ``time``: the column with the event time (timestamp[us] or int64 µs). A row passes if its time
+      is ``within_us`` or more behind that of the last row of its key that has passed. This depends
+      on nothing but the rows of a key and their order. Rows behind the watermark are late: whether
+      one before them has passed may be forgotten, so they are dropped, as Spark's
+      ``dropDuplicatesWithinWatermark`` drops them.
+    - Without ``time``, ``within_us`` is of processing time.
+
+    States: ``seen``, a row for each key, which expires; with ``time`` also ``dropped``, a row per
+    subtask that counts ``late_records`` and ``untimed_records`` (event time null) since the job
+    began. With ``within_us`` given to a job that had none, all keys that it knows count as passed
+    just then. Raises ``InvalidInput`` when the dataflow is built.
     """
 
-    def __init__(self, keys: str | Sequence[str]) -> None:
+    def __init__(self, keys: str | Sequence[str], *, within_us: int | None = None, time: str | None = None) -> None:
+        super().__init__()
         self._keys = key_names(keys)
+        self._time = time
+        self._ttl: sf.Ttl | None = None
+        if within_us is not None:
+            self._ttl = sf.Ttl(within_us, "processing_time" if time is None else "event_time")
+        elif time is not None:
+            raise InvalidInput(
+                f"removing duplicates by the time {time!r} needs within_us. Give both, or leave out time."
+            )
 
     def __repr__(self) -> str:
-        return brief(self, *self._keys)
+        return brief(self, *self._keys, *([] if self._ttl is None else [f"{self._ttl.duration_us:,} us"]))
 
-    def states(self, *inputs: pa.Schema) -> list[ValueState]:
-        """``seen``: the keys, each with the column ``seen``, which is true."""
-        check_columns(inputs[0], self._keys, "removing duplicates")
-        return [ValueState("seen", [plain(inputs[0].field(name)) for name in self._keys], {"seen": pa.bool_()})]
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        """``seen``: the keys, each with the column ``seen``, which is true; and ``dropped``."""
+        self._check(inputs[0])
+        keys = [plain(inputs[0].field(name)) for name in self._keys]
+        seen = ValueState("seen", keys, {"seen": pa.bool_()}, ttl=self._ttl)
+        if self._time is None:
+            return [seen]
+        return [seen, self.dropped()]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The columns of its input."""
+        self._check(inputs[0])
+        return inputs[0]
+
+    def _check(self, schema: pa.Schema) -> None:
+        check_columns(schema, self._keys, "removing duplicates")
+        if self._time is not None:
+            check_columns(schema, [self._time], "removing duplicates")
+            self.check_time(schema, self._time)
+
+    def open(self, context: OperatorContext) -> None:
+        """Begin; rows that are dropped by their time are counted on."""
+        if self._time is None:
+            self.context = context
+        else:
+            super().open(context)
+
+    def snapshot(self) -> None:
+        """Put the counts where they are kept."""
+        if self._time is not None:
+            super().snapshot()
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
         """Drop what was seen before, in this batch too."""
+        if self._time is not None:
+            return self._spread_out(batch, self._time)
         if not batch.num_rows:
             return None
         keys = batch.select(self._keys)
-        _, first = np.unique(row_key_codes(keys.columns), return_index=True)
-        rows = pa.array(np.sort(first))
+        rows = pa.array(_first_of_each(keys))
         keys, batch = keys.take(rows), batch.take(rows)
         seen = self.context.value_state("seen")
         _, found = seen.get(keys)
@@ -52,5 +108,65 @@ class Deduplicate(Operator):
         if found.any():
             new = pa.array(~found)
             keys, batch = keys.filter(new), batch.filter(new)
-        seen.put(keys, pa.record_batch({"seen": pa.repeat(True, keys.num_rows)}))
+        seen.put(keys, _seen(keys.num_rows))
         return batch
+
+    def _spread_out(self, batch: pa.RecordBatch, time: str) -> pa.RecordBatch | None:
+        """The rows that pass, by event time."""
+        assert self._ttl is not None
+        batch, times = self.timed(batch, time)
+        batch, times = self.in_time(batch, times, times >= self.context.watermark)
+        seen = self.context.value_state("seen")
+        if batch.num_rows:
+            # What is too near to a row of an earlier batch is so whatever passes in this one.
+            _, found = seen.get(batch.select(self._keys), at=pa.array(times))
+            batch, times = batch.filter(pa.array(~found)), times[~found]
+        if not batch.num_rows:
+            return None
+        keys = batch.select(self._keys)
+        passing = pa.array(_spaced(keys, times, self._ttl.duration_us))
+        keys, batch = keys.take(passing), batch.take(passing)
+        seen.put(keys, _seen(keys.num_rows), at=pa.array(times).take(passing))
+        return batch
+
+
+def _seen(rows: int) -> pa.RecordBatch:
+    return pa.record_batch({"seen": pa.repeat(True, rows)})
+
+
+def _first_of_each(keys: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The first row of each key, ascending."""
+    _, first = np.unique(row_key_codes(keys.columns), return_index=True)
+    return np.sort(first)
+
+
+def _spaced(keys: pa.RecordBatch, times: npt.NDArray[np.int64], within_us: int) -> npt.NDArray[np.int64]:
+    """The first row of each key, then the next that is ``within_us`` or more behind it, and so on;
+    ascending.
+    """
+    if int(times.max()) - int(times.min()) < within_us:
+        return _first_of_each(keys)
+    codes = row_key_codes(keys.columns)
+    by_key = np.argsort(codes, kind="stable")
+    codes, times = codes[by_key], times[by_key]
+    count = len(times)
+    # A row that passes is the latest of its key so far. So the next one is where the latest time so
+    # far reaches its own plus the distance: one search, in keys and times made into one number.
+    known, ranks = np.unique(times, return_inverse=True)
+    bases = codes.astype(np.int64) * (len(known) + 1)
+    latest = np.maximum.accumulate(bases + ranks)
+    wanted = np.full(count, len(known))
+    some = times <= known[-1] - within_us
+    wanted[some] = np.searchsorted(known, times[some] + within_us, "left")
+    following = np.searchsorted(latest, bases + wanted, "left")
+    following[codes[np.minimum(following, count - 1)] != codes] = count
+    following = np.append(following, count)
+    passes = np.zeros(count + 1, np.bool_)
+    passes[np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))] = True
+    # Each round doubles how far it looks.
+    reached = 0
+    while (now := int(passes.sum())) > reached:
+        reached = now
+        passes[following[np.flatnonzero(passes)]] = True
+        following = following[following]
+    return np.sort(by_key[passes[:count]])

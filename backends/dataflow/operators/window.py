@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 
-from ..api import Descriptor, MapState, Operator, OperatorContext, SplitList, Timers
+from ..api import Descriptor, MapState, Timers
 from .accumulators import Aggregation
 from .aggregate import key_names, plain
+from .late import DropsLate
 from .row_steps import check_columns
 
 _START, _END = "window_start", "window_end"
 
 
-class TumblingWindow(Operator):
+class TumblingWindow(DropsLate):
     """Aggregates by key and window of event time; windows begin at multiples of their size.
 
     Example::
@@ -53,6 +53,7 @@ class TumblingWindow(Operator):
         *,
         lateness_us: int = 0,
     ) -> None:
+        super().__init__()
         self._keys = key_names(keys)
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (size_us, lateness_us))
         if not whole or size_us < 1 or lateness_us < 0 or size_us + lateness_us >= 1 << 63:
@@ -69,8 +70,6 @@ class TumblingWindow(Operator):
         self._time = time
         self._accumulators = pa.schema([])
         self._output = pa.schema([])
-        self.late_records = 0
-        self.untimed_records = 0
 
     def __repr__(self) -> str:
         return brief(self, *self._keys, f"{self._size_us:,} us")
@@ -79,12 +78,7 @@ class TumblingWindow(Operator):
         """``windows`` by key and begin (µs), ``ends``, ``dropped``."""
         self._learn(inputs[0])
         keys = [plain(inputs[0].field(name)) for name in self._keys]
-        dropped = {"late_records": pa.int64(), "untimed_records": pa.int64()}
-        return [
-            MapState("windows", keys, pa.int64(), self._accumulators),
-            Timers("ends", keys),
-            SplitList("dropped", dropped),
-        ]
+        return [MapState("windows", keys, pa.int64(), self._accumulators), Timers("ends", keys), self.dropped()]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """The keys, the window, the new columns."""
@@ -93,23 +87,11 @@ class TumblingWindow(Operator):
 
     def _learn(self, schema: pa.Schema) -> None:
         check_columns(schema, [*self._keys, self._time], "a window")
-        kind = schema.field(self._time).type
-        if kind != pa.int64() and not (pa.types.is_timestamp(kind) and kind.unit == "us"):
-            raise InvalidInput(
-                f"the event time {self._time!r} is {kind}. Cast it to timestamp[us] or int64 (µs) before.",
-                kind=ErrorKind.UNSUPPORTED_TYPE,
-            )
+        kind = self.check_time(schema, self._time)
         self._accumulators = self._aggregation.accumulators(schema)
         keys = [plain(schema.field(name)) for name in self._keys]
         window = [pa.field(_START, kind), pa.field(_END, kind)]
         self._output = pa.schema([*keys, *window, *self._aggregation.results(self._accumulators)])
-
-    def open(self, context: OperatorContext) -> None:
-        """Take back the counts: after a change of parallelism of several subtasks, or none."""
-        super().open(context)
-        counted = context.entries("dropped").rows()
-        self.late_records = pc.sum(counted["late_records"]).as_py() or 0
-        self.untimed_records = pc.sum(counted["untimed_records"]).as_py() or 0
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
         """Merge a batch into its windows, but for late records."""
@@ -138,18 +120,9 @@ class TumblingWindow(Operator):
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """The records that are in time, and where their windows begin. Counts the others."""
-        times = batch.column(self._time).view(pa.int64())
-        if times.null_count:
-            batch = batch.filter(times.is_valid())
-            self.untimed_records += times.null_count
-            times = times.drop_null()
-        values = times.to_numpy()
-        starts = values - values % self._size_us
-        in_time = starts + (self._size_us + self._lateness_us) > self.context.watermark
-        if in_time.all():
-            return batch, starts
-        self.late_records += int(len(starts) - in_time.sum())
-        return batch.filter(pa.array(in_time)), starts[in_time]
+        batch, times = self.timed(batch, self._time)
+        starts = times - times % self._size_us
+        return self.in_time(batch, starts, starts + (self._size_us + self._lateness_us) > self.context.watermark)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch:  # noqa: ARG002 - there is one set
         """Emit windows that have ended, and forget them."""
@@ -167,8 +140,3 @@ class TumblingWindow(Operator):
     @staticmethod
     def _moved(times: pa.Array, by_us: int) -> pa.Array:
         return pa.array(times.to_numpy() + by_us)
-
-    def snapshot(self) -> None:
-        """Put the counts where they are kept."""
-        counts = {"late_records": [self.late_records], "untimed_records": [self.untimed_records]}
-        self.context.entries("dropped").replace(pa.record_batch(counts))
