@@ -181,11 +181,14 @@ class CheckpointStore:
         # Of another system's checkpoints the record has no manifest; its format opens them.
         return Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
 
-    def changes(self, operator: str, state: str, start: int, end: int, *, every: bool = False) -> StateChanges:
+    def changes(
+        self, operator: str, state: str, start: int, end: int, *, every: bool = False, with_expired: bool = False
+    ) -> StateChanges:
         """Return what changed in a state from checkpoint ``start`` to ``end``, for any Arrow tool.
 
         ``operator`` is a uid, or the name of one operator. ``every``: the changes of each
-        checkpoint on the way, in order. Where one side has no such state, all rows of the other
+        checkpoint on the way, in order. Rows that expired on the way are deleted; ``with_expired``:
+        they stay, as they are stored. Where one side has no such state, all rows of the other
         have come or gone.
 
         Raises ``InvalidInput`` where no checkpoint has the state, for a ``start`` after ``end``,
@@ -197,17 +200,25 @@ class CheckpointStore:
         if start > end:
             raise InvalidInput(f"changes from checkpoint {start} to {end}, which is older; give the older one first")
         chosen = self._way(start, end) if every else self.checkpoints([start, end])
-        return StateChanges.between(chosen[::-1], operator, state)
+        return StateChanges.between(chosen[::-1], operator, state, with_expired=with_expired)
 
-    def states_over(self, operator: str, state: str, checkpoint_ids: Sequence[int] | None = None) -> StateRange:
+    def states_over(
+        self,
+        operator: str,
+        state: str,
+        checkpoint_ids: Sequence[int] | None = None,
+        *,
+        with_expired: bool = False,
+    ) -> StateRange:
         """Return the rows of a state in these checkpoints, by default in all, for any Arrow tool.
 
-        ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` where no
+        ``operator`` is a uid, or the name of one operator. ``with_expired``: also rows that had
+        expired at their checkpoint. Raises ``InvalidInput`` where no
         checkpoint has the state, and for states that only share a name; and as :meth:`checkpoints`.
         """
         from .inspecting import StateRange
 
-        return StateRange.of(self.checkpoints(checkpoint_ids), operator, state)
+        return StateRange.of(self.checkpoints(checkpoint_ids), operator, state, with_expired=with_expired)
 
     def _way(self, start: int, end: int) -> list[Checkpoint]:
         """Return the checkpoints of the history from ``end`` down to ``start``."""

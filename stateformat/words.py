@@ -146,6 +146,23 @@ def precise_moment(epoch_us: int) -> str:
     return f"{epoch_us} us" if found is None else found.isoformat().removesuffix("+00:00") + "Z"
 
 
+_UNITS: Final = (
+    (86_400_000_000, "day"),
+    (3_600_000_000, "hour"),
+    (60_000_000, "minute"),
+    (1_000_000, "second"),
+    (1_000, "millisecond"),
+)
+
+
+def duration(length_us: int) -> str:
+    """A length of time, exactly, in the greatest unit that it is whole in: ``90 minutes``."""
+    for unit, name in _UNITS:
+        if length_us % unit == 0:
+            return plural(length_us // unit, name)
+    return f"{length_us:,} µs"
+
+
 def age(epoch_us: int, now_us: int) -> str:
     """How long ago, in its greatest unit; empty for a time in the future."""
     seconds = (now_us - epoch_us) // 1_000_000

@@ -35,6 +35,7 @@ class Source:
     """Whether rows have ``_checkpoint_id``, and a table may hold those of several checkpoints."""
     subtask: int | None = None
     where: str | None = None
+    with_expired: bool = False
     beside: frozenset[tuple[str, str]] = frozenset()
     """Operator and name of all states of the checkpoints, which may have the same folder."""
 
@@ -66,13 +67,15 @@ class Source:
         if not isinstance(rows, StateRows):
             return None
         counts = rows.task.slices["rows"].to_pylist()
-        # Other systems do not say how many rows they have.
-        return None if -1 in counts else sum(counts)
+        # Other systems do not say how many rows they have, and nobody how many have expired.
+        return None if -1 in counts or rows.state.ttl_now_us is not None else sum(counts)
 
     @property
     def selection(self) -> str:
         """Which of the rows of the state these are, as JSON: the same text for the same choice."""
-        return json.dumps({"subtask": self.subtask, "where": self.where})
+        chosen: dict[str, object] = {"subtask": self.subtask, "where": self.where}
+        # Tables that an older release began know no other members.
+        return json.dumps({**chosen, "with_expired": True} if self.with_expired else chosen)
 
     @property
     def selection_digest(self) -> str:
@@ -81,9 +84,16 @@ class Source:
 
 
 def one_checkpoint(
-    checkpoint: Checkpoint, state: State, *, subtask: int | None = None, where: str | None = None
+    checkpoint: Checkpoint,
+    state: State,
+    *,
+    subtask: int | None = None,
+    where: str | None = None,
+    with_expired: bool = False,
 ) -> Source:
     """Return the rows of a state of a checkpoint, or the part of them that one subtask owns.
+
+    ``with_expired``: also rows that had expired at the checkpoint.
 
     Raises ``InvalidInput`` for a subtask that the operator does not have.
     """
@@ -95,15 +105,26 @@ def one_checkpoint(
             operator=state.operator,
         )
 
+    shown = checkpoint.with_expired() if with_expired else checkpoint
+
     def rows_of(checkpoint_ids: Sequence[int]) -> ArrowStream:
         assert list(checkpoint_ids) == [checkpoint.id]
         if subtask is None:
-            return checkpoint.state(state)
-        return StateRows.of(checkpoint.read(state.operator, state.name, subtask))
+            return shown.state(state)
+        return StateRows.of(shown.read(state.operator, state.name, subtask))
 
     record = checkpoint.record
     beside = _names_in([record])
-    return Source(state, record.job_id, (record.ref,), rows_of, subtask=subtask, where=where, beside=beside)
+    return Source(
+        state,
+        record.job_id,
+        (record.ref,),
+        rows_of,
+        subtask=subtask,
+        where=where,
+        with_expired=with_expired,
+        beside=beside,
+    )
 
 
 def several_checkpoints(
@@ -114,6 +135,7 @@ def several_checkpoints(
     state: str,
     *,
     where: str | None = None,
+    with_expired: bool = False,
 ) -> Source:
     """Return the rows of a state in several checkpoints of a history, with ``_checkpoint_id``.
 
@@ -127,13 +149,16 @@ def several_checkpoints(
         chosen = [record for record in records if record.checkpoint_id in wanted]
         if newest.checkpoint_id not in wanted:
             chosen.append(newest)
-        found = StateRange.of([store.checkpoint_of(record) for record in chosen], operator, state)
+        opened = [store.checkpoint_of(record) for record in chosen]
+        found = StateRange.of(opened, operator, state, with_expired=with_expired)
         return replace(found, sources=tuple(one for one in found.sources if one.checkpoint_id in wanted))
 
     refs = tuple(sorted(record.ref for record in records))
     declared = rows_of([int(ref.checkpoint_id) for ref in refs]).state
     beside = _names_in([*records, newest])
-    return Source(declared, newest.job_id, refs, rows_of, several=True, where=where, beside=beside)
+    return Source(
+        declared, newest.job_id, refs, rows_of, several=True, where=where, with_expired=with_expired, beside=beside
+    )
 
 
 def _names_in(records: Sequence[Record]) -> frozenset[tuple[str, str]]:

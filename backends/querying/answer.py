@@ -37,7 +37,12 @@ _AS_TEXT: Final = re.compile(
 
 
 def query(
-    store: CheckpointStore, sql: str, *, checkpoint_id: int | None = None, all_checkpoints: bool = False
+    store: CheckpointStore,
+    sql: str,
+    *,
+    checkpoint_id: int | None = None,
+    all_checkpoints: bool = False,
+    with_expired: bool = False,
 ) -> Answer:
     """Return the answer to a query over the states of a checkpoint, by default the newest.
 
@@ -50,14 +55,16 @@ def query(
             SUMMARIZE, SHOW TABLES, EXPLAIN.
         checkpoint_id: the checkpoint.
         all_checkpoints: every state has the rows of all checkpoints, with ``_checkpoint_id``.
+        with_expired: also rows that had expired at their checkpoint.
 
     Reads the record, and binds the query; data is read by scanning the answer. Raises
     ``InvalidInput`` for what is no such statement, names what there is not, or where DuckDB is not
     installed; and as ``CheckpointStore.open``.
     """
     if all_checkpoints:
-        return Answer.to(Relations.of_history(store), sql)
+        return Answer.to(Relations.of_history(store, with_expired=with_expired), sql)
     checkpoint = store.open(None if checkpoint_id is None else CheckpointId(checkpoint_id))
+    checkpoint = checkpoint.with_expired() if with_expired else checkpoint
     return Answer.to(Relations.of_checkpoint(store, checkpoint), sql)
 
 

@@ -209,7 +209,7 @@ class Relations:
         )
 
     @classmethod
-    def of_history(cls, store: CheckpointStore) -> Relations:
+    def of_history(cls, store: CheckpointStore, *, with_expired: bool = False) -> Relations:
         """The states of all checkpoints, with ``_checkpoint_id``. Reads the history."""
         checkpoints = store.checkpoints()
         states: dict[tuple[str, str], State] = {}
@@ -224,7 +224,9 @@ class Relations:
             store,
             tuple(states.values()),
             names,
-            lambda state: OverCheckpoints(StateRange.of(checkpoints, state.operator, state.name)),
+            lambda state: OverCheckpoints(
+                StateRange.of(checkpoints, state.operator, state.name, with_expired=with_expired)
+            ),
         )
 
     @classmethod

@@ -253,10 +253,17 @@ def _moves(
         if copied and moves and moves[-1].place[:2] == place[:2]:
             moves[-1] = replace(moves[-1], copies=(*moves[-1].copies, place))
         elif len(mine):
-            moves.append(Move(checkpoint.read_slices(mine), place, **_facts(checkpoint, names, state, mine)))
+            moves.append(Move(_task(checkpoint, names, mine), place, **_facts(checkpoint, names, state, mine)))
         elif state.mode is not Mode.COMMITTABLES:
             empty.append(place)
     return tuple(moves), tuple(empty)
+
+
+def _task(checkpoint: Checkpoint, names: Names, slices: pa.Table) -> ReadTask:
+    """What reads the slices: rows that had expired too, unless they would come back to life."""
+    task = checkpoint.read_slices(slices)
+    becomes = names.state(task.state)
+    return task if task.state.ttl is not None and becomes.ttl is None else task.with_expired()
 
 
 def _facts(checkpoint: Checkpoint, names: Names, state: State, slices: pa.Table) -> dict[str, Any]:
@@ -305,7 +312,7 @@ def _sources(
         ]
     sources = [
         RehashSource(
-            read=checkpoint.read_slices(mine),
+            read=_task(checkpoint, names, mine),
             operator=graph.operator(uid),
             first_target=first_targets[uid, name],
             **_facts(checkpoint, names, rehash[uid, name], mine),

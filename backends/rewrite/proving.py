@@ -38,7 +38,9 @@ def prove_rewrite(
     """
     check_provable(spec)
     renames = _renames(source.record, spec, apart)
-    return diff_checkpoints(source, result, rows=0, renames=renames, progress=progress)
+    # Rows that had expired are not lost either.
+    sides = source.with_expired(), result.with_expired()
+    return diff_checkpoints(*sides, rows=0, renames=renames, progress=progress)
 
 
 def _renames(record: Record, spec: RewriteSpec, apart: frozenset[str]) -> Renames:

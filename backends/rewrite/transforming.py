@@ -23,6 +23,7 @@ from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, nes
 from stateformat.segments import clustered, groups_of_keys, normalize_rows, row_key_codes
 from stateformat.states import rewritten, type_text
 from stateformat.tables import BATCH_BYTES, cut, python_rows
+from stateformat.ttl import TTL_COLUMN
 
 from .spec import Transform
 
@@ -183,6 +184,7 @@ def plan_transformation(state: State, transform: Transform, operator: str, name:
         message = f"{transform.label} cannot be applied to {_where(state)}: {error}"
         raise InvalidInput(message, kind=error.kind, **error.details) from error
     _check_keys_stay(state, after, transform)
+    _check_times_stay(state, after, transform)
     after = replace(after, operator=operator, name=name)
     return Transformation(state, after, transform, returns)
 
@@ -316,6 +318,24 @@ def _check_keys_stay(before: State, after: State, transform: Transform) -> None:
                 kind=ErrorKind.SCHEMA_MISMATCH,
                 column=name,
             )
+
+
+def _check_times_stay(before: State, after: State, transform: Transform) -> None:
+    """Raise ``InvalidInput`` where the time by which rows expire would be another column."""
+    made = {item.name for item in after.current.fields}
+    if before.ttl is None or after.ttl is not None:
+        return
+    now = transform.renames.get(TTL_COLUMN, TTL_COLUMN)
+    if now in made:
+        what = f"renames it to {now!r}" if now != TTL_COLUMN else "makes it a column of another type"
+        raise InvalidInput(
+            f"column {TTL_COLUMN!r} of {_where(before)} says when its rows expire, and {transform.label} {what}. Keep "
+            "it as it is; or return no such column, and the rows that live now do not expire any more",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+            operator=before.operator,
+            state=before.name,
+            column=TTL_COLUMN,
+        )
 
 
 def _fits(given: pa.Field, wanted: pa.Field) -> bool:

@@ -12,12 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from stateformat import words
 from stateformat.errors import InvalidInput
 from stateformat.graph import Edge, JobGraph, Operator, Partitioner, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, default_max_parallelism
 from stateformat.model import Mode, Record, State
 from stateformat.rules import inputs_by_target
 from stateformat.states import check_columns_known, column_name, evolution_faults, split_drop
+from stateformat.ttl import TTL_COLUMN, Ttl
 
 from ..columns import ColumnAction, ColumnPlan, column_plans, lost_columns
 from .refusals import Refusal, RefusalCode
@@ -280,6 +282,8 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
             for plan in columns
             if plan.action is ColumnAction.REFUSED and plan.column and plan.saved in values
         ]
+        if saved.ttl is not None and wanted.ttl is not None and saved.ttl.clock != wanted.ttl.clock:
+            changed.append(TTL_COLUMN)
         replace_values = ""
         if changed:
             names, new = ", ".join(map(repr, changed)), "new columns" if len(changed) > 1 else "a new column"
@@ -292,7 +296,25 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
         yield Refusal(RefusalCode.SCHEMA_CANNOT_EVOLVE, saved.operator, message, advice, details)
     lost = [name for name in lost_columns(columns) if name not in saved.key_columns]
     if lost and (saved.mode, saved.kind) == (wanted.mode, wanted.kind):
-        yield _column_refusal(saved, lost)
+        if saved.ttl is not None and TTL_COLUMN in lost:
+            yield _ttl_refusal(saved, saved.ttl)
+            lost.remove(TTL_COLUMN)
+        if lost:
+            yield _column_refusal(saved, lost)
+
+
+def _ttl_refusal(saved: State, ttl: Ttl) -> Refusal:
+    """Refuse to let rows that expire live for ever unless the program says so."""
+    message = (
+        f"rows of state {saved.name!r} of operator {saved.operator!r} expire {words.duration(ttl.duration_us)} after "
+        "their last access in the checkpoint, and the program declares no ttl for it: they would live for ever"
+    )
+    advice = (
+        f"declare the ttl again; or say so where the state is declared (drops=[{TTL_COLUMN!r}]), or with "
+        f"{_drops(saved, [TTL_COLUMN])}"
+    )
+    details = {"state": saved.name, "columns": [TTL_COLUMN]}
+    return Refusal(RefusalCode.COLUMN_MISSING, saved.operator, message, advice, details)
 
 
 def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:

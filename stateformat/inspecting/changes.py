@@ -47,6 +47,9 @@ class StateChanges(ArrowStream):
 
     Committables have a ``_checkpoint_id`` of their own; here it is ``_prepared_checkpoint_id``.
 
+    A row that expired on the way is deleted, in the checkpoint at which it had; so states with a
+    ttl are read whole, on both sides.
+
     Reading raises as ``ReadTask.batches`` does. What metadata shows to be equal is not read.
     """
 
@@ -60,11 +63,14 @@ class StateChanges(ArrowStream):
         return f"StateChanges({self.state!r} in {ids or 'no checkpoint'}; {', '.join(self.columns)})"
 
     @classmethod
-    def between(cls, checkpoints: Sequence[Checkpoint], operator: str, state: str) -> StateChanges:
+    def between(
+        cls, checkpoints: Sequence[Checkpoint], operator: str, state: str, *, with_expired: bool = False
+    ) -> StateChanges:
         """Return the changes from each checkpoint to the next; they come oldest first.
 
         ``CheckpointStore.changes`` says what is raised.
         """
+        checkpoints = [one.with_expired() for one in checkpoints] if with_expired else checkpoints
         newest = newest_declaration(checkpoints[::-1], operator, state)
         for one in checkpoints:
             declared_in(one, newest)

@@ -110,7 +110,9 @@ def _mark(rows: StateRows) -> tuple[Any, ...] | None:
     if None in digests:
         return None
     places = (slices[name].to_pylist() for name in ("layer", "row_start", "rows"))
-    return tuple(sorted(zip(*places, digests, strict=True)))
+    # Time takes rows away that stand in equal segments.
+    lives = (rows.state.ttl, rows.state.ttl_now_us) if rows.state.ttl_now_us is not None else ()
+    return (*lives, *sorted(zip(*places, digests, strict=True)))
 
 
 def latest_declaration(checkpoints: Iterable[Checkpoint], state: State) -> State:

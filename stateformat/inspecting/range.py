@@ -54,8 +54,11 @@ class StateRange(ArrowStream):
         return f"StateRange({self.state!r} of {len(self.sources)} checkpoints, {', '.join(self.columns)})"
 
     @classmethod
-    def of(cls, checkpoints: Sequence[Checkpoint], operator: str, state: str) -> StateRange:
+    def of(
+        cls, checkpoints: Sequence[Checkpoint], operator: str, state: str, *, with_expired: bool = False
+    ) -> StateRange:
         """Return all rows and columns; ``CheckpointStore.states_over`` says what is raised."""
+        checkpoints = [one.with_expired() for one in checkpoints] if with_expired else checkpoints
         ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.id)
         newest = newest_declaration(ordered[::-1], operator, state)
         sources = [_At(one, one.id, None) for one in ordered if declared_in(one, newest) is not None]

@@ -7,6 +7,7 @@ of slices (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -111,6 +112,17 @@ class Checkpoint:
         if manifest is not None and other.record.manifest == self.record.manifest:
             with other._reading:
                 other._manifest = manifest
+
+    def with_expired(self) -> Checkpoint:
+        """Return the same checkpoint, of which the rows that had expired are shown as well."""
+        if all(state.ttl_now_us is None for state in self.states):
+            return self
+        found = copy(self)
+        # Nothing had expired at no time at all.
+        states = tuple(replace(state, ttl_now_us=None) for state in self.states)
+        found.record = replace(self.record, states=states)
+        self.lend_manifest(found)
+        return found
 
     @property
     def handles(self) -> pa.Table:

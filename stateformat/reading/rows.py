@@ -22,7 +22,8 @@ class StateRows(ArrowStream):
     """The rows of a state: layers merged, columns of the current schema, verified. Picklable.
 
     Columns: ``schema.row_schema`` of the state, or those that :meth:`select` names. Of broadcast
-    state one copy. Order: as ``ReadTask.batches`` says.
+    state one copy. Order: as ``ReadTask.batches`` says. Rows that had expired at the checkpoint are
+    left out, unless these are :meth:`with_expired`.
 
     Reading raises as ``ReadTask.batches`` does.
     """
@@ -89,6 +90,10 @@ class StateRows(ArrowStream):
             table = Wanted(keys=self.keys).rows(table)
         groups = groups_of(table, self.task.record.graph.operators[0])
         return replace(self, keys=table, task=self.task if groups is None else self.task.at_groups(groups))
+
+    def with_expired(self) -> StateRows:
+        """Return the same rows and those that had expired at the checkpoint, if any."""
+        return replace(self, task=self.task.with_expired())
 
     def split(self, parts: int) -> list[StateRows]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.

@@ -29,6 +29,7 @@ from ..schema import KEY_GROUP, OP, has_key_groups, segment_schema
 from ..segments import PIECE_ROWS_MAX, SegmentReader
 from ..storage import Storage, reads_at_once
 from ..tables import SizedCall, copy_rows, merge_sorted, prefetch, rebatch
+from .expiry import Hidden
 from .merge import evolve_table, merge_layers
 from .overlay import Keys, merged_piecewise
 from .pieces import SegmentPiece, coalesced, group_counts, pieces_of
@@ -75,6 +76,8 @@ class SliceReader:
     Reading raises ``InvalidInput`` for slices that do not fit the manifest, ``DamagedCheckpoint``
     (kind ``OBJECT_MISSING`` for a missing object, which may have expired), ``InvalidState`` for a
     schema that cannot evolve, and ``StorageError``.
+
+    Where the state says what time it was, :meth:`batches` leaves out what had expired by then.
     """
 
     storage: Storage
@@ -91,6 +94,10 @@ class SliceReader:
         whole = segment_schema(replace(self._state, schemas=schemas))
         self.schema: pa.Schema = self.wanted.schema_of(whole)
         self._columns: frozenset[str] | None = None
+        self._hidden = Hidden.of(self._state, self._target)
+        if self._hidden is not None:
+            self._target = self._hidden.target
+            whole = segment_schema(replace(self._state, schemas=(*self._state.schemas[:-1], self._target)))
         self._read_schema: pa.Schema = whole
         if self.wanted.columns is not None:
             self._columns = columns = self._needed(whole, self.wanted.columns)
@@ -102,6 +109,8 @@ class SliceReader:
     def _needed(self, schema: pa.Schema, columns: Sequence[str]) -> frozenset[str]:
         """Return which columns of the target schema must be read: one at least, to count rows."""
         state, names = self._state, {*columns}
+        if self._hidden is not None:
+            names.add(self._hidden.column)
         if state.mode is Mode.PROGRESS:
             return frozenset(schema.names)
         if state.mode is Mode.IN_FLIGHT:
@@ -136,8 +145,10 @@ class SliceReader:
             calls = self._in_flight(owners)
         else:
             calls = self._in_order(coalesced(pieces))
+        if self._hidden is not None:
+            calls = self._hidden.left_out(calls)
         for batch in self._made(calls, batch_rows):
-            yield self.wanted.of(batch)
+            yield batch if batch.schema.names == self.schema.names else batch.select(self.schema.names)
 
     def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the layers of keyed state, lowest first, unmerged: number and batches.

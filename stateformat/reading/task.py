@@ -61,7 +61,8 @@ class ReadTask(ArrowStream):
 
         Columns: ``schema.segment_schema`` of the state, without ``_op``, or those ``wanted``; the
         others are not read. Order: keyed state by ``_key_group``, list-like modes as their entries
-        were written.
+        were written. Rows that had expired at the checkpoint are left out, unless the task is
+        :meth:`with_expired`.
 
         Raises ``DamagedCheckpoint``, and ``CheckpointExpired`` where the files have been deleted.
         """
@@ -72,17 +73,26 @@ class ReadTask(ArrowStream):
         """Stream the layers of a keyed state as they were written, lowest first: number and rows.
 
         Columns and order are those of :meth:`batches`; above layer 0 ``_op`` comes second. Read the
-        rows of a layer before you ask for the next one. Layers without rows are left out.
+        rows of a layer before you ask for the next one. Layers without rows are left out; expired
+        rows are not.
 
         Raises as :meth:`batches` does, and ``InvalidInput`` for a state that is not keyed.
         """
         with self._missing_explained():
-            for layer, batches in self._reader(as_schema).layers():
+            for layer, batches in self.with_expired()._reader(as_schema).layers():
                 yield layer, self._guarded(batches)
 
     def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
         """Return the rows of :meth:`batches` as one table."""
         return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=self._reader(as_schema).schema)
+
+    def with_expired(self) -> ReadTask:
+        """Return a task for the same rows and those that had expired at the checkpoint, if any."""
+        if self.state.ttl is None or self.state.ttl_now_us is None:
+            return self
+        # Nothing had expired at no time at all.
+        states = (replace(self.state, ttl_now_us=None), *self.record.states[1:])
+        return replace(self, record=replace(self.record, states=states))
 
     def at_groups(self, groups: Groups) -> ReadTask:
         """Return a task for the rows of these key groups (ascending) and few others, if any."""

@@ -19,14 +19,17 @@ import pyarrow as pa
 from stateformat.backends.rewrite import RewriteSpec, publish_rescaled, rewrite
 from stateformat.graph import JobGraph, Operator
 from stateformat.model import State
-from stateformat.publication import CommitPermit
+from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
+from stateformat.ttl import TTL_COLUMN, Ttl
 from tests.stores import owned
 
 Row = dict[str, Any]
 KEYS = {"user": pa.int64(), "town": pa.string()}
 USERS = 30
+LIFE = 1_000
+"""Microseconds."""
 FIRST = {
     "n": pa.int32(),
     "share": pa.float64(),
@@ -39,9 +42,10 @@ LATER = {"n": pa.int64(), "level": pa.int32(), **{name: kind for name, kind in F
 OWN = {"value": (), "map": ("_map_key",), "list": ("_index",), "timers": ("_timestamp", "_tag")}
 
 
-def declared(kind: str, previous: State | None = None, *, later: bool = False) -> State:
-    """The state of a kind, named after it."""
+def declared(kind: str, previous: State | None = None, *, later: bool = False, ttl: Ttl | None = None) -> State:
+    """The state of a kind, named after it; timers do not expire."""
     more: dict[str, Any] = {"keys": KEYS, "values": LATER if later else FIRST}
+    more |= {"ttl": ttl} if ttl is not None and kind != "timers" else {}
     if later:
         more |= {"previous": previous, "defaults": {"level": "7"}}
     if kind == "map":
@@ -91,7 +95,8 @@ class History:
 
     def _evolve(self) -> None:
         if self.later_from is None:
-            self.states = {kind: declared(kind, state, later=True) for kind, state in self.states.items()}
+            later = {kind: declared(kind, state, later=True, ttl=state.ttl) for kind, state in self.states.items()}
+            self.states = later
             self.later_from = len(self.truth) + 1
             for rows in self._now.values():
                 rows.update({key: {**row, "level": 7} for key, row in rows.items()})
@@ -120,7 +125,11 @@ class History:
                     mine = owned(table, list(KEYS), operator, subtask)
                     writer.write(state.name, mine, delta=delta and self.permit is not None)
             pending.add(writer)
+        self._tell_time(pending)
         self.permit = pending.publish()
+
+    def _tell_time(self, pending: PendingCheckpoint) -> None:
+        """Say what time it is, where rows expire."""
 
     def _changed(self, kind: str, count: int) -> list[Row]:
         """Change the rows of a state; the rows of the delta that does so."""
@@ -150,7 +159,8 @@ class History:
         own = {"_map_key": pa.string(), "_index": pa.int64(), "_timestamp": pa.int64(), "_tag": pa.string()}
         later = self.later_from is not None
         columns = {**KEYS, **{name: own[name] for name in OWN[kind]}, **(LATER if later else FIRST)}
-        return pa.schema({**columns, **({"_op": pa.int8()} if delta else {})}.items())
+        times = {} if self.states[kind].ttl is None else {TTL_COLUMN: pa.timestamp("us")}
+        return pa.schema({**columns, **times, **({"_op": pa.int8()} if delta else {})}.items())
 
     def _key(self, kind: str, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in (*KEYS, *OWN[kind]))
@@ -178,12 +188,17 @@ class History:
     def rows(self, kind: str, checkpoint_id: int, *, as_of: int) -> pa.Table:
         """The rows of a checkpoint in the columns of another one."""
         later = self.later_from is not None and as_of >= self.later_from
-        rows = self.truth[checkpoint_id][kind].values()
+        rows: Iterable[Row] = self.live(kind, checkpoint_id)
         if later and self.later_from is not None and checkpoint_id < self.later_from:
             rows = [{**row, "level": 7} for row in rows]
         names = [*KEYS, *OWN[kind], *(LATER if later else FIRST)]
+        names += [] if self.states[kind].ttl is None else [TTL_COLUMN]
         stored = self._stored_schema(kind, as_of)
         return table_of(rows, pa.schema([stored.field(name) for name in names]))
+
+    def live(self, kind: str, checkpoint_id: int) -> list[Row]:
+        """The rows of a checkpoint that are shown."""
+        return [*self.truth[checkpoint_id][kind].values()]
 
     def _stored_schema(self, kind: str, checkpoint_id: int) -> pa.Schema:
         at = (kind, checkpoint_id)
@@ -199,10 +214,43 @@ def table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def random_history(url: str, seed: int, steps: int = 7) -> History:
+class ExpiringHistory(History):
+    """A history whose rows live for :data:`LIFE`, by a clock that goes on with each checkpoint."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        clock: Any = self.draw.choice(["event_time", "processing_time"])
+        self.states = {kind: declared(kind, ttl=Ttl(LIFE, clock)) for kind in OWN}
+        self.clock = 0
+        self.hides = True
+        self._now_at: dict[int, int] = {}
+
+    def step(self, what: str) -> None:
+        """Publish the next checkpoint."""
+        self.clock += self.draw.choice([0, LIFE // 4, LIFE // 2])
+        newest = len(self.truth)
+        super().step(what)
+        # Rescales and rewrites keep the time of their source.
+        told = what not in ("rescale", "compact", "rekey")
+        self._now_at[newest + 1] = self.clock if told else self._now_at[newest]
+
+    def live(self, kind: str, checkpoint_id: int) -> list[Row]:
+        """The rows of a checkpoint that have not expired."""
+        rows, now = super().live(kind, checkpoint_id), self._now_at[checkpoint_id]
+        hides = self.hides and self.states[kind].ttl is not None
+        return [row for row in rows if not hides or row[TTL_COLUMN] + LIFE > now]
+
+    def _tell_time(self, pending: PendingCheckpoint) -> None:
+        pending.set_now("op", event_time_us=self.clock, processing_time_us=self.clock)
+
+    def _row(self, kind: str) -> Row:
+        return {**super()._row(kind), TTL_COLUMN: self.clock - self.draw.randrange(LIFE)}
+
+
+def random_history(url: str, seed: int, steps: int = 7, *, of: type[History] = History) -> History:
     """A history of some checkpoints."""
     draw = random.Random(seed)
-    history = History(open_store(url), draw)
+    history = of(open_store(url), draw)
     history.step("whole")
     kinds = ["delta", "delta", "delta", "whole", "quiet", "rescale", "compact", "rekey", "evolve"]
     for what in draw.choices(kinds, k=steps - 1):

@@ -90,7 +90,10 @@ def rescale_foreign(
         from stateformat.inspecting import diff_checkpoints
 
         result = session.checkpoint(replace(target, format="spark"))[1]
-        document["proof"] = proof(session, lambda step: diff_checkpoints(checkpoint, result, rows=0, progress=step))
+        document["proof"] = proof(
+            session,
+            lambda step: diff_checkpoints(checkpoint.with_expired(), result.with_expired(), rows=0, progress=step),
+        )
     return show_proved(session, document, draw)
 
 

@@ -21,7 +21,7 @@ _STORAGE: Final = ("endpoint_url",)
 """Options of the storage that need no prefix. Others could be ours: S3 has a ``key``."""
 OPTIONS: Final = (
     *("operator", "state", "checkpoint", "columns", "key", "changes_from", "changes_to", "every", "table"),
-    *("push_filters", "partitions", "allow_outside", *_STORAGE),
+    *("push_filters", "partitions", "with_expired", "allow_outside", *_STORAGE),
 )
 """The options of a read, beside ``option.KEY``."""
 ALL: Final = "all"
@@ -50,6 +50,8 @@ class ReadOptions:
     push_filters: bool | None = None
     """Whether filters may choose what is read; None: where Spark does it right."""
     partitions: int | None = None
+    with_expired: bool = False
+    """Rows that had expired at their checkpoint, too."""
     allow_outside: bool = False
     storage: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,6 +99,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         table=rest.get("table"),
         push_filters=_boolean(rest, "push_filters") if "push_filters" in rest else None,
         partitions=_partitions(rest.get("partitions")),
+        with_expired=_boolean(rest, "with_expired"),
         allow_outside=_boolean(rest, "allow_outside"),
         storage=storage,
     )

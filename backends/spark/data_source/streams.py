@@ -54,10 +54,13 @@ def _whole(store: CheckpointStore, options: ReadOptions) -> Readable:
     if options.changes is not None:
         start, end = options.changes
         last = store.open().id if end is None else end
-        return store.changes(options.operator, options.state, start, last, every=options.every)
+        return store.changes(
+            options.operator, options.state, start, last, every=options.every, with_expired=options.with_expired
+        )
     if options.all_checkpoints:
-        return store.states_over(options.operator, options.state)
-    return store.open(options.checkpoint).state(options.operator, options.state)
+        return store.states_over(options.operator, options.state, with_expired=options.with_expired)
+    rows = store.open(options.checkpoint).state(options.operator, options.state)
+    return rows.with_expired() if options.with_expired else rows
 
 
 def parts_of(stream: Readable, parts: int | None) -> Sequence[Readable]:

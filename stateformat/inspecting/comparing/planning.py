@@ -8,7 +8,8 @@ are too large to hold, and a stretch of groups that share nothing, are read as t
 Key groups of another number or hash cannot be compared one by one: the keys are put into buckets.
 Neither can rows without keys: the rows that both sides refer to are left out, and the others are
 put into buckets. Of other systems' checkpoints, which have no digests, everything is read, and so
-are rows that are reshaped before they are compared.
+are rows that are reshaped before they are compared, and states of which expired rows are left out:
+time takes away rows that stand in segments of both sides.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def planned(old: Side | None, new: Side | None, state: State, parts: int) -> tup
     if old is None and new is None:
         return ()
     sides = _Sides(old, new, state)
-    codes = segment_codes(old, new)
+    hides = any(side is not None and side.hides for side in (old, new))
+    codes = None if hides else segment_codes(old, new)
     if state.mode is Mode.KEYED and (
         old is None or new is None or (old.layout is not None and old.layout == new.layout)
     ):
@@ -144,7 +146,8 @@ class _Sides:
         sizes = np.cumsum(integers(slices["bytes"]))
         share = max(1, int(sizes[-1]) // max(1, parts))
         last = np.flatnonzero(np.diff(sizes // share, append=-1))
-        ends = [*integers(slices["last_group"])[last[:-1]].tolist(), MAX_PARALLELISM_LIMIT - 1]
+        # Layers begin again at the first groups.
+        ends = [*np.maximum.accumulate(integers(slices["last_group"]))[last[:-1]].tolist(), MAX_PARALLELISM_LIMIT - 1]
         first = 0
         for end in ends:
             sides = _clipped(self.old, first, end), _clipped(self.new, first, end)

@@ -55,6 +55,11 @@ class Side:
         """About how much is read, as it is stored."""
         return self.task.stored_bytes
 
+    @property
+    def hides(self) -> bool:
+        """Whether rows that had expired are left out: then equal bytes need not be equal rows."""
+        return self.task.state.ttl_now_us is not None and self.task.state.ttl is not None
+
     def of(self, task: ReadTask) -> Side:
         """The same, of another part of the state."""
         return replace(self, task=task)

@@ -42,7 +42,8 @@ class Sizes(NamedTuple):
     """How large a state is on one side."""
 
     rows: int | None
-    """None where nobody has counted: layers that were not merged, another system's metadata."""
+    """None where nobody has counted: layers that were not merged, rows of which some have expired,
+    another system's metadata."""
     stored_rows: int | None
     """Of all layers; of broadcast state one copy."""
     stored_bytes: int
@@ -257,7 +258,7 @@ def _sizes(side: Side | None) -> Sizes:
     known = bool((rows >= 0).all())
     layers = integers(slices["layer"])
     stored = int(rows.sum()) if known else None
-    exact = stored if not layers.any() and state.mode is not Mode.PROGRESS else None
+    exact = stored if not layers.any() and state.mode is not Mode.PROGRESS and not side.hides else None
     owner = slices["subtask"]
     owners = pc.count_distinct(owner, mode="all").as_py()
     return Sizes(exact, stored, side.stored_bytes, len(np.flatnonzero(np.bincount(layers))), owners)

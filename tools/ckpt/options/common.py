@@ -30,8 +30,11 @@ class Session:
         watch: Watch,
         *,
         allow_outside: bool = False,
+        with_expired: bool = False,
     ) -> None:
         self.output = output
+        self.with_expired = with_expired
+        """Whether rows that had expired are shown as well."""
         self._allow_outside = allow_outside
         self._options = storage_options
         self._watch = watch
@@ -152,6 +155,10 @@ class Session:
         store = self.store(address, *others)
         return store, store.open(id_of(address))
 
+    def shown(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint with the rows that had expired, where the command asks for them."""
+        return checkpoint.with_expired() if self.with_expired else checkpoint
+
 
 def id_of(address: Address) -> CheckpointId | None:
     """The checkpoint id of an address; None for the newest."""
@@ -166,6 +173,7 @@ def command(
     checkpoint: str = "optional",
     pandas: bool | str = False,
     foreign: bool = False,
+    expired: bool = False,
     behind: str | None = None,
 ) -> Callable[[Callable[..., int | None]], click.Command]:
     """A ``ckpt`` command on one store.
@@ -179,6 +187,7 @@ def command(
         pandas: whether the command may need pandas; or the name of the parameter with which it
             does.
         foreign: whether the command reads other systems' checkpoints.
+        expired: whether the command shows rows, and those that had expired if it is asked to.
         behind: the name of the argument that comes before the address.
     """
     kind = AddressType(checkpoint)
@@ -192,6 +201,7 @@ def command(
             endpoint_url: str | None,
             option: Any,
             allow_outside: bool = False,
+            with_expired: bool = False,
             **rest: Any,
         ) -> int | None:
             if not (rest.get(pandas) if isinstance(pandas, str) else pandas):
@@ -201,11 +211,11 @@ def command(
             watch.begin(verbose, context.command_path)
             output = Output(as_json=output_format == "json")
             options = storage_options(endpoint_url, option)
-            session = Session(output, options, watch, allow_outside=allow_outside)
+            session = Session(output, options, watch, allow_outside=allow_outside, with_expired=with_expired)
             return function(session, rest.pop("address"), **rest)
 
         made: click.Command = click.command(name)(run)
-        own = [*made.params, *([_ALLOW_OUTSIDE] if foreign else [])]
+        own = [*made.params, *([_WITH_EXPIRED] if expired else []), *([_ALLOW_OUTSIDE] if foreign else [])]
         first = [one for one in own if one.name == behind]
         address = click.Argument(["address"], type=kind, metavar=kind.name)
         made.params = [*first, address, *(one for one in own if one not in first), *_COMMON]
@@ -254,6 +264,9 @@ STORAGE_OPTIONS: Final = (
         metavar="KEY=VALUE",
         help="An option for the storage of the store's URL; repeatable.",
     ),
+)
+_WITH_EXPIRED: Final = click.Option(
+    ["--with-expired"], is_flag=True, help="Also the rows of states with a TTL that had expired at the checkpoint."
 )
 _ALLOW_OUTSIDE: Final = click.Option(
     ["--allow-outside"],

@@ -48,7 +48,9 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
 
         result = there.open(record.checkpoint_id)
         document["proof"] = proof(
-            session, lambda step: diff_checkpoints(checkpoint, result, rows=0, progress=step), copied=there
+            session,
+            lambda step: diff_checkpoints(checkpoint.with_expired(), result.with_expired(), rows=0, progress=step),
+            copied=there,
         )
     return show_proved(session, document, draw)
 

@@ -132,7 +132,7 @@ def rescale(
         result = permit.checkpoint()
         document["proof"] = proof(
             session,
-            lambda step: diff_checkpoints(checkpoint, result, rows=0, progress=step),
+            lambda step: diff_checkpoints(checkpoint.with_expired(), result.with_expired(), rows=0, progress=step),
             copied=None if target is None else there,
         )
     return show_proved(session, document, draw_published)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
 
 
-@command("diff", foreign=True)
+@command("diff", foreign=True, expired=True)
 @click.argument("other", metavar="OTHER[@ID]")
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name.")
 @click.option("--state", metavar="NAME", help="Only states of this name, and no graph.")
@@ -44,7 +44,7 @@ def diff(
     context = click.get_current_context()
     text = f"{_store_of(session, address)}{other}" if other.startswith("@") else other
     second = AddressType().convert(text, None, context)
-    before, after = _opened(session, address, second)
+    before, after = map(session.shown, _opened(session, address, second))
     with session.output.progress("Comparing") as step:
         found = diff_checkpoints(before, after, operator=operator, state=state, rows=rows or 0, progress=step)
     session.output.show(found.document(rows=rows), draw_diff)

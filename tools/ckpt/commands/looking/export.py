@@ -49,7 +49,7 @@ class Request:
         return self.state is not None
 
 
-@command("export", foreign=True)
+@command("export", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="The operator, by uid or name; without --state, all its states.")
 @click.option("--state", metavar="NAME", help="The state; without it, all states are exported.")
 @click.option("--subtask", type=click.IntRange(min=0), metavar="N", help="Only what this subtask owns.")
@@ -172,7 +172,11 @@ def _sources(session: Session, address: Address, request: Request) -> tuple[Chec
     if request.checkpoints is None:
         store, checkpoint = session.checkpoint(address, request.target)
         states = _states(checkpoint, request)
-        sources = [one_checkpoint(checkpoint, one, subtask=request.subtask, where=request.where) for one in states]
+        where, with_expired = request.where, session.with_expired
+        sources = [
+            one_checkpoint(checkpoint, one, subtask=request.subtask, where=where, with_expired=with_expired)
+            for one in states
+        ]
         return store, checkpoint, sources
     history = {int(record.checkpoint_id): record for record in store.history()}
     first, last = request.checkpoints
@@ -185,7 +189,9 @@ def _sources(session: Session, address: Address, request: Request) -> tuple[Chec
     checkpoint = store.open(ids[-1])
     records, newest = [history[number] for number in ids], history[max(history)]
     return store, checkpoint, [
-        several_checkpoints(store, records, newest, one.operator, one.name, where=request.where)
+        several_checkpoints(
+            store, records, newest, one.operator, one.name, where=request.where, with_expired=session.with_expired
+        )
         for one in _states(checkpoint, request)
     ]  # fmt: skip
 

@@ -30,7 +30,7 @@ STATES_LISTED: Final = 20
 MANIFESTS_AT_ONCE: Final = 8
 
 
-@command("get", foreign=True)
+@command("get", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="The operator, by uid or name.")
 @click.option("--state", metavar="NAME", help="The state. Both may be left out where there is only one to choose.")
 @click.option("--key", required=True, metavar="JSON", help="The key: a value, or an array or object of its columns.")
@@ -58,7 +58,7 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
 
         from ...kept import Kept
 
-        checkpoint = session.read_only(address)
+        checkpoint = session.shown(session.read_only(address))
         chosen = chosen_state(checkpoint, operator, state)
         keys = keys_from_json(chosen, key)
         kept = files.enter_context(Kept(_most(session)))
@@ -147,7 +147,8 @@ def _along(
         store.open(address.checkpoint_id)  # Says what is wrong with it.
     storage = remembered(store.storage)
     checkpoints = [
-        Checkpoint(storage, record) if record.manifest.path else store.checkpoint_of(record) for record in records
+        session.shown(Checkpoint(storage, record) if record.manifest.path else store.checkpoint_of(record))
+        for record in records
     ]
     if operator is None or name is None:
         state = chosen_state(checkpoints[0], operator, name)

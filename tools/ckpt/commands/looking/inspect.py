@@ -22,7 +22,7 @@ ROW_BYTES: Final = 16
 """About what a row takes where nobody has counted them, to judge whether they are too many."""
 
 
-@command("inspect", foreign=True)
+@command("inspect", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name, subtask by subtask.")
 @click.option("--state", metavar="NAME", help="Only states of this name.")
 @click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Show the first N rows of each state.")
@@ -57,7 +57,8 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
             from stateformat.documents import objects
 
             # Layers are merged, and subtasks are in order.
-            batches = checkpoint.read(chosen.operator, chosen.name).batches(batch_rows=max(rows, 1024))
+            task = session.shown(checkpoint).read(chosen.operator, chosen.name)
+            batches = task.batches(batch_rows=max(rows, 1024))
             entry["sample"] = objects(batches, rows)
     session.output.show(document, lambda page, look: draw_checkpoint(page, look, time.time_ns() // 1000))
 

@@ -35,7 +35,7 @@ SPOOLED_BYTES: Final = 8 << 20
 NOTES_SHOWN: Final = 10
 
 
-@command("sql", foreign=True)
+@command("sql", foreign=True, expired=True)
 @click.argument("query", metavar="QUERY")
 @click.option("--all-checkpoints", is_flag=True, help="States of the whole history, with a column _checkpoint_id.")
 @click.option(
@@ -90,7 +90,13 @@ def sql(
     atexit.unregister(gc.freeze)
     text = sys.stdin.read() if query == "-" else query
     store = session.store(address)
-    answer = run_query(store, text, checkpoint_id=address.checkpoint_id, all_checkpoints=all_checkpoints)
+    answer = run_query(
+        store,
+        text,
+        checkpoint_id=address.checkpoint_id,
+        all_checkpoints=all_checkpoints,
+        with_expired=session.with_expired,
+    )
     for note in answer.notes[:NOTES_SHOWN]:
         session.output.note(note)
     if len(answer.notes) > NOTES_SHOWN:

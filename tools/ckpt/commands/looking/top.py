@@ -11,7 +11,7 @@ from ...text import draw_top
 from .inspect import chosen_states
 
 
-@command("top", foreign=True)
+@command("top", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name.")
 @click.option("--state", metavar="NAME", help="Only states of this name.")
 @click.option(
@@ -46,7 +46,7 @@ def top(
     """
     from stateformat.inspecting import top_document
 
-    checkpoint = session.read_only(address)
+    checkpoint = session.shown(session.read_only(address))
     uid = None if operator is None else checkpoint.operator_uid(operator)
     states = chosen_states(checkpoint, uid, state)
     with session.output.progress("Reading keys", unit="rows") as step:
