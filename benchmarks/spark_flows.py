@@ -12,9 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -87,51 +86,10 @@ class EpochEnumerator(df.SplitEnumerator):
         self._epoch, self._dealt = row["epoch"], set(row["dealt"])
 
 
-class PerKey(df.Operator):
-    """Sum and count by key with ``fold``, called once for each key of a batch."""
-
-    def states(self, *inputs: pa.Schema) -> list[df.ValueState]:  # noqa: ARG002
-        return [df.ValueState("totals", KEY, TOTALS)]
-
-    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:  # noqa: ARG002
-        return pa.schema([*KEY, *TOTALS])
-
-    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
-        """Group a batch; one search of the state for all its keys, one call for each, one write."""
-        if not batch.num_rows:
-            return None
-        keys, values = (batch.column(name).to_numpy() for name in ("k", "v"))
-        order = np.argsort(keys, kind="stable")
-        distinct, begins = np.unique(keys[order], return_index=True)
-        runs = np.split(values[order], begins[1:])
-        columns = pa.RecordBatch.from_arrays([pa.array(distinct)], schema=KEY)
-        state = self.context.value_state("totals")
-        old, _ = state.get(columns)
-        before = (old[name].fill_null(0).to_numpy().tolist() for name in TOTALS.names)
-        after = [fold(total, count, run) for total, count, run in zip(*before, runs, strict=True)]
-        totals, counts = (pa.array(column, pa.int64()) for column in zip(*after, strict=True))
-        state.put(columns, pa.RecordBatch.from_arrays([totals, counts], schema=TOTALS))
-        return pa.RecordBatch.from_arrays([columns["k"], totals, counts], ["k", "total", "n"])
-
-
-class PlainPerKey(PerKey):
-    """The same by one key at a time, in state too."""
-
-    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
-        """``get_one``, :func:`~benchmarks.spark_input.fold` and ``put_one`` for each key."""
-        if not batch.num_rows:
-            return None
-        grouped: dict[int, list[int]] = {}
-        for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
-            grouped.setdefault(key, []).append(value)
-        state = self.context.value_state("totals")
-        rows = []
-        for key, values in grouped.items():
-            old = state.get_one(key) or {"total": 0, "n": 0}
-            total, count = fold(old["total"], old["n"], np.array(values))
-            state.put_one((key,), total=total, n=count)
-            rows.append({"k": key, "total": total, "n": count})
-        return pa.RecordBatch.from_pylist(rows, schema=self.output_schema())
+def per_key_totals(key: int, rows: list[tuple[int, int]], state: Any) -> tuple[int, int, int]:
+    """Sum and count of a key with :func:`~benchmarks.spark_input.fold`."""
+    state.total, state.n = fold(state.total or 0, state.n or 0, [value for _, value in rows])
+    return key, state.total, state.n
 
 
 class Discard(df.TwoPhaseCommitSink):
@@ -154,11 +112,11 @@ def _rows(name: str, folder: str, parallelism: int) -> df.Stream:
 
 
 def per_key(folder: str, parallelism: int = FILES) -> df.Dataflow:
-    return _rows("per-key", folder, parallelism).apply(PerKey(), uid="totals").apply(Discard(), uid="out").flow
-
-
-def plain_per_key(folder: str, parallelism: int = FILES) -> df.Dataflow:
-    return _rows("plain", folder, parallelism).apply(PlainPerKey(), uid="totals").apply(Discard(), uid="out").flow
+    """Plain Python for each key: ``apply_per_key``."""
+    totals = _rows("per-key", folder, parallelism).apply_per_key(
+        per_key_totals, state=df.ValueState("totals", (), TOTALS), output=pa.schema([*KEY, *TOTALS]), uid="totals"
+    )
+    return totals.apply(Discard(), uid="out").flow
 
 
 def vectorised(folder: str, parallelism: int = FILES) -> df.Dataflow:
@@ -184,6 +142,10 @@ def session() -> SparkSession:
     return local_session("bench spark runtime", **CONF)
 
 
+def start() -> None:
+    session()
+
+
 def begin(flow: Flow, folder: str, store: str, parallelism: int = FILES) -> float:
     """Begin a run on what its store holds. Seconds that it took; the first epoch has not begun."""
     from stateformat.backends.spark.runtime import SparkRuntime
@@ -200,6 +162,14 @@ def begin(flow: Flow, folder: str, store: str, parallelism: int = FILES) -> floa
 def epochs(store: str, count: int) -> list[Epoch]:
     """Go on for so many publications with rows; one without rows counts with the next."""
     return [_epoch(_RUNS[store], least=1) for _ in range(count)]
+
+
+def run(flow: Flow, folder: str, store: str, count: int) -> list[Epoch]:
+    """A whole run of so many epochs with rows, its begin and end included."""
+    begin(flow, folder, store)
+    found = epochs(store, count)
+    end(store)
+    return found
 
 
 def empty_epoch(store: str) -> Epoch:

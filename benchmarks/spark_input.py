@@ -37,9 +37,9 @@ class Written(NamedTuple):
     size_bytes: int
 
 
-def fold(total: int, count: int, values: Any) -> tuple[int, int]:
-    """The function of one key: its state and its new values (a numpy array) to its new state."""
-    return total + int(values.sum()), count + len(values)
+def fold(total: int, count: int, values: list[int]) -> tuple[int, int]:
+    """The function of one key: its state and its new values to its new state."""
+    return total + sum(values), count + len(values)
 
 
 def write_epoch(folder: str | Path, number: int, keys: Any) -> None:

@@ -59,7 +59,7 @@ def _with_state(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> 
 
     total, count = state.get if state.exists else (0, 0)
     for frame in frames:
-        total, count = fold(total, count, frame["v"].to_numpy())
+        total, count = fold(total, count, frame["v"].tolist())
     state.update((total, count))
     yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [count]})
 
@@ -70,7 +70,6 @@ def transform_rows(rows: DataFrame) -> DataFrame:
 
 
 def _processor() -> Any:
-    import numpy as np
     from pyspark.sql import Row
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -80,7 +79,7 @@ def _processor() -> Any:
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
             total, count = self._totals.get() or (0, 0)
-            total, count = fold(total, count, np.array([row["v"] for row in rows]))
+            total, count = fold(total, count, [row["v"] for row in rows])
             self._totals.update((total, count))
             yield Row(k=key[0], total=total, n=count)
 

@@ -12,7 +12,7 @@ from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow.events import MAX_WATERMARK
 from tests.conformance import Calls, Gated, Out, Stage
 from tests.conformance_jobs import KINDS
-from tests.local_jobs import rows
+from tests.local_jobs import ROWS, rows
 
 VALUES = range(60)
 STATES = [
@@ -90,3 +90,26 @@ class PerKeyJob:
         gathered = read.apply_per_key(Gathered(self.calls), output=KINDS, state=STATES, timers="event_time", uid="op")
         gathered.apply(self.out, uid="out", parallelism=2, chain=False)
         return made
+
+
+class CallsOfEpochs:
+    """Tells of each call; rows come in many small batches from two senders."""
+
+    def __init__(self, stage: Stage) -> None:
+        batches = [[rows(*range(n, 40, 8)) for n in range(start, 8, 2)] for start in (0, 1)]
+        self.source = Gated(stage.directory / "in", *batches)
+        self.calls, self.out = stage.calls, Out()
+
+    def __call__(self, key: int, rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        self.calls.tell("fn", f"key {key}")
+        return rows
+
+    def flow(self) -> df.Dataflow:
+        made = df.Dataflow("calls", parallelism=2)
+        by_key = made.source(self.source, uid="in").map(unchanged, uid="map").key_by("key")
+        by_key.apply_per_key(self, output=ROWS, uid="op").apply(self.out, uid="out")
+        return made
+
+
+def unchanged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch

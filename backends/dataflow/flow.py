@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import JobGraph, Partitioner, brief, shortened
+from stateformat.model import TimerClock
 from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
@@ -353,7 +354,7 @@ class Stream:
         *,
         output: Columns = (),
         state: Columns | Descriptor | Sequence[Descriptor] | None = None,
-        timers: str | None = None,
+        timers: TimerClock | None = None,
         on_timer: Callable[..., Any] | None = None,
         **step: Unpack[StepOptions],
     ) -> Stream:

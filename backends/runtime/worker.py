@@ -337,10 +337,13 @@ class Worker:
             case ev.EndInput(number):
                 operators.end_input(number)
             case ev.AskCoordinator():
+                operators.flush()
                 self._environment.message(self.vertex.id, self.id.subtask, None, self.snapshot_taken)
             case ev.Finish():
                 operators.finish()
             case ev.Snapshot():
+                # Unlike a snapshot that fails, a function that raises here is a failure of the job.
+                operators.flush()
                 self._take_snapshot(command)
             case ev.Acknowledge():
                 self._acknowledge(command)

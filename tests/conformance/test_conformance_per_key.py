@@ -7,7 +7,7 @@ import pytest
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from tests.conformance import lose, stopped
-from tests.conformance_per_key import PerKeyJob, expected
+from tests.conformance_per_key import CallsOfEpochs, PerKeyJob, expected
 from tests.played_stage import EVERYWHERE, PlayedStage, other
 
 
@@ -50,3 +50,10 @@ def test_it_goes_to_the_other_executor_and_back_at_other_parallelisms(stage: Pla
     job.source.let(0)
     stage.run(first, job.flow(3), checkpoint_rows=10, resume=True)
     assert job.out.seen == expected()
+
+
+def test_on_spark_a_key_is_called_once_in_an_epoch(stage: PlayedStage) -> None:
+    job = CallsOfEpochs(stage)
+    stage.run("spark", job.flow())
+    assert job.out.values == [*range(40)]
+    assert sorted(stage.calls.calls) == [f"fn key {key}" for key in range(4)]

@@ -15,9 +15,11 @@ import pytest
 
 from stateformat.backends.dataflow import ApplyPerKey, ListState, MapState, Timers, ValueState, events as ev
 from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.dataflow.chain.gathered_batches import GatheredBatches
 from stateformat.backends.dataflow.operators.per_key import operator as per_key
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
+from stateformat.ttl import Ttl
 
 SALES = pa.schema([("city", pa.string()), ("item", pa.string()), ("n", pa.int64())])
 OUT = {"city": pa.string(), "n": pa.int64()}
@@ -483,3 +485,73 @@ def test_rows_of_another_kind_are_refused() -> None:
 
     with pytest.raises(InvalidInput, match=r"the rows of .*by_dict are annotated as dict.*pa\.RecordBatch, pa\.Table"):
         ApplyPerKey("city", by_dict)
+
+
+def test_timers_of_processing_time_go_by_the_clock_on_the_wall() -> None:
+    seen: list[int] = []
+
+    def minute(key: str, rows: list[tuple[Any, ...]], state: Any, timers: Any) -> None:
+        seen.append(timers.processing_time_us)
+        timers.set(timers.processing_time_us + 60)
+
+    driven = harness(minute, timers="processing_time", on_timer=lambda key, timestamp: (key, timestamp)).push(ROWS)
+    begin = seen[0]
+    assert taken(driven.advance(ev.MAX_WATERMARK - 1).advance_processing_time(begin + 59)) == []
+    assert sorted(taken(driven.advance_processing_time(begin + 60))) == [("Oslo", begin + 60), ("Rome", begin + 60)]
+
+
+@pytest.mark.parametrize("refresh", ["write", "read_and_write"])
+def test_what_is_set_lives_on_also_to_the_same_value(refresh: Any) -> None:
+    ttl = Ttl(10, refresh=refresh)
+
+    def steps(key: str, rows: list[tuple[Any, ...]], state: Any) -> tuple[str, int]:
+        found = sum(bool(one) for one in (state.one, state.two, state.three))
+        match rows[0][1]:
+            case "new":
+                state.one.n, state.two["x"], state.two["y"] = 7, 7, 8
+                state.three.append(7)
+            case "same":
+                state.one.n = state.one.n
+                state.two["x"] = state.two["x"]
+        return key, found + 10 * len(state.two)
+
+    states = [
+        ValueState("one", (), N, ttl=ttl),
+        MapState("two", (), pa.string(), N, ttl=ttl),
+        ListState("three", (), N, ttl=ttl),
+    ]
+    driven = harness(steps, state=states).advance(0)
+
+    def step(what: str) -> int:
+        driven.push([{"city": "Oslo", "item": what, "n": 1}])
+        return int(taken(driven)[0][1])
+
+    assert step("new") == 20
+    driven.advance(6)
+    assert step("same") == 23
+    driven.advance(12)
+    # Of three, the value and one of two entries were set again; reading has refreshed them all.
+    assert step("look") == (12 if refresh == "write" else 23)
+    driven.advance(18)
+    assert step("look") == (0 if refresh == "write" else 23)
+    driven.advance(29)
+    assert step("look") == 0
+
+
+def test_batches_are_joined_up_to_a_size_and_one_input_at_a_time() -> None:
+    gathered = GatheredBatches(100)
+    batches = [pa.record_batch({"n": pa.array([n, n], pa.int64())}) for n in range(8)]
+    inputs = [0, 0, 0, 1, 1, 0, 0, 0]
+
+    def plain(found: Iterator[tuple[pa.RecordBatch, int]]) -> list[tuple[list[int], int]]:
+        return [(batch["n"].to_pylist(), number) for batch, number in found]
+
+    seen = [plain(gathered.add(batch, number)) for batch, number in zip(batches, inputs, strict=True)]
+    assert seen == [[], [], [], [([0, 0, 1, 1, 2, 2], 0)], [], [([3, 3, 4, 4], 1)], [], []]
+    assert plain(gathered.flush()) == [([5, 5, 6, 6, 7, 7], 0)]
+    assert plain(gathered.flush()) == []
+    large = pa.record_batch({"n": pa.array(range(20), pa.int64())})
+    assert plain(gathered.add(batches[0], 0)) == []
+    assert plain(gathered.add(large, 0)) == [([0, 0], 0)]
+    assert plain(gathered.add(large, 0)) == [([*range(20)], 0)]
+    assert plain(GatheredBatches(0).add(batches[1], 2)) == [([1, 1], 2)]

@@ -120,6 +120,13 @@ class Operator(ABC):
     broadcast_inputs: ClassVar[tuple[int, ...]] = ()
     """Inputs that every subtask must see whole. A dataflow must broadcast them."""
 
+    gathered_bytes: ClassVar[int] = 0
+    """Up to so many bytes of batches of one input may be joined into one for :meth:`process`.
+
+    An executor does so only where it delays nothing: time, ends, messages and snapshots come behind
+    the rows that came before them.
+    """
+
     late_records: int = 0
     """How many records this subtask has dropped as late. The job's progress shows the sum."""
 

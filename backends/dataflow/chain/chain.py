@@ -52,7 +52,8 @@ class ChainOutput(Protocol):
 class OperatorChain:
     """The operators of one vertex in one subtask. Not thread-safe.
 
-    ``states``: those of operators that are restored already.
+    ``states``: those of operators that are restored already. ``gathers``: batches may wait for
+    others until :meth:`flush`, which the executor calls before a snapshot.
 
     What user code raises comes out as ``OperatorError`` with its cause. An operator that breaks the
     rules of ``Operator`` (other columns than declared, rows after ``finish``, timers without end)
@@ -67,6 +68,8 @@ class OperatorChain:
         subtask: int,
         output: ChainOutput,
         states: Mapping[str, SubtaskStates] | None = None,
+        *,
+        gathers: bool = False,
     ) -> None:
         self._job = job
         self._vertex = vertex
@@ -77,7 +80,9 @@ class OperatorChain:
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
         states = states or {}
         self.operators: Mapping[str, ChainedOperator] = {
-            uid: ChainedOperator(job, uid, subtask, output.send, output.processing_time_us, states.get(uid))
+            uid: ChainedOperator(
+                job, uid, subtask, output.send, output.processing_time_us, states.get(uid), gathers=gathers
+            )
             for uid in uids
         }
         """By uid, in the order of the chain; a source is not among them."""
@@ -158,6 +163,11 @@ class OperatorChain:
     def process(self, edge_id: str, batch: pa.RecordBatch) -> None:
         """Process a batch of an edge into the chain, of feedback too."""
         self._first.process(batch, self._input_of[edge_id])
+
+    def flush(self) -> None:
+        """Process what operators have held back, so that nothing is under way in the chain."""
+        for operator in self.operators.values():
+            operator.flush()
 
     def advance_watermark(self, timestamp: int, *, ending: bool = False) -> None:
         """Fire the timers up to ``timestamp`` (µs), operator by operator.

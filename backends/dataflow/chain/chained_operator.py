@@ -19,6 +19,7 @@ from ..events import MAX_WATERMARK, MIN_WATERMARK
 from ..graph import COMMITTABLES, PROGRESS, Job
 from .committables import Committables
 from .errors import Guard
+from .gathered_batches import GatheredBatches
 
 if TYPE_CHECKING:
     from stateformat.reading import ReadTask
@@ -103,6 +104,8 @@ class ChainedOperator:
         send: Callable[[str, bytes], None],
         processing_time: Callable[[], int],
         states: SubtaskStates | None = None,
+        *,
+        gathers: bool = False,
     ) -> None:
         prototype = job.logic(uid)
         assert isinstance(prototype, Operator)
@@ -119,6 +122,7 @@ class ChainedOperator:
         self._timers = [(state.name, kept) for state, kept in timers if state.clock == "event_time"]
         self._wall_timers = [(state.name, kept) for state, kept in timers if state.clock == "processing_time"]
         self.reported: ReportedProgress | None = None
+        self._gathered = GatheredBatches(self.logic.gathered_bytes if gathers else 0)
         self._committables: Committables | None = None
         if isinstance(self.logic, TwoPhaseCommitSink):
             self._committables = Committables(uid, self.logic.committable_columns)
@@ -167,24 +171,34 @@ class ChainedOperator:
     # What comes in --------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch, input: int = 0) -> None:
-        """Let it process a batch."""
-        self._run("process", batch, input)
+        """Let it process a batch, or hold it back to process it with others."""
+        for joined, of_input in self._gathered.add(batch, input):
+            self._run("process", joined, of_input)
+
+    def flush(self) -> None:
+        """Let it process what is held back."""
+        for joined, of_input in self._gathered.flush():
+            self._run("process", joined, of_input)
 
     def receive(self, message: bytes) -> None:
         """Give it a message of its coordinator."""
+        self.flush()
         self._run("receive", message)
 
     def end_input(self, input: int) -> None:
         """Tell it that an input has ended."""
+        self.flush()
         self._run("end_input", input)
 
     def finish(self) -> None:
         """Let it finish; it may emit nothing afterwards."""
+        self.flush()
         self._deliver("finish", self._call("finish"))
         self.emitter.ended = True
 
     def advance_watermark(self, timestamp: int) -> None:
         """Advance event time, never back: fire timers that are due, and those that these set."""
+        self.flush()
         self.context.watermark = max(self.context.watermark, timestamp)
         self._tell_time()
         self._fire()
@@ -204,6 +218,7 @@ class ChainedOperator:
 
     def fire_timers(self) -> None:
         """Fire the timers of processing time that are due, and those that these set."""
+        self.flush()
         if self._wall_timers and not self.emitter.ended:
             self._fire_until(self._wall_timers, self.context.processing_time_us, "processing_time_us")
             self._fire_at_end()

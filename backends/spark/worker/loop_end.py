@@ -40,7 +40,10 @@ class Suspended(NamedTuple):
 
 
 class NoChain:
-    """In place of an operator chain: it has nothing to tell of checkpoints."""
+    """In place of an operator chain: it holds nothing, and has nothing to tell of checkpoints."""
+
+    def flush(self) -> None:
+        pass
 
     def notify_complete(self, number: int) -> None:
         pass

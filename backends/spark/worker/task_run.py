@@ -189,6 +189,7 @@ class TaskRun:
         self._take_mail(*self._last_mail)
         if self.spec.triggered is not None:
             self._take_mail(self.spec.triggered)
+        self._process_held()
         report = self.report
         report.late_rows = 0 if self._worker.gone else self._worker.late_rows
         snapshot, is_own = self._write()
@@ -211,6 +212,14 @@ class TaskRun:
     def _process(self) -> None:
         while not self._vertex.is_source and self._worker.ready(0):
             self._worker.step(self._choose)
+
+    def _process_held(self) -> None:
+        """Let operators process the batches that waited for others: the epoch is over."""
+        if not self._worker.gone:
+            try:
+                self._worker.operators.flush()
+            except Exception as error:
+                self._worker.fail(error)
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         """Let a source read until its share of the epoch is over, or nothing is there."""
@@ -264,7 +273,7 @@ class TaskRun:
         job, subtask, vertex = self._setup.job, self.spec.task.subtask, self._vertex
         self.report.opened = "restored"
         if cached is None:
-            return OperatorChain(job, vertex, subtask, self._output)
+            return OperatorChain(job, vertex, subtask, self._output, gathers=True)
         found = None
         if point.can_catch_up(cached.version):
             uids = vertex.operators[1:] if vertex.is_source else vertex.operators
@@ -275,7 +284,7 @@ class TaskRun:
                 logger.warning("States on the local disk are read from the store again: %s", error)
         cached.release()  # Its operators may hold what is out of date; the states go on.
         if found is None:
-            return OperatorChain(job, vertex, subtask, self._output)
+            return OperatorChain(job, vertex, subtask, self._output, gathers=True)
         for uid, states in found.items():
             layers = {
                 name: [layer for layer in of_state if layer.version is not None and layer.version > cached.version]
@@ -283,7 +292,7 @@ class TaskRun:
             }
             states.catch_up(point.read_tasks(self._context, uid, above=cached.version), layers)
         self.report.opened = "caught_up"
-        return OperatorChain(job, vertex, subtask, self._output, found)
+        return OperatorChain(job, vertex, subtask, self._output, found, gathers=True)
 
     def _replay(self, point: RestorePoint) -> None:
         for task in point.read_tasks(self._context, self._vertex.id).values():

@@ -30,6 +30,7 @@ from .conversion import CONVERSION_ERRORS, as_python, differ, first_misfit, from
 from .emitted import KeyFault
 
 _CLEAR: Final = "clear"
+_SET: Final = "_set"
 
 
 class Kept(ABC):
@@ -77,9 +78,10 @@ class Kept(ABC):
 class KeptValue(Kept):
     """Value state as objects with attributes. One whose attributes are all None is no state."""
 
-    def __init__(self, name: str, state: KeyedValue, made: type, fields: Sequence[pa.Field]) -> None:
+    def __init__(self, name: str, state: KeyedValue, fields: Sequence[pa.Field], *, expires: bool) -> None:
         super().__init__(name)
-        self._state, self._made, self._fields = state, made, fields
+        self._state, self._fields, self._expires = state, fields, expires
+        self._made = state_class("State", [item.name for item in fields], tells=expires)
         self._getters = [attrgetter(item.name) for item in fields]
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
@@ -94,6 +96,9 @@ class KeptValue(Kept):
             for item, getter in zip(self._fields, self._getters, strict=True)
         ]
         changed = reduce(np.logical_or, map(differ, self._old.columns, new))
+        if self._expires:
+            # What is set to the value that it had lives on.
+            changed |= np.fromiter(map(attrgetter(_SET), objects), np.bool_, len(objects))
         if not changed.any():
             return
         there = np.ones(len(objects), np.bool_)
@@ -105,7 +110,7 @@ class KeptValue(Kept):
                 if missing.any():
                     raise self._null(item, int(np.argmax(missing)))
         values = pa.RecordBatch.from_arrays(new, names=[item.name for item in self._fields])
-        put, gone = changed & there, changed & ~there
+        put, gone = changed & there, changed & ~there & self._found
         if put.all():
             self._state.put(keys, values)
         elif put.any():
@@ -156,22 +161,26 @@ class _KeptRows(Kept):
 class KeptMap(_KeptRows):
     """Map state as dicts."""
 
-    def __init__(self, name: str, state: KeyedMap, map_key: pa.Field, fields: Sequence[pa.Field]) -> None:
+    def __init__(
+        self, name: str, state: KeyedMap, map_key: pa.Field, fields: Sequence[pa.Field], *, expires: bool
+    ) -> None:
         super().__init__(name, fields)
         self._state, self._map_key = state, map_key
+        self._made_dict: type[dict[Any, Any]] = _TellingDict if expires else dict
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
         rows, of_key = self._state.lookup(keys)
         self._old = _dicts(rows, of_key, len(keys), self._values(rows))
-        again = self._values(rows) if self._nested else None
-        return [dict(old) for old in self._old] if again is None else _dicts(rows, of_key, len(keys), again)
+        found = _dicts(rows, of_key, len(keys), self._values(rows)) if self._nested else self._old
+        return list(map(self._made_dict, found))
 
     def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
         cleared: list[int] = []
         gone: tuple[list[int], list[Any]] = [], []
         put: tuple[list[int], list[Any], list[Any]] = [], [], []
         for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
-            if new == old:
+            told = new.told if isinstance(new, _TellingDict) else ()
+            if new == old and not told:
                 continue
             if new is not None and not isinstance(new, Mapping):
                 raise self._wrong(number, new, "a dict")
@@ -179,7 +188,7 @@ class KeptMap(_KeptRows):
                 cleared.extend((number,) if old else ())
                 continue
             for map_key, value in new.items():
-                if map_key not in old or old[map_key] != value:
+                if map_key not in old or old[map_key] != value or map_key in told:
                     put[0].append(number)
                     put[1].append(map_key)
                     put[2].append(value)
@@ -198,6 +207,26 @@ class KeptMap(_KeptRows):
             self._state.delete(beside(keys.take(pa.array(gone[0])), [old_keys], ["_map_key"]))
         if put[0]:
             self._state.put(rows)
+
+
+class _TellingDict(dict[Any, Any]):
+    """A dict that tells which entries were set, also to the values that they had."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.told: set[Any] = set()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.told.add(key)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for key, value in dict(*given, **named).items():
+            self[key] = value
+
+    def __ior__(self, given: Any) -> _TellingDict:  # type: ignore[misc]
+        self.update(given)
+        return self
 
 
 def _dicts(rows: pa.RecordBatch, of_key: Any, count: int, values: Sequence[Any]) -> list[dict[Any, Any]]:
@@ -317,11 +346,11 @@ def _opened(one: Descriptor, context: OperatorContext) -> Kept:
     assert isinstance(one, ValueState | MapState | ListState)
     fields = list(as_schema(one.values))
     if isinstance(one, ValueState):
-        made = state_class("State", [item.name for item in fields])
-        return KeptValue(one.name, context.value_state(one.name), made, fields)
+        return KeptValue(one.name, context.value_state(one.name), fields, expires=one.ttl is not None)
     if isinstance(one, ListState):
         return KeptList(one.name, context.list_state(one.name), fields)
-    return KeptMap(one.name, context.map_state(one.name), pa.field("_map_key", one.map_key), fields)
+    map_key = pa.field("_map_key", one.map_key)
+    return KeptMap(one.name, context.map_state(one.name), map_key, fields, expires=one.ttl is not None)
 
 
 def check_attributes(names: Iterable[str], what: str) -> None:
@@ -334,23 +363,31 @@ def check_attributes(names: Iterable[str], what: str) -> None:
             )
 
 
-def state_class(name: str, names: Sequence[str]) -> type:
-    """A class with these attributes. It is false when all are None, as ``clear()`` makes them."""
+def state_class(name: str, names: Sequence[str], *, tells: bool = False) -> type:
+    """A class with these attributes. It is false when all are None, as ``clear()`` makes them.
+
+    ``tells``: its ``_set`` says whether an attribute was set since it was made.
+    """
 
     def clear(self: Any) -> None:
         for one in names:
             setattr(self, one, None)
 
     get = attrgetter(*names)
-    if len(names) == 1:
 
-        def is_there(self: Any) -> bool:
-            return get(self) is not None
-    else:
+    def is_there(self: Any) -> bool:
+        found = get(self)
+        return found is not None if len(names) == 1 else any(one is not None for one in found)
 
-        def is_there(self: Any) -> bool:
-            return any(one is not None for one in get(self))
+    def tell(self: Any, attribute: str, value: Any) -> None:
+        object.__setattr__(self, attribute, value)
+        if attribute != _SET:
+            object.__setattr__(self, _SET, True)
 
-    return make_dataclass(
-        name, [(one, Any, None) for one in names], slots=True, namespace={"clear": clear, "__bool__": is_there}
-    )
+    fields: list[Any] = [(one, Any, None) for one in names]
+    methods: dict[str, Any] = {"clear": clear, "__bool__": is_there}
+    if tells:
+        # Set last when an object is made.
+        fields.append((_SET, bool, field(default=False, repr=False, compare=False)))
+        methods["__setattr__"] = tell
+    return make_dataclass(name, fields, slots=True, namespace=methods)

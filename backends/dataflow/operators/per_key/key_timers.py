@@ -47,6 +47,11 @@ class KeyTimers:
         """The event time that has been reached, µs."""
         return self._log.context.watermark
 
+    @property
+    def processing_time_us(self) -> int:
+        """The time on the wall, µs since 1970: the same for all calls of a step or epoch."""
+        return self._log.context.processing_time_us
+
     def set(self, timestamp: Moment) -> None:
         """Set a timer. One in the past is due at once, one that is set already stays."""
         word = self._number, whole_us(timestamp)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput
 from stateformat.graph import brief
+from stateformat.model import TimerClock
 from stateformat.segments import row_key_codes
 from stateformat.states import Columns, as_schema
 from stateformat.tables import rebatch
@@ -30,7 +31,7 @@ PIECE_ROWS: Final = 262_144
 PIECE_BYTES: Final = 16 << 20
 """How much a function is called for between one search of the states and the next."""
 TIMERS: Final = "timers"
-CLOCKS: Final = ("event_time",)
+CLOCKS: Final = ("event_time", "processing_time")
 
 _ARGUMENTS: Final = ("key", "rows", "state", "timers")
 _TIMER_ARGUMENTS: Final = ("key", "timestamp", "state", "timers")
@@ -80,10 +81,12 @@ class ApplyPerKey(Operator):
       each column, each None for a new key; a map is a dict, a list is a list; entries of several
       columns are named tuples. Of several states, ``state`` has an attribute for each, by name.
       ``state.clear()`` deletes, and so does None in place of one of several. A value all of whose
-      attributes are None is none.
-    - ``timers="event_time"`` and ``on_timer(key, timestamp, state, timers)``, or the first two or
-      three of these: called when the watermark reaches a time that ``timers.set(timestamp)`` has
-      set for that key. It gives rows as ``fn`` does. A method ``on_timer`` of ``fn`` will do.
+      attributes are None is none. With ``ttl=``, what is set lives on, also to the same
+      value; refreshed by reading, all that is kept of a key that has rows does.
+    - ``on_timer(key, timestamp, state, timers)``, or the first two or three of these: called when a
+      time has come that ``timers.set(timestamp)`` has set for that key, by the clock ``timers``:
+      ``"event_time"``, the watermark, or ``"processing_time"``. It gives rows as ``fn`` does. A
+      method ``on_timer`` of ``fn`` will do.
 
     All is stored for the keys together, when ``fn`` has been called for each of them: what differs
     from what was read. So change ``state`` in the call, and keep nothing of it.
@@ -94,9 +97,12 @@ class ApplyPerKey(Operator):
     rows cost. A piece costs about half a millisecond, however small. Maps and lists are read whole
     for each key that has rows: keep them small, or make a part of them part of the key.
 
-    A piece has at most 16 MB and 262,144 rows, so the rows of a key may come in several calls. What
-    ``fn`` raises ends the job with the key named, as does what does not fit the declared types.
+    A piece is what comes at once: in process a batch, on Spark all of an epoch that no watermark
+    parts. It has at most 16 MB and 262,144 rows. So the rows of a key may come in several calls.
+    What ``fn`` raises ends the job with the key named. So does what does not fit declared types.
     """
+
+    gathered_bytes = PIECE_BYTES
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class ApplyPerKey(Operator):
         *,
         output: Columns = (),
         state: Columns | Descriptor | Sequence[Descriptor] | None = None,
-        timers: str | None = None,
+        timers: TimerClock | None = None,
         on_timer: Callable[..., Any] | None = None,
     ) -> None:
         self._keys = key_names(keys)
@@ -121,6 +127,7 @@ class ApplyPerKey(Operator):
             raise InvalidInput(f"timers is {timers!r}, but there is no function to call. Give on_timer=.")
         if timers is not None and timers not in CLOCKS:
             raise InvalidInput(f"timers is {timers!r}. Give {' or '.join(map(repr, CLOCKS))}.")
+        self._clock: TimerClock = timers or "event_time"
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -140,7 +147,7 @@ class ApplyPerKey(Operator):
         check_columns(inputs[0], self._keys, "a function of a key")
         keys = [plain(inputs[0].field(name)) for name in self._keys]
         found = [_keyed(one, keys) for one in self._declared.descriptors]
-        return [*found, Timers(TIMERS, keys)] if self._on_timer is not None else found
+        return [*found, Timers(TIMERS, keys, clock=self._clock)] if self._on_timer is not None else found
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """``output``."""
