@@ -40,10 +40,8 @@ class MessageToSubtask(NamedTuple):
     message: bytes | None
     """None: the marker of the subtask comes back, behind all answers to what it sent before."""
     behind: int = 0
-    """The barrier for which the coordinator had given its snapshot when it wrote; 0: none in
-    flight.
-
-    What it wrote before is in that snapshot, so it belongs before the barrier.
+    """The barrier for which the coordinator had given its snapshot when it wrote; 0: none. What it
+    wrote before is in that snapshot, so it belongs before the barrier.
     """
 
 
@@ -327,6 +325,8 @@ class Worker:
             self._carry(command, self.operators)
 
     def _carry(self, command: ev.TaskCommand, operators: OperatorChain) -> None:
+        if isinstance(command, ev.AskCoordinator | ev.Snapshot):
+            operators.flush()
         match command:
             case ev.Process(channel, batch):
                 operators.process(channel.edge, batch)
@@ -337,13 +337,10 @@ class Worker:
             case ev.EndInput(number):
                 operators.end_input(number)
             case ev.AskCoordinator():
-                operators.flush()
                 self._environment.message(self.vertex.id, self.id.subtask, None, self.snapshot_taken)
             case ev.Finish():
                 operators.finish()
             case ev.Snapshot():
-                # Unlike a snapshot that fails, a function that raises here is a failure of the job.
-                operators.flush()
                 self._take_snapshot(command)
             case ev.Acknowledge():
                 self._acknowledge(command)
