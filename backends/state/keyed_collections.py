@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -121,6 +121,34 @@ class KeyedMap(_Collection):
             return
         self.expiry.make_room(len(rows))
         self.expiry.wrote(*self._set(fitted, values, None))
+
+    def update(self, rows: pa.RecordBatch, combine: Callable[[pa.RecordBatch, Mask], pa.RecordBatch]) -> None:
+        """Read, change and write the values at each key and ``_map_key`` with one search.
+
+        As :meth:`.KeyedValue.update`.
+        """
+        fitted = self._row_keys.fit(rows)
+        if self.expiry is not None:
+            self.expiry.make_room(len(rows))
+        slots = self._seen(self._entries.find(fitted))
+        new = combine(*self._values_at(slots))
+        check_lengths(len(rows), "the values", len(new))
+        values = self._values.fit(new)
+        added = 0
+        if (slots < 0).any():
+            slots, added = self._set(fitted, values, None)
+        else:
+            self._entries.put_rows(slots, values)
+        if self.expiry is not None:
+            self.expiry.wrote(slots, added)
+
+    def pop(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+        """As :meth:`find`; the entries found are deleted."""
+        slots = self._seen(self._entries.find(self._row_keys.fit(rows)))
+        found = self._values_at(slots)
+        self._lists.kill(slots[slots >= 0])
+        self._lists.tidy()
+        return found
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         fitted = self._row_keys.fit(rows)

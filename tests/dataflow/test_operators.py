@@ -23,6 +23,8 @@ from stateformat.backends.dataflow.operators import (
     Map,
     Select,
     TumblingWindow,
+    gathered_windows,
+    window,
 )
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
@@ -290,6 +292,24 @@ def test_windows_have_the_rows_that_lie_in_them_and_are_emitted_once(rows: int) 
     assert (driven.state("windows").num_rows, driven.state("ends").num_rows) == (0, 0)
 
 
+@pytest.mark.parametrize("restored_after", [1, 2, 7, 1000])
+@pytest.mark.parametrize("many", [3, 100], ids=["batches of many windows go into the state", "all is gathered"])
+def test_windows_are_the_same_however_much_is_gathered(
+    many: int, restored_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "_GATHERED_MAX", many)
+    monkeypatch.setattr(gathered_windows, "_ROWS_MIN", 6)
+    monkeypatch.setattr(gathered_windows, "_PIECES_MAX", 4)
+    table = some_rows(300, 4, 8)
+    driven = driven_by(TumblingWindow("k", 700, "t", AGGREGATES), table.schema)
+    for number, batch in enumerate(chunks(table, 9), 1):
+        driven = driven.push(batch)
+        driven = again(driven) if number % restored_after == 0 else driven
+    found = driven.finish().take_output()
+    assert plain_windows(found) == windows_of(table, 700)
+    assert found["window_start"].to_pylist() == sorted(found["window_start"].to_pylist())
+
+
 def at(*times: int) -> pa.Table:
     return pa.table({"k": pa.array(["a"] * len(times), pa.string()), "t": pa.array(times, pa.int64())})
 
@@ -323,9 +343,9 @@ def test_late_records_are_dropped_and_counted_across_restores() -> None:
 
 
 def test_counts_of_late_records_survive_another_parallelism() -> None:
-    window = TumblingWindow("k", 10, "t", {"rows": ("*", "count")})
+    counting = TumblingWindow("k", 10, "t", {"rows": ("*", "count")})
     untimed = pa.table({"k": ["a"], "t": pa.array([None], pa.int64())})
-    before = OperatorHarness(window, at().schema, key_by="k", parallelism=2).advance(100)
+    before = OperatorHarness(counting, at().schema, key_by="k", parallelism=2).advance(100)
     before.push(at(1, 2), subtask=0).push(at(1, 2, 3), subtask=1).push(untimed, subtask=1)
     for parallelism in (1, 3):
         dropped = OperatorHarness.restore(before.snapshot(), parallelism=parallelism).snapshot().state("dropped")

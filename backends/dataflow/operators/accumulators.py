@@ -114,34 +114,29 @@ class Aggregation:
         self, keys: Sequence[pa.Array], batch: pa.RecordBatch, accumulators: pa.Schema
     ) -> tuple[list[pa.Array], pa.RecordBatch]:
         """The groups of a batch, each once: their keys, and their accumulators."""
-        keys = [normalize_key_column(key) for key in keys]
-        named = {f"k{number}": key for number, key in enumerate(keys)}
-        # Arrow groups by no struct; the number of a row's key is as good.
-        by_code = any(pa.types.is_nested(key.type) for key in keys)
-        if by_code:
-            named = {"k0": pa.array(row_key_codes(keys)), "row": pa.array(np.arange(len(batch)))}
-        group_by = [name for name in named if name != "row"]
-        wanted: list[tuple[Any, str]] = [("row", "min")] if by_code else []
-        for number, item in enumerate(self._accumulators):
-            if item.column == ROWS:
-                wanted.append(([], "count_all"))
-            else:
-                named[f"v{number}"] = batch.column(item.column)
-                wanted.append((f"v{number}", item.kind))
-        grouped = pa.table(named).group_by(group_by, use_threads=False).aggregate(wanted).combine_chunks()
-        columns = [one_array(column) for column in grouped.columns]
-        first = len(group_by)
-        if by_code:
-            rows = columns[first]
-            found, first = [key.take(rows) for key in keys], first + 1
-        else:
-            found = columns[:first]
-        # Unsigned sums become int64, and wrap around as all others do.
         values = [
-            column if column.type == field.type else column.cast(field.type, safe=False)
-            for column, field in zip(columns[first:], accumulators, strict=True)
+            None if item.column == ROWS else (batch.column(item.column), item.kind) for item in self._accumulators
         ]
-        return found, pa.RecordBatch.from_arrays(values, schema=accumulators)
+        found, columns = _grouped([normalize_key_column(key) for key in keys], values, len(batch))
+        # Unsigned sums become int64, and wrap around as all others do.
+        columns = [
+            column if column.type == field.type else column.cast(field.type, safe=False)
+            for column, field in zip(columns, accumulators, strict=True)
+        ]
+        return found, pa.RecordBatch.from_arrays(columns, schema=accumulators)
+
+    def regroup(self, keys: Sequence[pa.Array], accumulated: pa.RecordBatch) -> tuple[list[pa.Array], pa.RecordBatch]:
+        """Merge the accumulators of equal keys, which are as :meth:`group` gives them."""
+        schema = accumulated.schema
+        columns = [
+            # As for _add: what does not fit 38 digits is refused, and does not wrap around.
+            column.cast(pa.decimal256(57, column.type.scale)) if pa.types.is_decimal(column.type) else column
+            for column in accumulated.columns
+        ]
+        kinds = ["sum" if item.kind == "count" else item.kind for item in self._accumulators]
+        found, merged = _grouped(keys, list(zip(columns, kinds, strict=True)), len(accumulated))
+        merged = [column.cast(field.type) for column, field in zip(merged, schema, strict=True)]
+        return found, pa.RecordBatch.from_arrays(merged, schema=schema)
 
     def merge(self, old: pa.RecordBatch, new: pa.RecordBatch) -> pa.RecordBatch:
         """Merge accumulators row by row; all null in ``old`` means nothing so far."""
@@ -157,6 +152,33 @@ class Aggregation:
             accumulated[parts[0]] if len(parts) == 1 else _mean(accumulated[parts[0]], accumulated[parts[1]])
             for parts in self._parts.values()
         ]
+
+
+def _grouped(
+    keys: Sequence[pa.Array], values: Sequence[tuple[pa.Array, str] | None], rows: int
+) -> tuple[list[pa.Array], list[pa.Array]]:
+    """The keys of groups, each once, in the order of their first rows, and an aggregate of each
+    column; None counts rows.
+    """
+    named = {f"k{number}": key for number, key in enumerate(keys)}
+    # Arrow groups by no struct; the number of a row's key is as good.
+    by_code = any(pa.types.is_nested(key.type) for key in keys)
+    if by_code:
+        named = {"k0": pa.array(row_key_codes(keys)), "row": pa.array(np.arange(rows))}
+    group_by = [name for name in named if name != "row"]
+    wanted: list[tuple[Any, str]] = [("row", "min")] if by_code else []
+    for number, value in enumerate(values):
+        if value is None:
+            wanted.append(([], "count_all"))
+        else:
+            named[f"v{number}"], kind = value
+            wanted.append((f"v{number}", kind))
+    grouped = pa.table(named).group_by(group_by, use_threads=False).aggregate(wanted).combine_chunks()
+    columns = [one_array(column) for column in grouped.columns]
+    first = len(group_by)
+    if by_code:
+        return [key.take(columns[first]) for key in keys], columns[first + 1 :]
+    return columns[:first], columns[first:]
 
 
 def _pairs(aggregates: object) -> list[tuple[str, tuple[str, str]]]:

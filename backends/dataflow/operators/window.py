@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +13,16 @@ import pyarrow as pa
 from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 
-from ..api import Descriptor, MapState, Timers
+from ..api import Descriptor, MapState, OperatorContext, Timers
 from .accumulators import Aggregation
 from .aggregate import key_names, plain
+from .gathered_windows import GatheredWindows
 from .late import DropsLate
 from .row_steps import check_columns
 
 _START, _END = "window_start", "window_end"
+_GATHERED_MAX: Final = 256
+"""Of a batch for more windows nothing is gathered: each of them costs a few microseconds."""
 
 
 class TumblingWindow(DropsLate):
@@ -70,6 +75,7 @@ class TumblingWindow(DropsLate):
         self._time = time
         self._accumulators = pa.schema([])
         self._output = pa.schema([])
+        self._gathered = GatheredWindows(self._aggregation, len(self._keys))
 
     def __repr__(self) -> str:
         return brief(self, *self._keys, f"{self._size_us:,} us")
@@ -93,30 +99,55 @@ class TumblingWindow(DropsLate):
         window = [pa.field(_START, kind), pa.field(_END, kind)]
         self._output = pa.schema([*keys, *window, *self._aggregation.results(self._accumulators)])
 
+    def open(self, context: OperatorContext) -> None:
+        """Begin; what was gathered is in the state, and rows that are dropped are counted on."""
+        super().open(context)
+        self._gathered = GatheredWindows(self._aggregation, len(self._keys))
+
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
-        """Merge a batch into its windows, but for late records."""
+        """Gather what a batch adds to its windows, but for late records."""
         batch, starts = self._in_time(batch)
         if not batch.num_rows:
             return
-        aggregation = self._aggregation
         keys = [pa.array(starts), *(batch.column(name) for name in self._keys)]
-        (start, *columns), new = aggregation.group(keys, batch, self._accumulators)
-        rows = pa.RecordBatch.from_arrays([*columns, start], [*self._keys, "_map_key"])
-        windows = self.context.map_state("windows")
-        old, found = windows.find(rows)
-        merged = aggregation.merge(old, new)
-        windows.put(
-            pa.RecordBatch.from_arrays([*rows.columns, *merged.columns], [*rows.schema.names, *new.schema.names])
-        )
-        if not found.all():
-            # A window has a timer from its first record on.
-            fresh = rows.filter(pa.array(~found))
-            self.context.timers("ends").set(
-                pa.RecordBatch.from_arrays(
-                    [*fresh.columns[:-1], self._moved(fresh.column("_map_key"), self._size_us + self._lateness_us)],
-                    [*self._keys, "_timestamp"],
-                )
-            )
+        (start, *columns), new = self._aggregation.group(keys, batch, self._accumulators)
+        rows = pa.RecordBatch.from_arrays([*columns, *new.columns], [*self._keys, *new.schema.names])
+        begins = start.to_numpy()
+        order = np.argsort(begins, kind="stable")
+        ordered = begins[order]
+        bounds = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(rows)]
+        if len(bounds) > _GATHERED_MAX:
+            self._keep(start, rows)
+            return
+        for first, end in pairwise(bounds):
+            # Rows of their own, so that a window that stays open holds no others.
+            part = rows if end - first == len(rows) else rows.take(pa.array(order[first:end]))
+            self._gather(int(ordered[first]), part)
+
+    def _gather(self, start: int, rows: pa.RecordBatch) -> None:
+        """Hold the rows of a window, of which one gets a timer: it will end."""
+        if self._gathered.add(start, rows):
+            self._set_timers(pa.array([start]), rows.slice(0, 1).columns[: len(self._keys)])
+
+    def _set_timers(self, start: pa.Array, keys: Sequence[pa.Array]) -> None:
+        ends = self._moved(start, self._size_us + self._lateness_us)
+        self.context.timers("ends").set(pa.RecordBatch.from_arrays([*keys, ends], [*self._keys, "_timestamp"]))
+
+    def _keep(self, start: pa.Array, rows: pa.RecordBatch) -> None:
+        """Merge rows of windows into the state. An entry has a timer from its first record on."""
+        keys, new = rows.columns[: len(self._keys)], rows.select(self._accumulators.names)
+        is_new = np.zeros(0, np.bool_)
+
+        def merged(old: pa.RecordBatch, found: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+            nonlocal is_new
+            is_new = ~found
+            return self._aggregation.merge(old, new)
+
+        named = pa.RecordBatch.from_arrays([*keys, start], [*self._keys, "_map_key"])
+        self.context.map_state("windows").update(named, merged)
+        if is_new.any():
+            fresh = named if is_new.all() else named.filter(pa.array(is_new))
+            self._set_timers(fresh.column("_map_key"), fresh.columns[:-1])
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """The records that are in time, and where their windows begin. Counts the others."""
@@ -124,19 +155,48 @@ class TumblingWindow(DropsLate):
         starts = times - times % self._size_us
         return self.in_time(batch, starts, starts + (self._size_us + self._lateness_us) > self.context.watermark)
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch:  # noqa: ARG002 - there is one set
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one set
         """Emit windows that have ended, and forget them."""
-        start = self._moved(timers.column("_timestamp"), -self._size_us - self._lateness_us)
-        keys = [timers.column(name) for name in self._keys]
-        rows = pa.RecordBatch.from_arrays([*keys, start], [*self._keys, "_map_key"])
-        windows = self.context.map_state("windows")
-        accumulated, _ = windows.find(rows)
-        windows.delete(rows)
+        wait_us = self._size_us + self._lateness_us
+        start = self._moved(timers.column("_timestamp"), -wait_us)
+        rows = pa.RecordBatch.from_arrays(
+            [*(timers.column(name) for name in self._keys), start], [*self._keys, "_map_key"]
+        )
+        accumulated, found = self.context.map_state("windows").pop(rows)
+        ended = pa.RecordBatch.from_arrays(
+            [*rows.columns, *accumulated.columns], [*rows.schema.names, *accumulated.schema.names]
+        )
+        # A window of which all is gathered has no entry.
+        pieces = [ended if found.all() else ended.filter(pa.array(found))] if found.any() else []
+        for begin, gathered in self._gathered.take(self.context.watermark - wait_us):
+            for piece in gathered:
+                columns, values = piece.columns[: len(self._keys)], piece.columns[len(self._keys) :]
+                begins = pa.array(np.full(len(piece), begin))
+                pieces.append(pa.RecordBatch.from_arrays([*columns, begins, *values], schema=ended.schema))
+        return self._emitted(pa.concat_batches(pieces), several=len(pieces) > 1) if pieces else None
+
+    def _emitted(self, rows: pa.RecordBatch, *, several: bool) -> pa.RecordBatch:
+        """What rows of key columns, begin and accumulators become, those of one key and begin as
+        one.
+        """
+        (*keys, start), values = rows.columns[: len(self._keys) + 1], rows.select(self._accumulators.names)
+        if several:
+            (*keys, start), values = self._aggregation.regroup([*keys, start], values)
+            order = pa.array(np.argsort(start.to_numpy(), kind="stable"))
+            (*keys, start), values = [column.take(order) for column in (*keys, start)], values.take(order)
         end = self._moved(start, self._size_us)
         kind = self._output.field(_START).type
-        values = self._aggregation.finish(accumulated.columns)
-        return pa.RecordBatch.from_arrays([*keys, start.view(kind), end.view(kind), *values], schema=self._output)
+        results = self._aggregation.finish(values.columns)
+        return pa.RecordBatch.from_arrays([*keys, start.view(kind), end.view(kind), *results], schema=self._output)
 
     @staticmethod
     def _moved(times: pa.Array, by_us: int) -> pa.Array:
         return pa.array(times.to_numpy() + by_us)
+
+    def snapshot(self) -> None:
+        """Put what is gathered, and the counts, where they are kept."""
+        gathered = [(start, self._gathered.merged(pieces)) for start, pieces in self._gathered.take()]
+        if gathered:
+            starts = np.repeat([start for start, _ in gathered], [len(rows) for _, rows in gathered])
+            self._keep(pa.array(starts), pa.concat_batches([rows for _, rows in gathered]))
+        super().snapshot()
