@@ -24,6 +24,9 @@ EXPECTED = {
         SELECT segment, make_timestamp(at_us // {WINDOW_US} * {WINDOW_US}) AS window_start,
             make_timestamp((at_us // {WINDOW_US} + 1) * {WINDOW_US}) AS window_end, {TOTALS}
         FROM named GROUP BY ALL""",
+    "bought": f"""
+        SELECT customer, (at_us // {WINDOW_US} + 1) * {WINDOW_US} AS until_us, count(*) AS orders
+        FROM named GROUP BY ALL""",
     # What begins with no lap left goes round once all the same.
     "laps": f"""
         SELECT customer, sum(greatest("order" % {LAPS}, 1))::BIGINT AS laps FROM named GROUP BY customer""",

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,6 +46,22 @@ def with_laps(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch["customer"], laps], schema=LAP)
 
 
+BOUGHT = pa.schema([("customer", pa.int64()), ("until_us", pa.int64()), ("orders", pa.int64())])
+
+
+def count_by_window(key: int, rows: np.ndarray, state: dict[int, int], timers: Any) -> None:
+    """The orders of one customer by the ends of windows, with a timer at each."""
+    for at_us in rows["at"].astype(np.int64).tolist():
+        until_us = (at_us // WINDOW_US + 1) * WINDOW_US
+        if until_us not in state:
+            timers.set(until_us)
+        state[until_us] = state.get(until_us, 0) + 1
+
+
+def window_has_ended(key: int, timestamp: int, state: dict[int, int]) -> tuple[int, int, int]:
+    return key, timestamp, state.pop(timestamp)
+
+
 def soaked(folder: Path) -> df.Dataflow:
     """Orders, each once, with their customer's segment; in totals, windows and a loop."""
     flow = df.Dataflow("soak", parallelism=PARALLELISM)
@@ -64,6 +81,16 @@ def soaked(folder: Path) -> df.Dataflow:
     running.apply(sink(folder, "running"), uid="running-out")
     windows = named.key_by("segment").window(WINDOW_US, "at", totals, uid="windows")
     windows.apply(sink(folder, "windows"), uid="windows-out")
+
+    bought = named.key_by("customer").apply_per_key(
+        count_by_window,
+        state=df.MapState("windows", (), pa.int64(), {"orders": pa.int64()}),
+        timers="event_time",
+        on_timer=window_has_ended,
+        output=BOUGHT,
+        uid="bought",
+    )
+    bought.apply(sink(folder, "bought"), uid="bought-out")
 
     loop = flow.loop(LAP)
     begun = named.map(with_laps, LAP, uid="with-laps")
