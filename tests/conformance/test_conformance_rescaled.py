@@ -12,6 +12,7 @@ from stateformat.backends.runtime import JobOutcome, JobPaused, Progress, Run, S
 from stateformat.requests import RequestAnswer, RequestOutcome
 from tests.conformance import Gated, Out, Told, batches, until
 from tests.conformance_jobs import LapJob, StateJob
+from tests.expiring_jobs import ExpiringJob
 from tests.played_stage import EVERYWHERE, PlayedStage
 
 RESCALED, FAILED = RequestOutcome.RESCALED, RequestOutcome.FAILED
@@ -75,6 +76,25 @@ def test_every_kind_of_state_goes_up_and_down_while_the_job_runs(stage: PlayedSt
     assert [played.sizes(answer)["op"] for answer in played.answers] == [5, 2]
     assert job.out.seen == job.expected(2)
     assert (outcome.restarts, outcome.stop) == (0, None)
+
+
+@EVERYWHERE
+def test_rows_that_expire_do_so_at_the_same_moment_whatever_the_parallelism(stage: PlayedStage, executor: str) -> None:
+    job = ExpiringJob(stage.directory, seed=3)
+    played = Played(stage, executor)
+
+    def script() -> Iterator[object]:
+        yield from job.primed(lambda: stage.newest_id)
+        job.stream.let(0, 8)
+        yield from played.rescaled(None, op=5, once=1)
+        job.stream.let(0, 15)
+        yield
+        yield from played.rescaled(None, op=1, once=4)
+        job.stream.let(0)
+
+    played.run(job.flow(3), script())
+    assert [answer.outcome for answer in played.answers] == [RESCALED, RESCALED]
+    job.check()
 
 
 @EVERYWHERE

@@ -1,0 +1,131 @@
+"""States expire alike on both executors: with crashes, at any parallelism, after a rollback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateformat.backends.local import VirtualClock
+from stateformat.backends.runtime import Run
+from stateformat.model import StopMode
+from stateformat.ttl import NO_TIME_US
+from stateformat.validation import validate
+from tests.conformance import lose, stopped, to_end, until
+from tests.expiring_jobs import LIVES_US, ExpiringJob, said
+from tests.played_stage import EVERYWHERE, PlayedStage, other
+
+
+def primed(stage: PlayedStage, job: ExpiringJob, run: Run) -> Run:
+    """A run that knows what time it is."""
+    waiting = job.primed(lambda: stage.newest_id)
+    until(run, lambda: next(waiting, True))
+    return run
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_what_is_known_of_a_key_depends_on_the_rows_alone(stage: PlayedStage, executor: str, parallelism: int) -> None:
+    job = ExpiringJob(stage.directory)
+    run = primed(stage, job, stage.begin(executor, job.flow(parallelism)))
+    job.stream.let(0, 13)
+    until(run, lambda: len(job.once.seen) > 6)
+    job.stream.let(0)
+    to_end(run)
+    job.check(restarted=False)
+
+
+@EVERYWHERE
+def test_crashes_and_a_lost_driver_change_nothing(stage: PlayedStage, executor: str) -> None:
+    job = ExpiringJob(stage.directory, seed=2)
+    run = primed(stage, job, stage.begin(executor, job.flow(2)))
+    job.stream.let(0, 9)
+    lose(run, published=run.published + 1)
+    job.stream.let(0)
+    # Of each row one of the two subtasks hears.
+    for call in ("op/0 snapshot", *(f"op/{subtask} row {row}" for subtask in (0, 1) for row in (33, 41, 50))):
+        job.calls.fails(call)
+    executor = other(executor) if executor != "cluster" else executor
+    outcome = stage.run(executor, job.flow(2), checkpoint_rows=5, max_restarts=9)
+    assert outcome.restarts
+    job.check()
+
+
+@EVERYWHERE
+def test_a_rollback_and_another_parallelism_find_what_had_not_expired_then(stage: PlayedStage, executor: str) -> None:
+    job = ExpiringJob(stage.directory, seed=4)
+    run = primed(stage, job, stage.begin(executor, job.flow(2), keep=None))
+    job.stream.let(0, 8)
+    stopped(run, StopMode.NO_DRAIN, lambda: len(job.out.seen) > 40)
+    before, seen = stage.newest_id, (job.out.seen, job.once.seen)
+    job.stream.let(0, 16)
+    run = stage.begin(executor, job.flow(3), keep=None, resume=True)
+    stopped(run, StopMode.NO_DRAIN, lambda: len(job.out.seen) > 100)
+    stage.store.rollback(before)
+
+    # What was committed in between stays in the sink; the second time everything comes again.
+    twice = job.out.seen - seen[0], job.once.seen - seen[1]
+    job.out._committed = {place: rows for place, rows in job.out._committed.items() if place[0] <= before}
+    job.once._committed = {place: rows for place, rows in job.once._committed.items() if place[0] <= before}
+    job.stream.let(0)
+    stage.run(other(executor) if executor != "cluster" else executor, job.flow(5), resume=True)
+    job.check()
+    assert twice[0]
+    assert not twice[1] - job.expected_once
+    assert not validate(stage.store.storage, level="full").findings
+
+
+@EVERYWHERE
+def test_a_checkpoint_says_what_time_it_was_and_hides_what_had_expired(stage: PlayedStage, executor: str) -> None:
+    job = ExpiringJob(stage.directory, seed=5)
+    run = stage.begin(executor, job.flow(2), keep=None)
+    until(run, lambda: stage.newest_id > 1)
+    states = {state.name: state for state in stage.newest.states if state.operator == "op"}
+    assert states["list"].ttl_now_us == NO_TIME_US
+    job.stream.let(0, 12)
+    stopped(run, StopMode.NO_DRAIN, lambda: max((row[1] for row in job.out.seen), default=0) >= _last(job, 12))
+    states = {state.name: state for state in stage.newest.states if state.operator == "op"}
+    now = max(batch["at"][0].as_py() for batch in job.batches[:12])
+    assert {states[name].ttl_now_us for name in ("written", "read", "map", "list")} == {now}
+    assert states["timers"].ttl is None
+    times = [row["ttl_last_access"] for row in stage.state("op", "list")]
+    assert times
+    assert all(int(time.timestamp()) == 0 for time in times)
+    assert all(time.microsecond + LIVES_US > now for time in times)
+
+
+def _last(job: ExpiringJob, count: int) -> int:
+    return max(value for batch in job.batches[:count] for value in batch["value"].to_pylist())
+
+
+class Wall(VirtualClock):
+    """A clock on a wall that is set by hand."""
+
+    def __init__(self, wall_us: int) -> None:
+        super().__init__()
+        self.set_us = wall_us
+
+    def wall_us(self) -> int:
+        return self.set_us
+
+
+@EVERYWHERE
+def test_what_expires_in_processing_time_does_so_while_the_job_stands_still(stage: PlayedStage, executor: str) -> None:
+    job = ExpiringJob(stage.directory, seed=6)
+    options: dict[str, Any] = {"clock": "processing_time", "lives_us": 10**9}
+    start_us = 1_800_000_000_000_000
+    moments: list[int] = []
+    # Where the wall has gone back behind what the checkpoint has seen, time stands still.
+    for after_us in (0, -(10**12), 10**9):
+        moments += [start_us + max(after_us, 0)] * 5
+        job.stream.let(0, len(moments))
+        run = stage.begin(executor, job.flow(2, **options), resume=True, clock=Wall(start_us + after_us))
+        read = _last(job, len(moments))
+        stopped(run, StopMode.NO_DRAIN, lambda read=read: max((row[1] for row in job.out.seen), default=0) >= read)
+        seen = {state.ttl_now_us for state in stage.newest.states if state.operator == "op" and state.ttl}
+        assert seen == {moments[-1]}
+        executor = other(executor) if executor != "cluster" else executor
+    times = {number: us for b, us in zip(job.batches, moments, strict=False) for number in b["value"].to_pylist()}
+    expected = said(job.batches[: len(moments)], times, 10**9)
+    for kind in ("written", "read", "map", "list"):
+        assert {row for row in job.out.seen if row[0] == kind} == {row for row in expected if row[0] == kind}
