@@ -23,6 +23,8 @@ from stateformat.backends.local import LocalRuntime
 from tests.soak.feeding import CUSTOMERS_FILE, END, ORDERS, OUT_OF_ORDER_US
 
 WINDOW_US = 10_000_000
+FORGOTTEN_US = 6 * WINDOW_US
+"""For how long an order is known: it comes again within a second."""
 PARALLELISM = 2
 CHECKPOINT_US = 1_000_000
 LAP = pa.schema([("customer", pa.int64()), ("laps", pa.int64())])
@@ -72,7 +74,7 @@ def soaked(folder: Path) -> df.Dataflow:
         event_time=df.EventTime("at", out_of_order_us=OUT_OF_ORDER_US),
     )
     paid = orders.filter(pc.field("amount") > 0, uid="paid").select("order", "customer", "amount", "at", uid="columns")
-    once = paid.key_by("order").deduplicate(uid="once")
+    once = paid.key_by("order").deduplicate(within_us=FORGOTTEN_US, time="at", uid="once")
     named = once.apply(BroadcastJoin("customer", columns=["segment"]), customers.broadcast(), uid="segments")
 
     totals = {"amount": ("amount", "sum"), "orders": ("*", "count")}
