@@ -65,6 +65,8 @@ class Step:
     max_parallelism: int | None = None
     chain: bool = True
     event_time: EventTime | None = None
+    idle_after: int | None = None
+    """Of a source: after how long without rows a split holds no time up, µs."""
 
     def __repr__(self) -> str:
         return brief(self, self.uid, repr(self.logic))
@@ -196,8 +198,14 @@ class Dataflow:
         name: str = "",
         parallelism: int | None = None,
         event_time: EventTime | str | None = None,
+        idle_after: int | None = None,
     ) -> Stream:
-        """Read a source. With ``event_time``, its readers emit watermarks."""
+        """Read a source. With ``event_time``, its readers emit watermarks.
+
+        ``idle_after``: µs of processing time after which a split, or a reader, without rows holds
+        event time up no longer. From its next row on it holds time up again; its rows that are
+        older than what time has reached are late. By default time waits for every split.
+        """
         if not isinstance(source, Source):
             raise InvalidInput(f"source {uid!r} is {source!r}. Give an instance of a Source.")
         _check_schema(f"the schema of source {uid!r}", source.schema)
@@ -210,7 +218,17 @@ class Dataflow:
             raise InvalidInput(
                 f"source {uid!r} has no column {timed.column!r}. It has {', '.join(source.schema.names)}."
             )
-        step = Step(uid, source, (), source.schema, name=name, parallelism=parallelism, event_time=timed)
+        if idle_after is not None:
+            if timed is None:
+                raise InvalidInput(f"source {uid!r} has no event time that it could hold up. Give event_time too.")
+            if isinstance(idle_after, bool) or not isinstance(idle_after, int) or idle_after < 1:
+                raise InvalidInput(
+                    f"idle_after of source {uid!r} is {idle_after!r}. Give whole microseconds, at least 1; a minute is "
+                    "60_000_000."
+                )
+        step = Step(
+            uid, source, (), source.schema, name=name, parallelism=parallelism, event_time=timed, idle_after=idle_after
+        )
         return self._add(step)
 
     def apply(

@@ -155,7 +155,7 @@ class Worker:
         """The snapshot that is not acknowledged yet."""
         self.snapshot_taken = number
         """The last barrier that it took a snapshot for, or passed on in a round of loops."""
-        self._source_held = False
+        self._source_held = self._reads = False
         self._late_messages: deque[MessageToSubtask] = deque()
         self._asked = False
         self._ask_at_us = 0
@@ -303,6 +303,8 @@ class Worker:
             self.open_snapshot.log(channel, batch)
 
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
+        if self._reads and self.task.is_idle:
+            self.deliver(ev.SourceIdle(idle=False))  # Before the rows that hold time up again.
         queues = self._by_receiver[edge_id]
         for receiver, part in self.routers[edge_id].route(batch):
             queue = queues[receiver]
@@ -404,10 +406,18 @@ class Worker:
         self._late_messages.clear()
 
     def _read(self) -> None:
-        reading = self.operators.read()
+        self._reads = True
+        try:
+            reading = self.operators.read()
+        finally:
+            self._reads = False
         self.rows += reading.rows
+        if self.task.is_idle and not reading.is_idle:
+            self.deliver(ev.SourceIdle(idle=False))
         if reading.watermark is not None:
             self.deliver(ev.SourceAdvanced(reading.watermark))
+        if reading.is_idle and not self.task.is_idle:
+            self.deliver(ev.SourceIdle(idle=True))
         if reading.wants_split and not self._asked and self.now_us() >= self._ask_at_us:
             self._asked = True
             self._environment.request_split(self.id)
@@ -415,6 +425,8 @@ class Worker:
             self.deliver(ev.SourceEnded())
         elif reading.holds_none and self._asked:
             self._idle_until_us = _UNTIL_MAIL
+            if reading.idle_at_us is not None:
+                self._idle_until_us = max(self._environment.clock_at(reading.idle_at_us), self.now_us() + 1)
         elif reading.idle:
             self._idle_until_us = self.now_us() + IDLE_US
 

@@ -106,7 +106,16 @@ class OperatorChain:
     def _make_reader(self, emitter: Emitter, output: ChainOutput) -> SourceReader:
         step, source = self._job.step(self._vertex.id), copy.copy(self._job.logic(self._vertex.id))
         assert isinstance(source, Source)
-        return SourceReader(step.uid, source, step.event_time, self._subtask, output.now_us, emitter.emit)
+        return SourceReader(
+            step.uid,
+            source,
+            step.event_time,
+            self._subtask,
+            output.now_us,
+            emitter.emit,
+            idle_after_us=step.idle_after,
+            processing_time=output.processing_time_us,
+        )
 
     @property
     def states(self) -> Mapping[str, SubtaskStates]:
@@ -153,8 +162,10 @@ class OperatorChain:
             self._asked[taken] = taken_id
         restored = restored or {}
         splits = restored.get(self._vertex.id, {}).get(SPLITS)
-        if self._reader is not None and splits is not None:
-            self._reader.restore(splits.table())
+        if self._reader is not None:
+            self._reader.open()
+            if splits is not None:
+                self._reader.restore(splits.table())
         for uid, operator in self.operators.items():
             operator.open(restored.get(uid, {}), (going_on or {}).get(uid), (reported or {}).get(uid))
 
@@ -188,7 +199,16 @@ class OperatorChain:
 
         Not ``exactly``, and without cost: none is due before.
         """
-        return min(operator.next_timer_us(exactly=exactly) for operator in self.operators.values())
+        due = (operator.next_timer_us(exactly=exactly) for operator in self.operators.values())
+        return min(due, default=ev.MAX_WATERMARK)
+
+    @property
+    def wakes_at_us(self) -> int | None:
+        """The processing time at which a timer is due, or the reader idle; None: neither."""
+        due_us = self.next_timer_us(exactly=True) if self._is_timed else ev.MAX_WATERMARK
+        idle_at_us = None if self._reader is None else self._reader.idle_at_us
+        found = min(due_us, ev.MAX_WATERMARK if idle_at_us is None else idle_at_us)
+        return None if found == ev.MAX_WATERMARK else found
 
     def fire_timers(self) -> None:
         """Fire the timers of processing time that are due, operator by operator."""
@@ -226,6 +246,11 @@ class OperatorChain:
     def read(self) -> ReadResult:
         """Read one chunk of one split, and let the chain process it."""
         return self._source.read()
+
+    @property
+    def reader(self) -> SourceReader | None:
+        """The reader of a source."""
+        return self._reader
 
     def assign(self, split: Split | NoSplit) -> None:
         """Take what the enumerator answered."""

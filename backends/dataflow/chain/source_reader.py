@@ -6,6 +6,9 @@ back. A split that ends no longer counts. A reader with room for more splits wai
 assigned all there are now: the next one may begin in the past. Of an unordered source only splits
 that have ended count.
 
+With ``idle_after_us`` a split without rows for so long, by processing time, holds no time up. Where
+no split does, the greatest watermark of them counts, and the reader itself is idle.
+
 A reader may be assigned more splits than it has room for. They wait unread, and are kept all the
 same.
 """
@@ -13,7 +16,7 @@ same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -42,13 +45,30 @@ class ReadResult(NamedTuple):
     """The event time reached, µs; None if unknown, or the source has none."""
     holds_none: bool = False
     """There is no split, and more may come: until then there is nothing to read."""
+    is_idle: bool = False
+    """It has had no rows for so long that it holds no time up."""
+    idle_at_us: int | None = None
+    """The processing time at which it, or one of its splits, is idle, if no rows come."""
+
+
+class Holder(NamedTuple):
+    """Which split of a reader is behind the others."""
+
+    split: str | None
+    """None: there is no split that holds time up."""
+    watermark: int | None
+    """Its watermark; None: it has had no row."""
+    furthest: int | None
+    """The greatest watermark of the splits."""
 
 
 class _OpenSplit:
     """A split that is being read, or waits to be."""
 
-    def __init__(self, split: Split, watermark: int | None) -> None:
+    def __init__(self, split: Split, watermark: int | None, now_us: int) -> None:
         self.split = split
+        self.active_us = now_us
+        """The processing time at which it began, or its last rows came."""
         self.position = split.position
         self.watermark = watermark
         self.chunks: Iterator[Chunk] | None = None
@@ -65,6 +85,9 @@ class SourceReader:
         subtask: int,
         clock: Callable[[], int],
         emit: Callable[[pa.RecordBatch], None],
+        *,
+        idle_after_us: int | None = None,
+        processing_time: Callable[[], int] = lambda: 0,
     ) -> None:
         self._guard = Guard(uid, subtask)
         self._uid = uid
@@ -72,6 +95,10 @@ class SourceReader:
         self._event_time = event_time
         self._context = ReaderContext(subtask, clock)
         self._emit = emit
+        self._idle_after_us = idle_after_us
+        self._processing_time = processing_time
+        self._active_us = 0
+        """When it was opened, or its last rows came."""
         self._open: deque[_OpenSplit] = deque()
         """The next one to read first."""
         self._waiting: deque[_OpenSplit] = deque()
@@ -84,6 +111,10 @@ class SourceReader:
         self._watermark: int | None = None
         self._watermark_of_ended: int | None = None
         """The greatest of the splits that have ended."""
+
+    def open(self) -> None:
+        """Begin to count the time without rows."""
+        self._active_us = self._processing_time()
 
     def assign(self, split: Split | NoSplit) -> None:
         """Take the enumerator's answer. ``InvalidState`` for a split that the reader has."""
@@ -101,7 +132,7 @@ class SourceReader:
             )
         begun = watermark is not None or split.position != 0
         splits = self._open if begun or self._has_room else self._waiting
-        splits.append(_OpenSplit(split, watermark))
+        splits.append(_OpenSplit(split, watermark, self._processing_time()))
         self._empty_reads = 0
 
     @property
@@ -133,7 +164,52 @@ class SourceReader:
             ended=ended,
             watermark=self._advance(),
             holds_none=not (self._open or self._waiting or self._no_more),
+            is_idle=not ended and self._is_idle(),
+            idle_at_us=self.idle_at_us,
         )
+
+    def _is_idle(self) -> bool:
+        if self._idle_after_us is None or self._waiting:
+            return False
+        return not self._holding() and self._processing_time() - self._active_us >= self._idle_after_us
+
+    def _holding(self) -> list[_OpenSplit]:
+        """The open splits that are not idle."""
+        if self._idle_after_us is None:
+            return list(self._open)
+        since_us = self._processing_time() - self._idle_after_us
+        return [split for split in self._open if split.active_us > since_us]
+
+    @property
+    def idle_at_us(self) -> int | None:
+        """The processing time at which something becomes idle, if no rows come."""
+        if self._idle_after_us is None:
+            return None
+        times = [split.active_us for split in self._holding()] or ([] if self._is_idle() else [self._active_us])
+        return min(times) + self._idle_after_us if times else None
+
+    @property
+    def holder(self) -> Holder:
+        """The split that is behind the others; the first of them in their order."""
+        known = [split.watermark for split in self._open if split.watermark is not None]
+        holding = self._holding()
+        unknown = next((split for split in holding if split.watermark is None), None)
+        last = unknown or min(holding, key=lambda split: split.watermark or 0, default=None)
+        return Holder(
+            last.split.id if last else None,
+            last.watermark if last else None,
+            max((*known, self._watermark_of_ended), key=lambda time: MIN_WATERMARK if time is None else time),
+        )
+
+    def active(self) -> dict[str, int]:
+        """By split, and under no name of the reader itself, when rows came last."""
+        return {"": self._active_us, **{split.split.id: split.active_us for split in (*self._open, *self._waiting)}}
+
+    def go_on(self, active: Mapping[str, int]) -> None:
+        """Take what :meth:`active` gave, of a reader of the same run."""
+        self._active_us = active.get("", self._active_us)
+        for split in (*self._open, *self._waiting):
+            split.active_us = active.get(split.split.id, split.active_us)
 
     def _next(self, split: _OpenSplit) -> Chunk | None:
         """The next chunk; None where the split has ended."""
@@ -149,6 +225,8 @@ class SourceReader:
         rows = 0 if batch is None else batch.num_rows
         if rows:
             self._emit(batch)
+        if rows or chunk.newest_us is not None:
+            split.active_us = self._active_us = self._processing_time()
         if self._event_time is not None:
             times = [chunk.newest_us]
             if batch is not None and rows:
@@ -166,9 +244,10 @@ class SourceReader:
             if not self._open and self._watermark_of_ended is not None:
                 self._watermark = _greatest(self._watermark_of_ended, self._watermark)
             return self._watermark
-        known = [split.watermark for split in self._open if split.watermark is not None]
-        if known and self._has_all and len(known) == len(self._open):
-            self._watermark = _greatest(min(known), self._watermark)
+        holding = self._holding()
+        known = [split.watermark for split in holding or self._open if split.watermark is not None]
+        if known and self._has_all and (not holding or len(known) == len(holding)):
+            self._watermark = _greatest(min(known) if holding else max(known), self._watermark)
         return self._watermark
 
     def rows(self) -> pa.Table:

@@ -55,6 +55,14 @@ class Watermark(NamedTuple):
     timestamp: int
 
 
+class Idle(NamedTuple):
+    """The sender has had no rows for long: its channel holds no time up. ``idle`` False: it does
+    again.
+    """
+
+    idle: bool = True
+
+
 class Barrier(NamedTuple):
     """The border between two epochs of a channel."""
 
@@ -73,4 +81,4 @@ class EndOfPartition(NamedTuple):
     """The sender has left: nothing follows."""
 
 
-Element = Records | Watermark | Barrier | EndOfData | EndOfPartition
+Element = Records | Watermark | Idle | Barrier | EndOfData | EndOfPartition

@@ -65,6 +65,12 @@ class SourceEnded(NamedTuple):
     """The reader of a source has read everything. Only for tasks without inputs."""
 
 
+class SourceIdle(NamedTuple):
+    """The reader has had no rows for long, or (``idle`` False) it has some again."""
+
+    idle: bool
+
+
 class SourceAdvanced(NamedTuple):
     """The reader of a source has reached this event time. Only for tasks without inputs."""
 
@@ -94,6 +100,7 @@ TaskEvent = (
     | Answered
     | SourceEnded
     | SourceAdvanced
+    | SourceIdle
     | EndSource
     | DataProcessed
     | Canceled

@@ -16,7 +16,7 @@ from .states import EventKind, TaskState, TaskStateMachine, kind_of
 _OF_SOURCES = frozenset({EventKind.SOURCE_ADVANCED, EventKind.SOURCE_ENDED, EventKind.END_SOURCE})
 # Tuples for ``isinstance``: to make a union of types costs as much as all other checks together.
 _ON_CHANNELS = (ev.Received, ev.Announced)
-_DATA = (ev.Records, ev.Watermark, ev.EndOfData)
+_DATA = (ev.Records, ev.Watermark, ev.Idle, ev.EndOfData)
 
 
 class EventGuard:

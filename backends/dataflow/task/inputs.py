@@ -8,6 +8,11 @@ The watermark of an edge is the least of its channels', but never less than what
 checkpoint said. A channel whose data has drained, and an edge without senders, are at the end of
 time. A stopped channel stays where it was. Feedback channels have no watermark and no end.
 
+An idle channel holds no time up: it is left aside as long as another one, of any edge, is neither
+idle nor drained. Where there is no other, the greatest watermark of the idle ones counts, whatever
+the order in which they became idle. So the watermark of the inputs goes back when a channel returns
+that is behind; that of the task stays.
+
 The end of a channel advances time only at the next barrier, behind all records of the epoch, or
 when everything has drained (:meth:`Inputs.release_time`). So which records are late does not depend
 on how channels interleave. ``by_epoch``: watermarks of a task with several channels are released
@@ -66,6 +71,18 @@ class _LeastWatermark:
         if len(self._heap) > 2 * len(counts) + _HEAP_SLACK:
             self._heap = sorted(counts)
 
+    def leave(self, watermark: int) -> None:
+        """A channel at this watermark counts no longer."""
+        self._counts[watermark] -= 1
+        if not self._counts[watermark]:
+            del self._counts[watermark]
+
+    def join(self, watermark: int) -> None:
+        """A channel at this watermark counts again."""
+        if watermark not in self._counts:
+            heappush(self._heap, watermark)
+        self._counts[watermark] = self._counts.get(watermark, 0) + 1
+
     @property
     def watermark(self) -> int:
         """The least; the end of time where there is no channel."""
@@ -83,6 +100,7 @@ class _ChannelProgress:
     watermark: int = MIN_WATERMARK
     drained: bool | None = None
     gone: bool = False
+    idle: bool = False
 
 
 class Inputs:
@@ -101,6 +119,10 @@ class Inputs:
         self._by_epoch = by_epoch and len(self.channels) > 1
         self._unreleased: dict[Channel, int] = {}
         """Watermarks of channels that do not count before :meth:`release_time`."""
+        self._unreleased_idle: dict[Channel, bool] = {}
+        """The same of becoming idle, or no longer."""
+        self._idle: dict[str, dict[Channel, None]] = {}
+        """By edge, the idle channels."""
         self._present = len(self.channels)
         self.ended = {edge.input for edge in self.edges} - {edge.input for edge in self.edges if not edge.ended}
         """Inputs of which ``end_input`` was called, before the checkpoint or since."""
@@ -133,11 +155,41 @@ class Inputs:
     def _advance(self, channel: Channel, timestamp: int) -> None:
         progress = self._progress[channel]
         if timestamp > progress.watermark and not progress.edge.feedback:
+            if progress.idle and timestamp < MAX_WATERMARK:
+                progress.watermark = timestamp
+                return
+            if progress.idle:  # Its data has ended.
+                self._set_idle(channel, idle=False)
             self._least[progress.edge.id].rise(progress.watermark, timestamp)
             progress.watermark = timestamp
 
+    def set_idle(self, channel: Channel, idle: bool) -> None:
+        """A channel has become idle, or holds time up again."""
+        if self._by_epoch:
+            self._unreleased_idle[channel] = idle
+        else:
+            self._set_idle(channel, idle=idle)
+
+    def _set_idle(self, channel: Channel, *, idle: bool) -> None:
+        progress = self._progress[channel]
+        edge = progress.edge
+        if progress.idle == idle or edge.feedback or progress.watermark == MAX_WATERMARK:
+            return
+        if idle:
+            self._least[edge.id].leave(progress.watermark)
+            self._idle.setdefault(edge.id, {})[channel] = None
+        else:
+            self._least[edge.id].join(progress.watermark)
+            del self._idle[edge.id][channel]
+            if not self._idle[edge.id]:
+                del self._idle[edge.id]
+        progress.idle = idle
+
     def release_time(self) -> None:
         """All records of the epoch have come: what ended in it holds time up no longer."""
+        for channel, idle in self._unreleased_idle.items():
+            self._set_idle(channel, idle=idle)
+        self._unreleased_idle.clear()
         for channel, timestamp in self._unreleased.items():
             self._advance(channel, timestamp)
         self._unreleased.clear()
@@ -195,12 +247,28 @@ class Inputs:
 
     def watermark_of(self, edge: InputEdge) -> int:
         """The watermark of an edge."""
-        return max(edge.watermark, self._least[edge.id].watermark)
+        least = self._least[edge.id].watermark
+        if least == MAX_WATERMARK and edge.id in self._idle:
+            least = max(self._progress[channel].watermark for channel in self._idle[edge.id])
+        return max(edge.watermark, least)
+
+    def _holds(self, edge: InputEdge) -> bool:
+        return self._least[edge.id].watermark < MAX_WATERMARK
+
+    @property
+    def idle(self) -> bool:
+        """Whether no input holds time up, and not all have ended."""
+        return bool(self._idle) and not any(self._holds(edge) for edge in self.edges)
 
     @property
     def watermark(self) -> int:
         """The least watermark of all edges."""
-        return min((self.watermark_of(edge) for edge in self.edges), default=MIN_WATERMARK)
+        if not self._idle:
+            return min((self.watermark_of(edge) for edge in self.edges), default=MIN_WATERMARK)
+        holding = [self.watermark_of(edge) for edge in self.edges if self._holds(edge)]
+        if holding:
+            return min(holding)
+        return max(self.watermark_of(edge) for edge in self.edges if edge.id in self._idle)
 
     @property
     def restored_watermark(self) -> int:

@@ -156,6 +156,7 @@ _OF_EVENT: Final[Mapping[type, EventKind]] = {
     ev.Answered: EventKind.ANSWERED,
     ev.SourceEnded: EventKind.SOURCE_ENDED,
     ev.SourceAdvanced: EventKind.SOURCE_ADVANCED,
+    ev.SourceIdle: EventKind.SOURCE_ADVANCED,
     ev.EndSource: EventKind.END_SOURCE,
     ev.DataProcessed: EventKind.PROCESSED,
     ev.Canceled: EventKind.CANCEL,
@@ -163,6 +164,7 @@ _OF_EVENT: Final[Mapping[type, EventKind]] = {
 _OF_ELEMENT: Final[Mapping[type, EventKind]] = {
     ev.Records: EventKind.RECORDS,
     ev.Watermark: EventKind.WATERMARK,
+    ev.Idle: EventKind.WATERMARK,
     ev.Barrier: EventKind.BARRIER,
     ev.EndOfPartition: EventKind.PARTITION_ENDED,
 }

@@ -86,6 +86,8 @@ class Task:
         self.is_source = self._inputs.are_none
         self.is_loop_head = bool(feedback)
         self._watermark = MIN_WATERMARK
+        self._idle = False
+        """Its consumers know that it holds no time up."""
         self._allowed = dict.fromkeys(LoopStep, not self.is_loop_head)
         """The steps that a loop head may take; all of them for other tasks."""
         self._acknowledgement: ev.Acknowledge | None = None
@@ -109,6 +111,11 @@ class Task:
     def watermark(self) -> int:
         """The last ``AdvanceWatermark``."""
         return self._watermark
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds no time up."""
+        return self._idle
 
     @property
     def restored_watermark(self) -> int:
@@ -157,13 +164,14 @@ class Task:
     def progress(self) -> tuple[dict[str, int], dict[str, bool]]:
         """Per edge: the watermark, and whether ``end_input`` was called.
 
-        While a loop head holds the end of time back, it has not come.
+        While a loop head holds the end of time back, it has not come. An input that was idle is as
+        far as the task: what was late must be late again.
         """
         edges = self._inputs.edges
         holds_back = self._inputs.watermark == MAX_WATERMARK and not self._allowed[LoopStep.MAX_WATERMARK]
         ceiling = self._watermark if holds_back else MAX_WATERMARK
         return (
-            {edge.id: min(self._inputs.watermark_of(edge), ceiling) for edge in edges},
+            {edge.id: min(max(self._inputs.watermark_of(edge), self._watermark), ceiling) for edge in edges},
             {edge.id: edge.input in self._inputs.ended for edge in edges},
         )
 
@@ -216,6 +224,8 @@ class Task:
                 return self._ask() if self._sent else self._end()
             case ev.SourceAdvanced(timestamp):
                 return self._advance(timestamp)
+            case ev.SourceIdle(idle):
+                return self._become_idle(idle)
             case ev.SourceEnded() | ev.EndSource():
                 return self._end_source()
             case ev.DataProcessed(channel):
@@ -230,6 +240,9 @@ class Task:
                 return [ev.Process(channel, batch)]
             case ev.Watermark(timestamp):
                 self._inputs.advance(channel, timestamp)
+                return self._advance_inputs()
+            case ev.Idle(idle):
+                self._inputs.set_idle(channel, idle)
                 return self._advance_inputs()
             case ev.Barrier():
                 commands = self._subsume(element) + self._alignment.receive(channel, element)
@@ -253,7 +266,7 @@ class Task:
             case ev.EndOfPartition():
                 self._inputs.end_partition(channel)
                 self._loop.end(channel)
-            case ev.Watermark():
+            case ev.Watermark() | ev.Idle():
                 pass  # Time does not go round.
         return self._acknowledge()
 
@@ -307,11 +320,24 @@ class Task:
         return self._end_inputs([*self._inputs.drained_inputs, *feedback]) + self._end_logic()
 
     def _advance_inputs(self) -> list[TaskCommand]:
-        """Advance to the watermark of the inputs. A loop head holds the end of time back."""
-        timestamp = self._inputs.watermark
+        """Advance to the watermark of the inputs, and say if none of them holds it up any more.
+
+        A loop head holds the end of time back.
+        """
+        timestamp, idle = self._inputs.watermark, self._inputs.idle
         if timestamp == MAX_WATERMARK and not self._allowed[LoopStep.MAX_WATERMARK]:
             return []
-        return self._advance(timestamp)
+        if not (idle or self._idle):
+            return self._advance(timestamp)
+        # What holds time up again does so before it goes on, and the other way round.
+        told = self._become_idle(idle)
+        return self._advance(timestamp) + told if idle else told + self._advance(timestamp)
+
+    def _become_idle(self, idle: bool) -> list[TaskCommand]:
+        if idle == self._idle:
+            return []
+        self._idle = idle
+        return [ev.Emit(ev.Idle(idle))]
 
     def _end_of_time(self) -> list[TaskCommand]:
         """Not emitted: ``EndOfData`` implies it, behind what ``finish`` has emitted."""

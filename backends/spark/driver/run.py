@@ -166,8 +166,8 @@ class SparkRun(Run):
 
     @property
     def _next_timer_us(self) -> int | None:
-        """When the next timer of processing time is due."""
-        due = (task.next_timer_us for task in self._running if task.core.may_fire)
+        """When the next timer of processing time is due, or a reader idle."""
+        due = (task.wakes_at_us for task in self._running if task.core.may_fire)
         return min((time for time in due if time is not None), default=None)
 
     @property
@@ -273,6 +273,7 @@ class SparkRun(Run):
             started=task.started,
             number=task.number,
             reads_frames=task.core.id.vertex in by_frames,
+            active=task.active,
         )
 
     def _accept(self, reports: Mapping[ev.TaskId, TaskReport], checkpoint: PendingCheckpoint | None) -> None:
@@ -313,7 +314,7 @@ class SparkRun(Run):
         task.wired = task.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
         task.started = True
         task.number = report.number
-        task.next_timer_us = report.next_timer_us
+        task.wakes_at_us, task.active = report.wakes_at_us, report.active
         task.wants_split = report.wants_split or task.was_deferred  # A reader that was deferred does not ask again.
         if report.ran_dry and report.wants_split:
             task.splits_ahead = min(2 * task.splits_ahead, SPLITS_AHEAD_MAX)

@@ -29,8 +29,10 @@ class DriverTask:
     started: bool = False
     number: int = 0
     """The last barrier that it took."""
-    next_timer_us: int | None = None
-    """When its next timer of processing time is due, as far as an epoch may fire it."""
+    wakes_at_us: int | None = None
+    """The processing time at which a timer is due, or its reader idle."""
+    active: dict[str, int] = field(default_factory=dict)
+    """When its reader, and each split, had rows last."""
     gone: bool = False
     no_more_splits: bool = False
     wants_split: bool = True

@@ -106,6 +106,8 @@ class Spec:
     """The last barrier that it took."""
     reads_frames: bool
     """Whether it is a source whose rows come as frames."""
+    active: Mapping[str, int]
+    """When its reader, and each split, had rows last."""
 
 
 @dataclass
@@ -145,8 +147,10 @@ class TaskReport:
     rows_read: int = 0
     late_rows: int = 0
     sent_bytes: int = 0
-    next_timer_us: int | None = None
-    """When its next timer of processing time is due; None if it has none."""
+    wakes_at_us: int | None = None
+    """The processing time at which a timer is due, or its reader idle; None: neither."""
+    active: dict[str, int] = field(default_factory=dict)
+    """When its reader, and each split, had rows last (``SourceReader.active``)."""
     opened: str = ""
     """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
 
@@ -222,5 +226,5 @@ class EpochLink:
         return self._epoch.processing_time_us
 
     def clock_at(self, time_us: int) -> int:
-        """Never called: the driver waits for timers."""
-        raise AssertionError(f"a worker waits until {time_us}")
+        """In no epoch: its time on the wall stands still, and the driver waits."""
+        return self.now_us() + time_us - self._epoch.processing_time_us

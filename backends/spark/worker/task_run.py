@@ -267,6 +267,8 @@ class TaskRun:
                 going_on=unpickle_operators(chain, point.pickled),
                 reported=point.reported,
             )
+            if chain.reader is not None:
+                chain.reader.go_on(self.spec.active)
 
     def _restored(self, cached: CachedTask | None, point: RestorePoint) -> OperatorChain:
         """A new chain: with cached states and what has changed since, or with none, to be read."""
@@ -335,8 +337,9 @@ class TaskRun:
             self._worker.release()
             return
         report.reported = {uid: member.reported for uid, member in chain.operators.items() if member.reported}
-        if chain.is_timed:
-            report.next_timer_us = chain.next_timer_us(exactly=True)
+        report.wakes_at_us = chain.wakes_at_us
+        if chain.reader is not None:
+            report.active = chain.reader.active()
         chain.hand_over()
         try:
             report.pickled = pickle_operators(self._setup.job, chain)

@@ -1,0 +1,160 @@
+"""Inputs without rows hold event time up, until they are idle; on both executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Output, Stream
+from stateformat.backends.runtime import VirtualClock
+from stateformat.errors import InvalidInput
+from tests.conformance import Gated, Out, to_end, until
+from tests.local_jobs import rows
+from tests.played_stage import EVERYWHERE, PlayedStage
+
+SECOND_US = 1_000_000
+IDLE_AFTER = 3 * SECOND_US
+WINDOW_US = 100
+
+
+def pace(executor: str) -> dict[str, int]:
+    return {"checkpoint_interval_us": SECOND_US // 2, **({} if executor == "local" else {"idle_us": SECOND_US // 4})}
+
+
+def let(place: Path, batches: int | str, split: int = 0) -> None:
+    (place / str(split)).write_text(str(batches))
+
+
+def windows(stage: PlayedStage, out: Out, *, readers: int, idle_after: int | None = IDLE_AFTER) -> Dataflow:
+    """Two splits of one source, in one reader or in two, into windows."""
+    flow = Dataflow("idle", parallelism=2)
+    early = [rows(n, key=1, at=n) for n in (10, 110, 1010)]
+    late = [rows(n, key=2, at=n) for n in (20, 120, 220, 420, 1020)]
+    source = Gated(stage.directory / "in", early, late, shut=True, endless=True)
+    read = flow.source(source, uid="in", parallelism=readers, event_time=EventTime("at"), idle_after=idle_after)
+    counted(read, out)
+    return flow
+
+
+def counted(stream: Stream, out: Out) -> None:
+    stream.key_by("key").window(WINDOW_US, "at", {"n": ("*", "count")}, uid="window").apply(out, uid="out")
+
+
+class Union(Operator):
+    """Passes on both of its inputs."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        return batch
+
+
+def ended(out: Out) -> set[tuple[int, int]]:
+    """The keys and beginnings of windows that have ended."""
+    return {(row[0], row[1]) for row in out.seen}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("readers", [1, 2])
+def test_an_idle_split_holds_no_time_up_and_one_that_returns_does(
+    stage: PlayedStage, executor: str, readers: int
+) -> None:
+    out, clock, place = Out(), VirtualClock(), stage.directory / "in"
+    run = stage.begin(executor, windows(stage, out, readers=readers), clock=clock, **pace(executor))
+    let(place, 1)
+    let(place, 3, 1)
+    until(run, lambda: run.rows_read == 4)
+    begun_us = clock.now_us()
+    assert not ended(out), "time is at 10"
+    # Now the first is idle, and then the other: time is where the second has been.
+    until(run, lambda: ended(out) == {(1, 0), (2, 0), (2, 100)})
+    assert clock.now_us() - begun_us >= IDLE_AFTER - SECOND_US // 2
+    until(run, lambda: clock.now_us() - begun_us > 2 * IDLE_AFTER)
+    # It returns with a row that is late, and holds time up at its next ones.
+    let(place, 2)
+    until(run, lambda: run.late_rows == 1)
+    let(place, 4, 1)
+    until(run, lambda: run.rows_read == 6)
+    held_us = clock.now_us()
+    until(run, lambda: clock.now_us() - held_us > IDLE_AFTER // 3)
+    assert (2, 200) not in ended(out), "the first was at 110 a while ago"
+    until(run, lambda: (2, 200) in ended(out))
+    run.close()
+
+
+@EVERYWHERE
+def test_without_idle_after_time_waits_for_every_split(stage: PlayedStage, executor: str) -> None:
+    out, clock, place = Out(), VirtualClock(), stage.directory / "in"
+    run = stage.begin(executor, windows(stage, out, readers=2, idle_after=None), clock=clock, **pace(executor))
+    let(place, 3, 1)
+    until(run, lambda: run.rows_read == 3)
+    until(run, lambda: clock.now_us() > 4 * IDLE_AFTER)
+    assert not ended(out)
+    run.close()
+
+
+@EVERYWHERE
+def test_a_reader_without_a_split_is_idle_too(stage: PlayedStage, executor: str) -> None:
+    out = Out()
+    run = stage.begin(executor, windows(stage, out, readers=3), **pace(executor))
+    for split in (0, 1):
+        let(stage.directory / "in", 3, split)
+    until(run, lambda: {(1, 0), (2, 0), (1, 100), (2, 100)} <= ended(out))
+    run.close()
+
+
+@EVERYWHERE
+def test_time_does_not_go_back_when_an_idle_job_goes_on(stage: PlayedStage, executor: str) -> None:
+    out, place = Out(), stage.directory / "in"
+    run = stage.begin(executor, windows(stage, out, readers=2), keep=None, **pace(executor))
+    let(place, 1)
+    let(place, 3, 1)
+    until(run, lambda: ended(out) == {(1, 0), (2, 0), (2, 100)})
+    published = run.published
+    until(run, lambda: run.published > published)
+    run.close()
+    again = stage.begin(executor, windows(stage, out, readers=2), keep=None, **pace(executor))
+    let(place, 2)
+    let(place, 3, 1)
+    until(again, lambda: again.late_rows == 1)
+    assert (1, 100) not in ended(out), "its window had ended before"
+    again.close()
+
+
+@EVERYWHERE
+def test_of_two_sources_the_idle_one_holds_no_time_up_and_the_job_ends(stage: PlayedStage, executor: str) -> None:
+    out = Out()
+    flow = Dataflow("two", parallelism=2)
+    places = [stage.directory / name for name in ("one", "two")]
+    batches = [[rows(n, key=k, at=n) for n in (10, 210, 410)] for k in (1, 2)]
+    sources = [Gated(place, some, shut=True) for place, some in zip(places, batches, strict=True)]
+    reads = [
+        flow.source(source, uid=place.name, parallelism=1, event_time="at", idle_after=IDLE_AFTER)
+        for source, place in zip(sources, places, strict=True)
+    ]
+    counted(reads[0].rebalance().apply(Union(), reads[1].rebalance(), uid="union"), out)
+    run = stage.begin(executor, flow, **pace(executor))
+    let(places[0], 3)
+    until(run, lambda: ended(out) == {(1, 0), (1, 200)})
+    sources[1].let(0)
+    until(run, lambda: run.rows_read == 6)
+    sources[0].let(0)
+    outcome = to_end(run)
+    assert outcome.restarts == 0
+    assert ended(out) == {(1, 0), (1, 200), (1, 400), (2, 400)}
+    assert run.late_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("event_time", "idle_after", "said"),
+    [
+        (None, 5, "no event time that it could hold up"),
+        ("at", 0, "0. Give whole microseconds"),
+        ("at", 1.5, "1.5. Give whole"),
+        ("at", True, "True. Give whole"),
+    ],
+)
+def test_what_is_no_time_is_refused(tmp_path: Path, event_time: str | None, idle_after: int, said: str) -> None:
+    source = Gated(tmp_path, [rows(1)])
+    with pytest.raises(InvalidInput, match=said):
+        Dataflow("refused").source(source, uid="in", event_time=event_time, idle_after=idle_after)
