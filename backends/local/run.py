@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -22,7 +22,7 @@ from stateformat.store import CheckpointStore
 
 from .. import runtime as rt
 from ..dataflow import events as ev
-from ..dataflow.chain import OperatorChain, in_flight_batches
+from ..dataflow.chain import Holder, OperatorChain, in_flight_batches
 from ..dataflow.graph import Router
 from ..dataflow.task import TaskState
 from .layers import TaskLayers
@@ -112,6 +112,7 @@ class LocalRun(rt.Run):
             return False
         try:
             now_us = self._begin_what_is_due()
+            self._watch_time(now_us)
             self._driver.processing_time.advance()
             worker = self._ready.draw(self._choose, now_us, others=len(self._driver.inbox))
             if worker is not None:
@@ -199,6 +200,13 @@ class LocalRun(rt.Run):
     def _awaited(self) -> bool:
         states = {worker.task.state for worker in self._workers.values() if not worker.gone}
         return TaskState.WAITING in states or TaskState.DRAINING in states
+
+    def _readers(self) -> Iterator[tuple[str, Holder]]:
+        for worker in self._sources:
+            if not worker.gone and worker.task.may_read and not worker.task.is_idle:
+                reader = worker.operators.reader
+                if worker.vertex.id in self._time_watch.sources and reader is not None:
+                    yield worker.vertex.id, reader.holder
 
     def describe(self) -> str:
         """What every actor is doing, in words."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,12 +16,13 @@ from stateformat.storage import as_url
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
+from ..dataflow.chain import Holder
 from ..dataflow.coordinator import Coordinator
 from .clock import Clock
 from .driver import Driver, TaskMessenger
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
-from .reports import JobOutcome, Progress, late_words
+from .reports import JobOutcome, Progress, TimeWatch, late_words
 from .requests import RequestService
 from .restore import Restored
 
@@ -57,6 +58,8 @@ class Run(TaskMessenger):
             begins_aligned=schedule.unaligned_after_us is not None,
         )
         self._driver = Driver(store, restored, self._coordinator, self, clock, schedule, retries)
+        sources = (self.job.step(vertex.id) for vertex in self.job.vertices if vertex.is_source)
+        self._time_watch = TimeWatch({step.uid: step.idle_after for step in sources if step.event_time is not None})
         behind = self._driver.processing_time.behind_words
         if behind:
             self._driver.warn(behind)
@@ -77,6 +80,17 @@ class Run(TaskMessenger):
     def has_progress(self, shown_us: int) -> bool:
         """Whether it is time to show progress, which was shown last at ``shown_us``."""
         return self._clock.now_us() - shown_us >= PROGRESS_EVERY_US
+
+    def _watch_time(self, now_us: int) -> None:
+        """Warn of the input for which event time has waited for long, now and then."""
+        if now_us >= self._time_watch.next_us and self._time_watch.sources:
+            warning = self._time_watch.look(now_us, self._readers())
+            if warning is not None:
+                self._driver.warn(warning)
+
+    @abstractmethod
+    def _readers(self) -> Iterable[tuple[str, Holder]]:
+        """The readers that may hold event time up, with the uids of their sources."""
 
     def _check_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:

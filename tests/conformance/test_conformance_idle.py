@@ -19,6 +19,13 @@ IDLE_AFTER = 3 * SECOND_US
 WINDOW_US = 100
 
 
+WARNING = (
+    "Event time has not begun for 1 min: split 'split-0' of source 'in' has had no row, and others are at "
+    "1970-01-01T00:00:00.000220Z. Windows and timers wait for it. If it may be without rows, give the source "
+    "idle_after=."
+)
+
+
 def pace(executor: str) -> dict[str, int]:
     return {"checkpoint_interval_us": SECOND_US // 2, **({} if executor == "local" else {"idle_us": SECOND_US // 4})}
 
@@ -90,6 +97,27 @@ def test_without_idle_after_time_waits_for_every_split(stage: PlayedStage, execu
     until(run, lambda: run.rows_read == 3)
     until(run, lambda: clock.now_us() > 4 * IDLE_AFTER)
     assert not ended(out)
+    run.close()
+
+
+@EVERYWHERE
+def test_a_warning_names_the_split_for_which_time_waits(stage: PlayedStage, executor: str) -> None:
+    out, clock, place, told = Out(), VirtualClock(SECOND_US), stage.directory / "in", []
+    flow = windows(stage, out, readers=2, idle_after=None)
+    options = {"checkpoint_interval_us": 10 * SECOND_US, **({} if executor == "local" else {"idle_us": 5 * SECOND_US})}
+    run = stage.begin(executor, flow, clock=clock, **options)
+
+    def after(us: int) -> list[str]:
+        until(run, lambda: clock.now_us() > us)
+        told.extend(run.progress().warnings)
+        return told
+
+    let(place, 3, 1)
+    assert after(120 * SECOND_US) == [WARNING]
+    let(place, 3)
+    assert len(after(125 * SECOND_US)) == 1
+    let(place, 5, 1)
+    assert "Event time has stood at" not in "".join(after(150 * SECOND_US)), "it has not, for long"
     run.close()
 
 

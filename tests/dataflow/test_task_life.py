@@ -56,7 +56,7 @@ def test_nothing_leads_out_of_the_end_and_everything_leads_to_cancellation() -> 
 
 
 def test_every_event_and_every_element_has_a_kind() -> None:
-    one: dict[str, Any] = {"channel": None, "barrier": None, "number": 1, "timestamp": 1}
+    one: dict[str, Any] = {"channel": None, "barrier": None, "number": 1, "timestamp": 1, "idle": True}
     for kind in ev.TaskEvent.__args__:
         if kind is not ev.Received:
             made = kind(*(one[name] for name in kind._fields if name in one))

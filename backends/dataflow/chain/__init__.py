@@ -11,11 +11,13 @@ from .chain import OperatorChain
 from .chained_operator import ChainedOperator, ReportedProgress
 from .errors import FailsAgain, Guard, OperatorError, chain_of, is_for_good, may_pass, signature
 from .in_flight import OpenSnapshot, in_flight_batches
+from .source_reader import Holder
 
 __all__ = [
     "ChainedOperator",
     "FailsAgain",
     "Guard",
+    "Holder",
     "OpenSnapshot",
     "OperatorChain",
     "OperatorError",

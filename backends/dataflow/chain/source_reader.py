@@ -197,7 +197,7 @@ class SourceReader:
         last = unknown or min(holding, key=lambda split: split.watermark or 0, default=None)
         return Holder(
             last.split.id if last else None,
-            last.watermark if last else None,
+            last.watermark if last else self._watermark,
             max((*known, self._watermark_of_ended), key=lambda time: MIN_WATERMARK if time is None else time),
         )
 

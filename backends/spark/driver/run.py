@@ -19,7 +19,7 @@ import pickle
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -31,6 +31,7 @@ from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
 
 from ...dataflow import events as ev
+from ...dataflow.chain import Holder
 from ...dataflow.graph import COMMITTABLES
 from ...runtime import (
     Clock,
@@ -126,6 +127,7 @@ class SparkRun(Run):
             return False
         try:
             self._step()
+            self._watch_time(self._clock.now_us())
         finally:
             self._requests.settle()
         self._check_end()
@@ -174,6 +176,12 @@ class SparkRun(Run):
     def _timer_is_due(self) -> bool:
         timer_us = self._next_timer_us
         return timer_us is not None and timer_us <= self._driver.processing_time.advance()
+
+    def _readers(self) -> Iterator[tuple[str, Holder]]:
+        for task in self._running:
+            reads = task.core.may_read and not task.core.is_idle and task.core.id.vertex in self._time_watch.sources
+            if reads and task.holder is not None:
+                yield task.core.id.vertex, task.holder
 
     @property
     def _running(self) -> list[DriverTask]:
@@ -314,6 +322,7 @@ class SparkRun(Run):
         task.wired = task.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
         task.started = True
         task.number = report.number
+        task.holder = report.holder
         task.wakes_at_us, task.active = report.wakes_at_us, report.active
         task.wants_split = report.wants_split or task.was_deferred  # A reader that was deferred does not ask again.
         if report.ran_dry and report.wants_split:

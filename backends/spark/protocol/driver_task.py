@@ -8,6 +8,7 @@ from typing import Final, TypeGuard
 
 from ...dataflow import events as ev
 from ...dataflow.api import NoSplit
+from ...dataflow.chain import Holder
 from ...dataflow.task import Task, TaskState
 from ...runtime import Mail, MessageToSubtask, SplitAssigned, TaskChannels
 from .restore_point import RestorePoint
@@ -31,6 +32,8 @@ class DriverTask:
     """The last barrier that it took."""
     wakes_at_us: int | None = None
     """The processing time at which a timer is due, or its reader idle."""
+    holder: Holder | None = None
+    """Which split of its reader was behind at the end of its last epoch."""
     active: dict[str, int] = field(default_factory=dict)
     """When its reader, and each split, had rows last."""
     gone: bool = False

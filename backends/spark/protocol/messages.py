@@ -15,7 +15,7 @@ from stateformat.model import AttemptId, CheckpointId
 from stateformat.snapshot import Snapshot, WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain import ReportedProgress
+from ...dataflow.chain import Holder, ReportedProgress
 from ...dataflow.graph import Job
 from ...runtime import Mail, Queue, Worker
 from . import frames
@@ -149,6 +149,8 @@ class TaskReport:
     sent_bytes: int = 0
     wakes_at_us: int | None = None
     """The processing time at which a timer is due, or its reader idle; None: neither."""
+    holder: Holder | None = None
+    """Which split of its reader is behind the others."""
     active: dict[str, int] = field(default_factory=dict)
     """When its reader, and each split, had rows last (``SourceReader.active``)."""
     opened: str = ""

@@ -339,7 +339,7 @@ class TaskRun:
         report.reported = {uid: member.reported for uid, member in chain.operators.items() if member.reported}
         report.wakes_at_us = chain.wakes_at_us
         if chain.reader is not None:
-            report.active = chain.reader.active()
+            report.active, report.holder = chain.reader.active(), chain.reader.holder
         chain.hand_over()
         try:
             report.pickled = pickle_operators(self._setup.job, chain)
