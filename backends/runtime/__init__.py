@@ -3,8 +3,8 @@
 ``backends.dataflow`` decides the protocol; an executor carries events between driver and workers.
 Read ``runtime`` (runs and restarts of a job), ``run`` (one run), ``starting`` and ``restore`` (what
 it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``,
-``requests`` and ``savepoints``, and ``worker`` with ``channels``. ``options`` and ``clock`` are
-what users give, ``reports`` what they get.
+``requests`` and ``savepoints``, and ``worker`` with ``mail`` and ``channels``. ``options`` and
+``clock`` are what users give, ``reports`` what they get.
 """
 
 from __future__ import annotations
