@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -555,3 +556,18 @@ def test_batches_are_joined_up_to_a_size_and_one_input_at_a_time() -> None:
     assert plain(gathered.add(large, 0)) == [([0, 0], 0)]
     assert plain(gathered.add(large, 0)) == [([*range(20)], 0)]
     assert plain(GatheredBatches(0).add(batches[1], 2)) == [([1, 1], 2)]
+
+
+def test_the_collector_of_python_is_as_before_when_a_piece_is_done() -> None:
+    before = gc.get_threshold()
+    within: list[Any] = []
+
+    def notes(key: str, rows: list[tuple[Any, ...]]) -> None:
+        within.append(gc.get_threshold())
+        if key == "Rome":
+            raise KeyError
+
+    with pytest.raises(OperatorError):
+        harness(notes, output=()).push(ROWS)
+    assert within == [(100_000, 50, 1000)] * 2
+    assert gc.get_threshold() == before

@@ -10,6 +10,7 @@ function key by key, and stores what has changed. Read ``operator``, then what i
 ``key_timers``  the timers that a function sets and deletes
 ``emitted``     what a function returns or yields, as batches
 ``conversion``  columns as Python values, and back
+``few_…``       Python's collector, made rarer meanwhile
 ==============  =================================================================================
 """
 

@@ -22,6 +22,7 @@ from ..aggregate import key_names, plain
 from ..row_steps import check_columns
 from .conversion import as_python
 from .emitted import Emitted, KeyFault, short
+from .few_collections import few_collections
 from .grouping import Grouped, key_values
 from .kept import Declared, KeptStates
 from .key_timers import TimersOfPiece
@@ -164,10 +165,11 @@ class ApplyPerKey(Operator):
         """Call the function for each key of the batch, piece by piece."""
         table = pa.Table.from_batches([batch])
         for piece in rebatch([table], batch.schema, PIECE_ROWS, PIECE_BYTES):
-            grouped = Grouped(piece, self._keys)
-            keys = key_values(grouped.keys)
-            arguments = [keys, grouped.rows(self._rows_as)]
-            yield from self._run(self._fn, arguments, range(len(keys)), grouped.keys, keys)
+            with few_collections():
+                grouped = Grouped(piece, self._keys)
+                keys = key_values(grouped.keys)
+                arguments = [keys, grouped.rows(self._rows_as)]
+                yield from self._run(self._fn, arguments, range(len(keys)), grouped.keys, keys)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one set
         """Call ``on_timer`` for each timer; those of one key in order of time."""
@@ -179,7 +181,8 @@ class ApplyPerKey(Operator):
             keys, numbers = key_values(distinct), codes.tolist()
             timestamps = as_python(piece.column("_timestamp"))
             arguments = [map(keys.__getitem__, numbers), timestamps]
-            yield from self._run(self._on_timer, arguments, numbers, distinct, keys, timestamps)
+            with few_collections():
+                yield from self._run(self._on_timer, arguments, numbers, distinct, keys, timestamps)
 
     def _run(
         self,
