@@ -1,4 +1,4 @@
-"""Checkpoints of other shapes than two columns: many columns, many states, lists, texts that repeat.
+"""Checkpoints of other shapes: many columns, many states, lists, texts that repeat.
 
 Each is one keyed operator at parallelism 1 in a local store, by default options. The other side is
 raw pyarrow of the same rows and columns, in the same order, the key group among them: *write* is
@@ -7,8 +7,8 @@ publishing a checkpoint; *restore* is ``pq.read_table`` of each file, against op
 and reading each state as a table; *stream* is ``ParquetFile.iter_batches``, against the same as
 batches; *full validation* is held against ``pq.read_table`` as well.
 
-Bytes of texts that repeat are those of ``pq.write_table(table, path)`` by pyarrow's defaults: Snappy
-and dictionaries. ``python -m benchmarks.bench_shapes columns`` measures one shape alone.
+Bytes of texts that repeat are held against ``pq.write_table(table, path)`` by pyarrow's defaults:
+Snappy and dictionaries. ``python -m benchmarks.bench_shapes columns`` measures one shape alone.
 """
 
 from __future__ import annotations
@@ -185,7 +185,11 @@ def lines(make: Callable[[], Shape], rounds: int) -> Iterator[Row]:
             yield compare(f"{what}: {action}", ours, theirs, label=label, budget=budget, rounds=rounds)
         if make is texts:
             mine, other = written.stored_bytes(), written.default_bytes()
-            figures = f"{mine / 1e6:.1f} MB", f"pq.write_table's defaults: {other / 1e6:.1f} MB", f"{mine / other:.2f} ×"
+            figures = (
+                f"{mine / 1e6:.1f} MB",
+                f"pq.write_table's defaults: {other / 1e6:.1f} MB",
+                f"{mine / other:.2f} ×",
+            )
             yield Row(f"{what}: bytes", *figures, "≤ 1 ×")
 
 

@@ -322,6 +322,9 @@ def _longest(chunk: ColumnChunk, page: Page, data: Any) -> int:
         plain = stored if codec is None else memoryview(pa.Codec(codec).decompress(stored, page.size_bytes))
     except (pa.ArrowException, ValueError, OSError) as error:
         raise FooterFault(f"a dictionary cannot be decompressed: {error}") from None
+    guessed = _longest_of_short(plain, page.values)
+    if guessed is not None:
+        return guessed
     at = longest = 0
     for _ in range(page.values):
         if at + 4 > len(plain):
@@ -330,3 +333,24 @@ def _longest(chunk: ColumnChunk, page: Page, data: Any) -> int:
         longest = max(longest, length)
         at += 4 + length
     return longest
+
+
+def _longest_of_short(plain: memoryview, values: int) -> int | None:
+    """The longest of ``values`` texts below 64 KiB without bytes 0, or None where they are none.
+
+    A length takes four bytes, of which the last two are 0. Where these stand is only guessed: the
+    guess counts if each text ends where the next length begins.
+    """
+    import numpy as np
+
+    data = np.frombuffer(plain, np.uint8)
+    if len(data) < 4 or not values:
+        return None
+    at = np.flatnonzero((data[2:-1] | data[3:]) == 0)
+    # Where the length has zeros before them, too, it begins with the last that are followed so.
+    at = at[np.append(at[1:] != at[:-1] + 1, True)] if len(at) else at
+    if len(at) != values or at[0]:
+        return None
+    lengths = data[at].astype(np.int64) | data[at + 1].astype(np.int64) << 8
+    ends = at + 4 + lengths
+    return int(lengths.max()) if (ends[:-1] == at[1:]).all() and ends[-1] <= len(data) else None

@@ -42,6 +42,8 @@ class SegmentSink:
         self._tail: list[bytes] | None = None
         self._output: OutputObject | None = None
         self._ended = False
+        self.muted = False
+        """Whether what is written is thrown away."""
         self.error: BaseException | None = None
         """An error of the storage: the Parquet writer may lose it."""
 
@@ -51,7 +53,7 @@ class SegmentSink:
 
     def write(self, data: bytes | memoryview) -> int:
         """Append bytes; returns how many. Ignored after the end: a failed writer may flush."""
-        if self._ended:
+        if self._ended or self.muted:
             return len(data)
         try:
             self._digest.update(data)

@@ -19,11 +19,12 @@ from ..model import AttemptId, CheckpointId, Handle, JobId, State, new_write_id
 from ..schema import KEY_GROUP, segment_schema
 from ..storage import Storage
 from ..tables import release_memory_after
-from . import row_groups
+from . import dictionaries, row_groups
 from .digests import SegmentSink
 from .sort import group_counts
 
 _SINK_BUFFER_BYTES: Final = 1 << 20
+_MAGIC_BYTES: Final = 4
 # Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for
 # values of a byte.
 _SMALL_GROUP_BYTES: Final = parquet.DECODED_BYTES_MAX // 32
@@ -44,8 +45,8 @@ class WriteOptions:
 
     - ``codec``: ``lz4`` (fast), ``zstd`` (level 1; smaller strings, for slow networks), ``snappy``
       (which every Parquet reader knows), ``none``.
-    - ``encoding``: ``fast`` is BYTE_STREAM_SPLIT for fixed-width columns; ``plain`` is for readers
-      that lack it.
+    - ``encoding``: ``fast`` is BYTE_STREAM_SPLIT for fixed-width columns, and dictionaries for
+      texts that repeat; ``plain`` is for readers that lack them.
     - ``row_group_rows``: most rows of a row group, where 1,024 row groups suffice.
     - ``inline_bytes_max``: a smaller segment is stored in the manifest (SPEC.md section 4.4).
     - ``check_unique``: refuse a repeated row key. Turn it off where the runtime rules it out.
@@ -107,6 +108,8 @@ class SegmentWriter:
         self._sink = SegmentSink(lambda: storage.open_output(self._path), options.inline_bytes_max)
         self._parquet: pq.ParquetWriter | None = None
         self._metadata: list[Any] = []
+        # The paths of texts stored by dictionaries; None until the first rows are seen.
+        self._dictionaries: frozenset[str] | None = None if options.encoding == "fast" else frozenset()
 
     def __enter__(self) -> SegmentWriter:
         return self
@@ -124,6 +127,7 @@ class SegmentWriter:
         limit = row_groups.grown_limit(row_groups.split_bytes(rows.num_columns), self.row_groups)
         for part, taken in row_groups.split_large(rows, limit):
             row_groups.check_row_groups(self.row_groups, str(self.place))
+            self._choose_dictionaries(part, taken)
             if self._parquet is None:
                 self._open(part)
             assert self._parquet is not None
@@ -150,10 +154,7 @@ class SegmentWriter:
         handle = Handle(*owner, place.subtask, place.layer, state.edge, place.schema_id)
         if self._parquet is None:
             return handle
-        self._sink.expect_footer()
-        self._parquet.close()
-        self._output.close()
-        metadata = self._metadata[0]
+        metadata = self._end_file()
         self._check_limits(metadata)
         uncompressed = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
         result = self._sink.finish()
@@ -165,6 +166,43 @@ class SegmentWriter:
         first, last = int(present[0]), int(present[-1])
         counts = self.counts[first : last + 1].tolist()
         return handle._replace(first_group=first, last_group=last, rows_per_group=counts)
+
+    def _choose_dictionaries(self, rows: pa.Table, taken: int) -> None:
+        """Choose texts for dictionaries by the first row group; give them up for the rest of the
+        file at one that readers would refuse.
+        """
+        if self._dictionaries is None:
+            self._dictionaries = dictionaries.paths_that_pay(rows)
+        if self._dictionaries and not dictionaries.are_readable(rows, self._dictionaries, taken):
+            self._dictionaries = frozenset()
+            if self._parquet is not None:
+                # Arrow has one set of encodings for a writer: another one goes on.
+                self._end_quietly(self._parquet)
+                self._parquet = None
+
+    def _end_quietly(self, writer: pq.ParquetWriter) -> None:
+        """Close a writer for the sake of its metadata: its footer is not written."""
+        self._output.flush()
+        self._sink.muted = True
+        writer.close()
+        self._output.close()
+        self._sink.muted = False
+
+    def _end_file(self) -> Any:
+        """Write the footer; returns what it says."""
+        assert self._parquet is not None
+        self._sink.expect_footer()
+        if not self._metadata:
+            self._parquet.close()
+            self._output.close()
+            return self._metadata[0]
+        self._end_quietly(self._parquet)
+        metadata, others = self._metadata
+        metadata.append_row_groups(others)
+        footer = pa.BufferOutputStream()
+        metadata.write_metadata_file(footer)
+        self._sink.write(footer.getvalue().to_pybytes()[_MAGIC_BYTES:])
+        return metadata
 
     def _check_limits(self, metadata: Any) -> None:
         """``InvalidState`` (LIMIT_EXCEEDED) for what readers would refuse (SPEC.md section 7.4)."""
@@ -192,11 +230,13 @@ class SegmentWriter:
         # The encoder sees the size of a page after each batch: large rows come in small batches.
         row_bytes = max(1, rows.nbytes // max(1, len(rows)))
         self._output = pa.BufferedOutputStream(pa.PythonFile(self._sink, "w"), _SINK_BUFFER_BYTES)
+        written = self._sink.tell()
+        self._sink.muted = written > 0
         self._parquet = pq.ParquetWriter(
             self._output,
             schema,
             **_CODECS[options.codec],
-            use_dictionary=False,
+            use_dictionary=sorted(self._dictionaries or ()) or False,
             use_byte_stream_split=fast and _split_paths(schema),
             write_statistics=[KEY_GROUP.name] if KEY_GROUP.name in schema.names else False,
             write_page_checksum=True,
@@ -204,6 +244,12 @@ class SegmentWriter:
             write_batch_size=min(_BATCH_ROWS_MAX, max(1, _BATCH_BYTES // row_bytes)),
             metadata_collector=self._metadata,
         )
+        if written:
+            # It has begun a file, and counts from there; now its pages are where it says.
+            for start in range(_MAGIC_BYTES, written, _SINK_BUFFER_BYTES):
+                self._output.write(bytes(min(_SINK_BUFFER_BYTES, written - start)))
+            self._output.flush()
+            self._sink.muted = False
         self._parquet.add_key_value_metadata(
             {
                 "stateformat.version": "1",
