@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.flink_state import write_savepoint
-from benchmarks.measuring import Cost, Row, cost, duration, seconds
+from benchmarks.measuring import Cost, Row, cost, duration, own_cost
 from stateformat.backends.foreign.flink import FlinkSource
 from stateformat.backends.foreign.spark import SparkSource
 from stateformat.backends.foreign.spark.repartition import plan_repartition, repartition
@@ -94,12 +93,6 @@ def read(checkpoint: Path) -> None:
     source = SparkSource(folder_at(checkpoint))
     count = sum(len(batch) for part in source.parts for batch in source.read(part))
     assert count == KEYS, f"{count} of {KEYS} keys were read"
-
-
-def own_cost(action: Callable[[], object]) -> Cost:
-    """What this process takes: what the JVM does after its own turn is not ours."""
-    begun = time.process_time()
-    return Cost(seconds(action), time.process_time() - begun)
 
 
 def reading(spark: SparkSession, checkpoint: Path, provider: str, kind: str) -> Row:

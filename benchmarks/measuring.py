@@ -101,6 +101,12 @@ def peak_bytes(pid: int | str = "self") -> int:
     return int(status.get("VmHWM", "0 kB").split()[0]) * 1024
 
 
+def own_cost(action: Callable[[], object]) -> Cost:
+    """Without what is below this process: a server that it has started, or a JVM."""
+    begun = time.process_time()
+    return Cost(seconds(action), time.process_time() - begun)
+
+
 def cost(action: Callable[[], object]) -> Cost:
     others, ended, own = _running_below(), _ended_below(), time.process_time()
     taken = seconds(action)
@@ -117,10 +123,16 @@ def _ended_below() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def side_by_side(ours: Callable[[], object], against: Callable[[], object], *, rounds: int = 5) -> tuple[Cost, Cost]:
+def side_by_side(
+    ours: Callable[[], object],
+    against: Callable[[], object],
+    *,
+    rounds: int = 5,
+    measured: Callable[[Callable[[], object]], Cost] = cost,
+) -> tuple[Cost, Cost]:
     ours()
     against()
-    mine, theirs = zip(*((cost(ours), cost(against)) for _ in range(rounds)), strict=True)
+    mine, theirs = zip(*((measured(ours), measured(against)) for _ in range(rounds)), strict=True)
     return _medians(mine), _medians(theirs)
 
 
@@ -129,8 +141,15 @@ def _medians(costs: tuple[Cost, ...]) -> Cost:
 
 
 def compare(
-    what: str, ours: Callable[[], object], against: Callable[[], object], *, label: str, budget: str, rounds: int = 5
+    what: str,
+    ours: Callable[[], object],
+    against: Callable[[], object],
+    *,
+    label: str,
+    budget: str,
+    rounds: int = 5,
+    measured: Callable[[Callable[[], object]], Cost] = cost,
 ) -> Row:
-    mine, theirs = side_by_side(ours, against, rounds=rounds)
+    mine, theirs = side_by_side(ours, against, rounds=rounds, measured=measured)
     texts = duration(mine.seconds), f"{label}: {duration(theirs.seconds)}", f"{mine.seconds / theirs.seconds:.2f} ×"
     return Row(what, *texts, budget, (mine.cpu, theirs.cpu))

@@ -160,6 +160,8 @@ class DirectoryTree:
             return []
         with opened as descriptor:
             entries = os.listdir(descriptor)  # noqa: PTH208 - Path cannot list a descriptor
+            if max(entries, default="") <= name:
+                return []  # The usual case, of which no name need be looked at.
             greater = sorted(entry for entry in entries if entry > name and is_object_name(entry))
             return [entry for entry in greater if self._is_object(entry, descriptor, parts)]
 
