@@ -65,9 +65,11 @@ MANIFEST_SCHEMA: Final = pa.schema(
 
 PLANNING_COLUMNS: Final = tuple(MANIFEST_SCHEMA.names[:-1])
 
+_NAME: Final = pa.dictionary(pa.int32(), pa.string())
+
 SLICE_SCHEMA: Final = pa.schema(
     [
-        *_required(operator=pa.string(), state=pa.string(), mode=pa.string()),
+        *_required(operator=_NAME, state=_NAME, mode=_NAME),
         pa.field("subtask", pa.int32()),
         *_required(layer=pa.int32(), handle=pa.int64(), row_start=pa.int64(), rows=pa.int64()),
         pa.field("first_group", pa.int32()),
@@ -80,7 +82,7 @@ SLICE_SCHEMA: Final = pa.schema(
 Rows row_start … row_start + rows − 1 of the segment of manifest row ``handle`` go to the new
 ``subtask``: null for the driver, and in a compact plan for what all subtasks get alike. ``bytes``
 is stored size in proportion to the rows. A slice with groups has whole ones, or a part of one
-sender's.
+sender's. The texts are dictionaries: there may be millions of slices.
 """
 
 KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)

@@ -18,11 +18,19 @@ Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 def runs(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
-    """Return runs of equal strings: their values, the first row of each, and the number of rows."""
+    """Return runs of equal strings, or of a dictionary's: their values, the first row of each, and
+    the number of rows.
+    """
     if len(column) == 0:
-        return pa.array([], column.type), np.zeros(1, np.int64)
-    encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
-    values = pa.concat_arrays([part.values for part in encoded])
+        return pa.array([], pa.string()), np.zeros(1, np.int64)
+    if pa.types.is_dictionary(column.type):
+        # Each chunk may have a dictionary of its own.
+        encoded = [pc.run_end_encode(chunk.indices, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
+        dictionaries = [chunk.dictionary for chunk in column.chunks if len(chunk)]
+        values = pa.concat_arrays([texts.take(part.values) for texts, part in zip(dictionaries, encoded, strict=True)])
+    else:
+        encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
+        values = pa.concat_arrays([part.values for part in encoded])
     starts = np.concatenate(
         [np.zeros(1, np.int64), *(np.diff(part.run_ends.to_numpy(), prepend=0) for part in encoded)]
     ).cumsum()

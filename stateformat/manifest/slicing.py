@@ -57,8 +57,8 @@ def _cut(handles: pa.Table, slices: pa.Table, chosen: Ints, start: int) -> pa.Ta
     _check_rows(handles, chosen, row_start, rows, empty, start)
     first, last, counts = _cut_groups(handles, slices, chosen, row_start, empty, start)
     columns: dict[str, Any] = {
-        "operator": slices["operator"],
-        "state": slices["state"],
+        "operator": slices["operator"].cast(pa.string()),
+        "state": slices["state"].cast(pa.string()),
         "subtask": slices["subtask"],
         "layer": slices["layer"],
         "row_start": pa.array(row_start),
