@@ -21,7 +21,7 @@ from .plan import RestorePlan
 from .plan_document import plan_document
 from .plan_text import PlanDocument
 from .rescale import Rescaled, rescale
-from .restore_plan import plan_restore
+from .restore_plan import Plannable, plan_restore
 from .rules import PlanWarning, Refusal, RefusalCode, WarningCode
 from .tables import States, assemble, read_handles
 
@@ -31,6 +31,7 @@ __all__ = [
     "OperatorPlan",
     "PlanDocument",
     "PlanWarning",
+    "Plannable",
     "Refusal",
     "RefusalCode",
     "Rescaled",

@@ -125,7 +125,8 @@ class RestorePlan(PlanDocument):
         return self.assigned.filter(pc.equal(self.assigned["mode"], Mode.COMMITTABLES.value))
 
     def load(self) -> pa.Table:
-        """Return what each new subtask reads: operator utf8, subtask int32, rows and bytes int64.
+        """Return what each new subtask reads: operator (dictionary of utf8), subtask int32, rows
+        and bytes int64.
 
         One row per subtask that is started, in order of ``operators`` and subtask. Bytes are stored
         sizes, and rows of layers are counted as stored. What the driver takes is left out.
@@ -133,26 +134,26 @@ class RestorePlan(PlanDocument):
         started = [operator for operator in self.operators if operator.starts]
         sizes = np.array([operator.parallelism for operator in started], dtype=np.int64)
         first = np.cumsum(sizes) - sizes
-        owner, subtask = spread(sizes)
+        owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        subtask = np.arange(len(owner), dtype=np.int32) - first.astype(np.int32)[owner]
         rank: dict[str, int] = {operator.uid: number for number, operator in enumerate(started)}
         blocks = [(rank[operator], *where) for (operator, _), where in self._blocks.items() if operator in rank]
         totals = []
         for name in ("rows", "bytes"):
-            values = self.assigned[name].to_numpy()
+            values = self.assigned[name]
             total = np.zeros(len(owner), dtype=np.int64)
             for number, start, stop in blocks:
                 begin, size = int(first[number]), int(sizes[number])
                 if self._subtask[start] >= 0:
                     own = self._subtask[start:stop]
-                    total[begin : begin + size] += np.bincount(own, values[start:stop], size).astype(np.int64)
+                    weights = values.slice(start, stop - start).to_numpy()
+                    total[begin : begin + size] += np.bincount(own, weights, size).astype(np.int64)
                 elif self._shared[start]:
-                    total[begin : begin + size] += int(values[start:stop].sum())
+                    total[begin : begin + size] += pc.sum(values.slice(start, stop - start)).as_py()
             totals.append(total)
         uids = pa.array([operator.uid for operator in started], pa.string())
-        names = pa.DictionaryArray.from_arrays(pa.array(owner.astype(np.int32)), uids).cast(pa.string())
-        return pa.table(
-            {"operator": names, "subtask": pa.array(subtask.astype(np.int32)), "rows": totals[0], "bytes": totals[1]}
-        )
+        names = pa.DictionaryArray.from_arrays(pa.array(owner), uids)
+        return pa.table({"operator": names, "subtask": pa.array(subtask), "rows": totals[0], "bytes": totals[1]})
 
     def describe(self) -> str:
         """Return the plan as text of at most 80 columns, for people."""

@@ -35,7 +35,7 @@ from .operator_plan import Action, OperatorPlan, operator_plans
 from .plan import RestorePlan
 from .progress import share_progress
 from .rules import Match, PlanWarning, RefusalCode, WarningCode
-from .tables import EVERY, Handles, Slices, States, assemble, blocks, read_handles
+from .tables import EVERY, Block, Handles, Slices, States, assemble, blocks, read_handles, read_part
 from .union import share_union
 
 _THREADS: Final = 2
@@ -68,7 +68,8 @@ def plan_restore(
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
     rules.check_owners(record, ordered)
     handles = read_handles(checkpoint.handles, ordered)
-    rules.check_groups(record, ordered, (some for _, some in blocks(handles, ordered)))
+    parts = [*blocks(handles, ordered)]
+    rules.check_groups(record, ordered, (handles.part(*bounds) for _, bounds in parts))
     rows = np.zeros(len(ordered), dtype=np.int64)
     np.add.at(rows, handles.state, handles.rows)
     match = Match(
@@ -99,8 +100,10 @@ def plan_restore(
     ]
     operators = operator_plans(match, resolved)
     of_modes = _Rules(match, ordered, _state_arrays(match, ordered, operators))
-    parts = [some for _, some in blocks(handles, ordered)]
-    tables = _in_threads(lambda some: of_modes.slices(some, checkpoint.handles), parts)
+    # All handles at once take more memory than the parts under way, read again.
+    del handles
+    table = checkpoint.handles
+    tables = _in_threads(lambda part: of_modes.slices(read_part(table, ordered, *part), table), parts)
     return RestorePlan(
         source=record.ref,
         job_id=record.job_id,
@@ -157,7 +160,7 @@ def _planned_parallelism(match: Match, plan: OperatorPlan) -> int:
     return plan.parallelism if plan.action is Action.START and legal else 0
 
 
-def _in_threads(rule: Callable[[Handles], pa.Table], parts: Sequence[Handles]) -> list[pa.Table]:
+def _in_threads(rule: Callable[[Block], pa.Table], parts: Sequence[Block]) -> list[pa.Table]:
     """Apply a rule to every part, in threads: numpy and Arrow release the interpreter's lock."""
     if len(parts) == 1:
         return [rule(parts[0])]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +27,13 @@ from stateformat.manifest import Ints, Mask, integers, one_chunk, state_runs
 from stateformat.model import Mode, State
 from stateformat.schema import SLICE_SCHEMA
 
+Block: TypeAlias = tuple[range, tuple[int, int]]
+"""The numbers of the states of some whole operators, and where their handles begin and end."""
 EVERY: Final = -1
 """The subtask of a slice that belongs to no single subtask."""
 _NONE = np.empty(0, dtype=np.int64)
 _NUMBERS: Final = ("subtask", "layer", "row_start", "rows", "first_group", "last_group")
-_BLOCK_ROWS: Final = 65_536
+_BLOCK_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -243,6 +245,15 @@ def read_handles(table: pa.Table, states: Sequence[State]) -> Handles:
     )
 
 
+def read_part(table: pa.Table, states: Sequence[State], numbers: range, bounds: tuple[int, int]) -> Handles:
+    """Return one of :func:`blocks` of a manifest that :func:`read_handles` has read before."""
+    start, stop = bounds
+    found = read_handles(table.slice(start, stop - start), states[numbers.start : numbers.stop])
+    found.number[:] += start
+    found.state[:] += numbers.start
+    return found.part(0, len(found))
+
+
 def _narrow(column: pa.ChunkedArray) -> Any:
     """Return an integer column in its own type, nulls as -1; without a copy if there are none."""
     filled = pc.fill_null(column, -1) if column.null_count else column
@@ -298,8 +309,8 @@ def _state_numbers(table: pa.Table, states: Sequence[State]) -> Ints:
     return found
 
 
-def blocks(handles: Handles, states: Sequence[State]) -> Iterator[tuple[range, Handles]]:
-    """Yield all handles, some whole operators at a time, with the numbers of their states.
+def blocks(handles: Handles, states: Sequence[State]) -> Iterator[Block]:
+    """Yield the numbers of some whole operators' states, and which :meth:`Handles.part` is theirs.
 
     Every state is in one block, even without handles. ``states`` are those of :func:`read_handles`.
     """
@@ -307,9 +318,9 @@ def blocks(handles: Handles, states: Sequence[State]) -> Iterator[tuple[range, H
     first = 0
     for number in range(1, len(states)):
         if bounds[number] - bounds[first] >= _BLOCK_ROWS and states[number].operator != states[number - 1].operator:
-            yield range(first, number), handles.part(bounds[first], bounds[number])
+            yield range(first, number), (bounds[first], bounds[number])
             first = number
-    yield range(first, len(states)), handles.part(bounds[first], bounds[-1])
+    yield range(first, len(states)), (bounds[first], bounds[-1])
 
 
 def assemble(slices: Slices, table: pa.Table, states: Sequence[State]) -> pa.Table:

@@ -1,8 +1,9 @@
 """The manifest (SPEC.md section 4): the table of all state handles of a checkpoint.
 
-Read ``table`` (in memory), ``codec`` (as bytes), ``rules`` (for each row), ``segment_rules`` (for
-rows that name one segment) and ``slicing`` (rows cut for new subtasks). ``columns`` has the tools
-for tables of handles that the planner, the readers and the validator use too.
+Read ``table`` (in memory), ``codec`` (as bytes), ``outline`` (what plans need of it), ``rules``
+(for each row), ``segment_rules`` (for rows that name one segment) and ``slicing`` (rows cut for new
+subtasks). ``columns`` has the tools for tables of handles that the planner, the readers and the
+validator use too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .columns import (
     take_rows,
     texts,
 )
+from .outline import decode_outline
 from .rules import handle_faults, unusable
 from .segment_rules import (
     HandleRows,
@@ -48,6 +50,7 @@ __all__ = [
     "codes_of",
     "cut_handles",
     "decode_manifest",
+    "decode_outline",
     "encode_manifest",
     "first_uses",
     "group_faults",

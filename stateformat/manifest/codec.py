@@ -33,7 +33,7 @@ PLANNING_SCHEMA: Final = pa.schema([MANIFEST_SCHEMA.field(name) for name in PLAN
 # Columns with few distinct values; in the others a dictionary only costs.
 _DICTIONARY_COLUMNS: Final = ("operator", "state", "mode", "subtask", "layer", "edge", "schema_id", "inline")
 # Decoded from a dictionary, they take a fraction of the time, and exactly their memory.
-_REPEATED_TEXTS: Final = ("operator", "state", "mode", "edge")
+REPEATED_TEXTS: Final = ("operator", "state", "mode", "edge")
 _GROWING: Final = ("path", "rows_per_group")
 """Columns for which Arrow doubles its memory while it reads."""
 _COUNTS_COLUMN: Final = "rows_per_group.list.element"
@@ -41,7 +41,7 @@ _SAMPLE: Final = 65_536
 _CODECS: Final = frozenset({"ZSTD", "UNCOMPRESSED"})
 _ENCODINGS: Final = frozenset({"PLAIN", "RLE", "RLE_DICTIONARY"})
 _KEPT_ENCODED: Final = frozenset({"inline"})
-_PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, IndexError)
+PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, IndexError)
 
 
 def encode_manifest(table: pa.Table) -> pa.Buffer:
@@ -118,13 +118,13 @@ def read_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
     """Return the manifest of verified bytes without a check of its values."""
     try:
         with open_manifest(data) as file:
-            _check_file(file, ref)
+            check_file(file, ref)
             expected = file.metadata.num_rows
-            with _open(data, read_dictionary=[*_REPEATED_TEXTS], metadata=file.metadata) as again:
+            with open_file(data, read_dictionary=[*REPEATED_TEXTS], metadata=file.metadata) as again:
                 columns = _planning_columns(again)
     except LimitFault as error:
         raise _damaged(ref, f"it would not fit: {error}", ErrorKind.LIMIT_EXCEEDED) from error
-    except _PARQUET_ERRORS as error:
+    except PARQUET_ERRORS as error:
         raise _damaged(ref, f"it cannot be read as Parquet: {error}") from error
     for column in columns:
         if len(column) != expected:
@@ -145,7 +145,7 @@ def _planning_columns(file: pq.ParquetFile) -> list[pa.ChunkedArray]:
     rest = file.read(columns=[name for name in PLANNING_COLUMNS if name not in found], use_threads=False)
     found |= zip(rest.column_names, rest.columns, strict=True)
     del rest
-    columns = [_typed(found.pop(item.name), item.type) for item in PLANNING_SCHEMA]
+    columns = [typed(found.pop(item.name), item.type) for item in PLANNING_SCHEMA]
     _release(file)
     return columns
 
@@ -159,14 +159,14 @@ def _release(file: pq.ParquetFile) -> None:
 def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
     """Return the inline column as a dictionary."""
     try:
-        with _open(data, read_dictionary=["inline"]) as file:
+        with open_file(data, read_dictionary=["inline"]) as file:
             column = file.read(columns=["inline"])["inline"]
         # Arrow does not check that the codes of a forged dictionary lie within it.
         column.validate(full=True)
         column = column.unify_dictionaries()
         if len(column) != rows:
             raise ValueError(f"there are {len(column)} for {rows} handles")
-    except _PARQUET_ERRORS as error:
+    except PARQUET_ERRORS as error:
         message = f"the inline segments of a manifest cannot be read: {error}"
         raise DamagedCheckpoint(
             f"{message}; `ckpt validate` lists what else is wrong", kind=ErrorKind.DAMAGED_MANIFEST
@@ -174,7 +174,8 @@ def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
     return column
 
 
-def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
+def typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
+    """Return a column as ``MANIFEST_SCHEMA`` has it: texts in one chunk, lists with its element."""
     if column.type == expected:
         return column
     if pa.types.is_dictionary(column.type):
@@ -188,14 +189,18 @@ def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
 
 def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the texts in one chunk. They may be no UTF-8: a rule says of which handles."""
-    for chunk in column.chunks:
-        # Arrow does not check that the codes of a forged dictionary lie within it.
-        codes = integers(chunk.indices.drop_null())
-        if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(chunk.dictionary):
-            raise ValueError("a code lies beyond its dictionary")
+    check_codes(column)
     decoded = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
     whole = one_chunk(decoded)
     return whole if isinstance(whole, pa.ChunkedArray) else pa.chunked_array([whole])
+
+
+def check_codes(column: pa.ChunkedArray) -> None:
+    """Raise ``ValueError`` for codes beyond a forged dictionary: Arrow does not check them."""
+    for chunk in column.chunks:
+        codes = integers(chunk.indices.drop_null())
+        if codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(chunk.dictionary):
+            raise ValueError("a code lies beyond its dictionary")
 
 
 def open_manifest(data: pa.Buffer) -> pq.ParquetFile:
@@ -212,10 +217,11 @@ def open_manifest(data: pa.Buffer) -> pq.ParquetFile:
     check_columns(footer, _CODECS, _ENCODINGS, clause="SPEC 4.5")
     limit = max(DECODED_BYTES_MAX, EXPANSION_MAX * data.size)
     check_pages(footer, 0, len(footer.row_groups) - 1, (ByteRange(0, data),), limit=limit, kept_encoded=_KEPT_ENCODED)
-    return _open(data)
+    return open_file(data)
 
 
-def _open(data: pa.Buffer, **options: Any) -> pq.ParquetFile:
+def open_file(data: pa.Buffer, **options: Any) -> pq.ParquetFile:
+    """Open a manifest that :func:`open_manifest` has found safe."""
     return pq.ParquetFile(
         pa.BufferReader(without_arrow_schema(data)),
         page_checksum_verification=True,
@@ -224,7 +230,7 @@ def _open(data: pa.Buffer, **options: Any) -> pq.ParquetFile:
     )
 
 
-def _check_file(file: pq.ParquetFile, ref: ManifestRef) -> None:
+def check_file(file: pq.ParquetFile, ref: ManifestRef) -> None:
     """Check columns and sizes by the footer, before anything is decompressed."""
     metadata, schema = file.metadata, file.schema_arrow
     if schema.names != MANIFEST_SCHEMA.names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -22,10 +22,10 @@ from ..manifest import Manifest, carried_by_plan, state_runs
 from ..model import CheckpointId, Mode, Record, State
 from ..schema import SLICE_SCHEMA
 from ..storage import Storage
-from .loading import load_manifest
+from .loading import load_manifest, load_outline
 
 if TYPE_CHECKING:
-    from stateformat.redistribution import RestorePlan
+    from stateformat.redistribution import Plannable, RestorePlan
 
     from ..states import Layer
     from .rows import StateRows
@@ -236,13 +236,14 @@ class Checkpoint:
         return should_fold(self.layers(operator, state, subtask), rows)
 
     def plan_restore(
-        self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
+        self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = (), to_show: bool = False
     ) -> RestorePlan:
         """Plan who reads what in ``topology``. Opens no segment.
 
         ``states``: what the new program declares; if empty, whatever the checkpoint has. ``drop``:
         what the caller gives up: an operator that is gone (``uid``), a state (``uid/state``) or a
-        column (``uid/state.column``).
+        column (``uid/state.column``). ``to_show``: nothing is restored by the plan. Then most of
+        the manifest is not kept, which takes a third of the memory.
 
         What does not fit is a refusal in the plan, which ``plan.check()`` raises. This function
         raises ``InvalidInput`` for a ``drop`` that names nothing, and ``DamagedCheckpoint`` for a
@@ -250,7 +251,15 @@ class Checkpoint:
         """
         from stateformat.redistribution import plan_restore
 
-        return plan_restore(self, topology, states=states, drop=drop)
+        source = self._outlined() if to_show else self
+        return plan_restore(source, topology, states=states, drop=drop)
+
+    def _outlined(self) -> Plannable:
+        """Return what a plan is made of, with no more of the manifest than it needs."""
+        with self._reading:
+            if self._manifest is not None or self.system is not None:
+                return self
+        return _Outline(self.record, load_outline(self.storage, self.record, bound_to_run=self.bound_to_run))
 
     def restore(self, plan: RestorePlan, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
         """Return what one new subtask reads by a plan: a task for each state of its operator.
@@ -338,6 +347,14 @@ class Checkpoint:
         """Return what a worker needs of the record to read one state."""
         operator = self.record.graph.operator(state.operator)
         return replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What the rules of redistribution look at; see ``manifest.decode_outline``."""
+
+    record: Record
+    handles: pa.Table
 
 
 _OPERATORS_LISTED: Final = 20

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from .. import paths as layout
 from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, NotFound
-from ..manifest import Manifest, decode_manifest
+from ..manifest import Manifest, decode_manifest, decode_outline
 from ..model import CheckpointId, Record
 from ..record import RECORD_BYTES_MAX, decode_record
 from ..storage import Storage
@@ -52,9 +54,17 @@ def missing_object(storage: Storage, record: Record, path: str, *, bound_to_run:
 
 def load_manifest(storage: Storage, record: Record, *, bound_to_run: bool = False) -> Manifest:
     """Return the verified manifest of a record; ``bound_to_run`` as in :func:`missing_object`."""
+    return decode_manifest(_manifest_bytes(storage, record, bound_to_run), record.manifest)
+
+
+def load_outline(storage: Storage, record: Record, *, bound_to_run: bool = False) -> pa.Table:
+    """Return what plans need of the manifest, verified as :func:`load_manifest` does."""
+    return decode_outline(_manifest_bytes(storage, record, bound_to_run), record.manifest)
+
+
+def _manifest_bytes(storage: Storage, record: Record, bound_to_run: bool) -> pa.Buffer:
     try:
         # One byte more than the record says shows an object that is too large.
-        data = storage.read_range(record.manifest.path, 0, record.manifest.size_bytes + 1)
+        return storage.read_range(record.manifest.path, 0, record.manifest.size_bytes + 1)
     except FileNotFoundError as error:
         raise missing_object(storage, record, record.manifest.path, bound_to_run=bound_to_run) from error
-    return decode_manifest(data, record.manifest)

@@ -152,7 +152,7 @@ def test_the_load_adds_up_the_slices_of_every_subtask_that_starts(parallelism: i
     for name in ("rows", "bytes"):
         wanted = [sum(plan.slices_of(operator, subtask)[name].to_pylist()) for operator, subtask in started]
         assert load[name].to_pylist() == wanted
-    assert load.schema.types == [pa.string(), pa.int32(), pa.int64(), pa.int64()]
+    assert load.schema.types == [pa.dictionary(pa.int32(), pa.string()), pa.int32(), pa.int64(), pa.int64()]
 
 
 def test_json_gives_the_plan_back() -> None:

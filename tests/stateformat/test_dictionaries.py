@@ -116,7 +116,10 @@ def test_texts_in_nested_values_are_stored_by_dictionaries_and_read_back() -> No
 def test_a_row_group_that_readers_would_refuse_ends_the_dictionaries_of_the_file() -> None:
     # In list-like state the order is that of the caller: short texts that repeat, then a long one.
     # A reader counts it for each row of its row group: 2 GB.
-    storage, state = MemoryStorage("dictionaries"), even_split_state("op", "texts", columns={"v": pa.string(), "n": pa.int64()})
+    storage, state = (
+        MemoryStorage("dictionaries"),
+        even_split_state("op", "texts", columns={"v": pa.string(), "n": pa.int64()}),
+    )
     texts = ["on", "off"] * 40_000 + ["x" * 60_000] + ["on"] * 40_000
     table = pa.table({"v": texts, "n": np.arange(len(texts))})
 

@@ -21,6 +21,7 @@ from stateformat.manifest import (
     codec as manifest_module,
     cut_handles,
     decode_manifest,
+    decode_outline,
     encode_manifest,
     handles_table,
     manifest_ref,
@@ -119,13 +120,13 @@ def test_no_handles_at_all_are_a_manifest_too() -> None:
 def test_inline_bytes_are_read_only_when_asked_for_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_manifest(handles_table(SOME))
     opened: list[bool] = []
-    real = manifest_module._open
+    real = manifest_module.open_file
 
     def spied(*arguments: Any, **options: Any) -> Any:
         opened.append("inline" in options.get("read_dictionary", ()))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(manifest_module, "_open", spied)
+    monkeypatch.setattr(manifest_module, "open_file", spied)
     found = decode_manifest(data, manifest_ref(PATH, data))
     assert sum(opened) == 0
     assert found.inline(str(SOME[0].path)) == pa.py_buffer(b"x" * 100)
@@ -250,6 +251,8 @@ def test_sharing_does_not_count_against_the_limit_until_memory_is_at_stake() -> 
 def refused(data: pa.Buffer, ref: ManifestRef) -> DamagedCheckpoint:
     with pytest.raises(DamagedCheckpoint) as caught:
         decode_manifest(data, ref)
+    with pytest.raises(DamagedCheckpoint, match=re.escape(str(caught.value))):
+        decode_outline(data, ref)
     assert str(caught.value).startswith(f"manifest {PATH} is damaged: ")
     return caught.value
 
@@ -257,7 +260,7 @@ def refused(data: pa.Buffer, ref: ManifestRef) -> DamagedCheckpoint:
 def test_every_flipped_byte_is_noticed_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     good = encode_manifest(handles_table(SOME))
     ref = manifest_ref(PATH, good)
-    monkeypatch.setattr(manifest_module, "_open", lambda *_, **__: pytest.fail("parsed"))
+    monkeypatch.setattr(manifest_module, "open_file", lambda *_, **__: pytest.fail("parsed"))
     data = bytearray(good)
     for position in range(len(data)):
         data[position] ^= 0x10

@@ -107,7 +107,7 @@ def rescale(
         return _ask(session, address, target, parallelism, own, timeout)
     topology = checkpoint.graph.at(parallelism, per_operator=own)
     if dry_run:
-        plan = checkpoint.plan_restore(topology)
+        plan = checkpoint.plan_restore(topology, to_show=True)
         plan.check()
         session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
         return FINE

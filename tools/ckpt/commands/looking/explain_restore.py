@@ -92,7 +92,7 @@ def explain_restore(
         from ...topology import read_topology
 
         chosen, states, drop = read_topology(topology, checkpoint.record, drop)
-    plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
+    plan = checkpoint.plan_restore(chosen, states=states, drop=drop, to_show=True)
     document = plan_document(store.url, checkpoint.record, plan, system=checkpoint.system)
     session.output.show({**document, "start": None}, draw_plan)
     return PROBLEMS if plan.refused else FINE
