@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .errors import InvalidInput
+from .words import duration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +51,10 @@ class Ttl:
         for what, given, known in (("clock", self.clock, CLOCKS), ("refresh", self.refresh, REFRESHES)):
             if given not in known:
                 raise InvalidInput(f"the {what} of a time to live is {given!r}; choose {known[0]!r} or {known[1]!r}")
+
+    def __str__(self) -> str:
+        after = "its last access" if self.refresh == "read_and_write" else "it was written"
+        return f"{duration(self.duration_us)} after {after}, by {self.clock.replace('_', ' ')}"
 
     def expired(self, last_access: pa.Array | pa.ChunkedArray | NDArray[np.int64], now_us: int) -> NDArray[np.bool_]:
         """Return the mask of rows that have expired at ``now_us``: last access + duration <= now.

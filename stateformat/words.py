@@ -163,6 +163,13 @@ def duration(length_us: int) -> str:
     return f"{length_us:,} µs"
 
 
+def ttl_of(ttl: Mapping[str, Any]) -> list[str]:
+    """How long rows live (``documents``), in parts: ``1 hour``, ``event time``, ``now …``."""
+    refreshed = ["refreshed by reading too"] if ttl["refresh"] == "read_and_write" else []
+    now = "no time yet" if ttl["now_at"] == "none" else f"now {str(ttl['now_at']).replace('T', ' ').removesuffix('Z')}"
+    return [duration(ttl["duration_us"]), ttl["clock"].replace("_", " "), *refreshed, now]
+
+
 def age(epoch_us: int, now_us: int) -> str:
     """How long ago, in its greatest unit; empty for a time in the future."""
     seconds = (now_us - epoch_us) // 1_000_000

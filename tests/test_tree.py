@@ -32,7 +32,7 @@ backends.connectors backends.rewrite backends.bootstrap
 backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
 backends.foreign.spark backends.foreign.spark.repartition backends.foreign.flink.serializers backends.foreign.flink.layouts
 backends.foreign.flink
-backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.positions backends.foreign.formats backends.foreign.importing backends.foreign
+backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.chosen backends.foreign.positions backends.foreign.formats backends.foreign.importing backends.foreign
 backends.querying backends.exporting backends.origin
 backends.runtime.reports backends.runtime.rescales backends.runtime backends.dataflow.testing backends.local
 backends.spark.options backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker

@@ -7,22 +7,18 @@ kept as properties, and the positions of sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.formats import refuse_foreign
 from stateformat.history import record_ids
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
-from stateformat.problems import Problem
 from stateformat.segments import WriteOptions
 from stateformat.storage import lies_in, without_secrets
+from stateformat.ttl import Ttl
 
 from ..bootstrap import source_snapshots
 from ..rewrite import (
@@ -36,6 +32,7 @@ from ..rewrite import (
     prove_rewrite,
 )
 from .checkpoint import ForeignCheckpoint
+from .chosen import chosen_of
 from .flink import FlinkSource
 from .flink.writing import (
     TEMPLATE_OPERATOR,
@@ -45,7 +42,7 @@ from .flink.writing import (
     template_state,
 )
 from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, source_state
-from .source import ForeignSource, Level, Note, Part, Progress
+from .source import Note
 
 if TYPE_CHECKING:
     from stateformat.inspecting import CheckpointDiff
@@ -78,6 +75,9 @@ class ImportSpec:
     drop: Sequence[str] = ()
     """Operators (``UID``) and states (``UID/STATE``) that are left out. A state that cannot be read
     must be, so that nobody takes the rest for all there was."""
+    ttl: Mapping[str, Ttl] = field(default_factory=dict)
+    """How long rows live, by ``UID/STATE``: Flink keeps when each was accessed, and not how long it
+    lives. A state that is not named keeps the times as a column, until a program says."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """By uid of a source in the dataflow that goes on, where it does: see ``positions``."""
     options: WriteOptions = field(default_factory=WriteOptions)
@@ -117,7 +117,7 @@ def import_checkpoint(
     """
     spec = spec or ImportSpec()
     whole = check_places(checkpoint, target)
-    found = without(whole, spec.drop)
+    found = chosen_of(whole, spec.drop, spec.ttl)
     starts = [parse_start(uid, text) for uid, text in spec.sources.items()]
     plan = plan_import(found, spec)
     sources = _sources(found, starts, plan)
@@ -198,7 +198,7 @@ def prove_import(
     spec = spec or ImportSpec()
     if not isinstance(checkpoint, ForeignCheckpoint):
         raise InvalidInput(f"{checkpoint!r} is a checkpoint of ours, which nobody imports; use diff_checkpoints")
-    found = without(checkpoint, spec.drop)
+    found = chosen_of(checkpoint, spec.drop, spec.ttl)
     apart = frozenset({*spec.sources, *({TEMPLATE_OPERATOR} - {*found.record.graph.by_uid})})
     return prove_rewrite(found, result, _rewrite_of(found.record, spec), apart=apart, progress=progress)
 
@@ -251,70 +251,6 @@ def _max_parallelism(record: Record, spec: ImportSpec) -> int | None:
                 kind=ErrorKind.INVALID_PARALLELISM,
             )
     return None
-
-
-def without(checkpoint: ForeignCheckpoint, drop: Sequence[str]) -> ForeignCheckpoint:
-    """The checkpoint without some operators and states, of which then nothing is read.
-
-    ``InvalidInput`` for a name of nothing, and for a state that cannot be read and is not named.
-    """
-    record = checkpoint.record
-    subjects = [note.subject for note in checkpoint.notes if note.kind == "refused"]
-    for note in checkpoint.notes:
-        if note.kind == "refused" and not any(
-            note.subject == name or note.subject.startswith(f"{name}/") for name in drop
-        ):
-            raise InvalidInput(
-                f"{note.subject or 'a part of the checkpoint'} cannot be read: {note.message}. Leave it out with "
-                f"--drop {note.subject}, if the rest is worth something without it",
-                kind=ErrorKind.UNSUPPORTED_TYPE,
-            )
-    known = [*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states), *subjects]
-    for name in drop:
-        if name not in known:
-            raise InvalidInput(
-                f"nothing to drop under {name!r}; {known_names(known, name)}", kind=ErrorKind.UNKNOWN_OPERATOR
-            )
-    if not drop:
-        return checkpoint
-    return ForeignCheckpoint(checkpoint.storage, _Without(checkpoint.source, frozenset(drop)), checkpoint.system)
-
-
-@dataclass(frozen=True)
-class _Without:
-    """A source of which some operators and states are left out; picklable."""
-
-    source: ForeignSource
-    drop: frozenset[str]
-
-    def _kept(self, operator: str, state: str) -> bool:
-        return {operator, f"{operator}/{state}"}.isdisjoint(self.drop)
-
-    @property
-    def record(self) -> Record:
-        found = self.source.record
-        graph = replace(found.graph, operators=tuple(one for one in found.graph.operators if one.uid not in self.drop))
-        states = tuple(state for state in found.states if self._kept(state.operator, state.name))
-        return replace(found, graph=graph, states=states)
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        return [part for part in self.source.parts if self._kept(part.operator, part.state)]
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        return self.source.notes
-
-    def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
-        return self.source.group_rows(part)
-
-    def read(
-        self, part: Part, first_group: int | None = None, last_group: int | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        return self.source.read(part, first_group, last_group)
-
-    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
-        return self.source.check(level, progress)
 
 
 def _check_keys_known(record: Record) -> None:

@@ -31,6 +31,7 @@ from ..model import (
 )
 from ..record import members_of
 from ..rescaling import rescale_of
+from ..ttl import NO_TIME_US
 from .columns import JsonRows
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class Holdings:
             **declared,
             "kind": declared.get("kind"),
             "edge": declared.get("edge"),
+            "ttl": _ttl_document(state),
             "rows": None if self._unknown[run].any() else int(mine["rows"].sum()),
             "bytes": int(mine["bytes"].sum()),
             "handles": len(path),
@@ -200,6 +202,19 @@ class Holdings:
             "subtasks": subtasks,
             "skew": skew,
         }
+
+
+def _ttl_document(state: State) -> Document | None:
+    """How long rows live (SPEC.md section 6.5), and what time it was; null where none expires."""
+    if state.ttl is None:
+        return None
+    now_us = state.ttl_now_us
+    return {
+        "field": state.ttl_field.id if state.ttl_field else None,
+        **asdict(state.ttl),
+        "now_us": now_us,
+        "now_at": "none" if now_us is None or now_us <= NO_TIME_US else words.precise_moment(now_us),
+    }
 
 
 def _known(number: int) -> int | None:

@@ -174,6 +174,7 @@ def _facts(state: Json) -> list[tuple[str, Node]]:
     pairs.append(("Layers", "; ".join(layers)))
     pairs.append(("Segments", f"{words.count(state['segments'])}, by {words.plural(state['handles'], 'handle')}"))
     pairs.append(("Edge", state["edge"]))
+    pairs.append(("TTL", ", ".join(words.ttl_of(state["ttl"])) if state.get("ttl") else None))
     pairs.append(("Key", ", ".join(state["key_columns"])))
     return pairs
 

@@ -1,4 +1,5 @@
-"""What the rows of a runtime's own states say: timers, watermarks, committables, records in flight.
+"""What the rows of a runtime's own states say: timers, watermarks, committables, records in flight;
+and how many rows of a user's have expired.
 
 Unlike numbers of rows this takes segments, so only a page narrowed to a few states shows it, and
 only up to :data:`ROWS_MAX` rows of each.
@@ -17,6 +18,8 @@ from .. import words
 from ..documents import Document
 from ..errors import CheckpointError
 from ..model import Kind, Mode, State
+from ..reading import Wanted
+from ..ttl import TTL_COLUMN, Ttl
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint
@@ -29,7 +32,8 @@ MESSAGE_COLUMNS: Final = {"message_from", "message"}
 
 
 def contents(checkpoint: Checkpoint, state: State, rows: int) -> Document | None:
-    """What a state of a runtime holds, by its mode; None for a state of the user.
+    """What a state of a runtime holds, by its mode; of a state of the user, how many rows have
+    expired, and None where none ever does.
 
     ``rows`` is the number of stored rows. ``unread`` says why rows were not read: too many, or
     damaged.
@@ -42,7 +46,8 @@ def contents(checkpoint: Checkpoint, state: State, rows: int) -> Document | None
         return {"unread": f"{rows:,} rows are too many to read here; `ckpt export` writes them to a file"}
     columns, describe = reader
     try:
-        parts = [batch.select(list(columns)) for batch in checkpoint.read(state.operator, state.name).batches()]
+        task = checkpoint.read(state.operator, state.name).with_expired()
+        parts = [*task.batches(wanted=Wanted(tuple(columns)))]
     except CheckpointError as error:
         return {"unread": str(error)}
     return describe(pa.Table.from_batches(parts, parts[0].schema if parts else pa.schema(columns.items())))
@@ -55,6 +60,8 @@ def _reader(
 
     ``edges`` are the inputs of the state's operator.
     """
+    if state.ttl is not None:
+        return {TTL_COLUMN: pa.timestamp("us")}, partial(_expired, ttl=state.ttl, now_us=state.ttl_now_us)
     if state.mode is Mode.KEYED and state.kind is Kind.TIMERS:
         return {"_timestamp": pa.int64()}, _timers
     if state.mode is Mode.PROGRESS:
@@ -66,6 +73,11 @@ def _reader(
     if state.mode is Mode.COORDINATOR and {field.name for field in state.schemas[-1].fields} >= MESSAGE_COLUMNS:
         return {"message": pa.binary()}, _messages
     return None
+
+
+def _expired(table: pa.Table, ttl: Ttl, now_us: int | None) -> Document:
+    expired = 0 if now_us is None else int(ttl.expired(table[TTL_COLUMN], now_us).sum())
+    return {"rows": table.num_rows, "expired": expired}
 
 
 def _timers(table: pa.Table) -> Document:

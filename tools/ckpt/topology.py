@@ -8,7 +8,8 @@ error.
 
 ``states`` (section 3.6) are for a program that declares others. A state is given as in a record,
 with field ids, or as a program declares it: with ``columns`` in place of ``schemas``, without ids,
-and with ``renames`` and ``drops`` for what became of earlier columns.
+and with ``renames`` and ``drops`` for what became of earlier columns. A ``ttl`` (section 6.5) then
+needs ``duration_us`` alone, and its column is not among ``columns``.
 """
 
 from __future__ import annotations
@@ -25,12 +26,25 @@ from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.model import Record, State
 from stateformat.record import Members, RecordFault, members_of, record_of
 from stateformat.states import Changes, column_name, evolve_state, split_drop
+from stateformat.ttl import CLOCKS, REFRESHES, TTL_COLUMN
 
 _OPERATOR: Final = {"uid", "name", "parallelism", "max_parallelism", "key_hash", "chain", "coordinator", "pinned"}
 _OF_A_CHECKPOINT: Final = {"status", "finished", "finishing"}
 _EDGE: Final = {"id", "from", "to", "input", "partitioner", "key_columns", "feedback"}
-_STATE: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "last_field_id", "schemas", "clock"}
-_PROGRAM: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "columns", "renames", "drops", "clock"}
+_STATE: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "last_field_id", "schemas", "clock", "ttl"}
+_PROGRAM: Final = {
+    "operator",
+    "name",
+    "mode",
+    "kind",
+    "key_columns",
+    "edge",
+    "columns",
+    "renames",
+    "drops",
+    "clock",
+    "ttl",
+}
 
 
 def read_topology(
@@ -118,7 +132,7 @@ def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tu
         from_program = item.has("columns")
         changes.append(_changes(item) if from_program else None)
         whole = _as_in_a_record(item) if from_program else item.values
-        raw.append({name: value for name, value in whole.items() if name in _STATE and value is not None})
+        raw.append({name: _given(value) for name, value in whole.items() if name in _STATE and value is not None})
     as_parsed = json.loads(json.dumps(members_of(record)))
     declared = record_of({**as_parsed, "states": raw}).states
     others, columns = split_drop(drop, declared)
@@ -134,6 +148,11 @@ def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tu
             given_up = frozenset(went_on.dropped)
         others += [column_name(state, name) for name in sorted(given_up)]
     return tuple(found), tuple(others)
+
+
+def _given(value: Any) -> Any:
+    """A member without the nulls that ``inspect`` prints in a ttl."""
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 def _sort(state: State) -> tuple[object, ...]:
@@ -153,9 +172,15 @@ def _as_in_a_record(members: Members) -> dict[str, Any]:
     """A state as a program declares it, with ids."""
     ids = count(1)
     columns = [_numbered(item.values, ids) for item in members.objects("columns")]
+    more: dict[str, Any] = {}
+    if members.has("ttl"):
+        columns.append({"id": next(ids), "name": TTL_COLUMN, "type": "timestamp_us", "nullable": False})
+        given = members.object("ttl").values
+        more["ttl"] = {"clock": CLOCKS[0], "refresh": REFRESHES[0], **given, "field": columns[-1]["id"]}
     return {
         "key_columns": [],
         **members.values,
+        **more,
         "schemas": [{"id": 1, "fields": columns}],
         "last_field_id": next(ids) - 1,
     }

@@ -66,7 +66,7 @@ class StateDiff:
     was: tuple[str, str] | None = None
     """Operator and name before, where they were others."""
     declared: tuple[MemberChange, ...] = ()
-    """What differs in mode, kind, key columns."""
+    """What differs in mode, kind, key columns; else in how long rows live."""
     columns: tuple[ColumnChange, ...] = ()
     sizes_before: Sizes | None = None
     sizes_after: Sizes | None = None
@@ -178,10 +178,12 @@ class Pair:
         order = None
         if self._state.mode in _SEQUENCES and equal and old is not None and new is not None:
             order = order_of(old, new, cyclic=self._state.mode is Mode.EVEN_SPLIT)
-        same = equal and order != OTHER and not self._columns.changes
+        declared = self._lives()
+        same = equal and order != OTHER and not self._columns.changes and not declared
         return replace(
             found,
             change="same" if same else "changed",
+            declared=declared,
             columns=self._columns.changes,
             sizes_before=sizes[0],
             sizes_after=sizes[1],
@@ -201,6 +203,13 @@ class Pair:
             MemberChange("key_columns", list(old.key_columns), list(new.key_columns)),
         )
         return tuple(member for member in found if member.before != member.after)
+
+    def _lives(self) -> tuple[MemberChange, ...]:
+        """What has become of the ttl."""
+        assert self.becomes is not None
+        assert self.new is not None
+        before, after = (None if ttl is None else str(ttl) for ttl in (self.becomes.ttl, self.new.ttl))
+        return () if before == after else (MemberChange("ttl", before, after),)
 
     def _side(self, checkpoint: Checkpoint, state: State | None) -> Side | None:
         return None if state is None else side_of(checkpoint, state, state.current)

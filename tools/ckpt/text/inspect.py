@@ -242,6 +242,8 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
     yield "columns", ", ".join(map(words.field, values))
     if state["edge"] is not None:
         yield "edge", label(state["edge"])
+    if state["ttl"] is not None:
+        yield "ttl", look.dotted(*words.ttl_of(state["ttl"]))
     if len(state["schemas"]) > 1:
         older = ", ".join(str(schema["id"]) for schema in state["schemas"][:-1])
         yield "schema", f"{state['schemas'][-1]['id']}, after {older}"

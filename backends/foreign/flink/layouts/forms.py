@@ -19,13 +19,15 @@ from stateformat.errors import InvalidInput
 from stateformat.keys import check_key_types
 from stateformat.model import State
 from stateformat.schema import segment_schema
-from stateformat.states import list_state, map_state, timers, value_state
+from stateformat.states import Columns, list_state, map_state, timers, value_state
+from stateformat.ttl import NO_TIME_US, TTL_COLUMN
 
 from ...byte_strings import ByteStrings, Positions
 from ...source import Note
 from ..serializers import Lanes, Serializer
 
-TTL: Final = "ttl_last_access"
+TTL: Final = TTL_COLUMN
+_NO_TIME_MS: Final = -(2**62)
 WINDOW: Final = ("window_start", "window_end")
 
 
@@ -134,9 +136,7 @@ _PLACEHOLDER: Final[Any] = None
 TIMER_STATES: Final = "_timer_state/"
 
 
-def _declared(
-    operator: str, form: Form, key: pa.DataType, rest: pa.DataType | None, values: dict[str, pa.DataType]
-) -> State:
+def _declared(operator: str, form: Form, key: pa.DataType, rest: pa.DataType | None, values: Columns) -> State:
     keys = {"key": key}
     name, layout = form.parts.name, form.parts.layout
     if layout is Layout.TIMERS:
@@ -148,7 +148,7 @@ def _declared(
     return value_state(operator, name, keys=keys, values=values)
 
 
-def _value_columns(form: Form) -> dict[str, pa.DataType]:
+def _value_columns(form: Form) -> Columns:
     parts = form.parts
     if parts.value is None:
         return {}
@@ -158,7 +158,9 @@ def _value_columns(form: Form) -> dict[str, pa.DataType]:
     if parts.layout is Layout.LIST and parts.namespace is not None and not form.whole_key:
         return {"value": pa.list_(pa.field("element", dtype))}
     if is_ttl(dtype):
-        return {"value": dtype.field("value").type, TTL: pa.int64()}
+        return pa.schema(
+            [pa.field("value", dtype.field("value").type), pa.field(TTL, pa.timestamp("us"), nullable=False)]
+        )
     return {"value": dtype}
 
 
@@ -254,7 +256,9 @@ def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
     if values is not None:
         if is_ttl(values.type) and TTL in form.schema.names:
             fields = dict(zip([field.name for field in values.type], values.flatten(), strict=True))
-            columns |= {"value": fields["value"], TTL: fields[TTL]}
+            # Where there is no value there is no time.
+            micros = _microseconds(pc.fill_null(fields[TTL], _NO_TIME_MS).to_numpy(zero_copy_only=False))
+            columns |= {"value": fields["value"], TTL: pa.array(np.maximum(micros, NO_TIME_US), pa.timestamp("us"))}
         else:
             columns["value"] = values
     schema = form.schema

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.ttl import NO_TIME_US
 
 from ...byte_strings import Positions, from_arrow
 from ..layouts import TIMER_STATES, TTL, Form, Layout, has_text, is_ambiguous, is_window
@@ -111,7 +112,7 @@ def _values(form: Form, columns: dict[str, pa.Array]) -> pa.Array:
         return comma_joined(encode(parts.value, value.flatten()), counts)
     value = _with_ttl(parts.value, columns)
     if parts.layout is Layout.MAP:
-        chosen = present(columns.get(TTL, value))
+        chosen = present(value.field(TTL) if TTL in columns else value)
         return joined(flags(~chosen), encode_some(parts.value, value, chosen))
     return encode(parts.value, value)
 
@@ -120,6 +121,12 @@ def _with_ttl(serializer: Serializer, columns: dict[str, pa.Array]) -> pa.Array:
     if TTL not in columns:
         return columns["value"]
     kind = serializer.arrow_type
+    times = columns[TTL]
+    if pa.types.is_timestamp(times.type):
+        # Imports of earlier releases have milliseconds.
+        micros = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        times = pa.array(micros // 1000, pa.int64(), mask=micros == NO_TIME_US)
+    columns = {**columns, TTL: times}
     return pa.StructArray.from_arrays([columns[field.name] for field in kind], fields=list(kind))
 
 

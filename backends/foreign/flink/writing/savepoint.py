@@ -132,7 +132,8 @@ class _Writer:
     """One call of :func:`write_savepoint`."""
 
     def __init__(self, checkpoint: Checkpoint, template: Template, target: Storage) -> None:
-        self.checkpoint, self.template, self.target = checkpoint, template, target
+        # Rows that have expired go back too: Flink drops them by its own clock.
+        self.checkpoint, self.template, self.target = checkpoint.with_expired(), template, target
         self.states = {(state.operator, state.name): state for state in checkpoint.states}
         self.left_out: list[str] = []
         self.files = self.bytes = self.rows = 0

@@ -11,7 +11,7 @@ import click
 from stateformat import words
 from stateformat.words import label
 
-from ...options import Address, AddressType, PairType, Session, command, engine_option
+from ...options import Address, AddressType, AgeType, PairType, Session, command, engine_option
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
@@ -19,6 +19,7 @@ from ._published import CHANGES_SHOWN, draw_changes, published, totals_text
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.importing import Imported
+    from stateformat.ttl import Ttl
 
 NOTES_SHOWN: Final = 20
 """Notes on a page; JSON lists all."""
@@ -58,6 +59,13 @@ NOTES_SHOWN: Final = 20
     help="Leave an operator or one of its states out; repeatable.",
 )
 @click.option(
+    "--ttl",
+    multiple=True,
+    type=PairType("UID/STATE=AGE"),
+    metavar="UID/STATE=AGE",
+    help="Rows of a state of Flink's with a TTL live this long after their last access: 12h, 7d; repeatable.",
+)
+@click.option(
     "--source",
     "sources",
     multiple=True,
@@ -78,6 +86,7 @@ def import_(
     job_name: str | None,
     names: tuple[tuple[str, str], ...],
     drop: tuple[str, ...],
+    ttl: tuple[tuple[str, str], ...],
     sources: tuple[tuple[str, str], ...],
     engine: str,
     prove: bool,
@@ -101,6 +110,7 @@ def import_(
         job_name=job_name,
         names=_once("--map", names),
         drop=drop,
+        ttl={name: _ttl(text) for name, text in _once("--ttl", ttl).items()},
         sources=_once("--source", sources),
     )
     runner: Engine = ThreadEngine()
@@ -132,6 +142,13 @@ def import_(
         result = done.rewritten.permit.checkpoint()
         document["proof"] = proof(session, lambda step: prove_import(checkpoint, result, spec, progress=step))
     return show_proved(session, document, draw)
+
+
+def _ttl(text: str) -> Ttl:
+    from stateformat.ttl import Ttl
+
+    context = click.get_current_context()
+    return Ttl(AgeType().convert(text, None, context), "processing_time")
 
 
 def _once(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
