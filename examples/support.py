@@ -16,7 +16,7 @@ import pyarrow.csv
 
 import stateformat
 from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.local import LocalRuntime, ProgressLine
+from stateformat.backends.local import LocalRuntime, ProgressLine, stop_soon_on_sigterm
 from stateformat.errors import CheckpointError
 
 EXECUTORS = ("local", "spark")
@@ -56,7 +56,8 @@ def run(flow: Dataflow, store: Path, executor: str, **options: Any) -> None:
 
         runtime = SparkRuntime(local_session(flow.name), opened, progress=progress, **options)
     try:
-        outcome = runtime.run(flow)
+        with stop_soon_on_sigterm(runtime):  # Told to end, it takes a checkpoint first.
+            outcome = runtime.run(flow)
     except KeyboardInterrupt:
         raise SystemExit("interrupted; run it again and it goes on from its newest checkpoint") from None
     finally:

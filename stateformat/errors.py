@@ -75,6 +75,7 @@ class ErrorKind(StrEnum):
     ILLEGAL_EVENT = "illegal_event"
     RECORD_LOST = "record_lost"
     TRANSFORM_FAILED = "transform_failed"
+    TIME_IS_UP = "time_is_up"
 
 
 REPAIR_ADVICE = ". `ckpt repair` says what can be done"

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.backends.dataflow.events import MAX_WATERMARK
-from tests.conformance import Calls, Case, Gated, Out, Told, plain
+from stateformat.backends.runtime import Run
+from tests.conformance import Calls, Case, Gated, Out, Told, batches, plain, to_end, until
 from tests.local_jobs import KEY, ROWS, rows
 
 Rows = list[dict[str, Any]]
@@ -490,3 +491,50 @@ class Versioned(df.Operator):
 def _beside(keys: pa.RecordBatch, item: pa.Field, value: Any, values: pa.RecordBatch) -> pa.RecordBatch:
     schema = pa.schema([*keys.schema, item, *values.schema])
     return pa.RecordBatch.from_arrays([*keys.columns, pa.array([value], item.type), *values.columns], schema=schema)
+
+
+LINE_ROWS = 12
+
+
+class Line:
+    """in → op → out, each in tasks of its own, read by one reader; and a count by key."""
+
+    def __init__(self, stage: Any, executor: str) -> None:
+        self.stage = stage
+        self.executor = executor
+        self.calls = stage.calls
+        self.source = Gated(stage.directory / "in", batches(range(LINE_ROWS), 1), shut=True)
+        self.out = Out(stage.calls)
+        self.totals = Out()
+
+    def flow(self, parallelism: int = 2) -> df.Dataflow:
+        flow = df.Dataflow("line", parallelism=parallelism)
+        read = flow.source(self.source, uid="in", parallelism=1)
+        told = read.apply(Told(self.calls), uid="op", parallelism=1, chain=False)
+        told.apply(self.out, uid="out", parallelism=1, chain=False)
+        totals = told.key_by("key").apply(df.Aggregate("key", {"n": ("*", "count")}, emit="end"), uid="count")
+        totals.apply(self.totals, uid="totals")
+        return flow
+
+    def begin(self, **options: Any) -> Run:
+        return self.stage.begin(self.executor, self.flow(), **options)
+
+    def run(self, **options: Any) -> Any:
+        """Let all rows be read, and run to the end."""
+        self.source.let(0)
+        return self.stage.run(self.executor, self.flow(options.pop("parallelism", 2)), **options)
+
+    def read(self, run: Run, count: int) -> None:
+        """Step until so many rows have come out."""
+        self.source.let(0, count)
+        until(run, lambda: self.out.values == [*range(count)])
+
+    def end(self, run: Run) -> None:
+        """Step to the end, without a restart."""
+        self.source.let(0)
+        assert to_end(run).restarts == 0
+
+    def check(self, per_key: int = 3) -> None:
+        """Every row is out once, and counted by key."""
+        assert self.out.values == [*range(LINE_ROWS)]
+        assert sorted(self.totals.seen.elements()) == [(key, per_key) for key in range(4)]

@@ -68,6 +68,11 @@ class Stand:
     def broadcast(self, value: bytes) -> _Broadcast:
         return _Broadcast(value)
 
+    def addJobTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    removeJobTag = addJobTag  # noqa: N815 - Spark's name
+
     def runtime(self, store: CheckpointStore, **options: Any) -> SparkRuntime:
         made = object.__new__(SparkRuntime)
         options = {"clock": VirtualClock(), "idle_us": 0, "restart_delay_us": 0, **options}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ..runtime import (
     Clock,
+    GraceExceeded,
     JobFailed,
     JobOutcome,
     Options,
@@ -20,12 +21,14 @@ from ..runtime import (
     RunDiscarded,
     SystemClock,
     VirtualClock,
+    stop_soon_on_sigterm,
 )
 from .run import LocalRun
 from .runtime import LocalRuntime
 
 __all__ = [
     "Clock",
+    "GraceExceeded",
     "JobFailed",
     "JobOutcome",
     "LocalRun",
@@ -36,4 +39,5 @@ __all__ = [
     "RunDiscarded",
     "SystemClock",
     "VirtualClock",
+    "stop_soon_on_sigterm",
 ]

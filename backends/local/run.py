@@ -46,8 +46,9 @@ class LocalRun(rt.Run):
         *,
         seed: int,
         clock: rt.Clock,
+        soon: rt.SoonStop | None = None,
     ) -> None:
-        super().__init__(store, restored, schedule, retries, clock)
+        super().__init__(store, restored, schedule, retries, clock, soon or rt.SoonStop(clock))
         self._choose = random.Random(seed)  # noqa: S311 - an order of events, not a secret
         self._due_us: int | None
         """When the next checkpoint begins by the interval."""
@@ -137,7 +138,9 @@ class LocalRun(rt.Run):
         now_us = self._clock.now_us()
         in_flight, rows = self._driver.in_flight, self._schedule.checkpoint_rows
         by_rows = rows is not None and self._rows_read - self._rows_at_checkpoint >= rows
-        self._pause(by_rows or self._asked)
+        if self._soon.until_us is not None:
+            self._tell_of_soon_stop()
+        self._pause(by_rows or self._asked or (self._is_told_soon and not self._coordinator.must_go_on))
         if in_flight is None:
             if not self._asked and (by_rows or (self._due_us is not None and now_us >= self._due_us)):
                 self._schedule_checkpoint()

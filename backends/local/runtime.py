@@ -31,7 +31,7 @@ class LocalRuntime(Runtime[LocalRun]):
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> LocalRun:
         _check_sources(restored)
         seed = options.seed + 1_000_003 * (self._runs - 1)
-        return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock)
+        return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock, soon=self._soon)
 
 
 def _check_sources(restored: Restored) -> None:

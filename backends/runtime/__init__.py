@@ -15,12 +15,24 @@ from .clock import VIRTUAL_ORIGIN_US, Clock, ProcessingTime, SystemClock, Virtua
 from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
-from .reports import EpochProgress, JobFailed, JobOutcome, JobPaused, Progress, ProgressLine, ProgressLog, RunDiscarded
+from .reports import (
+    EpochProgress,
+    GraceExceeded,
+    JobFailed,
+    JobOutcome,
+    JobPaused,
+    Progress,
+    ProgressLine,
+    ProgressLog,
+    RunDiscarded,
+)
 from .rescales import parallelism_words
 from .restore import Restored, at_parallelism, plan_of, restore
 from .run import Run
 from .runtime import Runtime
+from .sigterm import SigtermWatch, stop_soon_on_sigterm
 from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
+from .stop_soon import GRACE_SECONDS, SoonStop
 from .worker import Mail, MessageToSubtask, SplitAssigned, Worker
 
 __all__ = [
@@ -29,6 +41,8 @@ __all__ = [
     "Clock",
     "Driver",
     "EpochProgress",
+    "GRACE_SECONDS",
+    "GraceExceeded",
     "JobFailed",
     "JobOutcome",
     "JobPaused",
@@ -49,6 +63,8 @@ __all__ = [
     "Runtime",
     "RuntimeOptions",
     "Schedule",
+    "SigtermWatch",
+    "SoonStop",
     "SplitAssigned",
     "SplitRequested",
     "SystemClock",
@@ -72,5 +88,6 @@ __all__ = [
     "sender_of",
     "sinks_of",
     "starting",
+    "stop_soon_on_sigterm",
     "tasks_of",
 ]

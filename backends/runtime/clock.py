@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +45,10 @@ class Clock(Protocol):
         """Microseconds since 1970, UTC. May go back, when somebody sets the clock."""
 
     def wait_until(self, at_us: int) -> None:
-        """Return not before ``at_us``."""
+        """Return at ``at_us``, or earlier if woken."""
+
+    def wake(self) -> None:
+        """End a wait of the run early. A thread may call it, and so may a signal handler."""
 
     def tick(self) -> None:
         """Called after each event."""
@@ -126,6 +131,9 @@ class _Later:
 class SystemClock:
     """The system's monotonic clock. Work beside a run has a thread of its own."""
 
+    def __init__(self) -> None:
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+
     def __repr__(self) -> str:
         return brief(self)
 
@@ -136,7 +144,11 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def wait_until(self, at_us: int) -> None:
-        time.sleep(max(at_us - self.now_us(), 0) / 1e6)
+        with contextlib.suppress(queue.Empty):
+            self._wakes.get(timeout=max(at_us - self.now_us(), 0) / 1e6)
+
+    def wake(self) -> None:
+        self._wakes.put(None)  # Reentrant, unlike an Event: a handler may interrupt the wait itself.
 
     def tick(self) -> None:
         pass
@@ -167,6 +179,9 @@ class VirtualClock:
 
     def wait_until(self, at_us: int) -> None:
         self._now_us = max(self._now_us, at_us)
+
+    def wake(self) -> None:
+        pass
 
     def tick(self) -> None:
         self._now_us += self._us_per_event

@@ -159,15 +159,20 @@ def clean(
 
 
 def commit_rest(
-    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], left: Mapping[str, pa.Table], clock: Clock
-) -> None:
+    permit: CommitPermit,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    left: Mapping[str, pa.Table],
+    clock: Clock,
+    until_us: int | None = None,
+) -> Mapping[str, pa.Table]:
     """Commit what sinks have put off until it is done, since no checkpoint follows.
 
-    Raises ``RunDiscarded`` after too many tries, ``OperatorError`` for what a sink raises.
+    Returns what is left when the clock comes to ``until_us``; without it, nothing is. Raises
+    ``RunDiscarded`` after too many tries, ``OperatorError`` for what a sink raises.
     """
     for _ in range(COMMIT_TRIES):
-        if not left:
-            return
+        if not left or (until_us is not None and clock.now_us() + COMMIT_WAIT_US > until_us):
+            return left
         clock.wait_until(clock.now_us() + COMMIT_WAIT_US)
         left = commit(permit, sinks, left)
     if left:
@@ -178,3 +183,4 @@ def commit_rest(
             "again",
             counted=True,
         )
+    return left

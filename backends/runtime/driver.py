@@ -34,7 +34,7 @@ from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, pending_committables, sinks_of
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
-from .reports import RunDiscarded
+from .reports import GraceExceeded, RunDiscarded
 from .restore import Restored
 from .starting import keep_count, keep_properties
 from .worker import Mail, MessageToSubtask, SplitAssigned
@@ -48,8 +48,8 @@ ones."""
 _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
 
-FATAL = (er.PublishConflict, er.JobMismatch, er.CheckpointExpired)
-"""Another run has the job, so this one stops."""
+FATAL = (er.PublishConflict, er.JobMismatch, er.CheckpointExpired, GraceExceeded)
+"""Another run has the job, or the time of this one is up: it is not started again."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Driver:
         self.publish_us = self.commit_us = 0
         """How long publishing and committing have taken, in total."""
         self.in_flight: InFlightCheckpoint | None = None
-        self.ended: ev.JobEnded | None = None
+        self.ended: ev.JobEnded | ev.JobInterrupted | None = None
         self.warnings: list[str] = []
         self.news: list[str] = []
         self.failed_stops: list[ev.StopFailed] = []
@@ -161,6 +161,7 @@ class Driver:
             ev.SavepointReady: self._savepoint_ready,
             ev.SavepointFailed: self.failed_savepoints.append,
             ev.JobEnded: lambda command: setattr(self, "ended", command),
+            ev.JobInterrupted: lambda command: setattr(self, "ended", command),
             ev.Warn: lambda command: self.warn(command.sentence),
         }
 
@@ -415,9 +416,13 @@ class Driver:
             self.commit_us += int(1e6 * (time.perf_counter() - begun))
             self.inbox.append(ev.Committed(command.number))
 
-    def commit_rest(self) -> None:
+    def commit_rest(self, until_us: int | None = None) -> str:
+        """Commit what sinks have put off. Returns what is left at a time, in words, or nothing."""
         if self.permit is not None:
-            commit_rest(self.permit, self.sinks, self._retries, self._clock)
+            self._retries = commit_rest(self.permit, self.sinks, self._retries, self._clock, until_us)
+        rows = sum(table.num_rows for table in self._retries.values())
+        names = ", ".join(map(repr, self._retries))
+        return f"sink {names} has put off {rows} committables, which the next start commits" if rows else ""
 
     def _notify(self, command: ev.Notify) -> None:
         current, self.in_flight = self.in_flight, None

@@ -190,6 +190,11 @@ class RequestService:
             self._answer(rq.RequestAnswer(failed.request, rq.RequestOutcome.FAILED, message))
         self._savepoints.settle()
 
+    def interrupted(self, until_us: int) -> None:
+        """The program was told to end: answer what this run has been asked, until then."""
+        self.settle()
+        self._savepoints.finish_by(until_us, self._driver.permit, "the job goes on at its next start")
+
     def close(self) -> None:
         """The run has ended, and perhaps not its job: its successor answers what is left."""
         self._savepoints.close()

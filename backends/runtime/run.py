@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import secrets
 from abc import abstractmethod
@@ -25,6 +26,7 @@ from .options import Schedule
 from .reports import JobOutcome, Progress, TimeWatch, late_words
 from .requests import RequestService
 from .restore import Restored
+from .stop_soon import GRACE_SECONDS, SoonStop
 
 PROGRESS_EVERY_US = 500_000
 
@@ -44,11 +46,14 @@ class Run(TaskMessenger):
         schedule: Schedule,
         retries: Mapping[str, pa.Table],
         clock: Clock,
+        soon: SoonStop,
     ) -> None:
         self.job = restored.job
         self.outcome: JobOutcome | None = None
         self._clock = clock
         self._schedule = schedule
+        self._soon = soon
+        self._is_told_soon = False
         self._begun_us = clock.now_us()
         self._coordinator = Coordinator(
             self.job,
@@ -93,12 +98,36 @@ class Run(TaskMessenger):
         """The readers that may hold event time up, with the uids of their sources."""
 
     def _check_end(self) -> None:
-        if self._driver.ended is not None and self.outcome is None:
+        ended = self._driver.ended
+        if isinstance(ended, ev.JobInterrupted):
+            until_us = self._soon.until_us or 0
+            left = self._driver.commit_rest(until_us)
+            self._requests.interrupted(until_us)
+            self.outcome = self._soon.outcome(self.newest, taken=self.published > 0, left=left)
+            self.close()
+        elif ended is not None and self.outcome is None:
             self._driver.commit_rest()
-            outcome = self._requests.outcome(self._driver.ended)
+            outcome = self._requests.outcome(ended)
             if self.late_rows:
                 outcome = replace(outcome, sentence=f"{outcome.sentence}; {late_words(self.late_rows)}")
             self.outcome = outcome
+
+    def _tell_of_soon_stop(self) -> None:
+        """Tell the coordinator if the job is to stop soon. Raises ``GraceExceeded``."""
+        self._soon.check(self.newest)
+        if not self._is_told_soon:
+            self._is_told_soon = True
+            self._driver.inbox.append(ev.SoonStopRequested(self._is_current))
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether the newest checkpoint holds all that the run has done."""
+        return False
+
+    @property
+    def newest(self) -> int | None:
+        """The newest checkpoint that the run knows; None before the first."""
+        return self._driver.permit.ref.checkpoint_id if self._driver.permit else None
 
     @property
     @abstractmethod
@@ -114,6 +143,10 @@ class Run(TaskMessenger):
     def in_flight(self) -> InFlightCheckpoint | None:
         """The checkpoint in flight."""
         return self._driver.in_flight
+
+    def stop_soon(self, *, grace: float | datetime.timedelta = GRACE_SECONDS) -> None:
+        """As :meth:`.Runtime.stop_soon`, for whoever steps a run."""
+        self._soon.ask(grace)
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> str:
         """Request a stop with a savepoint, as `ckpt stop` does; returns the request's id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from .rescales import Rescales, parallelism_words
 from .restore import Restored, at_parallelism, restore
 from .run import Run
 from .starting import decide_keep, start
+from .stop_soon import GRACE_SECONDS, SoonStop
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,9 @@ class Runtime(ABC, Generic[RunT]):
         self._runs = 0
         self._published = 0
         self._start = _Start()
+        self._soon = SoonStop(self._clock)
+        self._newest: int | None = None
+        self._current: RunT | None = None
 
     def __repr__(self) -> str:
         return brief(self, self.store.url)
@@ -100,6 +105,38 @@ class Runtime(ABC, Generic[RunT]):
         cause, ``RestoreRefused`` if the newest checkpoint does not fit, and ``PublishConflict`` if
         another run has the job.
         """
+        try:
+            return self._run(flow)
+        finally:
+            self._soon = SoonStop(self._clock)
+
+    def stop_soon(self, *, grace: float | datetime.timedelta = GRACE_SECONDS) -> None:
+        """Ask the job that runs to take a checkpoint now, commit it and end, as a program that is
+        told to end does.
+
+        Any thread may call it, and so may a signal handler; it returns at once, and calling it
+        again changes nothing. The checkpoint is an ordinary one: :meth:`run` returns an outcome
+        with ``interrupted``, and a start without any option goes on. If there is no checkpoint
+        within ``grace`` (seconds, or a timedelta), :meth:`run` raises ``GraceExceeded``, which
+        says what the newest one is. A stop or end that is under way comes first. Called before
+        :meth:`run`, it ends the next run at its start.
+        """
+        self._soon.ask(grace)
+
+    def forward_sigterm(self, heard: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002 - other executors do
+        """Call ``heard`` for each SIGTERM that a process of the executor gets in place of this one.
+
+        Returns what ends that. Called by the main thread, before the job runs.
+        """
+        return lambda: None
+
+    @property
+    def newest(self) -> int | None:
+        """The newest checkpoint that the runtime knows of its job; None before the first."""
+        run = self._current
+        return self._newest if run is None else run.newest
+
+    def _run(self, flow: Dataflow) -> JobOutcome:
         restarts = 0
         failures = RestartPolicy(flow.job_id, self.options.max_restarts)
         self._start = self._new_start(flow)
@@ -111,6 +148,7 @@ class Runtime(ABC, Generic[RunT]):
             except FATAL:
                 raise
             except (CheckpointError, OSError) as error:
+                self._soon.check(self.newest)
                 if self._fell_back(error):
                     continue
                 refused = isinstance(error, InvalidInput | RestoreRefused)
@@ -121,7 +159,8 @@ class Runtime(ABC, Generic[RunT]):
                     raise failed from failed.__cause__
                 restarts += 1
                 delay_us = self.options.restart_delay_us * 2 ** max(failures.counted - 1, 0)
-                self._clock.wait_until(self._clock.now_us() + delay_us)
+                if not self._soon.is_asked:
+                    self._clock.wait_until(self._clock.now_us() + delay_us)
 
     def _once(self, flow: Dataflow) -> JobOutcome:
         begun = self._begin(flow)
@@ -152,6 +191,8 @@ class Runtime(ABC, Generic[RunT]):
         Returns an outcome if the newest checkpoint is that of a stop, or everything had finished.
         If the outcome of a run is a ``JobPaused``, begin the next: it goes on after a rescale.
         """
+        if self._current is not None and self._current.outcome is not None:
+            self._soon = SoonStop(self._clock)
         self._start = self._new_start(flow)
         return self._begin(flow)
 
@@ -197,14 +238,18 @@ class Runtime(ABC, Generic[RunT]):
         this.rescales.begin(permit, lambda stop: save_stop(self.store, stop, savepoint_options))
         restored = self._restore(flow, permit, this, this.rescales.in_force)
         restored = replace(restored, origin=this.origin, rescales=this.rescales)
+        self._current, self._newest = None, permit.ref.checkpoint_id if permit else None
         sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, restored, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
         if outcome is not None:
             return outcome
+        if self._soon.is_asked:
+            return self._soon.outcome(self._newest, taken=False)
         self._say_parallelism(permit, restored)
         self._runs += 1
-        return self._make_run(restored, replace(options, schedule=this.schedule), retries)
+        self._current = self._make_run(restored, replace(options, schedule=this.schedule), retries)
+        return self._current
 
     def _say_parallelism(self, permit: CommitPermit | None, restored: Restored) -> None:
         """Log, once per start, where the program's parallelism differs from the record's."""

@@ -168,6 +168,22 @@ class Savepoints:
             self._answer(save_at_end(self._store, permit, request, job, self._options))
         self._asked.clear()
 
+    def finish_by(self, until_us: int, permit: CommitPermit | None, job: str) -> None:
+        """The job has ended for now: finish what can be finished until then, and answer all."""
+        for request in self._asked.values():
+            made = permit is not None and made_before(self._store, request, permit.record.job_id, self._options)
+            if permit is None or made:
+                self._answer(made or save_at_end(self._store, permit, request, job, self._options))
+            else:
+                copy = Copy(self._store, permit, request, self._options)
+                self._copies.append((copy, self._clock.beside(copy.make)))
+        self._asked.clear()
+        while self._clock.now_us() < until_us and not all(work.is_done() for _, work in self._copies):
+            self._clock.wait_until(min(until_us, *(work.looked_at_us for _, work in self._copies)))
+        for copy, _ in self._copies:
+            copy.is_given_up = True
+        self.finish(permit, job)
+
     def close(self) -> None:
         """The run has ended, and perhaps not its job: give up what is being copied."""
         copies, self._copies = self._copies, []

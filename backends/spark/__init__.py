@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
+    from ..runtime import stop_soon_on_sigterm as stop_soon_on_sigterm
     from .bootstrapping import bootstrap as bootstrap
     from .data_source import register_data_source as register_data_source
     from .options import SparkOptions as SparkOptions
@@ -35,6 +36,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
+            "..runtime": "stop_soon_on_sigterm",
             ".data_source": "register_data_source",
             ".bootstrapping": "bootstrap",
             ".options": "SparkOptions",

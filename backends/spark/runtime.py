@@ -12,6 +12,7 @@ from stateformat.store import CheckpointStore
 
 from ..runtime import Clock, Options, Progress, Restored, Runtime
 from .driver import SparkRun
+from .jvm_signals import forward_sigterm
 from .options import SparkOptions, SparkRuntimeOptions
 from .sessions import check, job_session
 
@@ -48,6 +49,9 @@ class SparkRuntime(Runtime[SparkRun]):
             )
         self._spark = check(spark)
 
+    def forward_sigterm(self, heard: Callable[[], None]) -> Callable[[], None]:
+        return forward_sigterm(self._spark, heard)
+
     def _spark_application(self) -> str | None:
         return str(self._spark.sparkContext.applicationId)
 
@@ -55,7 +59,9 @@ class SparkRuntime(Runtime[SparkRun]):
         assert isinstance(options, SparkOptions)
         # Made here, so that it has the views and functions that the user's session has when the run
         # begins.
-        return SparkRun(job_session(check(self._spark)), self.store, restored, options, retries, self._clock)
+        return SparkRun(
+            job_session(check(self._spark)), self.store, restored, options, retries, self._clock, self._soon
+        )
 
 
 __all__ = ["SparkRuntime"]

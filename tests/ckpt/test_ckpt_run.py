@@ -138,7 +138,7 @@ def test_progress_as_json_is_an_object_a_line_and_one_for_the_end(place: Place) 
     assert shown[-1]["rows_read"] == 1000
     newest = sf.open(place.store).open().record
     assert end.pop("sentence").startswith("the job has finished")
-    nothing = {"stop": None, "savepoint": None, "restarts": 0}
+    nothing = {"stop": None, "savepoint": None, "restarts": 0, "interrupted": False}
     assert end == {"kind": "JobOutcome", "checkpoint_id": newest.checkpoint_id, **nothing}
     assert "stateformat.host" in newest.properties
     assert {*shown[0], *end} <= json_members("run")

@@ -3,64 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from stateformat.backends.dataflow import Aggregate, Dataflow
+from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import JobFailed
-from stateformat.backends.runtime import Run
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from tests.conformance import Gated, Out, Told, batches, lose, stopped, to_end, until
-from tests.conformance_jobs import Shares
+from tests.conformance import Gated, Out, batches, lose, stopped, to_end, until
+from tests.conformance_jobs import Line, Shares
 from tests.played_stage import EVERYWHERE, PlayedStage, other
-
-ROWS = 12
-
-
-class Line:
-    """in → op → out, each in tasks of its own, read by one reader; and a count by key."""
-
-    def __init__(self, stage: PlayedStage, executor: str) -> None:
-        self.stage = stage
-        self.executor = executor
-        self.calls = stage.calls
-        self.source = Gated(stage.directory / "in", batches(range(ROWS), 1), shut=True)
-        self.out = Out(stage.calls)
-        self.totals = Out()
-
-    def flow(self, parallelism: int = 2) -> Dataflow:
-        flow = Dataflow("line", parallelism=parallelism)
-        read = flow.source(self.source, uid="in", parallelism=1)
-        told = read.apply(Told(self.calls), uid="op", parallelism=1, chain=False)
-        told.apply(self.out, uid="out", parallelism=1, chain=False)
-        totals = told.key_by("key").apply(Aggregate("key", {"n": ("*", "count")}, emit="end"), uid="count")
-        totals.apply(self.totals, uid="totals")
-        return flow
-
-    def begin(self, **options: Any) -> Run:
-        return self.stage.begin(self.executor, self.flow(), **options)
-
-    def run(self, **options: Any) -> Any:
-        """Let all rows be read, and run to the end."""
-        self.source.let(0)
-        return self.stage.run(self.executor, self.flow(options.pop("parallelism", 2)), **options)
-
-    def read(self, run: Run, count: int) -> None:
-        """Step until so many rows have come out."""
-        self.source.let(0, count)
-        until(run, lambda: self.out.values == [*range(count)])
-
-    def end(self, run: Run) -> None:
-        """Step to the end, without a restart."""
-        self.source.let(0)
-        assert to_end(run).restarts == 0
-
-    def check(self, per_key: int = 3) -> None:
-        """Every row is out once, and counted by key."""
-        assert self.out.values == [*range(ROWS)]
-        assert sorted(self.totals.seen.elements()) == [(key, per_key) for key in range(4)]
 
 
 @pytest.fixture

@@ -57,6 +57,8 @@ ZOMBIE_STEPS_MAX = 2_000
 ATTEMPTS_MAX = 40
 RESCALED_SEEDS = 7
 """In one of so many seeds running jobs are rescaled."""
+STOPPED_SOON_SEEDS = 5
+"""In one of so many seeds programs are told to end, as by SIGTERM."""
 STALLS = 0.35
 """How many runs stall before they create a record, while another runs the job."""
 TENDED = 0.6
@@ -156,6 +158,8 @@ class Simulation:
         self.saves = Saves(self)
         self.rescales = random.Random(f"rescales {seed}") if seed % RESCALED_SEEDS == 2 else None
         """Draws the rescales of running jobs; its own, so that other seeds stay as they are."""
+        self.soon = random.Random(f"soon {seed}") if seed % STOPPED_SOON_SEEDS == 3 else None
+        """Draws when programs are told to end; its own, so that other seeds stay as they are."""
         self.asked: dict[str, list[int]] = {}
         """The parallelism of each such request, by group."""
         self.runs = 0
@@ -199,6 +203,9 @@ class Simulation:
             outcome = self._attempt(kind=kind, resume=resume)
             self._told_history()
             self.saves.check()
+            if outcome is not None and outcome.interrupted:
+                self._check_interrupted(outcome)
+                outcome = None
             if isinstance(outcome, JobPaused):
                 self.tally.counts["rescaled while it ran"] += 1
                 outcome = None
@@ -218,6 +225,16 @@ class Simulation:
                 continue
             self._check_end(outcome)
             return
+
+    def _check_interrupted(self, outcome: JobOutcome) -> None:
+        """A program that was told to end has left an ordinary checkpoint, committed."""
+        self.tally.counts["stopped soon"] += 1
+        newest = self.newest()
+        if newest is None or outcome.checkpoint_id != self.disk.newest_id():
+            return
+        if newest.record.stop is not None or outcome.stop is not None:
+            raise Violation(f"the checkpoint of a program that was told to end is that of a stop: {newest.record.stop}")
+        self._check_committed(newest)
 
     def _newest_is_suspended(self) -> bool:
         newest = self.newest()
@@ -394,6 +411,8 @@ class Simulation:
         if self.rescales is not None:
             for _ in range(self.rescales.choice((1, 2, 3))):
                 plan.setdefault(self.rescales.randint(20, 400), []).append("rescale while it runs")
+        if self.soon is not None and self.soon.random() < (0.2 if kind else 0.6):
+            plan.setdefault(self.soon.randint(1, 400), []).append("stop soon")
         if kind:
             return plan
         if rng.random() < 0.15:
@@ -417,6 +436,9 @@ class Simulation:
             self._expire()
         elif what == "save":
             self.saves.ask(run, step)
+        elif what == "stop soon":
+            self.say(f"told to stop soon at step {step}")
+            run.stop_soon(grace=1e6)
         elif what == "rescale while it runs":
             self._ask_for_rescale()
         else:

@@ -223,7 +223,7 @@ def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monk
     assert (epochs[-1]["checkpoint_id"], epochs[-1]["state_rows"]) == (newest.checkpoint_id, newest.totals.rows)
     assert newest.properties["stateformat.host"] == socket.gethostname()
     assert end.pop("sentence").startswith("the job has finished")
-    nothing = {"stop": None, "savepoint": None, "restarts": 0}
+    nothing = {"stop": None, "savepoint": None, "restarts": 0, "interrupted": False}
     assert end == {"kind": "JobOutcome", "checkpoint_id": newest.checkpoint_id, **nothing}
     documented = (ROOT / "docs" / "json.md").read_text().partition("# Progress")[2]
     assert {*epochs[0], *end} <= {*re.findall(r"`(\w+)`", documented)}

@@ -19,6 +19,7 @@ MISUSE: Final = 2
 UNAVAILABLE: Final = 3
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
+TERMINATED: Final = 143
 
 STATUS_MEANINGS: Final = (
     ("0", "fine"),
@@ -26,6 +27,7 @@ STATUS_MEANINGS: Final = (
     ("2", "misuse: the command line asks for the impossible"),
     ("3", "the store or checkpoint is not there, no job answers, or the storage failed"),
     ("130, 141", "interrupted; the reader of standard output went away"),
+    ("143", "`run` was told to end (SIGTERM), and has without a new checkpoint"),
 )
 """What each exit status means, for all commands."""
 

@@ -9,7 +9,9 @@ the SparkSession. The file goes to the executors with the job. An installed modu
 Standard error gets a line per checkpoint (on a terminal one line that changes), standard output a
 sentence about how the job ended. With ``--progress json`` all of it is JSON lines on standard
 output (docs/json.md). Exit status: 0 the job ended or was stopped; 1 it failed or was refused; 2
-misuse; 3 the storage failed. Run again, it goes on from the newest checkpoint.
+misuse; 3 the storage failed; 143 it was told to end (SIGTERM) and got no checkpoint in time. Run
+again, it goes on from the newest checkpoint. SIGTERM, also to spark-submit, takes a checkpoint
+first: status 0.
 
 ``spark-submit`` puts both streams on its own standard output, and its log on standard error: ``2>
 spark.log`` separates the two. An unconfigured log begins at warnings
@@ -57,6 +59,7 @@ def command(
     store: Address,
     *,
     progress: str,
+    grace: float,
     start_from: Address | None,
     endpoint_url: str | None,
     option: tuple[tuple[str, Any], ...],
@@ -74,7 +77,7 @@ def command(
             runtime = SparkRuntime(spark, opened, progress=reporter.progress, **options)
             imported = partial(_send_file, job, spark)
             flow = dataflow_of(job, spark=spark, imported=imported, hint=_MISSING, show_trace=True)
-            return reporter.outcome(runtime.run(flow))
+            return reporter.outcome(reporter.run(runtime, flow, grace))
     except (CheckpointError, OSError, KeyboardInterrupt) as error:
         return reporter.failure(error)
 

@@ -21,10 +21,12 @@ modules open with the tables of their phases. The rules:
    acknowledged; only heads that have something to do are notified of it.
 7. *A barrier that ends a loop* is aligned, and began when the loop was closed. Otherwise records
    that it overtook, or that still came from outside, would be left in the loop.
-8. *A savepoint* is asked for of the next checkpoint to begin, a stop's too, and fails with it. One
+8. *To stop soon* is no stop: an ordinary checkpoint begins now, and the run ends when that is
+   complete, unless all tasks are about to end by themselves. A stop under way comes first.
+9. *A savepoint* is asked for of the next checkpoint to begin, a stop's too, and fails with it. One
    that is void at the end of a task is tried again at once, with the checkpoint.
 
-After ``Restart`` or ``JobEnded`` every event is ignored.
+After ``Restart``, ``JobEnded`` or ``JobInterrupted`` every event is ignored.
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ class Coordinator:
         self._number = 0
         self._in_flight: BarrierInFlight | None = None
         self._stop: StopProgress | None = None
+        self._soon_after: int | None = None
+        """The run ends at the first checkpoint after this barrier; None: it goes on."""
         self._savepoints: list[str] = []
         """Requests for a savepoint, which the next checkpoint to begin is for."""
         self._failures = 0
@@ -115,6 +119,8 @@ class Coordinator:
                 return self._request_stop(event)
             case ev.SavepointRequested(requests):
                 return self._request_savepoints(requests)
+            case ev.SoonStopRequested(is_current):
+                return self._request_soon_stop(is_current=is_current)
             case ev.LogicEnded(task) | ev.InputsEnded(task) | ev.TaskEnded(task) if not self._tasks.knows(task):
                 return []
             case ev.LogicEnded(task):
@@ -171,6 +177,11 @@ class Coordinator:
         """Whether a stop without drain has its savepoint: what comes after is done again later."""
         return self._stop is not None and self._stop.phase is StopPhase.SAVED and not self._stop.drains
 
+    @property
+    def must_go_on(self) -> bool:
+        """Whether no checkpoint can be taken until more of the tasks have ended."""
+        return self._tasks.partial_union() is not None
+
     # What begins ----------------------------------------------------------------------------------
 
     def _next_action(self, *, due: bool = False, at_once: bool = True) -> list[CoordinatorCommand]:
@@ -184,6 +195,8 @@ class Coordinator:
             return []
         if self._stop is not None:
             return self._continue_stop(self._stop)
+        if self._soon_after is not None and not tasks.some_are_leaving and not self.must_go_on:
+            return self._begin_checkpoint()
         if due or self._savepoints or (at_once and (tasks.final or tasks.turning_heads)):
             return self._begin_checkpoint()
         return []
@@ -283,6 +296,9 @@ class Coordinator:
                     "records still go round it. Let it come to an end, or raise the limit of rounds."
                 )
                 return commands + self._restart(reason, counted=True)
+        if self._soon_after is not None and current.purpose is BarrierKind.CHECKPOINT:
+            is_last = current.number > self._soon_after and not self._tasks.all_released
+            return commands + (self._interrupt() if is_last else self._next_action())
         return commands + self._next_action()
 
     def _end_task(self, task: ev.TaskId) -> list[CoordinatorCommand]:
@@ -332,6 +348,20 @@ class Coordinator:
         new = [request for request in requests if request not in known]
         self._savepoints += new
         return self._next_action() if new else []
+
+    def _request_soon_stop(self, *, is_current: bool) -> list[CoordinatorCommand]:
+        if self._soon_after is not None:
+            return []
+        self._soon_after = self._number
+        ends = self._in_flight is not None or self._stop is not None or self._tasks.all_released
+        return self._interrupt() if is_current and not ends else self._next_action()
+
+    def _interrupt(self) -> list[CoordinatorCommand]:
+        """End the run at its newest checkpoint; a stop that was asked for meanwhile fails."""
+        self._over = True
+        reason = "the program was told to end, and the job goes on at its next start"
+        stop = [] if self._stop is None else [ev.StopFailed(self._stop.of.request, reason, goes_on=False)]
+        return [*stop, ev.JobInterrupted()]
 
     def _request_stop(self, request: ev.StopRequested) -> list[CoordinatorCommand]:
         if self._stop is None:

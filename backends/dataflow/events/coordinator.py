@@ -29,6 +29,15 @@ class SavepointRequested(NamedTuple):
     requests: tuple[str, ...]
 
 
+class SoonStopRequested(NamedTuple):
+    """The run is to end at a checkpoint that begins now; the job goes on at its next start.
+
+    ``is_current``: the newest checkpoint holds all that the tasks have done.
+    """
+
+    is_current: bool
+
+
 class Acknowledged(NamedTuple):
     """A task has reported its snapshot. Late and duplicate reports are ignored."""
 
@@ -140,6 +149,7 @@ CoordinatorEvent = (
     CheckpointDue
     | StopRequested
     | SavepointRequested
+    | SoonStopRequested
     | Acknowledged
     | Declined
     | LogicEnded
@@ -267,6 +277,10 @@ class JobEnded(NamedTuple):
     stop: StopOf | None
 
 
+class JobInterrupted(NamedTuple):
+    """The run ends here, at the newest checkpoint: give up its tasks."""
+
+
 class Warn(NamedTuple):
     """A sentence for the user."""
 
@@ -286,5 +300,6 @@ CoordinatorCommand = (
     | SavepointReady
     | SavepointFailed
     | JobEnded
+    | JobInterrupted
     | Warn
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .held_time import LOOK_EVERY_US as LOOK_EVERY_US, TimeWatch as TimeWatch
 from .outcome import (
+    GraceExceeded as GraceExceeded,
     JobFailed as JobFailed,
     JobOutcome as JobOutcome,
     JobPaused as JobPaused,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from stateformat.errors import CheckpointError
+from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.model import Stop
 
 from ...dataflow.chain import OperatorError, chain_of, is_for_good, may_pass, signature
@@ -35,6 +35,8 @@ class JobOutcome:
     """
     restarts: int = 0
     """How often it started again after a failure."""
+    interrupted: bool = False
+    """Whether it was told to stop soon; a start without any option goes on."""
 
 
 class JobPaused(JobOutcome):
@@ -47,6 +49,16 @@ class JobFailed(CheckpointError):
     Its store is as sound as before: run it again once the cause is fixed. ``__cause__`` is the last
     failure, an ``OperatorError`` whose cause is what user code raised.
     """
+
+
+class GraceExceeded(CheckpointError):
+    """A job was told to stop soon, and ended without a new checkpoint when its time was up.
+
+    Its store is sound. ``details`` has ``checkpoint_id``, the newest (None: there is none), and
+    ``grace_us``.
+    """
+
+    default_kind = ErrorKind.TIME_IS_UP
 
 
 class RunDiscarded(CheckpointError):

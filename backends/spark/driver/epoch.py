@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +58,8 @@ class EpochJob:
     specs: Sequence[Spec]
     inputs: Sequence[DataFrameInput]
     description: str
+    is_over: Callable[[], bool] = lambda: False
+    """Whether there is no time for another try."""
     tries: int = 0
 
     def __call__(self) -> dict[ev.TaskId, TaskReport]:
@@ -77,7 +79,7 @@ class EpochJob:
                 raised = raised_in_python(error)
                 if raised is not None and (raised == before or is_import_error(raised)):
                     raise FailsAgain(raised) from error
-                if not left:
+                if not left or self.is_over():
                     raise
                 before = raised
                 logger.warning("%s is run again: %s", self.description, first_line(error))

@@ -42,6 +42,7 @@ from ...runtime import (
     Restored,
     Run,
     RunDiscarded,
+    SoonStop,
     merge_snapshot,
     receiver_of,
     sender_of,
@@ -63,6 +64,7 @@ from ..protocol import (
     restore_points,
     unpack_error,
 )
+from .cancelling import Cancelling
 from .epoch import EpochJob, first_line, levels_of
 from .split_assignment import SPLITS_AHEAD_MAX, SplitAssigner
 
@@ -91,8 +93,9 @@ class SparkRun(Run):
         options: SparkOptions,
         retries: Mapping[str, pa.Table],
         clock: Clock,
+        soon: SoonStop | None = None,
     ) -> None:
-        super().__init__(store, restored, options.schedule, retries, clock)
+        super().__init__(store, restored, options.schedule, retries, clock, soon or SoonStop(clock))
         self._spark = spark
         self._options = options
         self._id = secrets.token_hex(8)
@@ -115,6 +118,9 @@ class SparkRun(Run):
             item.core.id: DriverTask(item, points.get(item.core.id, RestorePoint()))
             for item in tasks_of(restored, by_epoch=True)
         }
+        self._was_published = restored.permit is not None
+        """Whether the last epoch was, and so is everything that the run has done."""
+        self._cancelling = Cancelling(spark, self._soon, clock, f"stateformat-{self._id}")
         self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
         self._assigner = SplitAssigner(self.job, self._driver, spark)
         self._driver.open_coordinators(restored.coordinators, restored.finished)
@@ -139,12 +145,14 @@ class SparkRun(Run):
     def _step(self) -> None:
         begun = time.perf_counter()
         inputs: list[DataFrameInput] = []
+        if self._soon.until_us is not None:
+            self._tell_of_soon_stop()
         # Also while a loop is turned, where one barrier begins when the one before is complete.
         self._requests.poll()
         if self.in_flight is None:
             if self._wait():
                 return
-            inputs = self._assigner.assign(self._running)
+            inputs = [] if self._is_told_soon else self._assigner.assign(self._running)
             if self._is_idle and not (inputs or self._driver.inbox or self._has_work or self._timer_is_due):
                 self._next_us = self._clock.now_us() + self._options.idle_us
                 self._is_idle = False
@@ -214,7 +222,8 @@ class SparkRun(Run):
         }
         if self.in_flight is not None and self.in_flight is in_flight:
             raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
-        if self.published == published:
+        self._was_published = self.published > published
+        if not self._was_published:
             self._keep_committables(reports, writing.context)
 
     def _job_of(self, writing: PendingCheckpoint, inputs: Sequence[DataFrameInput]) -> EpochJob:
@@ -234,11 +243,12 @@ class SparkRun(Run):
                 checkpoint_id=writing.checkpoint_id,
                 attempt_id=writing.attempt_id,
                 read_rows=None if rows is None else math.ceil(rows / max(readers, 1)),
-                read_us=self._options.schedule.checkpoint_interval_us,
+                read_us=0 if self._is_told_soon else self._options.schedule.checkpoint_interval_us,
                 processing_time_us=self._driver.processing_time.advance(),
                 gone=frozenset(name for name, task in self._tasks.items() if task.gone),
                 live=frozenset(_LIVE),
             ),
+            is_over=lambda: self._soon.is_over,
             specs=[self._spec(task, by_frames) for task in self._running],
             inputs=inputs,
             description=", ".join([f"{self.job.flow.job_id}: epoch {self._version}", what, *labels]),
@@ -246,8 +256,10 @@ class SparkRun(Run):
 
     def _run_job(self, job: EpochJob) -> dict[ev.TaskId, TaskReport]:
         try:
-            return job()
+            with self._cancelling:
+                return job()
         except Exception as error:
+            self._soon.check(self.newest)
             reason = f"epoch {self._version} could not be run: {first_line(error)}"
             self._driver.note(reason, error)
             self._driver.inbox.append(ev.TaskFailed(None, reason))
@@ -416,6 +428,10 @@ class SparkRun(Run):
         elif isinstance(mail, MessageToSubtask):
             self._driver.lost(mail.uid, task.subtask)
 
+    @property
+    def _is_current(self) -> bool:
+        return self._was_published
+
     def overtake(self, barrier: ev.Barrier) -> None:
         """Never called: barriers of epochs are aligned."""
         raise AssertionError(f"barrier {barrier.number} overtakes")
@@ -434,6 +450,7 @@ class SparkRun(Run):
     def close(self) -> None:
         """End the run. Workers release what they cached for it when they serve another run."""
         self._requests.close()
+        self._cancelling.close()
         _LIVE.pop(self._id, None)
         shared, self._shared = self._shared, None
         if shared is not None:

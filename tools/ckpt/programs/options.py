@@ -59,6 +59,14 @@ def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
         click.option(
             "--from", "start_from", type=AddressType(), help="Begin an empty STORE with this checkpoint's content."
         ),
+        click.option(
+            "--grace-seconds",
+            "grace",
+            type=SecondsType(min=0),
+            default=25,
+            show_default=True,
+            help="For the checkpoint that SIGTERM asks for.",
+        ),
         click.option("--claim", is_flag=True, help="STORE is a savepoint: run in it, and let it expire in time."),
         click.option("--resume", is_flag=True, help="Go on after a stop without drain."),
         click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -11,11 +12,22 @@ from typing import Any
 
 import click
 
-from stateformat.backends.runtime import JobFailed, JobOutcome, Progress, ProgressLine, ProgressLog, starting
+from stateformat.backends.dataflow.flow import Dataflow
+from stateformat.backends.runtime import (
+    GraceExceeded,
+    JobFailed,
+    JobOutcome,
+    Progress,
+    ProgressLine,
+    ProgressLog,
+    Runtime,
+    starting,
+    stop_soon_on_sigterm,
+)
 from stateformat.errors import StorageError
 from stateformat.words import label
 
-from ..exit_status import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options, interrupted
+from ..exit_status import FINE, PROBLEMS, TERMINATED, UNAVAILABLE, Failure, failure_of, in_options, interrupted
 from ..output import complain
 
 
@@ -42,6 +54,18 @@ class Reporter:
         """Leave the line that changes, before anything else is printed."""
         self._line.end()
 
+    def run(self, runtime: Runtime[Any], flow: Dataflow, grace: float) -> JobOutcome:
+        """Run a job, which SIGTERM ends after a checkpoint, or after ``grace`` seconds."""
+        with stop_soon_on_sigterm(runtime, grace=grace, last_words=self._last_words):
+            return runtime.run(flow)
+
+    def _last_words(self, sentence: str) -> None:
+        """Say why the process is ended now; its main thread may be in the middle of a line."""
+        document = {"kind": "Failure", **Failure(TERMINATED, "time_is_up", sentence).to_json()}
+        if self.as_json:
+            os.write(sys.stdout.fileno(), f"{json.dumps(document)}\n".encode())
+        os.write(sys.stderr.fileno(), f"{self._name}: {sentence}\n".encode())
+
     def outcome(self, outcome: JobOutcome) -> int:
         """Print how the job ended; returns the exit status."""
         self.end()
@@ -58,6 +82,8 @@ class Reporter:
         if isinstance(error, JobFailed):
             storage_failed = isinstance(error.__cause__, (StorageError, OSError))
             failure = Failure(UNAVAILABLE if storage_failed else PROBLEMS, "job_failed", str(error))
+        elif isinstance(error, GraceExceeded):
+            failure = Failure(TERMINATED, str(error.kind), str(error), error.details)
         elif isinstance(error, KeyboardInterrupt) and effect is not None:
             failure = interrupted(effect)
         else:

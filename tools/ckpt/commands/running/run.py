@@ -35,6 +35,7 @@ def run(
     *,
     job: FunctionName,
     progress: str,
+    grace: float,
     start_from: Address | None,
     **chosen: Any,
 ) -> int:
@@ -48,10 +49,11 @@ def run(
 
     Standard error gets a line per checkpoint (on a terminal one line that changes), standard output
     a sentence about how the job ended. With --progress json all of it is JSON lines on standard
-    output. `ckpt stop` stops the job; so does Ctrl-C, without a checkpoint.
+    output. `ckpt stop` stops the job; so does Ctrl-C, without a checkpoint. SIGTERM takes one
+    first, and run again, the job goes on.
 
     Exit status: 0 the job ended or was stopped; 1 it failed or was refused; 2 misuse; 3 the storage
-    failed; 130 interrupted.
+    failed; 130 interrupted; 143 SIGTERM, and no new checkpoint in time.
     """
     from stateformat.backends.local import LocalRuntime
     from stateformat.errors import CheckpointError
@@ -65,7 +67,8 @@ def run(
             store = session.store(address, *(() if start_from is None else (start_from.url,)))
             options = runtime_options(address.url, job, session.storage_options, chosen, start_from)
             flow = dataflow_of(job, show_trace=not session.verbose)
-            outcome = LocalRuntime(store, progress=reporter.progress, **options).run(flow)
+            runtime = LocalRuntime(store, progress=reporter.progress, **options)
+            outcome = reporter.run(runtime, flow, grace)
         except (CheckpointError, OSError, KeyboardInterrupt) as error:
             if session.verbose and not isinstance(error, KeyboardInterrupt):
                 complain(trace_of(error))
