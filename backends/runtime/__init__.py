@@ -14,6 +14,7 @@ from .channels import CAPACITY, Queue, TaskChannels, receiver_of, sender_of, tas
 from .clock import VIRTUAL_ORIGIN_US, Clock, ProcessingTime, SystemClock, VirtualClock
 from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
+from .ending import GRACE_SECONDS, SigtermWatch, SoonStop, stop_soon_on_sigterm
 from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
 from .reports import (
     EpochProgress,
@@ -30,9 +31,7 @@ from .rescales import parallelism_words
 from .restore import Restored, at_parallelism, plan_of, restore
 from .run import Run
 from .runtime import Runtime
-from .sigterm import SigtermWatch, stop_soon_on_sigterm
 from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
-from .stop_soon import GRACE_SECONDS, SoonStop
 from .worker import Mail, MessageToSubtask, SplitAssigned, Worker
 
 __all__ = [

@@ -184,3 +184,10 @@ def commit_rest(
             counted=True,
         )
     return left
+
+
+def left_words(left: Mapping[str, pa.Table]) -> str:
+    """What sinks have put off, as the end of a sentence; empty if nothing."""
+    rows = sum(table.num_rows for table in left.values())
+    names = ", ".join(map(repr, left))
+    return f"sink {names} has put off {rows} committables, which the next start commits" if rows else ""

@@ -31,7 +31,7 @@ from ..dataflow.chain import Guard, OperatorError
 from ..dataflow.coordinator import Coordinator
 from ..dataflow.graph import COMMITTABLES, Vertex
 from .clock import Clock, ProcessingTime
-from .commits import commit, commit_rest, pending_committables, sinks_of
+from .commits import commit, commit_rest, left_words, pending_committables, sinks_of
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
 from .reports import GraceExceeded, RunDiscarded
@@ -160,8 +160,7 @@ class Driver:
             ev.StopFailed: self.failed_stops.append,
             ev.SavepointReady: self._savepoint_ready,
             ev.SavepointFailed: self.failed_savepoints.append,
-            ev.JobEnded: lambda command: setattr(self, "ended", command),
-            ev.JobInterrupted: lambda command: setattr(self, "ended", command),
+            **dict.fromkeys((ev.JobEnded, ev.JobInterrupted), lambda command: setattr(self, "ended", command)),
             ev.Warn: lambda command: self.warn(command.sentence),
         }
 
@@ -420,9 +419,7 @@ class Driver:
         """Commit what sinks have put off. Returns what is left at a time, in words, or nothing."""
         if self.permit is not None:
             self._retries = commit_rest(self.permit, self.sinks, self._retries, self._clock, until_us)
-        rows = sum(table.num_rows for table in self._retries.values())
-        names = ", ".join(map(repr, self._retries))
-        return f"sink {names} has put off {rows} committables, which the next start commits" if rows else ""
+        return left_words(self._retries)
 
     def _notify(self, command: ev.Notify) -> None:
         current, self.in_flight = self.in_flight, None

@@ -21,12 +21,12 @@ from ..dataflow.chain import Holder
 from ..dataflow.coordinator import Coordinator
 from .clock import Clock
 from .driver import Driver, TaskMessenger
+from .ending import GRACE_SECONDS, SoonStop
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
 from .reports import JobOutcome, Progress, TimeWatch, late_words
 from .requests import RequestService
 from .restore import Restored
-from .stop_soon import GRACE_SECONDS, SoonStop
 
 PROGRESS_EVERY_US = 500_000
 

@@ -25,6 +25,7 @@ from ..origin import origin_properties
 from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
+from .ending import GRACE_SECONDS, SoonStop
 from .options import Options, Schedule
 from .reports import JobOutcome, JobPaused, Progress, RestartPolicy, RunDiscarded
 from .requests import answer_request, end_finished, end_stopped, save_stop
@@ -32,7 +33,6 @@ from .rescales import Rescales, parallelism_words
 from .restore import Restored, at_parallelism, restore
 from .run import Run
 from .starting import decide_keep, start
-from .stop_soon import GRACE_SECONDS, SoonStop
 
 logger = logging.getLogger(__name__)
 

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import datetime
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
 from stateformat.errors import InvalidInput
 
-from .clock import Clock
-from .reports import GraceExceeded, JobOutcome
+from ..reports import GraceExceeded, JobOutcome
 
 GRACE_SECONDS: Final = 25.0
 """Kubernetes kills a container 30 seconds after it has told it to end."""
 
 
+class Wakeable(Protocol):
+    """What is asked of the run's clock."""
+
+    def now_us(self) -> int:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+
 class SoonStop:
     """Whether a job is to end soon, and until when it may take a checkpoint."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Wakeable) -> None:
         self._clock = clock
         self._grace_us = 0
         self.until_us: int | None = None

@@ -28,9 +28,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from .runtime import Runtime
 from .stop_soon import GRACE_SECONDS
 
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -45,6 +44,20 @@ def _complain(sentence: str) -> None:
     os.write(sys.stderr.fileno(), f"{sentence}\n".encode())
 
 
+class Endable(Protocol):
+    """What is asked of a runtime."""
+
+    @property
+    def newest(self) -> int | None:
+        """The newest checkpoint of the job."""
+
+    def stop_soon(self, *, grace: float | datetime.timedelta) -> None:
+        pass
+
+    def forward_sigterm(self, heard: Callable[[], None]) -> Callable[[], None]:
+        """Call ``heard`` for a SIGTERM to another process, until what is returned is called."""
+
+
 class SigtermWatch:
     """A context, for the main thread, in which SIGTERM makes a runtime stop soon.
 
@@ -53,7 +66,7 @@ class SigtermWatch:
 
     def __init__(
         self,
-        runtime: Runtime[Any],
+        runtime: Endable,
         *,
         grace: float | datetime.timedelta = GRACE_SECONDS,
         last_words: Callable[[str], None] = _complain,
@@ -130,7 +143,7 @@ class SigtermWatch:
 
 
 def stop_soon_on_sigterm(
-    runtime: Runtime[Any],
+    runtime: Endable,
     *,
     grace: float | datetime.timedelta = GRACE_SECONDS,
     last_words: Callable[[str], None] = _complain,
