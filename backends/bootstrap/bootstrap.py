@@ -8,6 +8,7 @@ without a checkpoint, and with some segments that nothing names.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from stateformat.publication import CommitPermit
 from stateformat.segments import REPEATED_SHOWN, WriteOptions
 from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
+from stateformat.ttl import NO_TIME_US
 
 from ..dataflow.api import Source, StartingPoint
 from ..dataflow.flow import Dataflow
@@ -130,6 +132,8 @@ def bootstrap(
         properties={**(properties or {}), **_properties(inputs, starts)},
         options=options,
     )
+    for uid in {state.operator for state in declared if state.ttl is not None}:
+        pending.set_now(uid, event_time_us=NO_TIME_US, processing_time_us=time.time_ns() // 1000)
     context = pending.context
     handles: list[Handle] = []
     counts: dict[str, int] = {}

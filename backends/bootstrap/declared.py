@@ -10,12 +10,11 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import shortened
 from stateformat.model import Kind, Mode, State, known_names
 from stateformat.schema import row_schema
+from stateformat.ttl import TTL_COLUMN
 
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import ENUMERATOR, SPLITS, Job, compile_job, graph_of
 
-OPTIONAL = ("_index", "_tag")
-"""Columns that rows need not have: the place in a list, and the tag of a timer."""
 _DECLARED = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 
 
@@ -30,7 +29,7 @@ def compiled(flow: Dataflow, parallelism: int | None, per_operator: Mapping[str,
 def columns_of(flow: Dataflow) -> dict[str, pa.Schema]:
     """The columns that rows of each declared state have, by ``operator/state``.
 
-    ``_index`` of a list and ``_tag`` of timers may be left out.
+    ``_index`` of a list, ``_tag`` of timers and ``ttl_last_access`` may be left out.
     """
     return {name: columns_for(state) for name, state in states_by_name(compiled(flow, None, None)).items()}
 
@@ -79,12 +78,17 @@ def find_state(job: Job, given: str) -> State:
     )
 
 
+def optional_of(state: State) -> frozenset[str]:
+    """The columns that rows need not have: place in a list, tag of a timer, last access."""
+    return frozenset({"_index", "_tag", *([] if state.ttl is None else [TTL_COLUMN])})
+
+
 def shown(state: State) -> str:
     """The columns of a state in words, for messages."""
     found = []
     for item in columns_for(state):
         key = "key" if item.name in state.key_columns else ""
-        rest = "may be left out" if item.name in OPTIONAL else ("" if item.nullable or key else "not null")
+        rest = "may be left out" if item.name in optional_of(state) else ("" if item.nullable or key else "not null")
         notes = ", ".join(note for note in (key, rest) if note)
         found.append(f"{item.name} {item.type}{f' ({notes})' if notes else ''}")
     return ", ".join(found)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from stateformat.model import Mode, State
 from stateformat.segments import keeps_values
 from stateformat.tables import ArrowStream
 
-from .declared import OPTIONAL, columns_for, is_list, shown
+from .declared import columns_for, is_list, optional_of, shown
 
 OnDuplicate = Literal["refuse", "last"]
 ORDER: Final = pa.field("_order", pa.int64(), nullable=False)
@@ -55,6 +56,8 @@ class StateInput:
     """Whether the last of several rows with one key is kept."""
     indexed: bool
     """Of a list: whether the rows say their ``_index``."""
+    now_us: int = field(default_factory=lambda: time.time_ns() // 1000)
+    """The last access of rows that do not say it, in processing time."""
 
     @property
     def name(self) -> str:
@@ -89,7 +92,7 @@ def state_input(operator: Operator, state: State, given: Rows, schema: pa.Schema
     _check_options(found, given, schema)
     wanted = columns_for(state)
     faults = []
-    missing = [name for name in wanted.names if name not in schema.names and name not in OPTIONAL]
+    missing = [name for name in wanted.names if name not in schema.names and name not in optional_of(state)]
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     unknown = [name for name in schema.names if name not in wanted.names and name != given.order_by]
     for what, names in (("lack", missing), ("have twice", twice), ("have besides", unknown)):

@@ -31,6 +31,7 @@ from stateformat.segments import (
 )
 from stateformat.snapshot import WriteContext
 from stateformat.tables import take_table
+from stateformat.ttl import NO_TIME_US, TTL_COLUMN
 
 from ..rewrite import Place, by_owner, segment_place
 from .declared import is_list
@@ -63,6 +64,10 @@ def conformed(rows: pa.Table, input: StateInput, first: int) -> pa.Table:
         own["_index"] = sequence
     if "_tag" in _columns(input) and "_tag" not in names:
         own["_tag"] = pa.repeat(pa.scalar("", pa.string()), len(rows))
+    if input.state.ttl is not None and TTL_COLUMN not in names:
+        # Of event time there is none yet.
+        now_us = NO_TIME_US if input.state.ttl.clock == "event_time" else input.now_us
+        own[TTL_COLUMN] = pa.repeat(pa.scalar(now_us, pa.timestamp("us")), len(rows))
     if "_timestamp" in names and pa.types.is_timestamp(rows["_timestamp"].type):
         own["_timestamp"] = _numbers(rows["_timestamp"], f"{input.where}: column '_timestamp'")
     chosen = pa.table({**{name: rows[name] for name in names}, **own})

@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from stateformat.publication import CommitPermit, pending
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
+from stateformat.ttl import NO_TIME_US, TTL_COLUMN
 from tests.stores import Job, owned, rescale_newest
 
 MAX = 8
@@ -58,6 +60,18 @@ SMALL_ROWS: dict[tuple[str, str], Rows] = {("count", "sums"): lambda i: owned(TO
 def small_job() -> Job:
     """``lines`` → ``count`` by ``word``: one keyed state."""
     return Job("corpus", SMALL_GRAPH, (COUNTS,), SMALL_ROWS)
+
+
+def expiring(store: CheckpointStore) -> None:
+    """Of six rows three have expired at noon, one has no time yet."""
+    ttl = sf.Ttl(3_600_000_000, "processing_time", "read_and_write")
+    sums = declare.value_state("count", "sums", keys={"word": pa.string()}, values={"n": pa.int64()}, ttl=ttl)
+    noon = 1_790_000_000_000_000
+    hours = [noon - 7_200_000_000, noon - 3_600_000_001, noon - 3_600_000_000, noon - 3_599_999_999, noon, NO_TIME_US]
+    rows = TOTALS.append_column(TTL_COLUMN, pa.array(hours, pa.timestamp("us")))
+    sums = replace(sums, ttl_now_us=noon)
+    job = Job("corpus", SMALL_GRAPH, (sums,), {("count", "sums"): lambda i: owned(rows, ["word"], COUNT, i)})
+    job.publish(store, None)
 
 
 def wide_graph() -> JobGraph:
@@ -245,6 +259,7 @@ BASES: dict[str, tuple[str, Callable[[CheckpointStore], Any]]] = {
         "Record 3 was damaged; checkpoint 4 was published over it with the content of 2 (section 8.4).",
         repaired,
     ),
+    "expiring": ("Rows that expire, of which three have (section 6.5); `rows.json` has every row.", expiring),
     "stopped": (
         "A checkpoint at which the job stops, with properties.",
         _published(small_job, stop=sf.Stop(sf.StopMode.DRAIN, "0" * 32), properties={"owner": "ann"}),

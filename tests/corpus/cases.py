@@ -153,6 +153,10 @@ def state(name: str, **members: Any) -> Callable[[dict[str, Any]], None]:
     return lambda record: next(s for s in record["states"] if s["name"] == name).update(members)
 
 
+def ttl(**members: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda record: record["states"][0]["ttl"].update(members)
+
+
 def field(**members: Any) -> Callable[[dict[str, Any]], None]:
     return lambda record: record["states"][0]["schemas"][-1]["fields"][1].update(members)
 
@@ -266,6 +270,7 @@ RECORD: list[Case] = [
     Case("3.3-unknown-feature", "small", "SPEC 3.3", "unsupported_feature", "a required feature of another version", OPEN, lambda s: s.members(lambda m: m.update(required_features=["compressed_keys"]))),
     Case("3.3-feature-not-named", "layers", "SPEC 3.3", "damaged_record", "a layer above 0, and layers is not required", REPORT, lambda s: s.members(lambda m: m.update(required_features=[]))),
     Case("3.3-feature-not-used", "small", "SPEC 3.3", "damaged_record", "committables are required, and there are none", REPORT, lambda s: s.members(lambda m: m.update(required_features=["committables"]))),
+    Case("3.3-optional-feature-not-named", "expiring", "SPEC 3.3", "damaged_record", "a state has a ttl, and the feature is not listed", REPORT, lambda s: s.members(lambda m: m.update(optional_features=[]))),
     Case("3.4-parallelism-above-max", "small", "SPEC 3.2", "damaged_record", "parallelism 2, max parallelism 1", OPEN, lambda s: s.members(operator("lines", max_parallelism=1))),
     Case("3.4-status-contradicts-ranges", "small", "SPEC 3.4", "status_contradiction", "running, and a subtask is finished", OPEN, lambda s: s.members(operator("lines", finished=[[0, 0]]))),
     Case("3.4-ranges-touch", "small", "SPEC 3.2", "damaged_record", "finished subtasks as two adjacent ranges", OPEN, _statuses("lines", [[0, 0], [1, 1]], "fully_finished")),
@@ -289,6 +294,13 @@ RECORD: list[Case] = [
     Case("3.6-field-of-the-format", "small", "SPEC 3.6", "schema_mismatch", "a field whose name begins with _", REPORT, lambda s: s.members(field(name="_n")), "count/sums"),
     Case("3.6-field-id-above-the-last", "small", "SPEC 3.6", "schema_mismatch", "a field id above last_field_id", REPORT, lambda s: s.members(state("sums", last_field_id=1))),
     Case("3.6-records-on-a-forward-edge", "wide", "SPEC 3.6", "state_not_allowed", "records in flight on a forward edge", REPORT, lambda s: s.members(lambda m: [m["edges"][2].update(feedback=False, partitioner="forward"), m["edges"][2].update({"from": "read"})])),
+    Case("6.5-ttl-by-another-column", "expiring", "SPEC 3.2", "damaged_record", "the ttl names the id of another column", OPEN, lambda s: s.members(ttl(field=2))),
+    Case("6.5-ttl-by-no-column", "expiring", "SPEC 3.2", "damaged_record", "the ttl names an id that no column has", OPEN, lambda s: s.members(ttl(field=9))),
+    Case("6.5-ttl-of-no-length", "expiring", "SPEC 3.2", "damaged_record", "rows live for no time", OPEN, lambda s: s.members(ttl(duration_us=0))),
+    Case("6.5-ttl-of-less-than-nothing", "expiring", "SPEC 3.2", "damaged_record", "rows live for less than no time", OPEN, lambda s: s.members(ttl(duration_us=-3600000000))),
+    Case("6.5-ttl-by-an-unknown-clock", "expiring", "SPEC 3.2", "damaged_record", "a clock that is not on the list", OPEN, lambda s: s.members(ttl(clock="sundial"))),
+    Case("6.5-ttl-refreshed-by-something-else", "expiring", "SPEC 3.2", "damaged_record", "an access that is not on the list", OPEN, lambda s: s.members(ttl(refresh="look"))),
+    Case("6.5-ttl-at-a-time-that-is-text", "expiring", "SPEC 3.2", "damaged_record", "the time of the checkpoint is text", OPEN, lambda s: s.members(ttl(now_us="noon"))),
     Case("3.7-unknown-type", "small", "SPEC 3.7", "unsupported_type", "a type that is not on the list", OPEN, lambda s: s.members(field(type="tensor"))),
     Case("3.7-default-of-another-type", "small", "SPEC 3.7", "schema_mismatch", "a default that is no value of its type", REPORT, lambda s: s.members(field(default="many"))),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Writes the golden checkpoints of the current format version: run once per version, kept for ever.
 
-``make golden`` writes ``tests/golden/v1/`` anew. Do that before a release only: afterwards the files are what older
+``make golden`` writes ``tests/golden/v1/`` anew, ``make_golden.py v1-ttl`` the store of that name. Do that before a release only: afterwards the files are what older
 writers left behind, and ``test_golden`` proves on every run that they are still read. Each store has beside it
 ``expected.json``: the rows of every state as plain values, written down when the checkpoint was made.
 """
@@ -16,8 +16,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+import pyarrow as pa  # noqa: E402
+
 import stateformat as sf  # noqa: E402
-from stores import flights_job, flights_store, rescale_newest  # noqa: E402
+from stores import flights_job, flights_store, operator, owned, rescale_newest  # noqa: E402
 
 VERSION = HERE / "v1"
 
@@ -34,7 +36,10 @@ def plain(value: Any) -> Any:
 
 
 def rows_of(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
-    """Every state's rows by ``operator/state/subtask``, in stored order, keyed ones sorted by their text."""
+    """Every state's rows by ``operator/state/subtask``, in stored order, keyed ones sorted by their text; those that
+    had expired too.
+    """
+    checkpoint = checkpoint.with_expired()
     found: dict[str, list[Any]] = {}
     for state in checkpoint.states:
         parallelism = checkpoint.graph.operator(state.operator).parallelism
@@ -47,8 +52,59 @@ def rows_of(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
     return found
 
 
+EXPIRING = HERE / "v1-ttl"
+HOUR, NOON = 3_600_000_000, 1_790_000_000_000_000
+
+
+def expiring_states() -> tuple[sf.State, ...]:
+    """A value, a map and a list whose rows expire: by both clocks, refreshed in both ways."""
+    keys, values = {"user": pa.string()}, {"n": pa.int64()}
+    return (
+        sf.value_state("seen", "last", keys=keys, values=values, ttl=sf.Ttl(HOUR)),
+        sf.map_state("seen", "days", keys=keys, map_key=pa.date32(), values=values, ttl=sf.Ttl(2 * HOUR)),
+        sf.list_state("seen", "pages", keys=keys, values=values, ttl=sf.Ttl(HOUR, "processing_time", "read_and_write")),
+    )
+
+
+def expiring_rows(state: sf.State, users: range, now: int) -> pa.Table:
+    """A row of each user, the last accessed just now, the others a quarter of an hour before one another."""
+    own = {"_map_key": pa.array([19_000 + i for i in users], pa.date32()), "_index": pa.array(users, pa.int64())}
+    times = pa.array([now - (users[-1] - i) * HOUR // 4 for i in users], pa.timestamp("us"))
+    columns = {"user": [f"u{i}" for i in users], "n": pa.array(users, pa.int64()), "ttl_last_access": times}
+    return pa.table({**columns, **{name: own[name] for name in state.row_key if name in own}})
+
+
+def write_expiring() -> None:
+    """Write a store of two checkpoints, the second with deltas, an hour and a half later."""
+    shutil.rmtree(EXPIRING, ignore_errors=True)
+    store, permit, states = sf.open(str(EXPIRING / "store")), None, expiring_states()
+    seen = operator("seen", 2)
+    for now, users in ((NOON, range(12)), (NOON + HOUR * 3 // 2, range(10, 14))):
+        delta = permit is not None
+        pending = store.begin(job_id="seen", graph=sf.JobGraph((seen,)), states=states, parent=permit)
+        for subtask in range(2):
+            with pending.context.subtask("seen", subtask) as writer:
+                for state in states:
+                    rows = owned(expiring_rows(state, users, now), ["user"], seen, subtask)
+                    rows = rows.append_column("_op", pa.array([0] * len(rows), pa.int8())) if delta else rows
+                    writer.write(state.name, rows, delta=delta)
+            pending.add(writer)
+        pending.set_now("seen", event_time_us=now, processing_time_us=now)
+        permit = pending.publish()
+    checkpoints = [store.open(record.checkpoint_id) for record in store.history()]
+    live = {
+        str(one.id): {state.name: sorted(one.state(state).table()["user"].to_pylist()) for state in one.states}
+        for one in checkpoints
+    }
+    expected = {"rows": {str(one.id): rows_of(one) for one in checkpoints}, "live": live}
+    (EXPIRING / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+
+
 def main() -> None:
     """Write every golden store and what is expected of it."""
+    if sys.argv[1:] == [EXPIRING.name]:
+        write_expiring()
+        return
     shutil.rmtree(VERSION, ignore_errors=True)
     flights_store(str(VERSION / "flights"))
     flights_store(str(VERSION / "rescaled"))

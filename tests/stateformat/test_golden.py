@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from golden.make_golden import rows_of
+from golden.make_golden import EXPIRING, HOUR, NOON, rows_of
 
 import stateformat as sf
 
@@ -44,3 +45,38 @@ def test_what_was_written_then_can_be_restored_at_another_parallelism_today(fold
         for row in checkpoint.restore(plan, "delays", subtask)["sums"].table().to_pylist()
     ]
     assert sorted(keys) == sorted(row["tailnum"] for row in checkpoint.read("delays", "sums").table().to_pylist())
+
+
+def test_a_golden_store_whose_rows_expire_shows_those_that_live_and_keeps_all() -> None:
+    expected = json.loads((EXPIRING / "expected.json").read_text())
+    store = sf.open(str(EXPIRING / "store"))
+    assert {str(record.checkpoint_id) for record in store.history()} == set(expected["live"]) == {"1", "2"}
+    for checkpoint in store.checkpoints():
+        number = str(checkpoint.id)
+        assert checkpoint.record.optional_features == ("ttl",)
+        assert json.loads(json.dumps(rows_of(checkpoint))) == expected["rows"][number]
+        for state in checkpoint.states:
+            assert sorted(checkpoint.state(state).table()["user"].to_pylist()) == expected["live"][number][state.name]
+            assert state.ttl is not None
+            lives = [
+                row["user"]
+                for key, rows in expected["rows"][number].items()
+                for row in rows
+                if key.split("/")[1] == state.name and _expires(row, state.ttl.duration_us) > _now(checkpoint.id)
+            ]
+            assert sorted(lives) == expected["live"][number][state.name]
+        assert sf.validate(store.storage, checkpoint.id, level="full").problems == ()
+        plan = checkpoint.plan_restore(checkpoint.graph.at(5))
+        plan.check()
+        tasks = [checkpoint.restore(plan, "seen", subtask)["last"] for subtask in range(5)]
+        users = [user for task in tasks for user in task.table()["user"].to_pylist()]
+        assert sorted(users) == expected["live"][number]["last"]
+
+
+def _now(checkpoint_id: int) -> int:
+    return NOON if checkpoint_id == 1 else NOON + HOUR * 3 // 2
+
+
+def _expires(row: dict[str, str], duration_us: int) -> int:
+    accessed = datetime.fromisoformat(row["ttl_last_access"]).replace(tzinfo=UTC)
+    return (accessed - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) + duration_us
