@@ -26,6 +26,7 @@ from stateformat.segments import WriteOptions
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import ArrowStream
+from stateformat.ttl import NO_TIME_US, TTL_COLUMN, Ttl
 from stateformat.validation import validate
 from tests import data_world
 from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, world_flow
@@ -430,3 +431,42 @@ def test_parallelism_properties_and_progress_are_as_asked(tmp_path: Path) -> Non
     assert sum(rows for _, rows in seen) == 1000 == done.rows["totals/totals"]
     with pytest.raises(InvalidInput, match=r"begins with 'stateformat\.'"):
         bootstrap(tmp_path / "t", totals_flow(), {}, properties={"stateformat.x": "1"})
+
+
+class Seen(df.Operator):
+    """States whose rows expire by either clock."""
+
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+        key, values = [inputs[0].field("key")], {"total": pa.int64()}
+        return [
+            df.ValueState("by_watermark", key, values, ttl=Ttl(10)),
+            df.ListState("by_wall", key, values, ttl=Ttl(86_400_000_000, "processing_time")),
+        ]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        return None
+
+
+def test_rows_that_say_no_last_access_begin_to_live_now(tmp_path: Path) -> None:
+    rows = pa.schema([("key", pa.int64()), ("total", pa.int64())]).empty_table()
+    flow = df.Dataflow("seen", parallelism=2)
+    flow.source(MemorySource(rows), uid="orders").key_by("key").apply(Seen(), uid="seen")
+    given = pa.table({"key": [1, 2], "total": [3, 4]})
+    old = given.append_column(TTL_COLUMN, pa.array([5, 6], pa.timestamp("us")))
+    bootstrap(str(tmp_path / "a"), flow, {"seen/by_watermark": given, "seen/by_wall": given})
+    bootstrap(str(tmp_path / "b"), flow, {"seen/by_watermark": old, "seen/by_wall": old})
+    fresh, past = (open_store(str(tmp_path / name)).open() for name in "ab")
+    assert fresh.record.optional_features == ("ttl",)
+    times = {
+        name: fresh.state("seen", name).table()[TTL_COLUMN].cast(pa.int64()).to_pylist()
+        for name in ("by_watermark", "by_wall")
+    }
+    assert times["by_watermark"] == [NO_TIME_US, NO_TIME_US]
+    now_us = fresh.record.state("seen", "by_wall").ttl_now_us
+    assert now_us is not None
+    assert len({*times["by_wall"]}) == 1
+    assert 0 <= now_us - times["by_wall"][0] < 3_600_000_000
+    # Event time has not begun, and 1970 is long ago.
+    assert past.state("seen", "by_watermark").table().num_rows == 2
+    assert past.state("seen", "by_wall").table().num_rows == 0
+    assert past.state("seen", "by_wall").with_expired().table().num_rows == 2
