@@ -32,6 +32,7 @@ def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str 
             "name": state.name,
             "mode": state.mode.value,
             "kind": state.kind.value if state.kind else None,
+            "clock": state.clock if state.kind == "timers" else None,
             "rule": rule(record, plan, state.operator, state.name),
             "columns": [_column(column) for column in columns.get((state.operator, state.name)) or _kept(plan, state)],
         }

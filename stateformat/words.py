@@ -96,6 +96,12 @@ def operator_of(operator: Mapping[str, Any]) -> str:
     return named(operator["name"] or operator["uid"], operator["uid"])
 
 
+def mode_of(state: Mapping[str, Any]) -> str:
+    """The mode and kind of a state, and what its timers fire by if it is not event time."""
+    mode = f"{state['mode']} {state['kind']}" if state.get("kind") else str(state["mode"])
+    return f"{mode} of processing time" if state.get("clock") == "processing_time" else mode
+
+
 def field(item: Mapping[str, Any]) -> str:
     """A column of a schema: its name, its type, and what is unusual about it."""
     default = f" = {label(item['default'])}" if "default" in item else ""

@@ -191,6 +191,7 @@ class Holdings:
             "kind": declared.get("kind"),
             "edge": declared.get("edge"),
             "ttl": _ttl_document(state),
+            **clock_members(state),
             "rows": None if self._unknown[run].any() else int(mine["rows"].sum()),
             "bytes": int(mine["bytes"].sum()),
             "handles": len(path),
@@ -214,6 +215,16 @@ def _ttl_document(state: State) -> Document | None:
         **asdict(state.ttl),
         "now_us": now_us,
         "now_at": "none" if now_us is None or now_us <= NO_TIME_US else words.precise_moment(now_us),
+    }
+
+
+def clock_members(state: State) -> Document:
+    """By which clock timers fire (SPEC.md section 6.6), and what it said; null for other states."""
+    now_us = state.clock_now_us
+    return {
+        "clock": state.clock if state.kind is Kind.TIMERS else None,
+        "now_us": now_us,
+        "now_at": None if now_us is None else words.precise_moment(now_us),
     }
 
 

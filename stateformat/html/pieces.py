@@ -95,4 +95,4 @@ def state_name(operator: str, name: str, length: int = 40) -> Node:
 
 def mode_of(state: Mapping[str, Any]) -> str:
     """Return a state's mode and kind in words."""
-    return " ".join(filter(None, (state["mode"].replace("_", " "), state.get("kind"))))
+    return words.mode_of(state).replace("_", " ")

@@ -274,6 +274,7 @@ def test_keys_that_cannot_be_ours_are_kept_as_bytes(layout, tmp_path):
     assert row == {"_key_group": 1, "key": LISTS.write([1, 2]), "_map_key": "x", "value": ["a", ","]}
     (timer,) = table_of(source, "_timer_state/processing_t").to_pylist()
     assert (timer["key"], timer["_timestamp"], timer["_tag"]) == (LISTS.write([9]), 4000, "processing/t")
+    assert source.record.state("op", "_timer_state/processing_t").clock == "processing_time"
     found = list(source.check("full", lambda done, total: None))
     assert [(item.severity, item.operator) for item in found] == [("warning", "op")]
 

@@ -189,6 +189,8 @@ class _Drawing:
         return EdgeSpec(uid, partitioner), group if partitioner is Partitioner.FORWARD else None
 
     def add(self, kind: str, inputs: tuple[EdgeSpec, ...], group: int | None, feedback: EdgeSpec | None = None) -> str:
+        if kind == "recent" and len(self.ops) % 2:
+            kind = "delay"  # Not drawn, so other seeds stay as they are.
         uid = f"{kind}{len(self.ops)}"
         group = self.new_group() if group is None else group
         self.ops.append(OpSpec(uid, kind, inputs, self.rng.random() < 0.75, group, feedback))

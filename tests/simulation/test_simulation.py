@@ -127,7 +127,7 @@ def test_seeds_draw_every_kind_of_operator_edge_and_source() -> None:
     kinds = Counter(op.kind for graph in drawn for op in graph.ops)
     edges = Counter(edge.partitioner for graph in drawn for op in graph.ops for edge in op.inputs)
     loops = Counter(op.feedback.partitioner for graph in drawn for op in graph.ops if op.feedback)
-    wanted = {*graphs.KEYED_KINDS, *graphs.PLAIN_KINDS, "even", "odd", "again", "leave", "sink"}
+    wanted = {*graphs.KEYED_KINDS, "delay", *graphs.PLAIN_KINDS, "even", "odd", "again", "leave", "sink"}
     assert {kind for kind, count in kinds.items() if count >= 10} == wanted
     assert min(edges.values()) >= 20
     assert len(edges) == 5

@@ -62,6 +62,7 @@ LIFE = SplitList("life", LIFE_SCHEMA)
 TABLE_SCHEMA = pa.schema([("id", pa.int64()), ("path", pa.string())])
 
 Rows = list[dict[str, Any]]
+DELAY_US = 9_000
 
 
 def batch_of(rows: Rows, schema: pa.Schema = RECORD) -> pa.RecordBatch:
@@ -291,6 +292,32 @@ class Recent(Watched):
         return [{name: row[name] for name in RECORD.names} for row in rows]
 
 
+class Delay(Watched):
+    """Holds each record in a timer of processing time; what is left at the end goes out then."""
+
+    holds = (Timers("later", KEY, VALUES, clock="processing_time"),)
+
+    def take(self, rows: Rows, input: int) -> Rows:
+        now_us = self.context.processing_time_us
+        for row in rows:
+            held = {name: value for name, value in row.items() if name != "key"}
+            tag = f"{now_us} {row['id']}{row['path']}"
+            self.context.timers("later").set_one((row["key"],), now_us + row["id"] % 5 * DELAY_US, tag, **held)
+        return []
+
+    def due(self, timers: Rows) -> Rows:
+        now_us = self.context.processing_time_us
+        for row in timers:
+            set_us = int(row["_tag"].split()[0])
+            if not set_us <= row["_timestamp"] <= now_us:
+                self.witness._violated(self.uid, self.subtask, f"at {now_us}, set at {set_us}: {row}")
+        return [{name: row[name] for name in RECORD.names} for row in timers]
+
+    def rest(self) -> Rows:
+        left = self.context.timers("later").due(2**63 - 1)
+        return [] if left is None else [{name: row[name] for name in RECORD.names} for row in left.to_pylist()]
+
+
 class Hold(Watched):
     """Holds two records of three back, in no key's name, until there are too many or the end
     comes.
@@ -506,6 +533,7 @@ KINDS: dict[str, type[Watched]] = {
     "window": Window,
     "latest": Latest,
     "recent": Recent,
+    "delay": Delay,
     "hold": Hold,
     "union": Union,
     "ask": Ask,
@@ -523,6 +551,7 @@ def held_rows(kind: str, state: str, rows: Iterable[dict[str, Any]]) -> Rows:
     if (kind, state) in {
         ("window", "window"),
         ("recent", "recent"),
+        ("delay", "later"),
         ("hold", "held"),
         ("union", "held"),
         ("ask", "waiting"),

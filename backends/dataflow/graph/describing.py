@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stateformat.documents import in_order
-from stateformat.words import edge_of, field, label, named, operator_of, plural
+from stateformat.words import edge_of, field, label, mode_of, named, operator_of, plural
 
 Json = Mapping[str, Any]
 WIDTH: Final = 100
@@ -47,7 +47,7 @@ def _size(operator: Json) -> str:
 
 
 def _state(state: Json) -> Iterator[str]:
-    kind = f"{state['mode']} {state['kind']}" if state.get("kind") else state["mode"]
+    kind = mode_of(state)
     by = f" by {', '.join(map(label, state['key_columns']))}" if state["key_columns"] else ""
     columns = ", ".join(map(field, state["schemas"][-1]["fields"]))
     mode = f" ({kind.replace('_', ' ')}{by})" if kind != state["name"] else ""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.keys import check_key_types
-from stateformat.model import Mode, State
+from stateformat.model import Mode, State, TimerClock
 from stateformat.schema import segment_schema
 from stateformat.states import list_state, map_state, timers, value_state
 
@@ -125,7 +125,8 @@ def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateS
             state = list_state(operator.uid, name, keys=key_fields, values=pa.schema(value_fields))
         elif family.kind == "timers":
             notes.append(Note("renamed", subject, f"Spark's {family.family} is {name}"))
-            state = timers(operator.uid, name, keys=key_fields)
+            clock: TimerClock = "processing_time" if family.tag == "processing" else "event_time"
+            state = timers(operator.uid, name, keys=key_fields, clock=clock)
         elif rest:
             map_key = rest[0].type.arrow if len(rest) == 1 else pa.struct(arrow_fields(rest))
             listed = ", ".join(item.name for item in rest)

@@ -107,6 +107,7 @@ def _new_state(state: Mapping[str, Any]) -> Document:
         "name": state["name"],
         "mode": state["mode"],
         "kind": state.get("kind"),
+        "clock": state.get("clock", "event_time") if state.get("kind") == "timers" else None,
         "rule": "new: begins empty",
         "columns": [],
     }

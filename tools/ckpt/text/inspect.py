@@ -244,6 +244,9 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
         yield "edge", label(state["edge"])
     if state["ttl"] is not None:
         yield "ttl", look.dotted(*words.ttl_of(state["ttl"]))
+    if state["clock"] == "processing_time":
+        said = state["now_at"] and words.clock(state["now_us"])
+        yield "clock", f"processing time, {said} at this checkpoint" if said else "processing time"
     if len(state["schemas"]) > 1:
         older = ", ".join(str(schema["id"]) for schema in state["schemas"][:-1])
         yield "schema", f"{state['schemas'][-1]['id']}, after {older}"

@@ -211,7 +211,7 @@ def _states(states: list[Json], look: Look, *, all_columns: bool) -> Iterator[st
         max(8, look.width - 4 - 2 - MODE_WIDTH - 2 - rule_width),
     )
     for state in states:
-        mode = f"{state['mode']} {state['kind']}" if state["kind"] else state["mode"]
+        mode = words.mode_of(state)
         name = pad(shorten(label(state["name"]), name_width, look), name_width)
         head = f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  "
         yield from paragraph(state["rule"], look, indent=" " * text_width(head), first=head)

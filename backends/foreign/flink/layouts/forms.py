@@ -140,7 +140,8 @@ def _declared(operator: str, form: Form, key: pa.DataType, rest: pa.DataType | N
     keys = {"key": key}
     name, layout = form.parts.name, form.parts.layout
     if layout is Layout.TIMERS:
-        return timers(operator, name, keys=keys)
+        is_processing = name.startswith(f"{TIMER_STATES}processing_")
+        return timers(operator, name, keys=keys, clock="processing_time" if is_processing else "event_time")
     if rest is not None:
         return map_state(operator, name, keys=keys, map_key=rest, values=values)
     if layout is Layout.LIST and not form.whole_list:
