@@ -362,10 +362,9 @@ class Driver:
         except er.InvalidState as error:
             counted = error.kind is not er.ErrorKind.UNION_PARTIALLY_FINISHED
             self.inbox.append(ev.PublishRefused(number, str(error), counted))
-        except er.OutcomeUnknown as error:
-            self.inbox.append(ev.PublishFailed(number, str(error), unknown=True))
-        except (er.StorageError, OSError) as error:
-            self.inbox.append(ev.PublishFailed(number, str(error), unknown=False))
+        except (er.OutcomeUnknown, er.StorageError, OSError) as error:
+            self.note(str(error), error)
+            self.inbox.append(ev.PublishFailed(number, str(error), unknown=isinstance(error, er.OutcomeUnknown)))
         else:
             self._retries = {}
             self._errors.clear()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Final
 
-from stateformat.errors import CheckpointError, ErrorKind, StorageError
+from stateformat.errors import CheckpointError, ErrorKind, OutcomeUnknown, StorageError
+from stateformat.storage import REFUSALS
 
 
 class OperatorError(CheckpointError):
@@ -70,6 +72,8 @@ _OF_DATABASES: Final = frozenset({"OperationalError", "InterfaceError"})
 """What drivers of databases raise for a lost connection (PEP 249)."""
 _OUTSIDE: Final = frozenset({"commit", "clean"})
 """Hooks that talk to another system, whose errors may be of any type."""
+_OF_CODE: Final = (TypeError, AttributeError, NameError, AssertionError, LookupError, ArithmeticError)
+"""What a fault in the code raises. A storage's and a database's own errors are none of these."""
 _CHAIN_MAX: Final = 16
 
 
@@ -84,19 +88,33 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_for_good(error: BaseException) -> bool:
-    """Whether trying again cannot help: something cannot be imported or pickled."""
-    return any(isinstance(one, FailsAgain | ImportError) or _is_named(one, _OF_PICKLES) for one in chain_of(error))
+    """Whether trying again cannot help: something cannot be imported or pickled, or a storage says
+    no: there is no right, no bucket, no such request.
+    """
+    return any(
+        isinstance(one, FailsAgain | ImportError) or _is_named(one, _OF_PICKLES) or _is_refusal(one)
+        for one in chain_of(error)
+    )
 
 
 def may_pass(error: BaseException) -> bool:
     """Whether another try may help: it was the storage, the network, memory, or a sink's system."""
+    raised = next((one for one in chain_of(error) if not isinstance(one, OperatorError)), error)
+    if isinstance(raised, (*_OF_CODE, *_OF_FILES)) and not isinstance(raised, CheckpointError):
+        return False
     return any(
-        isinstance(one, StorageError | MemoryError)
+        isinstance(one, StorageError | OutcomeUnknown | MemoryError)
         or (isinstance(one, OSError) and not isinstance(one, _OF_FILES))
         or (isinstance(one, OperatorError) and one.hook in _OUTSIDE)
         or _is_named(one, _OF_DATABASES)
         for one in chain_of(error)
     )
+
+
+def _is_refusal(error: BaseException) -> bool:
+    # A disk that is full may have room later.
+    full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, StorageError) and error.kind in REFUSALS and not full
 
 
 def _is_named(error: BaseException, names: frozenset[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,8 @@ class EpochJob:
             try:
                 return self._once()
             except (PySparkException, Py4JJavaError, EpochBroken) as error:
-                raised = raised_in_python(error)
-                if raised is not None and (raised == before or is_import_error(raised)):
+                raised = raised_in_python(error) or refused_by_spark(error)
+                if raised is not None and (raised == before or is_import_error(raised) or is_refusal(raised)):
                     raise FailsAgain(raised) from error
                 if not left or self.is_over():
                     raise
@@ -196,6 +197,26 @@ def raised_in_python(error: Exception) -> str | None:
         return None
     raised = first_line(error)
     return None if _type_of(raised) in _PASSING else raised
+
+
+def refused_by_spark(error: Exception) -> str | None:
+    """What Spark's analysis, or a storage that it reads, says of a plan; None for bad luck."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    said = first_line(error)
+    return said if isinstance(error, AnalysisException | ParseException) or is_refusal(str(error)) else None
+
+
+def is_refusal(said: str) -> bool:
+    """Whether a storage says no: there is no right, no bucket, no such file system."""
+    return re.search(_REFUSALS, said) is not None
+
+
+_REFUSALS: Final = (
+    r"\b(AccessDeniedException|AccessControlException|NoSuchBucket|UnknownStoreException|"
+    r"UnsupportedFileSystemException|NoAuthWithAWSException|InvalidAccessKeyId|SignatureDoesNotMatch)\b"
+)
+"""What Hadoop's file systems raise where another try cannot help."""
 
 
 def is_import_error(raised: str) -> bool:
