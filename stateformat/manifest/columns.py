@@ -23,6 +23,9 @@ def runs(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
     """
     if len(column) == 0:
         return pa.array([], pa.string()), np.zeros(1, np.int64)
+    if len(column) == 1:
+        one = one_chunk(column)
+        return one.dictionary_decode() if pa.types.is_dictionary(one.type) else one, np.array([0, 1])
     if pa.types.is_dictionary(column.type):
         # Each chunk may have a dictionary of its own.
         encoded = [pc.run_end_encode(chunk.indices, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
@@ -89,6 +92,9 @@ def before(values: Ints) -> Ints:
 
 def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
     """Return the rows at these positions, ten times as fast as ``table.take``; null gives nulls."""
+    batches = table.to_batches()
+    if len(batches) == 1 and not isinstance(indices, pa.ChunkedArray):
+        return pa.Table.from_batches([batches[0].take(indices)], schema=table.schema)
     columns = [one_chunk(column).take(indices) for column in table.columns]
     return pa.table(columns, schema=table.schema)
 

@@ -97,6 +97,8 @@ class Manifest:
         return self._inline
 
     def _buffers(self, column: pa.ChunkedArray) -> Mapping[str, pa.Buffer]:
+        if column.null_count == len(column):
+            return {}
         present = pc.indices_nonzero(pc.and_(pc.is_valid(column), pc.is_valid(self.handles["path"])))
         paths = pc.dictionary_encode(self.handles["path"].take(present).combine_chunks())
         _, first = np.unique(integers(paths.indices), return_index=True)
@@ -140,7 +142,7 @@ def sort_handles(table: pa.Table) -> pa.Table:
 
     Stable: handles that are equal in these keep the order of their entries.
     """
-    if first_unsorted(table) is None:
+    if table.num_rows < 2 or first_unsorted(table) is None:
         return table
     return take_rows(table, pa.array(handle_order(table)))
 

@@ -13,12 +13,13 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from ..graph import JobGraph, OperatorId, Status
-from ..manifest import Manifest, carried_by_plan, state_runs
+from ..manifest import Manifest, carried_by_plan, integers, state_runs
 from ..model import CheckpointId, Mode, Record, State
 from ..schema import SLICE_SCHEMA
 from ..storage import Storage
@@ -47,7 +48,7 @@ class Checkpoint:
         self.bound_to_run = bound_to_run
         self._manifest = manifest
         self._reading = Lock()
-        self._found_bounds: Mapping[tuple[str, str], tuple[int, int]] | None = None
+        self._found_bounds: Mapping[tuple[str, str], tuple[int, int, bool]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Checkpoint, bound_to_run=self.bound_to_run), (self.storage, self.record)
@@ -95,13 +96,15 @@ class Checkpoint:
             return self._manifest
 
     @property
-    def _bounds(self) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """By operator and state: between which rows of the manifest its handles lie."""
+    def _bounds(self) -> Mapping[tuple[str, str], tuple[int, int, bool]]:
+        """By operator and state: between which rows of the manifest its handles lie, and whether
+        others lie between them.
+        """
         if self._found_bounds is None:
-            found: dict[tuple[str, str], tuple[int, int]] = {}
+            found: dict[tuple[str, str], tuple[int, int, bool]] = {}
             for name, start, stop in state_runs(self.handles):
                 # In a damaged manifest a state may begin again.
-                found[name] = found.get(name, (start, stop))[0], stop
+                found[name] = found.get(name, (start,))[0], stop, name in found
             self._found_bounds = found
         return self._found_bounds
 
@@ -174,14 +177,16 @@ class Checkpoint:
         """
         operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
-        start, stop = self._bounds.get((operator, state), (0, 0))
-        handles = self.handles.slice(start, stop - start)
-        mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
-        self._check_sound(declared, handles.filter(mine))
+        start, stop, mixed = self._bounds.get((operator, state), (0, 0, False))
+        handles, rows = self.handles.slice(start, stop - start), np.arange(start, stop)
+        if mixed:
+            mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
+            handles, rows = handles.filter(mine), rows[mine.to_numpy()]
+        self._check_sound(declared, handles)
+        chosen = integers(handles["rows"]) > 0
         if subtask is not None:
-            mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
-        indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
-        return self._task(declared, whole_slices(self.handles, pc.add(indices.cast(pa.int64()), start)))
+            chosen &= integers(handles["subtask"]) == subtask
+        return self._of_handles(declared, self.manifest.rows(pa.array(rows[chosen])))
 
     def state(self, operator: str | State, state: str | None = None) -> StateRows:
         """Return the rows of one state, for any tool: ``duckdb.sql("from rows")``.
@@ -343,6 +348,13 @@ class Checkpoint:
         slices = slices.set_column(column, "handle", numbers.indices.cast(pa.int64()))
         return ReadTask(self.storage, self._record_of(state), handles, slices, self.bound_to_run)
 
+    def _of_handles(self, state: State, handles: pa.Table) -> ReadTask:
+        """Make a task that reads these handles whole."""
+        from .task import ReadTask
+
+        slices = whole_slices(handles)
+        return ReadTask(self.storage, self._record_of(state), handles, slices, self.bound_to_run)
+
     def _record_of(self, state: State) -> Record:
         """Return what a worker needs of the record to read one state."""
         operator = self.record.graph.operator(state.operator)
@@ -375,13 +387,10 @@ def _known_operators(graph: JobGraph, given: str) -> str:
     return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
 
 
-def whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:
-    """Return slices that are whole handles, for the subtasks that wrote them."""
-    chosen = handles.take(indices)
-    share = pc.divide(pc.cast(chosen["rows"], pa.float64()), pc.cast(chosen["segment_rows"], pa.float64()))
-    stored = pc.cast(pc.round(pc.multiply(share, pc.cast(chosen["size_bytes"], pa.float64()))), pa.int64())
-    columns = {**dict(zip(chosen.column_names, chosen.columns, strict=True)), "handle": indices, "bytes": stored}
-    return pa.table(
-        [columns[name].cast(kind) for name, kind in zip(SLICE_SCHEMA.names, SLICE_SCHEMA.types, strict=True)],
-        schema=SLICE_SCHEMA,
-    )
+def whole_slices(handles: pa.Table) -> pa.Table:
+    """Return slices that are these handles whole, for the subtasks that wrote them."""
+    share = integers(handles["rows"]) / np.maximum(integers(handles["segment_rows"]), 1)
+    stored = np.rint(share * integers(handles["size_bytes"])).astype(np.int64)
+    own = {"handle": pa.array(np.arange(handles.num_rows)), "bytes": pa.array(stored)}
+    columns = [own[name] if name in own else handles[name] for name in SLICE_SCHEMA.names]
+    return pa.table(columns, schema=SLICE_SCHEMA)

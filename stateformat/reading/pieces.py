@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import InvalidInput
-from ..manifest import Manifest
+from ..manifest import Manifest, one_chunk, take_rows
 from ..model import Handle, State
 
 # What handles of one segment, layer and schema agree in.
@@ -52,8 +52,8 @@ def pieces_of(state: State, manifest: Manifest, slices: pa.Table) -> list[Segmen
         raise InvalidInput(
             f"slices name states {sorted(names)} and handles up to {max(numbers)} of {len(manifest.handles)}"
         )
-    chosen = manifest.handles.take(pa.array(numbers, pa.int64()))
-    counts = chosen["rows_per_group"].combine_chunks()
+    chosen = take_rows(manifest.handles, pa.array(numbers, pa.int64()))
+    counts = one_chunk(chosen["rows_per_group"])
     others = chosen.drop_columns(["rows_per_group"]).to_pylist()
     pieces = []
     for number, (row, fields) in enumerate(zip(rows, others, strict=True)):

@@ -113,8 +113,8 @@ def read_task(context: WriteContext, uid: str, name: str, handles: Sequence[mode
         created_at_us=0,
     )
     table = handles_table(handles)
-    slices = whole_slices(table, pc.indices_nonzero(pc.greater(table["rows"], 0)))
-    return ReadTask(context.storage, record, table, slices)
+    table = table.filter(pc.greater(table["rows"], 0))
+    return ReadTask(context.storage, record, table, whole_slices(table))
 
 
 def restore_points(restored: Restored) -> Mapping[ev.TaskId, RestorePoint]:
