@@ -17,6 +17,7 @@ import inspect
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 from benchmarks.measuring import Row
@@ -25,6 +26,8 @@ HERE = Path(__file__).parent
 README, PAGE = HERE.parent / "README.md", HERE.parent / "docs" / "benchmarks.md"
 FULL, UPDATE, LINE = "--full", "--update", "--line="
 END = "<!-- bench:end -->"
+MINUTES = 60
+"""What a whole run may take on two cores."""
 ASKED_BEGIN, ASKED_END = "<!-- asked:begin -->\n", "<!-- asked:end -->"
 ASKED = (
     "write 5M clustered rows",
@@ -110,8 +113,10 @@ def main() -> None:
     line = next((option.removeprefix(LINE) for option in sys.argv[1:] if option.startswith(LINE)), "")
     names = named or sorted(path.stem for path in HERE.glob("bench_*.py"))
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
+    begun = time.perf_counter()
     for name, module in zip(names, modules, strict=True):
         rows: list[Row] = []
+        before = time.perf_counter()
         known = {"full": FULL in sys.argv, "line": line}
         takes = inspect.signature(module.measure).parameters
         for row in module.measure(**{option: value for option, value in known.items() if option in takes}):
@@ -124,10 +129,13 @@ def main() -> None:
             PAGE.write_text(replace_section(PAGE.read_text(), name, title, rows, machine()))
             README.write_text(asked(README.read_text(), PAGE.read_text()))
             print(f"The table of {name} in docs/benchmarks.md is from this run.", flush=True)
+        print(f"{name} took {time.perf_counter() - before:.0f} s.", flush=True)
     if not (named or line):
         for module in modules:
             if hasattr(module, "save"):
                 print(module.save())
+        taken = (time.perf_counter() - begun) / 60
+        print(f"All took {taken:.0f} minutes{'' if taken <= MINUTES else f', more than {MINUTES}'}.")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Peak memory of reading, writing, merging, rewriting, validating and exporting 2 GB.
+"""Peak memory of reading, writing, merging, rewriting, validating and exporting 1 GB.
 
 Every line is a process of its own, ``python -m benchmarks.bench_memory ACTION SHAPE FOLDER``: it
 imports what it needs, notes its memory, does the work, and prints how far its peak was above.
-Shapes:
+``python -m benchmarks memory --line=wide`` measures one shape. Shapes:
 
-- ``narrow``: 100M rows of two int64 columns.
-- ``wide``: 20,000 rows of 100 kB of bytes that do not compress; and a delta of 1 % of them.
+- ``narrow``: 50M rows of two int64 columns.
+- ``wide``: 10,000 rows of 100 kB of bytes that do not compress; and a delta of 1 % of them.
 - ``skewed``: half of the rows are empty, one in a thousand has 2 MB.
-- ``hot``: a map of one key with 10M entries under three deltas of 1 % (240 MB).
+- ``hot``: a map of one key with 5M entries under three deltas of 1 % (120 MB).
+
+With ``--full`` there are twice as many rows. What is bounded is so for either.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,7 +35,10 @@ from stateformat.store import open as open_store
 
 BUDGET_MB = 400
 SHAPES = ("narrow", "wide", "skewed", "hot")
-ROWS = {"narrow": 100_000_000, "wide": 20_000, "skewed": 1_000_000, "hot": 10_000_000}
+TIMES = "BENCH_MEMORY_TIMES"
+"""How many times as many rows there are, for the processes of the lines."""
+_ROWS = {"narrow": 50_000_000, "wide": 10_000, "skewed": 500_000, "hot": 5_000_000}
+ROWS = {shape: rows * int(os.environ.get(TIMES, "1")) for shape, rows in _ROWS.items()}
 BATCH_ROWS = {"narrow": 1 << 18, "wide": 100, "skewed": 1000, "hot": 1 << 18}
 WIDE_BYTES, SKEWED_BYTES = 100_000, 2_000_000
 OPERATOR = Operator(OperatorId("op"), 1, 128)
@@ -189,6 +195,10 @@ ACTIONS: dict[str, Callable[[str, str], None]] = {
     "iceberg": exported_table("iceberg"),
     "delta": exported_table("delta"),
 }
+DELTAS = {
+    f"delta-{number}": lambda folder, shape, share=0.01 + number / 1e6: publish(folder, shape, delta=share)
+    for number in range(3)
+}
 MERGED = {
     "read": "read, layers merged",
     "select": "one column, layers merged",
@@ -208,14 +218,16 @@ def measured(action: str, folder: str, shape: str) -> tuple[float, float]:
     return float(found[-2]), float(found[-1])
 
 
-def measure(shapes: tuple[str, ...] = SHAPES) -> Iterator[Row]:
-    for shape in shapes:
+def measure(full: bool = False, line: str = "") -> Iterator[Row]:
+    if full:
+        os.environ[TIMES] = "2"
+    for shape in [shape for shape in SHAPES if shape in line] or SHAPES:
         with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
             yield line(shape, "write", folder)
             if shape == "hot":
                 yield line(shape, "read", folder)
             for number in range(3 if shape == "hot" else 1 if shape == "wide" else 0):
-                publish(folder, shape, delta=0.01 + number / 1e6)
+                measured(f"delta-{number}", folder, shape)
             layered = shape in ("hot", "wide")
             for action in [
                 name for name in ACTIONS if name != "write" and (layered or name not in ("changes", "diff"))
@@ -248,7 +260,7 @@ if __name__ == "__main__":
 
     begin, start = peak_bytes(), time.perf_counter()
     try:
-        ACTIONS[action](folder, shape)
+        (ACTIONS | DELTAS)[action](folder, shape)
     except CheckpointError as error:
         sys.exit(f"{action} of {shape}: {error}")
     print(f"{(peak_bytes() - begin) / 1e6:.0f} {time.perf_counter() - start:.2f}")

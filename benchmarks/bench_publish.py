@@ -1,13 +1,11 @@
 """Publishing into a store with many checkpoints: on local storage two listings of names grow.
 
 On S3 (Ceph RGW, where it is installed) a listing begins behind the parent's record, so nothing
-grows. Processor times are those of this process, without the server's. ``python -m
-benchmarks.bench_publish local`` or ``s3`` measures one of the two.
+grows. Processor times there are those of this process, without the server's.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,8 @@ from stateformat.record import encode_record
 
 ROWS = pa.table({"key": np.arange(1000), "sum": np.arange(1000)})
 MANY, FEW = 10_000, 5
+LOCAL = f"publish with {MANY:,} records kept, on a local folder"
+S3 = f"publish with {MANY:,} records kept, on S3"
 BUCKET, THREADS = "publish", 8
 
 
@@ -52,8 +52,7 @@ def publisher(url: str, kept: int, **options: Any) -> Callable[[], None]:
 def local() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="bench-publish-") as folder:
         many, few = (publisher(f"{folder}/{kept}", kept, durable=False) for kept in (MANY, FEW))
-        what = f"publish with {MANY:,} records kept"
-        yield compare(what, many, few, label=f"with {FEW}", budget="≤ 1.6 ×", rounds=41)
+        yield compare(LOCAL, many, few, label=f"with {FEW}", budget="≤ 1.6 ×", rounds=41)
 
 
 def s3() -> Iterator[Row]:
@@ -65,19 +64,11 @@ def s3() -> Iterator[Row]:
     with running_rgw() as server:
         server.client.create_bucket(Bucket=BUCKET)
         many, few = (publisher(f"s3://{BUCKET}/{kept}", kept, **server.options()) for kept in (MANY, FEW))
-        what = f"publish with {MANY:,} records kept, on S3"
-        yield compare(what, many, few, label=f"with {FEW}", budget="≤ 1.2 ×", rounds=21, measured=own_cost)
+        yield compare(S3, many, few, label=f"with {FEW}", budget="≤ 1.2 ×", rounds=21, measured=own_cost)
 
 
-PLACES: dict[str, Callable[[], Iterator[Row]]] = {"local": local, "s3": s3}
-
-
-def measure(only: tuple[str, ...] = ()) -> Iterator[Row]:
-    for name, rows in PLACES.items():
-        if not only or name in only:
-            yield from rows()
-
-
-if __name__ == "__main__":
-    for row in measure(tuple(sys.argv[1:])):
-        print(row.what, row.ours, row.against, row.ratio, row.cpu_text, row.budget, row.mark, sep=" | ")
+def measure(line: str = "") -> Iterator[Row]:
+    if line in LOCAL:
+        yield from local()
+    if line in S3:
+        yield from s3()

@@ -8,15 +8,15 @@ and reading each state as a table; *stream* is ``ParquetFile.iter_batches``, aga
 batches; *full validation* is held against ``pq.read_table`` as well.
 
 Bytes of texts that repeat are held against ``pq.write_table(table, path)`` by pyarrow's defaults:
-Snappy and dictionaries. ``python -m benchmarks.bench_shapes columns`` measures one shape alone.
+Snappy and dictionaries. ``python -m benchmarks shapes --line=lists`` measures one shape alone.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -41,12 +41,11 @@ OPERATOR = sf.Operator("op", 1, MAX_PARALLELISM)
 class Shape:
     """States with their rows, in the order of segments."""
 
-    title: str
     states: dict[str, sf.State]
     tables: dict[str, pa.Table]
 
 
-def shape(title: str, tables: dict[str, pa.Table]) -> Shape:
+def shape(tables: dict[str, pa.Table]) -> Shape:
     """Value states of these tables, whose first column is the key."""
     states, clustered = {}, {}
     for name, table in tables.items():
@@ -54,14 +53,14 @@ def shape(title: str, tables: dict[str, pa.Table]) -> Shape:
         keys = {"k": fields.pop("k")}
         states[name] = sf.value_state("op", name, keys=keys, values=fields)
         clustered[name] = rekey(table, states[name], MAX_PARALLELISM, DEFAULT_KEY_HASH)
-    return Shape(title, states, clustered)
+    return Shape(states, clustered)
 
 
 def columns() -> Shape:
     rng = np.random.default_rng(0)
     values = {f"v{number}": rng.integers(0, 1 << 40, COLUMN_ROWS) for number in range(1, COLUMNS)}
     table = pa.table({"k": rng.permutation(COLUMN_ROWS), **values})
-    return shape(f"{COLUMNS} columns of {COLUMN_ROWS:,} rows", {"wide": table})
+    return shape({"wide": table})
 
 
 def states() -> Shape:
@@ -70,7 +69,7 @@ def states() -> Shape:
         f"s{number:03}": pa.table({"k": rng.permutation(STATE_ROWS), "v": rng.integers(0, 1 << 40, STATE_ROWS)})
         for number in range(STATES)
     }
-    return shape(f"{STATES} states of {STATE_ROWS:,} rows", tables)
+    return shape(tables)
 
 
 def lists() -> Shape:
@@ -84,7 +83,7 @@ def lists() -> Shape:
         "numbers": pa.ListArray.from_arrays(offsets[0], numbers),
         "texts": pa.ListArray.from_arrays(offsets[1], texts),
     }
-    return shape(f"{LIST_ROWS:,} rows of two lists", {"lists": pa.table(table)})
+    return shape({"lists": pa.table(table)})
 
 
 def texts() -> Shape:
@@ -102,7 +101,7 @@ def texts() -> Shape:
         for name, words in kinds.items()
     }
     table = pa.table({"k": rng.permutation(TEXT_ROWS), **columns})
-    return shape(f"{TEXT_ROWS:,} rows of three texts that repeat", {"texts": table})
+    return shape({"texts": table})
 
 
 class Written:
@@ -171,37 +170,42 @@ class Written:
         return self.folder / f"{name}.parquet"
 
 
-def lines(make: Callable[[], Shape], rounds: int) -> Iterator[Row]:
+def rows_of(name: str, line: str, rounds: int) -> Iterator[Row]:
+    """The lines of a shape in whose names ``line`` stands."""
+    sides = (
+        ("write", Written.publish, Written.write_files, "pq.write_table", "≤ 2 ×"),
+        ("restore", Written.restore, Written.read_files, "pq.read_table", "≤ 2 ×"),
+        ("stream", Written.stream, Written.stream_files, "iter_batches", "≤ 2 ×"),
+        ("full validation", Written.validate, Written.read_files, "pq.read_table", "≤ 4 ×"),
+    )
+    title, make = SHAPES[name]
+    wanted = [side for side in sides if line in f"{title}: {side[0]}"]
+    sized = name == "texts" and line in f"{title}: bytes"
+    if not (wanted or sized):
+        return
     with tempfile.TemporaryDirectory(prefix="bench-shapes-") as folder:
         written = Written(make(), Path(folder))
-        what = written.shape.title
-        sides: tuple[tuple[str, Callable[[], object], Callable[[], None], str, str], ...] = (
-            ("write", written.publish, written.write_files, "pq.write_table", "≤ 2 ×"),
-            ("restore", written.restore, written.read_files, "pq.read_table", "≤ 2 ×"),
-            ("stream", written.stream, written.stream_files, "iter_batches", "≤ 2 ×"),
-            ("full validation", written.validate, written.read_files, "pq.read_table", "≤ 4 ×"),
-        )
-        for action, ours, theirs, label, budget in sides:
-            yield compare(f"{what}: {action}", ours, theirs, label=label, budget=budget, rounds=rounds)
-        if make is texts:
+        for action, ours, theirs, label, budget in wanted:
+            both = partial(ours, written), partial(theirs, written)
+            yield compare(f"{title}: {action}", *both, label=label, budget=budget, rounds=rounds)
+        if sized:
             mine, other = written.stored_bytes(), written.default_bytes()
             figures = (
                 f"{mine / 1e6:.1f} MB",
                 f"pq.write_table's defaults: {other / 1e6:.1f} MB",
                 f"{mine / other:.2f} ×",
             )
-            yield Row(f"{what}: bytes", *figures, "≤ 1 ×")
+            yield Row(f"{title}: bytes", *figures, "≤ 1 ×")
 
 
-SHAPES: dict[str, Callable[[], Shape]] = {"columns": columns, "states": states, "lists": lists, "texts": texts}
+SHAPES: dict[str, tuple[str, Callable[[], Shape]]] = {
+    "columns": (f"{COLUMNS} columns of {COLUMN_ROWS:,} rows", columns),
+    "states": (f"{STATES} states of {STATE_ROWS:,} rows", states),
+    "lists": (f"{LIST_ROWS:,} rows of two lists", lists),
+    "texts": (f"{TEXT_ROWS:,} rows of three texts that repeat", texts),
+}
 
 
-def measure(only: tuple[str, ...] = (), rounds: int = 5) -> Iterator[Row]:
-    for name, make in SHAPES.items():
-        if not only or name in only:
-            yield from lines(make, rounds)
-
-
-if __name__ == "__main__":
-    for row in measure(tuple(sys.argv[1:])):
-        print(row.what, row.ours, row.against, row.ratio, row.cpu_text, row.budget, row.mark, sep=" | ", flush=True)
+def measure(line: str = "", rounds: int = 5) -> Iterator[Row]:
+    for name in SHAPES:
+        yield from rows_of(name, line, rounds)
