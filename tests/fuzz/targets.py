@@ -134,6 +134,8 @@ def _record_target() -> Preparation:
     path = "checkpoints/00000000000000000002.json"
     members = json.loads(get(store.storage, path))
     members.pop("digest")
+    _let_expire(next(state for state in members["states"] if state.get("kind") == "value"))
+    members["optional_features"] = ["ttl"]
 
     def prepare(choices: Choices) -> Reading:
         changed = changed_record(members, choices)
@@ -144,6 +146,14 @@ def _record_target() -> Preparation:
         return read
 
     return prepare
+
+
+def _let_expire(state: dict[str, Any]) -> None:
+    """Add the time of the last access to a state of a record, and how long its rows live."""
+    number = state["last_field_id"] = state["last_field_id"] + 1
+    last = {"id": number, "name": "ttl_last_access", "type": "timestamp_us", "nullable": False, "default": "0"}
+    state["schemas"][-1]["fields"].append(last)
+    state["ttl"] = {"field": number, "duration_us": 60_000_000, "clock": "event_time", "refresh": "write", "now_us": 5}
 
 
 def _said(data: bytes, field: int, otherwise: int) -> int:
