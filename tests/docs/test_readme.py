@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = recipes.PAGES
 ONE_PROGRAM = ROOT / "docs" / "operators.md"
 """Its snippets go on from each other, and run in this process."""
-ELSEWHERE = (ROOT / "docs" / "data.md", ROOT / "docs" / "bootstrap.md")
-"""Their recipes need a store or files, and run in tests/data and tests/bootstrap."""
+ELSEWHERE = tuple(ROOT / "docs" / name for name in ("data.md", "bootstrap.md", "moving-from-structured-streaming.md"))
+"""Their recipes need a store, files or Spark, and run in tests/data, bootstrap and spark."""
 SNIPPETS = recipes.snippets(page for page in PAGES if page not in (ONE_PROGRAM, *ELSEWHERE))
 
 
