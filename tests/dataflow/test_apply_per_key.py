@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -97,6 +97,29 @@ def test_the_keys_are_values_or_tuples_and_stand_among_the_rows_too() -> None:
     seen: list[Any] = []
     harness(lambda key, rows: seen.append((key, rows)), key_by=["city", "item"], output=()).push(ROWS[:1])
     assert seen == [(("Oslo", "tea"), [("Oslo", "tea", 3)])]
+
+
+class Sale(NamedTuple):
+    n: int
+    item: str
+
+
+class Unsold(NamedTuple):
+    price: int
+
+
+def of_named(key: str, rows: list[Sale]) -> Iterator[tuple[str, int]]:
+    yield from ((f"{key}-{row.item}", row.n) for row in rows)
+
+
+def of_unknown(key: str, rows: Sequence[Unsold]) -> None:
+    pass
+
+
+def test_rows_are_of_a_class_that_names_some_columns() -> None:
+    assert taken(harness(of_named).push(ROWS)) == [("Oslo-tea", 3), ("Oslo-ice", 4), ("Rome-tea", 1)]
+    with pytest.raises(InvalidInput, match=r"Unsold of of_unknown needs the columns \['price'\], which its input does"):
+        harness(of_unknown)
 
 
 EVERY_TYPE = pa.schema(

@@ -47,14 +47,18 @@ class Grouped:
     def __len__(self) -> int:
         return len(self._begins)
 
-    def rows(self, how: RowsAs) -> Iterator[Any]:
-        """The rows of each key."""
+    def rows(self, how: RowsAs, row: type[Any] | None = None) -> Iterator[Any]:
+        """The rows of each key; tuples are of the class ``row``, with its fields only."""
         if how is RowsAs.BATCH or how is RowsAs.TABLE:
             whole = self._rows if how is RowsAs.BATCH else pa.Table.from_batches([self._rows])
             return (whole.slice(begin, end - begin) for begin, end in zip(self._begins, self._ends, strict=True))
-        rows: Any = _records(self._rows)
-        if how is RowsAs.TUPLES:
-            rows = list(zip(*map(as_python, self._rows.columns), strict=True))
+        rows: Any
+        if how is RowsAs.NUMPY:
+            rows = _records(self._rows)
+        else:
+            names = self._rows.schema.names if row is None else row._fields
+            plain = zip(*(as_python(self._rows.column(name)) for name in names), strict=True)
+            rows = list(plain if row is None else map(tuple.__new__, repeat(row), plain))
         return map(getitem, repeat(rows), map(slice, self._begins, self._ends))
 
 

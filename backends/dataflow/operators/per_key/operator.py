@@ -72,9 +72,9 @@ class ApplyPerKey(Operator):
       the key column, a tuple of several. ``rows`` are the rows of that key, never none, as they
       came: all that lie in one piece. ``state`` is described below.
     - ``rows`` by annotation: a list of tuples in the order of the columns (no annotation, or
-      ``list[tuple]``), a numpy array with a field for each column (``np.ndarray``), a
-      ``pa.RecordBatch``, or a ``pa.Table``. In numpy, integers and booleans are objects where there
-      are nulls among them.
+      ``list[tuple]``), of a ``NamedTuple`` with the columns that it names, a numpy array with a
+      field for each column (``np.ndarray``), a ``pa.RecordBatch``, or a ``pa.Table``. In numpy,
+      integers and booleans are objects where there are nulls among them.
     - ``output``: the columns of what ``fn`` returns or yields: tuples in that order, dicts, or
       Arrow tables. A tuple is one row, a list several. None is nothing.
     - ``state``: columns of one value per key, or a ``ValueState``, ``MapState``, ``ListState``
@@ -117,7 +117,7 @@ class ApplyPerKey(Operator):
     ) -> None:
         self._keys = key_names(keys)
         self._fn = _Callback(fn, count_arguments(fn, "fn", _ARGUMENTS))
-        self._rows_as = rows_form(fn)
+        self._rows_as, self._row = rows_form(fn)
         self._schema = as_schema(output)
         self._declared = Declared(state)
         on_timer = on_timer or getattr(fn, "on_timer", None)
@@ -153,6 +153,8 @@ class ApplyPerKey(Operator):
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """``output``."""
         check_columns(inputs[0], self._keys, "a function of a key")
+        if self._row is not None:
+            check_columns(inputs[0], self._row._fields, f"{self._row.__qualname__} of {name_of(self._fn.fn)}")
         return self._schema
 
     def open(self, context: OperatorContext) -> None:
@@ -168,7 +170,7 @@ class ApplyPerKey(Operator):
             with few_collections():
                 grouped = Grouped(piece, self._keys)
                 keys = key_values(grouped.keys)
-                arguments = [keys, grouped.rows(self._rows_as)]
+                arguments = [keys, grouped.rows(self._rows_as, self._row)]
                 yield from self._run(self._fn, arguments, range(len(keys)), grouped.keys, keys)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one set

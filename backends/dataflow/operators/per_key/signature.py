@@ -15,7 +15,9 @@ from stateformat.errors import InvalidInput
 
 from .grouping import RowsAs
 
-_FORMS: Final = "Annotate it as pa.RecordBatch, pa.Table, np.ndarray, or list[tuple], or not at all."
+_FORMS: Final = (
+    "Annotate it as pa.RecordBatch, pa.Table, np.ndarray, list[tuple] or a list of a NamedTuple, or not at all."
+)
 _LEAST, _MOST = 2, 4
 
 
@@ -47,17 +49,18 @@ def count_arguments(fn: object, what: str, arguments: Sequence[str]) -> int:
     return count
 
 
-def rows_form(fn: Callable[..., Any]) -> RowsAs:
-    """How ``fn`` wants its rows, by the annotation of its second argument.
+def rows_form(fn: Callable[..., Any]) -> tuple[RowsAs, type[Any] | None]:
+    """How ``fn`` wants its rows, by the annotation of its second argument; and of what class tuples
+    are, if they have names.
 
     ``InvalidInput`` for one that says nothing of Arrow, numpy or tuples.
     """
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
-        return RowsAs.TUPLES
+        return RowsAs.TUPLES, None
     if len(parameters) < _LEAST or parameters[1].annotation is inspect.Parameter.empty:
-        return RowsAs.TUPLES
+        return RowsAs.TUPLES, None
     asked = parameters[1].annotation
     hinted = fn if inspect.isroutine(fn) else type(fn).__call__
     # What is imported for type checkers only has no value: the text has to do.
@@ -68,7 +71,8 @@ def rows_form(fn: Callable[..., Any]) -> RowsAs:
         raise InvalidInput(
             f"the rows of {name_of(fn)} are annotated as {_shown(asked)}, which apply_per_key does not know. {_FORMS}"
         )
-    return form
+    named = [one for one in typing.get_args(asked) if form is RowsAs.TUPLES and hasattr(one, "_fields")]
+    return form, named[0] if named else None
 
 
 def _shown(asked: Any) -> str:
@@ -96,7 +100,7 @@ def _form(asked: Any) -> RowsAs | None:
 
 def _is_tuple(asked: Any) -> bool:
     origin = typing.get_origin(asked) or asked
-    return origin is tuple
+    return isinstance(origin, type) and issubclass(origin, tuple)
 
 
 def _form_of_text(text: str) -> RowsAs | None:
