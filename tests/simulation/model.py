@@ -24,12 +24,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.graph import Partitioner, Status
 from stateformat.model import CheckpointKind, Mode, Record, StopMode
 from stateformat.reading import Checkpoint
 from stateformat.validation import validate
 from tests.simulation.graphs import Graph, Row, passed_on
+from tests.simulation.lives import KeyHistory, Said
 from tests.simulation.witness import Facts, Violation
 from tests.simulation.work import held_rows, window_end
 
@@ -401,6 +403,7 @@ class _Reading:
         of a key.
         """
         counts: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
+        said: dict[tuple[int, str], Said] = {}
         for row in self.everywhere(cut):
             marks = [mark.split("#") for mark in row["marks"].split(";") if mark]
             path = ""
@@ -409,12 +412,32 @@ class _Reading:
                 if self.model.kinds.get(uid) != "count":
                     continue
                 n = next(number for number, mark in enumerate(marks) if mark[0] == uid)
-                value = int(marks.pop(n)[1])
+                _, text, rest = marks.pop(n)
+                value = int(text)
+                said[row["id"], path] = Said.of(rest)
                 if counts[uid].setdefault((row["id"], path), value) != value:
                     self.fail(f"record {row['id']} was counted twice by {uid}, as {value} and as another")
         for uid, kind in self.model.kinds.items():
             if kind == "count":
                 self._counter(uid, counts[uid], cut)
+                self._lives(uid, counts[uid], said, cut)
+
+    def _lives(self, uid: str, counts: dict[tuple[int, str], int], said: dict[tuple[int, str], Said], cut: Cut) -> None:
+        """What a counter remembers for a while is there as long, and no longer."""
+        histories: dict[int, KeyHistory] = defaultdict(KeyHistory)
+        for n, place in sorted((n, place) for place, n in counts.items()):
+            key = self.model.key_at[place]
+            wrong = histories[key].take(n, said[place])
+            if wrong:
+                self.fail(f"{uid}, key {key}: {wrong}")
+        if self.graph.by_uid[uid].status is Status.FULLY_FINISHED or uid in cut.disturbed:  # type: ignore[index]
+            return
+        stored = {row["key"]: row for row in self.rows(uid, "lately")}
+        times = [row["value"] for row in self.rows(uid, "life") if row["what"] == "watermark"]
+        for key, history in histories.items():
+            wrong = history.check_stored(stored.get(key), max(times, default=MAX_WATERMARK))
+            if wrong:
+                self.fail(f"{uid}, key {key}, stored: {wrong}")
 
     def _counter(self, uid: str, counts: dict[tuple[int, str], int], cut: Cut) -> None:
         by_key: dict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The core broken on purpose, in seventeen ways that somebody could break it without noticing. The
+"""The core broken on purpose, in eighteen ways that somebody could break it without noticing. The
 simulator must.
 
 Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS`
@@ -28,6 +28,7 @@ from stateformat.backends.dataflow.task import Task, TaskState
 from stateformat.backends.dataflow.task.alignment import Alignment
 from stateformat.backends.dataflow.task.loop_buffer import LoopBuffer
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
+from stateformat.backends.state.expiry import Expiry
 from stateformat.history import records as history, retention, surveying as survey
 from stateformat.model import Mode
 from stateformat.publication import pending, protocol as publication
@@ -263,6 +264,11 @@ def forget_what_a_sink_put_off() -> Iterator[None]:
         yield
 
 
+def return_what_has_expired() -> AbstractContextManager[Any]:
+    """An expired row is seen until a base or a growing store has dropped it."""
+    return patch.object(Expiry, "hide", lambda self, slots, at=None: slots)
+
+
 MUTATIONS: dict[str, Mutation] = {
     "drop the ended-channel mark": drop_the_ended_channel_mark,
     "log all loop records": log_all_loop_records,
@@ -281,4 +287,5 @@ MUTATIONS: dict[str, Mutation] = {
     "roll back without looking": roll_back_without_looking,
     "name parents by id only": name_parents_by_id_only,
     "forget what a sink put off": forget_what_a_sink_put_off,
+    "return what has expired": return_what_has_expired,
 }

@@ -49,6 +49,7 @@ FINDS = {
     "roll back without looking": (78,),
     "name parents by id only": (43,),
     "forget what a sink put off": (0, 1),
+    "return what has expired": (27, 28),
 }
 """Seeds that find each, the first to be tried; ``python -m tests.simulation --mutations`` finds
 them anew.

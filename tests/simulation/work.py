@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat import Ttl
 from stateformat.backends.dataflow import (
     BroadcastState,
     Chunk,
@@ -41,6 +42,7 @@ from stateformat.backends.dataflow import (
     ValueState,
 )
 from tests.simulation.graphs import WINDOW_US, OpSpec, Row, SourceSpec, passed_on
+from tests.simulation.lives import LIVES_US, LOOKED_EVERY
 from tests.simulation.witness import Seen, Witness
 
 RECORD = pa.schema(
@@ -54,6 +56,7 @@ RECORD = pa.schema(
     ]
 )
 KEY = pa.schema([pa.field("key", pa.int64())])
+N = pa.schema([pa.field("n", pa.int64())])
 VALUES = pa.schema([field for field in RECORD if field.name != "key"])
 LIFE_SCHEMA = pa.schema(
     [("subtask", pa.int64()), ("parallelism", pa.int64()), ("what", pa.string()), ("value", pa.int64())]
@@ -193,19 +196,36 @@ class Merge(Watched):
 
 
 class Count(Watched):
-    """Counts the records of each key, and writes the count into them."""
+    """Counts the records of each key, for ever and lately, and looks at one of them again and
+    again; it writes all of this into them.
+    """
 
-    holds = (ValueState("count", KEY, {"n": pa.int64()}),)
+    holds = (
+        ValueState("count", KEY, {"n": pa.int64()}),
+        ValueState("lately", KEY, {"n": pa.int64()}, ttl=Ttl(LIVES_US)),
+        MapState("looked", KEY, pa.int64(), {}, ttl=Ttl(LIVES_US, refresh="read_and_write")),
+    )
 
     def take(self, rows: Rows, input: int) -> Rows:
-        state = self.context.value_state("count")
+        counts, looked = self.context.value_state("count"), self.context.map_state("looked")
         out = []
         for row in rows:
-            old = state.get_one(row["key"])
+            key = row["key"]
+            old = counts.get_one(key)
             n = old["n"] + 1 if old else 1
-            state.put_one((row["key"],), n=n)
-            out.append({**row, "marks": f"{row['marks']}{self.uid}#{n};"})
+            counts.put_one((key,), n=n)
+            seen = max(looked.get_one(key), default=0)
+            if n % LOOKED_EVERY == 1:
+                looked.clear_one(key)
+                looked.put_one((key,), n)
+            said = f"{self.context.watermark},{self._lately(key)},{seen}"
+            out.append({**row, "marks": f"{row['marks']}{self.uid}#{n}#{said};"})
         return out
+
+    def _lately(self, key: int) -> int:
+        state = self.context.value_state("lately")
+        state.add(batch_of([{"key": key}], KEY), batch_of([{"n": 1}], N), {"n": "sum"})
+        return state.get_one(key)["n"]  # type: ignore[index,no-any-return]
 
 
 class Window(Watched):
