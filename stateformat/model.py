@@ -37,6 +37,8 @@ KEEP_PROPERTY = f"{RESERVED_PROPERTIES}keep"
 """Present where the publishing run keeps its runtime's default number of checkpoints."""
 LATE_PROPERTY = f"{RESERVED_PROPERTIES}late_rows"
 """How many rows the job had dropped as late when the checkpoint was published."""
+FAILURES_PROPERTY = f"{RESERVED_PROPERTIES}failures"
+"""What failures have cost the publishing program: JSON (SPEC.md section 3.2)."""
 GIVEN_UP_PROPERTY = f"{RESERVED_PROPERTIES}given_up"
 """What of lost segments a checkpoint was published without: JSON (SPEC.md section 8.4)."""
 PROGRAM_PROPERTY = f"{RESERVED_PROPERTIES}program"
@@ -51,7 +53,7 @@ ORIGIN_PROPERTIES = (PROGRAM_PROPERTY, CODE_PROPERTY, SPARK_PROPERTY, HOST_PROPE
 """Who published a checkpoint, as far as the run said it."""
 RESCALE_PROPERTY = f"{RESERVED_PROPERTIES}rescale"
 """Of a stop's record: the parallelism at which the job goes on from there."""
-RUN_PROPERTIES = (KEEP_PROPERTY, RESCALE_PROPERTY, *ORIGIN_PROPERTIES)
+RUN_PROPERTIES = (KEEP_PROPERTY, RESCALE_PROPERTY, FAILURES_PROPERTY, *ORIGIN_PROPERTIES)
 """Those of the reserved names that a run gives when it begins a checkpoint."""
 
 

@@ -125,6 +125,7 @@ class LocalRun(rt.Run):
                 if isinstance(self._driver.inbox[0], ev.CheckpointDue):
                     self._asked = False
                 self._driver.step()
+                self._note_checkpoint()
                 self._clock.tick()
             else:
                 self._wait()

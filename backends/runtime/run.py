@@ -7,7 +7,7 @@ import os
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from .driver import Driver, TaskMessenger
 from .ending import GRACE_SECONDS, SoonStop
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
-from .reports import JobOutcome, Progress, TimeWatch, late_words
+from .reports import FailureCost, JobOutcome, Progress, TimeWatch, late_words
 from .requests import RequestService
 from .restore import Restored
 
@@ -54,6 +54,13 @@ class Run(TaskMessenger):
         self._schedule = schedule
         self._soon = soon
         self._is_told_soon = False
+        self._is_current = False
+        """Whether the newest checkpoint holds all that the run has done."""
+        self.cost = FailureCost()
+        """What failures have cost the job before this run, and in it."""
+        self._barrier = self._covered = (0, clock.now_us(), 0)
+        """Number, time, rows read: at the last barrier's begin, and at the newest checkpoint's."""
+        self._noted = 0
         self._begun_us = clock.now_us()
         self._coordinator = Coordinator(
             self.job,
@@ -119,10 +126,22 @@ class Run(TaskMessenger):
             self._is_told_soon = True
             self._driver.inbox.append(ev.SoonStopRequested(self._is_current))
 
-    @property
-    def _is_current(self) -> bool:
-        """Whether the newest checkpoint holds all that the run has done."""
-        return False
+    def _note_checkpoint(self) -> None:
+        """After the driver did something: keep how far the newest checkpoint has come."""
+        current = self._driver.in_flight
+        if current is not None and current.barrier.number != self._barrier[0]:
+            self._barrier = (current.barrier.number, current.begun_us, self.rows_read)
+        if self.published != self._noted:
+            self._noted, self._covered = self.published, self._barrier
+
+    def cost_of_failure(self) -> FailureCost:
+        """The cost, if the run is lost now."""
+        _, since_us, rows = self._covered
+        return self.cost.plus(self._clock.now_us() - since_us, max(self.rows_read - rows, 0))
+
+    def say(self, sentence: str) -> None:
+        """Show what has happened to the job, in the log and beside its progress."""
+        self._driver.tell(sentence)
 
     @property
     def newest(self) -> int | None:
@@ -198,5 +217,6 @@ class Run(TaskMessenger):
             late_rows=self.late_rows,
             warnings=warnings,
             news=news,
+            **asdict(self.cost),
             parallelism=max(vertex.parallelism for vertex in self.job.vertices),
         )

@@ -27,7 +27,7 @@ from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
 from .ending import GRACE_SECONDS, SoonStop
 from .options import Options, Schedule
-from .reports import JobOutcome, JobPaused, Progress, RestartPolicy, RunDiscarded
+from .reports import FailureCost, JobOutcome, JobPaused, Progress, RestartPolicy, RunDiscarded
 from .requests import answer_request, end_finished, end_stopped, save_stop
 from .rescales import Rescales, parallelism_words
 from .restore import Restored, at_parallelism, restore
@@ -51,6 +51,10 @@ class _Start:
     origin: Mapping[str, str] | None = None
     """Who runs the job, as records say it; None before the first run."""
     rescales: Rescales = field(default_factory=Rescales)
+    cost: FailureCost = field(default_factory=FailureCost)
+    """What failures have cost."""
+    failed_at_us: int | None = None
+    """When a run was lost, until the next one begins."""
     parallelism_said: bool = False
     """Whether the log says already that the program's parallelism is not the record's."""
 
@@ -149,6 +153,7 @@ class Runtime(ABC, Generic[RunT]):
                 raise
             except (CheckpointError, OSError) as error:
                 self._soon.check(self.newest)
+                self._note_cost()
                 if self._fell_back(error):
                     continue
                 refused = isinstance(error, InvalidInput | RestoreRefused)
@@ -237,7 +242,9 @@ class Runtime(ABC, Generic[RunT]):
         savepoint_options = options.schedule.savepoint_options
         this.rescales.begin(permit, lambda stop: save_stop(self.store, stop, savepoint_options))
         restored = self._restore(flow, permit, this, this.rescales.in_force)
-        restored = replace(restored, origin=this.origin, rescales=this.rescales)
+        since_us = 0 if this.failed_at_us is None else self._clock.now_us() - this.failed_at_us
+        origin = {**this.origin, **this.cost.plus(since_us, 0, 0).properties}
+        restored = replace(restored, origin=origin, rescales=this.rescales)
         self._current, self._newest = None, permit.ref.checkpoint_id if permit else None
         sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, restored, sinks)
@@ -248,8 +255,23 @@ class Runtime(ABC, Generic[RunT]):
             return self._soon.outcome(self._newest, taken=False)
         self._say_parallelism(permit, restored)
         self._runs += 1
-        self._current = self._make_run(restored, replace(options, schedule=this.schedule), retries)
-        return self._current
+        run = self._make_run(restored, replace(options, schedule=this.schedule), retries)
+        run.cost = this.cost
+        if this.failed_at_us is not None:
+            run.cost = this.cost = this.cost.plus(self._clock.now_us() - this.failed_at_us, 0, 0)
+            this.failed_at_us = None
+            run.say(
+                f"the job goes on from {f'checkpoint {self._newest}' if self._newest else 'its begin'}; since it "
+                f"was started, {this.cost.words}"
+            )
+        self._current = run
+        return run
+
+    def _note_cost(self) -> None:
+        """A run was lost: what it has cost until now."""
+        run, this = self._current, self._start
+        if run is not None and this.failed_at_us is None:
+            this.cost, this.failed_at_us = run.cost_of_failure(), self._clock.now_us()
 
     def _say_parallelism(self, permit: CommitPermit | None, restored: Restored) -> None:
         """Log, once per start, where the program's parallelism differs from the record's."""

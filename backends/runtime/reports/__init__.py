@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .cost import FailureCost as FailureCost, cost_in as cost_in
 from .held_time import LOOK_EVERY_US as LOOK_EVERY_US, TimeWatch as TimeWatch
 from .outcome import (
     GraceExceeded as GraceExceeded,

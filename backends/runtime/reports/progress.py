@@ -9,6 +9,8 @@ from typing import Final, TextIO
 
 from stateformat.graph import brief
 
+from .cost import FailureCost
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -43,6 +45,12 @@ class Progress:
     """What has happened to the job since the last progress: it was rescaled."""
     parallelism: int = 0
     """The greatest of all operators."""
+    failures: int = 0
+    """Runs and tries of epochs that failed since the program began."""
+    lost_us: int = 0
+    """The time that these have cost."""
+    rows_again: int = 0
+    """Rows that had to be read again for them, as far as it is known."""
 
     def line(self) -> str:
         checkpoint = "no checkpoint yet" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
@@ -54,7 +62,9 @@ class Progress:
     @property
     def _rest(self) -> str:
         ended = f", {self.finished} finished" if self.finished else ""
-        return ended + (f", {late_words(self.late_rows)}" if self.late_rows else "")
+        cost = FailureCost(self.failures, self.lost_us, self.rows_again).words
+        late = late_words(self.late_rows) if self.late_rows else ""
+        return ended + "".join(f", {each}" for each in (late, cost) if each)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class EpochJob:
     is_over: Callable[[], bool] = lambda: False
     """Whether there is no time for another try."""
     tries: int = 0
+    lost_us: int = 0
+    """The time of the tries that failed."""
 
     def __call__(self) -> dict[ev.TaskId, TaskReport]:
         """Run it, at most :data:`TRIES` times. The reports, or what broke the last try.
@@ -74,6 +77,7 @@ class EpochJob:
         before: str | None = None
         for left in range(TRIES - 1, -1, -1):
             self.tries += 1
+            begun = time.perf_counter()
             try:
                 return self._once()
             except (PySparkException, Py4JJavaError, EpochBroken) as error:
@@ -83,6 +87,7 @@ class EpochJob:
                 if not left or self.is_over():
                     raise
                 before = raised
+                self.lost_us += int(1e6 * (time.perf_counter() - begun))
                 logger.warning("%s is run again: %s", self.description, first_line(error))
         raise AssertionError
 

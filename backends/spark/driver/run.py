@@ -118,8 +118,7 @@ class SparkRun(Run):
             item.core.id: DriverTask(item, points.get(item.core.id, RestorePoint()))
             for item in tasks_of(restored, by_epoch=True)
         }
-        self._was_published = restored.permit is not None
-        """Whether the last epoch was, and so is everything that the run has done."""
+        self._is_current = restored.permit is not None
         self._cancelling = Cancelling(spark, self._soon, clock, f"stateformat-{self._id}")
         self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
         self._assigner = SplitAssigner(self.job, self._driver, spark)
@@ -209,6 +208,7 @@ class SparkRun(Run):
         job = self._job_of(writing, inputs)
         ready = time.perf_counter()
         reports = self._run_job(job)
+        self.cost = self.cost.plus(job.lost_us, 0, job.tries - 1)
         done = time.perf_counter()
         self._accept(reports, checkpoint)
         self._deliver()
@@ -222,8 +222,10 @@ class SparkRun(Run):
         }
         if self.in_flight is not None and self.in_flight is in_flight:
             raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
-        self._was_published = self.published > published
-        if not self._was_published:
+        self._is_current = self.published > published
+        if self._is_current:
+            self._covered = (0, self._clock.now_us(), self._rows_read)
+        else:
             self._keep_committables(reports, writing.context)
 
     def _job_of(self, writing: PendingCheckpoint, inputs: Sequence[DataFrameInput]) -> EpochJob:
@@ -304,6 +306,7 @@ class SparkRun(Run):
         failure = next((report.failure for report in reports.values() if report.failure is not None), None)
         if failure is not None:
             self._driver.inbox.append(failure)
+            self._rows_read += sum(report.rows_read for report in reports.values())
             self._deliver()
             raise RunDiscarded(failure.reason, counted=True)
         for task in self._running:
@@ -427,10 +430,6 @@ class SparkRun(Run):
             receiver.mail.append(mail)
         elif isinstance(mail, MessageToSubtask):
             self._driver.lost(mail.uid, task.subtask)
-
-    @property
-    def _is_current(self) -> bool:
-        return self._was_published
 
     def overtake(self, barrier: ev.Barrier) -> None:
         """Never called: barriers of epochs are aligned."""

@@ -109,6 +109,8 @@ class Watching:
         """When the newest came."""
         self._said_silent = 0.0
         """For how long nothing had come when that was said last."""
+        self._failures_told = 0
+        """So many failures of the job the last record told of."""
         self._ended: str | None = None
         """How the job has ended: an event."""
         self._titled = False
@@ -206,6 +208,7 @@ class Watching:
         from stateformat.rescaling import lasting_stop, rescale_of
 
         number, self._ended = record.checkpoint_id, None
+        self._tell_cost(record)
         if record.content_of is not None:
             text = f"repaired: history goes on from checkpoint {record.content_of.checkpoint_id}"
             self._event("repaired", number, text)
@@ -225,6 +228,21 @@ class Watching:
         elif record.graph.is_finished:
             self._ended = "finished"
             self._event("finished", number, "the job has finished: every operator has ended")
+
+    def _tell_cost(self, record: Record) -> None:
+        """What failures have cost the job, if there is one more."""
+        from stateformat.model import FAILURES_PROPERTY
+
+        if FAILURES_PROPERTY not in record.properties:
+            self._failures_told = 0
+            return
+        from stateformat.backends.runtime.reports import cost_in
+
+        cost = cost_in(dict(record.properties))
+        if cost.failures > self._failures_told:
+            text = f"the job went on after a failure; since it was started, {cost.words}"
+            self._event("failed", record.checkpoint_id, text)
+        self._failures_told = cost.failures
 
     def _tell_silence(self) -> None:
         silence = self._clock() - self._last

@@ -1,0 +1,47 @@
+"""What the failures of a job have cost: time, and rows that are read again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from stateformat.model import FAILURES_PROPERTY
+
+
+@dataclass(frozen=True)
+class FailureCost:
+    """The cost of all failures since the program began to run the job."""
+
+    failures: int = 0
+    """Runs that were lost, and tries of epochs on Spark."""
+    lost_us: int = 0
+    """From the newest checkpoint, or the begin of a failed try, until the job went on."""
+    rows_again: int = 0
+    """Rows that were read behind the newest checkpoint, as far as it is known."""
+
+    def plus(self, lost_us: int, rows_again: int, failures: int = 1) -> FailureCost:
+        """With one failure more."""
+        return FailureCost(self.failures + failures, self.lost_us + lost_us, self.rows_again + rows_again)
+
+    @property
+    def words(self) -> str:
+        """In words; empty without a failure."""
+        if not self.failures:
+            return ""
+        count = "1 failure" if self.failures == 1 else f"{self.failures:,} failures"
+        again = "1 row" if self.rows_again == 1 else f"{self.rows_again:,} rows"
+        return f"{count} cost {self.lost_us / 1e6:.1f} s and {again} read again"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The property of the records that follow a failure."""
+        return {FAILURES_PROPERTY: json.dumps(asdict(self), separators=(",", ":"))} if self.failures else {}
+
+
+def cost_in(properties: dict[str, str]) -> FailureCost:
+    """The cost that a record tells; none where it tells nothing, or nothing that can be read."""
+    try:
+        found = json.loads(properties.get(FAILURES_PROPERTY, "{}"))
+        return FailureCost(**{name: int(found[name]) for name in ("failures", "lost_us", "rows_again")})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return FailureCost()
