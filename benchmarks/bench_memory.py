@@ -223,19 +223,19 @@ def measure(full: bool = False, line: str = "") -> Iterator[Row]:
         os.environ[TIMES] = "2"
     for shape in [shape for shape in SHAPES if shape in line] or SHAPES:
         with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
-            yield line(shape, "write", folder)
+            yield peak_of(shape, "write", folder)
             if shape == "hot":
-                yield line(shape, "read", folder)
+                yield peak_of(shape, "read", folder)
             for number in range(3 if shape == "hot" else 1 if shape == "wide" else 0):
                 measured(f"delta-{number}", folder, shape)
             layered = shape in ("hot", "wide")
             for action in [
                 name for name in ACTIONS if name != "write" and (layered or name not in ("changes", "diff"))
             ]:
-                yield line(shape, action, folder, merged=layered)
+                yield peak_of(shape, action, folder, merged=layered)
 
 
-def line(shape: str, action: str, folder: str, *, merged: bool = False) -> Row:
+def peak_of(shape: str, action: str, folder: str, *, merged: bool = False) -> Row:
     above, taken = measured(action, folder, shape)
     what = MERGED.get(action, action) if merged or action == "rehash" else action
     title = f"peak memory above the start: {shape}, {what}"

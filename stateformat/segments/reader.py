@@ -141,7 +141,7 @@ class SegmentReader:
                 # Arrow acts on one as soon as it opens the file.
                 raise self._damaged("it holds an ARROW:schema, which a segment must not")
             self._check_shape(self._footer)
-            file = self._parquet(pa.BufferReader(footer))
+            file = self._parquet(pa.BufferReader(footer), is_verified=self._whole)
             self._metadata = metadata = file.metadata
             self._check_footer(metadata, file.schema_arrow)
             self._plan_sizes(self._footer)
@@ -249,7 +249,10 @@ class SegmentReader:
                 self._footer, first, last, held, leaves=self._leaves, is_verified=bool(self._held)
             ):
                 held = self._verified_whole()
-            file = self._file or self._parquet(pa.PythonFile(parquet.PartialFile(held, self.handle.size_bytes), "r"))
+            file = self._file
+            if file is None:
+                part = parquet.PartialFile(held, self.handle.size_bytes)
+                file = self._parquet(pa.PythonFile(part, "r"), is_verified=False)
             # By numbers: a name with a point in it could also be that of a nested column.
             table = file.reader.read_row_groups(
                 [*range(first, last + 1)], column_indices=self._leaves, use_threads=bool(large)
@@ -259,12 +262,13 @@ class SegmentReader:
             raise self._damaged(f"row groups {first} to {last} have {len(table):,} rows, the footer says {rows:,}")
         return pa.Table.from_arrays(table.columns, schema=self._schema)
 
-    def _parquet(self, source: Any) -> pq.ParquetFile:
+    def _parquet(self, source: Any, *, is_verified: bool) -> pq.ParquetFile:
+        """Open bytes; where a digest has verified them all, page checksums would say no more."""
         with self._translated():
             return pq.ParquetFile(
                 source,
                 metadata=self._metadata,
-                page_checksum_verification=True,
+                page_checksum_verification=not is_verified,
                 arrow_extensions_enabled=False,
                 # The bytes are in memory. With it, a thread of Arrow's may be the last to let go of
                 # our file, and if Python shuts down meanwhile, that ends the process by SIGABRT.
@@ -275,7 +279,7 @@ class SegmentReader:
         """All bytes, kept for the next row groups: only their digest can prove these pages."""
         data = self._fetch(None)
         self._check_bytes(data, self.handle.size_bytes, self.handle.digest, "it")
-        self._file = self._parquet(pa.BufferReader(data))
+        self._file = self._parquet(pa.BufferReader(data), is_verified=True)
         self._held = (parquet.ByteRange(0, data),)
         return self._held
 
