@@ -62,7 +62,7 @@ def actions(store: sf.CheckpointStore, scratch: Path) -> dict[str, Callable[[], 
 
     def planned() -> object:
         checkpoint = opened()
-        return checkpoint.plan_restore(checkpoint.graph.at(_others(checkpoint)))
+        return checkpoint.plan_restore(checkpoint.graph.at(_others(checkpoint)), to_show=True)
 
     def rescaled() -> None:
         checkpoint = opened()
