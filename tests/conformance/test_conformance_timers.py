@@ -9,10 +9,10 @@ import pytest
 
 from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.runtime import VIRTUAL_ORIGIN_US, VirtualClock
+from stateformat.backends.runtime import VIRTUAL_ORIGIN_US, RunDiscarded, VirtualClock
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
-from tests.conformance import Gated, Out, lose, stopped, to_end, until
+from tests.conformance import Calls, Gated, Out, lose, stopped, to_end, until
 from tests.local_jobs import KEY, rows
 from tests.played_stage import EVERYWHERE, PlayedStage, other
 
@@ -59,6 +59,18 @@ class Reminders(df.Operator):
     def _said(self, timers: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
         now = pa.array([now_us] * len(timers), pa.int64())
         return pa.record_batch([timers["key"], timers["value"], timers["set"], now], schema=FIRED)
+
+
+class Losing(Reminders):
+    """The same, and a test may let it fail when timers fire."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
+        self.calls.tell(f"{self.context.uid}/{self.context.subtask}", "fires")
+        return super().on_timer(timers, name)
 
 
 def reminders(stage: PlayedStage, out: Out, *, parallelism: int = 2, clock: str = "processing_time") -> Dataflow:
@@ -157,6 +169,54 @@ def test_none_fires_behind_a_stop_and_all_do_when_the_job_goes_on(stage: PlayedS
     again = stage.begin(executor, reminders(stage, out), resume=True, **pace(executor))
     until(again, lambda: 6 in fired(out))
     assert all(after >= value % 100 for value, (after, _) in fired(out).items())
+    again.close()
+
+
+def test_every_try_of_an_epoch_has_its_time(stage: PlayedStage) -> None:
+    out, clock = Out(), VirtualClock()
+    run = stage.begin("spark", reminders(stage, out), clock=clock, **pace("spark"))
+    let(stage, 2)
+    # Each try takes ten seconds, and the first three of every epoch are lost.
+    tries: list[int] = []
+
+    def lose_some() -> None:
+        clock.wait_until(clock.now_us() + 10 * SECOND_US)
+        tries.append(clock.now_us())
+        stage.stand.breaks = 1 if len(tries) % 4 else 0
+
+    stage.stand.spoil = lose_some
+    until(run, lambda: len(out.seen) == 4)
+    # An epoch may begin when the last try of the one before has ended.
+    between = {VIRTUAL_ORIGIN_US + at_us for number, at_us in enumerate(tries, 1) if number % 4}
+    assert between.isdisjoint({since for _, _, since, _ in out.seen})
+    assert between.isdisjoint({now for _, now in fired(out).values()})
+    run.close()
+
+
+@pytest.mark.parametrize("lost", ["on_timer", "prepare", "process"])
+@EVERYWHERE
+def test_each_fires_once_though_the_run_is_lost_and_the_job_rescaled(
+    stage: PlayedStage, executor: str, lost: str
+) -> None:
+    values = [*range(1, 9)]
+    out, clock = Out(stage.calls), VirtualClock()
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("lost", parallelism=parallelism)
+        source = Gated(stage.directory / "in", [rows(value) for value in values], endless=True)
+        read = made.source(source, uid="in", parallelism=1).key_by("key")
+        read.apply(Losing(stage.calls), uid="remind").rebalance().apply(out, uid="out", parallelism=1)
+        return made
+
+    run = stage.begin(executor, flow(2), clock=clock, keep=None, **pace(executor))
+    until(run, lambda: len(out.seen) >= 2)
+    stage.calls.fails({"on_timer": "remind/0 fires", "prepare": "out/0 prepare", "process": "remind/1 fires"}[lost])
+    with pytest.raises(RunDiscarded):
+        until(run, lambda: len(out.seen) == len(values))
+    run.close()
+    again = stage.begin(other(executor), flow(3), clock=clock, **pace(other(executor)))
+    until(again, lambda: len(out.seen) == len(values))
+    assert sorted(row[1] for row in out.seen.elements()) == values
     again.close()
 
 

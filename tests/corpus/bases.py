@@ -74,6 +74,17 @@ def expiring(store: CheckpointStore) -> None:
     job.publish(store, None)
 
 
+def waking(store: CheckpointStore) -> None:
+    """Timers of processing time, beside others."""
+    noon = 1_790_000_000_000_000
+    own = {"_timestamp": pa.array([noon + n for n in range(6)], pa.int64()), "_tag": [f"t{n}" for n in range(6)]}
+    wake = declare.timers("count", "wake", keys={"word": pa.string()}, clock="processing_time")
+    wake = replace(wake, clock_now_us=noon)
+    other = declare.timers("count", "over", keys={"word": pa.string()})
+    rows = {("count", name): _keyed(**own) for name in ("wake", "over")}
+    Job("corpus", SMALL_GRAPH, (wake, other), rows).publish(store, None)
+
+
 def wide_graph() -> JobGraph:
     """A source with a coordinator, a counter with a loop, a sink; two subtasks each."""
     return JobGraph(
@@ -260,6 +271,7 @@ BASES: dict[str, tuple[str, Callable[[CheckpointStore], Any]]] = {
         repaired,
     ),
     "expiring": ("Rows that expire, of which three have (section 6.5); `rows.json` has every row.", expiring),
+    "waking": ("Timers of processing time beside those of event time (section 6.6).", waking),
     "stopped": (
         "A checkpoint at which the job stops, with properties.",
         _published(small_job, stop=sf.Stop(sf.StopMode.DRAIN, "0" * 32), properties={"owner": "ann"}),

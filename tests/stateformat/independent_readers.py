@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 
-KNOWN = {"committables", "finished_operators", "in_flight", "layers", "rescaled"}
+KNOWN = {"committables", "finished_operators", "in_flight", "layers", "processing_time_timers", "rescaled"}
 ROW_KEYS = {"value": [], "map": ["_map_key"], "list": ["_index"], "timers": ["_timestamp", "_tag"]}
 Rows = list[dict[str, Any]]
 
