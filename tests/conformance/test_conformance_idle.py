@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Output, Stream
+from stateformat.backends.dataflow import Dataflow, EventTime, Stream
 from stateformat.backends.runtime import VirtualClock
 from stateformat.errors import InvalidInput
 from tests.conformance import Gated, Out, to_end, until
 from tests.local_jobs import rows
 from tests.played_stage import EVERYWHERE, PlayedStage
+from tests.timer_jobs import SECOND_US, Union
 
-SECOND_US = 1_000_000
 IDLE_AFTER = 3 * SECOND_US
 WINDOW_US = 100
 
@@ -47,13 +46,6 @@ def windows(stage: PlayedStage, out: Out, *, readers: int, idle_after: int | Non
 
 def counted(stream: Stream, out: Out) -> None:
     stream.key_by("key").window(WINDOW_US, "at", {"n": ("*", "count")}, uid="window").apply(out, uid="out")
-
-
-class Union(Operator):
-    """Passes on both of its inputs."""
-
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
-        return batch
 
 
 def ended(out: Out) -> set[tuple[int, int]]:
