@@ -15,6 +15,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSourceReader, EqualTo, IsNotNull
 
 from stateformat.backends.spark.data_source import StateDataSource, reader as reader_module
+from stateformat.backends.spark.data_source.options import read_options
+from stateformat.backends.spark.data_source.streams import stream_of
 from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
 from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
@@ -296,3 +298,25 @@ def test_a_frame_reads_the_checkpoint_that_it_was_made_of_until_it_has_expired(s
     assert [frame.count(), read(session, url, "counter", "counts").count()] == [20_000, 20_009]
     store.expire(keep=1)
     assert "has expired" in sentence(frame.collect)
+
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "v1-ttl"
+
+
+def test_what_had_expired_is_read_where_an_option_asks_for_it(session: Any) -> None:
+    url, expected = str(GOLDEN / "store"), json.loads((GOLDEN / "expected.json").read_text())
+    live = table(read(session, url, "seen", "last"))
+    assert sorted(live["user"].to_pylist()) == expected["live"]["2"]["last"]
+    every = [row["user"] for key, rows in expected["rows"]["2"].items() if "/last/" in key for row in rows]
+    assert len(every) > len(live)
+    assert sorted(table(read(session, url, "seen", "last", with_expired="true"))["user"].to_pylist()) == sorted(every)
+    for more, whole in (({"checkpoint": "all"}, 22), ({"changes_from": 1}, 4)):
+        # Streams need no job of Spark.
+        found = [stream_of(read_options(_options(url, more, flag))).table().num_rows for flag in ("false", "true")]
+        assert found[0] != found[1]
+        assert whole <= found[1]
+
+
+def _options(url: str, more: dict[str, Any], with_expired: str) -> dict[str, str]:
+    given = {"path": url, "operator": "seen", "state": "last", "with_expired": with_expired}
+    return {**given, **{name: str(value) for name, value in more.items()}}

@@ -6,6 +6,7 @@ import itertools
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,20 @@ def test_a_program_that_forgets_the_ttl_is_refused_and_told_the_way(tmp_path: Pa
     assert "expire 10 µs after their last access" in text
     assert "drops=['ttl_last_access']" in text
     assert "drop='op/s.ttl_last_access'" in text
+
+
+def test_a_release_that_knows_no_ttl_shows_every_row_and_refuses_to_lose_the_column(tmp_path: Path) -> None:
+    """What such a reader sees: it ignores the member, and knows the column."""
+    store = published(tmp_path, state(Ttl(10)), rows((1, 100), (2, 110)), 110)
+    checkpoint = store.open()
+    ignored = tuple(replace(one, ttl=None, ttl_now_us=None) for one in checkpoint.states)
+    old = sf.Checkpoint(checkpoint.storage, replace(checkpoint.record, states=ignored, optional_features=()))
+    assert old.state("op", "s").table().num_rows == 2
+    plan = old.plan_restore(old.graph, states=[state(previous=old.states[0])])
+    with pytest.raises(
+        sf.RestoreRefused, match="has the column 'ttl_last_access' in the checkpoint, which the program"
+    ):
+        plan.check()
 
 
 def test_rows_of_before_the_ttl_count_from_the_restore(tmp_path: Path) -> None:
