@@ -26,6 +26,14 @@ pytestmark = pytest.mark.spark
 
 PAGE = DOCS / "moving-from-structured-streaming.md"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+QUICK = {
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 FILES = 4
 LATE_BY_US = 30 * 60 * 1_000_000
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -117,11 +125,7 @@ def beginning() -> str:
 def in_structured_streaming(spark: Any, before: Callable[..., Any], mode: str, inputs: Path, scratch: Path) -> Rows:
     """What the query emits; of mode complete, what it has at its end."""
     session = spark.newSession()
-    for name, value in {
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.session.timeZone": "UTC",
-    }.items():
+    for name, value in QUICK.items():
         session.conf.set(name, value)
     streams = {
         name: session.read.parquet(str(inputs / name))

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, Final
@@ -81,7 +81,7 @@ class KeptValue(Kept):
     def __init__(self, name: str, state: KeyedValue, fields: Sequence[pa.Field], *, expires: bool) -> None:
         super().__init__(name)
         self._state, self._fields, self._expires = state, fields, expires
-        self._made = state_class("State", [item.name for item in fields], tells=expires)
+        self._made = state_class("State", tuple(item.name for item in fields), tells=expires)
         self._getters = [attrgetter(item.name) for item in fields]
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
@@ -339,7 +339,7 @@ class Declared:
         if not self.descriptors:
             return None
         parts = [_opened(one, context) for one in self.descriptors]
-        return KeptStates(parts, state_class("States", [part.name for part in parts]) if self._several else None)
+        return KeptStates(parts, state_class("States", tuple(part.name for part in parts)) if self._several else None)
 
 
 def _opened(one: Descriptor, context: OperatorContext) -> Kept:
@@ -363,7 +363,8 @@ def check_attributes(names: Iterable[str], what: str) -> None:
             )
 
 
-def state_class(name: str, names: Sequence[str], *, tells: bool = False) -> type:
+@cache
+def state_class(name: str, names: tuple[str, ...], *, tells: bool = False) -> type:
     """A class with these attributes. It is false when all are None, as ``clear()`` makes them.
 
     ``tells``: its ``_set`` says whether an attribute was set since it was made.
