@@ -7,7 +7,6 @@ here, and told by ``codec.decode_manifest``.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Final
 
@@ -45,6 +44,8 @@ def decode_outline(data: pa.Buffer, ref: ManifestRef) -> pa.Table:
     The rows are those of ``Manifest.handles``. Operators and states are dictionaries; paths are
     null but for records in flight, whose order depends on them. Raises as ``decode_manifest``.
     """
+    from concurrent.futures import ThreadPoolExecutor  # Who only looks at a checkpoint plans nothing.
+
     verify_manifest(data, ref)
     try:
         with open_manifest(data) as file:
