@@ -207,7 +207,8 @@ def test_a_part_is_small_when_pickled_and_reads_the_same(tmp_path_factory: pytes
     assert len(split) == 8
     for part in split:
         data = pickle.dumps(part)
-        assert len(data) < 40_000
+        # Handles and slices, and three layers whose segments may be inline.
+        assert len(data) < 10_000 + 3 * 16_384
         assert same_order(pickle.loads(data).table(), part.table())
     # What a part does not read, it does not carry.
     assert {part.task.handles.num_rows for part in split} < {*range(rows.task.handles.num_rows)}
