@@ -78,9 +78,11 @@ class LocalRun(rt.Run):
         self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
         every = list(rt.tasks_of(restored))
         for item in every:
+            fill = rt.LoopFill(item.core.id, self._schedule.loop_bytes_max)
             for edge_id, channels in item.inputs.items():
-                capacity = None if self.job.graph.by_edge[edge_id].feedback else rt.CAPACITY
-                self._channels.update({channel: rt.Queue(channel, capacity=capacity) for channel in channels})
+                feedback = self.job.graph.by_edge[edge_id].feedback
+                capacity, own = (None, fill) if feedback else (rt.CAPACITY, None)
+                self._channels.update({channel: rt.Queue(channel, capacity=capacity, fill=own) for channel in channels})
         for vertex, core, inputs, outputs in every:
             queues = [self._channels[channel] for channels in inputs.values() for channel in channels]
             leaving = {edge_id: [self._channels[channel] for channel in some] for edge_id, some in outputs.items()}

@@ -10,7 +10,7 @@ it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits`
 from __future__ import annotations
 
 from . import starting
-from .channels import CAPACITY, Queue, TaskChannels, receiver_of, sender_of, tasks_of
+from .channels import CAPACITY, LoopFill, Queue, TaskChannels, receiver_of, sender_of, tasks_of
 from .clock import VIRTUAL_ORIGIN_US, Clock, ProcessingTime, SystemClock, VirtualClock
 from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
@@ -46,6 +46,7 @@ __all__ = [
     "JobOutcome",
     "JobPaused",
     "Keep",
+    "LoopFill",
     "Mail",
     "MessageToCoordinator",
     "MessageToSubtask",

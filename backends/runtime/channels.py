@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.graph import Edge
 
 from ..dataflow import events as ev
@@ -23,6 +24,45 @@ Feedback channels have no limit, so that loops turn.
 """
 
 
+class LoopFill:
+    """How much was fed back to one subtask of a loop's head, and waits there.
+
+    Nothing may hold a loop up, or it would wait for itself. So what is fed back always has room,
+    and from half of ``bytes_max`` on it goes before what comes from outside. A loop that grows all
+    the same feeds back more than it takes in: with more than ``bytes_max`` it fails.
+    """
+
+    def __init__(self, head: ev.TaskId, bytes_max: int) -> None:
+        self._head = head
+        self._bytes_max = bytes_max
+        self.size_bytes = 0
+
+    @property
+    def presses(self) -> bool:
+        """Whether the head is to take nothing but what was fed back."""
+        return 2 * self.size_bytes > self._bytes_max
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Raises ``CheckpointError`` of kind ``LIMIT_EXCEEDED`` if that is too much."""
+        self.size_bytes += _size_of(batch)
+        if self.size_bytes > self._bytes_max:
+            raise CheckpointError(
+                f"more than {self._bytes_max:,} bytes of records wait to go round the loop of operator "
+                f"{self._head.vertex!r} (subtask {self._head.subtask}): the loop feeds back more than it lets go. Let "
+                "each record leave it in the end, or raise loop_bytes_max",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+                operator=self._head.vertex,
+            )
+
+    def remove(self, batch: pa.RecordBatch) -> None:
+        self.size_bytes -= _size_of(batch)
+
+
+def _size_of(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch; many of one row take more than their rows do."""
+    return int(batch.nbytes) + 1024
+
+
 def _ignore(_: Queue) -> None:
     pass
 
@@ -30,10 +70,22 @@ def _ignore(_: Queue) -> None:
 class Queue:
     """One channel: first in, first out. It calls back when it becomes full or empty or stops so."""
 
-    __slots__ = ("capacity", "channel", "elements", "logged_for", "on_element", "on_empty", "on_full", "on_room")
+    __slots__ = (
+        "capacity",
+        "channel",
+        "elements",
+        "fill",
+        "logged_for",
+        "on_element",
+        "on_empty",
+        "on_full",
+        "on_room",
+    )
 
-    def __init__(self, channel: ev.Channel, *, capacity: int | None) -> None:
+    def __init__(self, channel: ev.Channel, *, capacity: int | None, fill: LoopFill | None = None) -> None:
         self.channel = channel
+        self.fill = fill
+        """Of a feedback channel, that of its head."""
         self.capacity = capacity
         self.elements: deque[ev.Element] = deque()
         self.logged_for: int | None = None
@@ -48,6 +100,8 @@ class Queue:
         return self.capacity is not None and len(self.elements) >= self.capacity
 
     def put(self, element: ev.Element) -> None:
+        if self.fill is not None and isinstance(element, ev.Records):
+            self.fill.add(element.batch)
         self.elements.append(element)
         count = len(self.elements)
         if count == 1:
@@ -57,6 +111,8 @@ class Queue:
 
     def get(self) -> ev.Element:
         element = self.elements.popleft()
+        if self.fill is not None and isinstance(element, ev.Records):
+            self.fill.remove(element.batch)
         count = len(self.elements)
         if not count:
             self.on_empty(self)
@@ -96,6 +152,8 @@ class ReadyInputs:
         self._place: dict[Queue, int] = {}
         self._aside: dict[Queue, None] = {}
         self._releases = task.releases
+        self.fill: LoopFill | None = None
+        """Of the head of a loop."""
 
     def add(self, queue: Queue) -> None:
         self._place[queue] = len(self._open)
@@ -119,8 +177,12 @@ class ReadyInputs:
         return False
 
     def draw(self, choose: random.Random) -> Queue:
-        """One of the open channels, each with the same chance."""
+        """One of the open channels, each with the same chance; of a loop that presses, its own."""
         self._check_releases()
+        if self.fill is not None and self.fill.presses:
+            fed = [each for each in self._open if each.fill is not None and not self._task.is_blocked(each.channel)]
+            if fed:
+                return fed[int(choose.random() * len(fed))]
         while True:
             queue = self._open[int(choose.random() * len(self._open))]
             if not self._task.is_blocked(queue.channel):

@@ -67,6 +67,11 @@ class Schedule:
     """Storage options of a savepoint's store."""
     loop_rounds_max: int = LOOP_ROUNDS_MAX
     """After so many rounds of a loop whose input has ended the run fails."""
+    loop_bytes_max: int = 256 << 20
+    """How much may be fed back to one subtask of a loop's head and wait there.
+
+    From half of it on the head takes nothing else in, and with more of it the run fails.
+    """
 
     def __post_init__(self) -> None:
         check_whole(
@@ -78,6 +83,7 @@ class Schedule:
             requests_every_us=1,
             tolerable_failures=0,
             loop_rounds_max=1,
+            loop_bytes_max=1,
             keep_for_us=0,
         )
         if self.keep is not Keep.DEFAULT:
@@ -159,6 +165,7 @@ class ScheduleOptions(TypedDict, total=False):
     keep_for_us: int | None
     savepoint_options: Mapping[str, Any]
     loop_rounds_max: int
+    loop_bytes_max: int
 
 
 class RuntimeOptions(ScheduleOptions, total=False):

@@ -87,6 +87,7 @@ class Worker:
         # has.
         for queue in inputs:
             queue.on_element, queue.on_empty = self._find, self._ready_inputs.remove
+            self._ready_inputs.fill = queue.fill or self._ready_inputs.fill
         for queues in outputs.values():
             for queue in queues:
                 queue.on_full, queue.on_room = self._fill, self._make_room

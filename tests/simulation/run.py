@@ -27,7 +27,7 @@ from stateformat.backends.dataflow.events import BarrierKind
 from stateformat.backends.dataflow.task import TaskState
 from stateformat.backends.local import LocalRun, LocalRuntime
 from stateformat.backends.rewrite.rescale import publish_rescaled
-from stateformat.backends.runtime import JobOutcome, JobPaused, VirtualClock, driver
+from stateformat.backends.runtime import JobOutcome, JobPaused, LoopFill, VirtualClock, driver
 from stateformat.backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import (
     CheckpointError,
@@ -57,6 +57,8 @@ ZOMBIE_STEPS_MAX = 2_000
 ATTEMPTS_MAX = 40
 RESCALED_SEEDS = 7
 """In one of so many seeds running jobs are rescaled."""
+PRESSING_SEEDS = 16
+"""In one of so many seeds loops always hold as much as they may."""
 STOPPED_SOON_SEEDS = 5
 """In one of so many seeds programs are told to end, as by SIGTERM."""
 STALLS = 0.35
@@ -174,7 +176,10 @@ class Simulation:
     def run(self) -> Tally:
         """Let it all happen."""
         try:
-            with drawn_ids(self.seed), mock.patch.object(driver, "_OPTIONS", self.options):
+            # What is fed back goes first, always: a loop must not wait for itself.
+            presses = mock.patch.object(LoopFill, "presses", new=True)
+            pressing = presses if self.seed % PRESSING_SEEDS == 9 else contextlib.nullcontext()
+            with drawn_ids(self.seed), mock.patch.object(driver, "_OPTIONS", self.options), pressing:
                 self._history()
         except Violation as error:
             raise Failed(self._told(str(error))) from error

@@ -14,7 +14,6 @@ its sinks have prepared goes into the next checkpoint.
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import secrets
 import time
@@ -244,7 +243,7 @@ class SparkRun(Run):
                 version=self._version,
                 checkpoint_id=writing.checkpoint_id,
                 attempt_id=writing.attempt_id,
-                read_rows=None if rows is None else math.ceil(rows / max(readers, 1)),
+                read_rows=self._assigner.rows_for_each(readers, rows),
                 read_us=0 if self._is_told_soon else self._options.schedule.checkpoint_interval_us,
                 processing_time_us=self._driver.processing_time.advance(),
                 gone=frozenset(name for name, task in self._tasks.items() if task.gone),
@@ -279,6 +278,7 @@ class SparkRun(Run):
                 inputs={name: task.wired.inputs for name, task in self._tasks.items()},
                 outputs={name: task.wired.outputs for name, task in self._tasks.items()},
                 cache_bytes=self._options.cache_bytes,
+                loop_bytes_max=self._options.schedule.loop_bytes_max,
             )
             self._shared = setup, self._spark.sparkContext.broadcast(setup.pickled())
         return self._shared
@@ -331,6 +331,7 @@ class SparkRun(Run):
         self._rows_read += read
         self._late_rows += sum(report.late_rows for report in reports.values())
         self._turns_loops = any(report.replays for report in reports.values())
+        self._assigner.waits = any(report.presses for report in reports.values())
         self._is_idle = not read and not self._turns_loops
 
     def _apply_report(self, task: DriverTask, report: TaskReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -30,11 +31,19 @@ class SplitAssigner:
         self._job = job
         self._driver = driver
         self._spark = spark
+        self.waits = False
+        """Whether the loops of the job hold so much that no source is to read in the next epoch."""
+
+    def rows_for_each(self, readers: int, rows: int | None) -> int | None:
+        """How many rows each reader may read in the next epoch, of so many in all; None: any."""
+        if self.waits:
+            return 0
+        return None if rows is None else math.ceil(rows / max(readers, 1))
 
     def assign(self, running: Sequence[DriverTask]) -> list[DataFrameInput]:
         """Mail splits to the readers among these tasks. Returns the ranges of the next epoch."""
-        inputs = []
-        for vertex in self._job.vertices:
+        inputs: list[DataFrameInput] = []
+        for vertex in () if self.waits else self._job.vertices:
             readers = [task for task in running if task.wired.vertex is vertex and task.may_read]
             logic = self._job.logic(vertex.id)
             if readers and isinstance(logic, SparkSource):

@@ -37,6 +37,7 @@ class Setup:
     inputs: Mapping[ev.TaskId, ChannelsByEdge]
     outputs: Mapping[ev.TaskId, ChannelsByEdge]
     cache_bytes: int
+    loop_bytes_max: int
 
     def pickled(self) -> bytes:
         """As it goes to workers. ``InvalidInput`` if a step cannot be pickled."""
@@ -124,6 +125,8 @@ class TaskReport:
     checkpoint_id: int = 0
     snapshots: tuple[Snapshot, ...] = ()
     replays: bool = False
+    presses: bool = False
+    """Of a head: so much was fed back that it is to be processed before more is read."""
     ended: bool = False
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
     errors: list[tuple[str, bytes]] = field(default_factory=list)

@@ -18,7 +18,7 @@ from stateformat.snapshot import WriteContext
 from ...dataflow import events as ev
 from ...dataflow.chain import OpenSnapshot
 from ...dataflow.task import Task
-from ...runtime import Worker
+from ...runtime import LoopFill, Worker
 from ..protocol import Epoch, EpochLink, Setup, TaskReport, frames
 
 _ITSELF = -1
@@ -55,10 +55,12 @@ class NoChain:
 class _NextEpoch(NoChain):
     """In place of the chain: takes what the next epoch is to process."""
 
-    def __init__(self) -> None:
+    def __init__(self, fill: LoopFill) -> None:
         self.batches: list[pa.RecordBatch] = []
+        self.fill = fill
 
     def process(self, edge_id: str, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - the snapshot has it by channel
+        self.fill.add(batch)
         self.batches.append(batch)
 
 
@@ -102,7 +104,7 @@ class LoopEnd:
             number=report.number,
             snapshot=snapshot if is_own else None,
         )
-        later: Any = _NextEpoch()
+        later: Any = _NextEpoch(LoopFill(self._task, self._setup.loop_bytes_max))
         worker.operators = later
         # A snapshot that no barrier has asked for is written here, not by the worker.
         own = None if is_own else snapshot
@@ -120,7 +122,7 @@ class LoopEnd:
             worker.fail(error)
         if not (report.snapshots or report.failure or report.ended):
             worker.fail(RuntimeError("the barrier did not come round its loop in its epoch"))
-        report.replays = bool(later.batches)
+        report.replays, report.presses = bool(later.batches), later.fill.presses
         for sender, (token, count) in self._inbox.consumed.items():
             before = report.consumed.get(sender, (token, 0))
             if before[0] != token:

@@ -225,14 +225,14 @@ class TaskRun:
         """Let a source read until its share of the epoch is over, or nothing is there."""
         worker, epoch = self._worker, self._epoch
         end_us = None if epoch.read_us is None else worker.now_us() + epoch.read_us
-        while worker.ready(worker.now_us()):
+        while epoch.read_rows != 0 and worker.ready(worker.now_us()):
             worker.step(self._choose)
             yield from self._flush_if_large()
             if epoch.read_rows is not None and worker.rows >= epoch.read_rows:
                 return
             if end_us is not None and worker.now_us() >= end_us:
                 return
-        self.report.ran_dry = True
+        self.report.ran_dry = epoch.read_rows != 0
 
     def _flush_if_large(self) -> Iterator[pa.RecordBatch]:
         if self._outbox.is_large:
