@@ -242,9 +242,8 @@ class LocalRun(rt.Run):
             worker.release()
 
     def progress(self) -> rt.Progress:
-        running = [worker for worker in self._workers.values() if not worker.gone]
-        times = {worker.id: worker.watermark for worker in running}
-        return self._progress(rows_read=self.rows_read, running=len(running), times=times)
+        running = [worker.task for worker in self._workers.values() if not worker.gone]
+        return self._progress(rows_read=self.rows_read, running=running)
 
     @property
     def late_rows(self) -> int:

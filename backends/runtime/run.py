@@ -6,7 +6,7 @@ import datetime
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from stateformat.store import CheckpointStore
 from ..dataflow import events as ev
 from ..dataflow.chain import Holder
 from ..dataflow.coordinator import Coordinator
+from ..dataflow.task import Task
 from .clock import Clock
 from .driver import Driver, TaskMessenger
 from .ending import GRACE_SECONDS, SoonStop
@@ -188,8 +189,16 @@ class Run(TaskMessenger):
         """What became of a request that this run has answered; None as long as there is nothing."""
         return self._requests.answers.get(request)
 
-    def _progress(self, *, rows_read: int, running: int, times: Mapping[ev.TaskId, int]) -> Progress:
+    def _times(self, running: Sequence[Task]) -> dict[ev.TaskId, int]:
+        """The watermarks of running tasks; an idle reader is at least where others hold time up."""
+        times = {task.id: task.watermark for task in running}
+        timed = [task for task in running if task.id.vertex in self._time_watch.sources]
+        holding = min((task.watermark for task in timed if not task.is_idle), default=ev.MIN_WATERMARK)
+        return times | {task.id: max(task.watermark, holding) for task in timed if task.is_idle}
+
+    def _progress(self, *, rows_read: int, running: Sequence[Task]) -> Progress:
         """The progress, by the watermarks of the running tasks."""
+        times = self._times(running)
         permit = self._driver.permit
         warnings, self._driver.warnings = tuple(self._driver.warnings), []
         news, self._driver.news = tuple(self._driver.news), []
@@ -210,8 +219,8 @@ class Run(TaskMessenger):
             checkpoint_id=permit.ref.checkpoint_id if permit else None,
             state_rows=permit.record.totals.rows if permit else 0,
             state_bytes=permit.record.totals.bytes if permit else 0,
-            running=running,
-            finished=sum(vertex.parallelism for vertex in self.job.vertices) - running,
+            running=len(running),
+            finished=sum(vertex.parallelism for vertex in self.job.vertices) - len(running),
             watermark=min(least_known) if known and len(least_known) == len(known) else None,
             watermarks=watermarks,
             late_rows=self.late_rows,

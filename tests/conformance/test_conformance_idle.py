@@ -10,8 +10,9 @@ from stateformat.backends.dataflow import Dataflow, EventTime, Stream
 from stateformat.backends.runtime import VirtualClock
 from stateformat.errors import InvalidInput
 from tests.conformance import Gated, Out, to_end, until
-from tests.local_jobs import rows
+from tests.local_jobs import ROWS, rows
 from tests.played_stage import EVERYWHERE, PlayedStage
+from tests.spark_in_process import Ranges, RangeSource
 from tests.timer_jobs import SECOND_US, Union
 
 IDLE_AFTER = 3 * SECOND_US
@@ -163,6 +164,33 @@ def test_of_two_sources_the_idle_one_holds_no_time_up_and_the_job_ends(stage: Pl
     assert outcome.restarts == 0
     assert ended(out) == {(1, 0), (1, 200), (1, 400), (2, 400)}
     assert run.late_rows == 2
+
+
+def test_a_source_without_ranges_is_idle_on_spark(stage: PlayedStage) -> None:
+    out, clock = Out(), VirtualClock()
+    flow = Dataflow("ranges", parallelism=2)
+    ranges = {name: Ranges([[[rows(k, key=k, at=at)] for at in (10, 110)]], grows=True) for k, name in enumerate("ab")}
+    reads = [
+        flow.source(RangeSource(each, schema=ROWS), uid=name, event_time="at", idle_after=IDLE_AFTER)
+        for name, each in ranges.items()
+    ]
+    counted(reads[0].rebalance().apply(Union(), reads[1].rebalance(), uid="union"), out)
+    run = stage.begin("spark", flow, clock=clock, **pace("spark"))
+    until(run, lambda: ended(out) == {(0, 0), (1, 0)})
+    until(run, lambda: clock.now_us() > IDLE_AFTER)
+    ranges["a"].ranges.append([[rows(0, key=0, at=310)]])
+    until(run, lambda: run.rows_read == 5)
+    read_us = clock.now_us()
+    until(run, lambda: (1, 100) in ended(out))
+    assert clock.now_us() - read_us < IDLE_AFTER, "the other has been idle for a while"
+    assert run.progress().watermark == 310
+    # It returns, and holds time up where it is.
+    ranges["b"].ranges.append([[rows(1, key=1, at=320)]])
+    ranges["a"].ranges.append([[rows(0, key=0, at=910)]])
+    until(run, lambda: run.rows_read == 7)
+    assert run.progress().watermark == 320
+    assert (0, 300) not in ended(out)
+    run.close()
 
 
 @pytest.mark.parametrize(

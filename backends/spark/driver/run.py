@@ -464,9 +464,7 @@ class SparkRun(Run):
 
     def progress(self) -> EpochProgress:
         self._told = self._version
-        running = self._running
-        times = {task.core.id: task.core.watermark for task in running}
-        known = self._progress(rows_read=self._rows_read, running=len(running), times=times)
+        known = self._progress(rows_read=self._rows_read, running=[task.core for task in self._running])
         return EpochProgress(**vars(known), epoch=self._version, **self._metrics)
 
 
