@@ -96,6 +96,7 @@ class CheckpointStore:
         self.outside = outside
         self._sleep = sleep
         self._warned: set[str] = set()
+        self._uses = history.RememberedUses()
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self.url!r})"
@@ -372,7 +373,9 @@ class CheckpointStore:
 
         ``older_than_us``: of these only what is older, lowest first; alone, all but the newest.
         """
-        return history.expire(self.storage, keep, older_than_us=older_than_us, now_us=now_us, delete=delete)
+        return history.expire(
+            self.storage, keep, older_than_us=older_than_us, now_us=now_us, delete=delete, read=self._uses
+        )
 
     def collect_garbage(self, *, delete: bool) -> Garbage:
         """Find what nothing names, and perhaps delete it (``history.collect_garbage``)."""

@@ -12,6 +12,7 @@ import pickle
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from stateformat.backends.spark.protocol import EpochBroken, TaskReport
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sources import Offsets, Position, SparkSource
 from stateformat.backends.spark.worker import level
+from stateformat.backends.spark.worker.shared_copies import SharedCopies
 from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.store import CheckpointStore
 
@@ -43,15 +45,19 @@ class Stand:
 
     applicationId = "local-played"  # noqa: N815 - Spark's name
 
-    def __init__(self, monkeypatch: Any, *, workers: int = 1, seed: int = 0) -> None:
+    def __init__(self, monkeypatch: Any, *, workers: int = 1, seed: int = 0, disks: Sequence[Path] = ()) -> None:
+        """``disks``: one local directory for each executor, of which each has as many workers."""
         self.choose = random.Random(seed)
-        self.caches = [TaskCache() for _ in range(workers)]
+        shared = [SharedCopies(disks[number * len(disks) // workers]) if disks else None for number in range(workers)]
+        self.caches = [TaskCache(each) for each in shared]
         self.setups: list[dict[str, Any]] = [{} for _ in range(workers)]
         self.breaks = 0
         """How many tries of epochs are yet to be broken."""
         self.spoil: Callable[[], object] = lambda: None
         """Called before each try."""
         self.opened: dict[str, int] = defaultdict(int)
+        self.opened_of: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        """By vertex, how its tasks got their chains."""
         self.partition = 0
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(EpochJob, "_once", lambda job: self._run(job))
@@ -100,6 +106,7 @@ class Stand:
             raise EpochBroken("a test says so")
         for report in found.values():
             self.opened[report.opened] += 1
+            self.opened_of[report.task.vertex][report.opened] += 1
         return found
 
     def _slot(self, one: level.Level, slot: int, rows: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -28,6 +28,7 @@ from .records import (
 )
 from .retention import (
     Garbage as Garbage,
+    RememberedUses as RememberedUses,
     Uses as Uses,
     collect_garbage as collect_garbage,
     expire as expire,

@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..graph import brief
 from ..manifest import Manifest, codes_of, first_uses, manifest_ref, read_manifest, take_rows
-from ..model import AttemptId, CheckpointId, Record
+from ..model import AttemptId, CheckpointId, ParentRef, Record
 from ..reading import load_manifest
 from ..record import MANIFEST_BYTES_MAX
 from ..storage import Leftover, ObjectInfo, Storage, TellsLeftovers
@@ -115,6 +115,35 @@ def read_uses(storage: Storage, checkpoint_id: CheckpointId) -> Uses:
     """Read a record and its manifest. Raises for a manifest that cannot be read."""
     record, manifest = record_and_manifest(storage, checkpoint_id)
     return Uses(record, None if manifest is None else reachable(manifest.handles)["path"].combine_chunks())
+
+
+_REMEMBERED_BYTES: Final = 16 << 20
+
+
+class RememberedUses:
+    """Reads uses (:data:`Read`); what a record's manifest names only once, for it never changes.
+
+    A run expires a checkpoint each time that it publishes one, and keeps most of the others.
+    """
+
+    def __init__(self) -> None:
+        self._segments: dict[ParentRef, pa.Array] = {}
+
+    def __call__(self, storage: Storage, checkpoint_id: CheckpointId) -> Uses:
+        """As :func:`read_uses`, of one store."""
+        try:
+            record = find_record(storage, checkpoint_id)
+        except UNREADABLE as error:
+            return Uses(error, None)
+        known = None if record is None else self._segments.get(record.ref)
+        if known is not None:
+            return Uses(record, known)
+        found = read_uses(storage, checkpoint_id)
+        if isinstance(found.record, Record) and found.segments is not None:
+            if sum(segments.nbytes for segments in self._segments.values()) > _REMEMBERED_BYTES:
+                self._segments.clear()
+            self._segments[found.record.ref] = found.segments
+        return found
 
 
 def collect_garbage(storage: Storage, *, delete: bool, read: Read = read_uses) -> Garbage:

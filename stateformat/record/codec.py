@@ -22,6 +22,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -68,7 +69,7 @@ def encode_record(record: Record) -> bytes:
     members = {"format": FORMAT, "version": VERSION, **codec_v1.members_of(record)}
     try:
         data = sealed(members)
-        _decode(data)
+        _decoded(data)
     except (RecordFault, UnsupportedFormat, TypeError, ValueError, RecursionError) as error:
         kind = error.kind if isinstance(error, RecordFault | CheckpointError) else ErrorKind.INVALID_ARGUMENT
         raise InvalidInput(
@@ -89,7 +90,7 @@ def decode_record(data: bytes, *, path: str = "") -> Record:
     """
     what = f"record {path}" if path else "the record"
     try:
-        record = _decode(data)
+        record = _decoded(data)
         named = layout.record_id(path)
         if named is not None and named != record.checkpoint_id:
             raise RecordFault("checkpoint_id", f"is {record.checkpoint_id}, but the object's name says {named}")
@@ -126,6 +127,13 @@ def optional_features(states: Iterable[State]) -> tuple[str, ...]:
     return ("ttl",) if any(state.ttl is not None for state in states) else ()
 
 
+def _decoded(data: bytes) -> Record:
+    """The record of these bytes, remembered if it is small: a run reads those it keeps each time
+    that it expires one.
+    """
+    return _remembered(data) if len(data) <= _SMALL_BYTES else _decode(data)
+
+
 def _decode(data: bytes) -> Record:
     """Return the record; faults carry the rest of a sentence that begins with the record."""
     members, tokens = unsealed(
@@ -135,6 +143,10 @@ def _decode(data: bytes) -> Record:
     record = _MEMBERS[members["version"]](members)
     refuse_null(tokens)
     return record
+
+
+_SMALL_BYTES: Final = 64 << 10
+_remembered: Final = lru_cache(maxsize=32)(_decode)
 
 
 def sealed(members: Mapping[str, Any]) -> bytes:

@@ -291,7 +291,7 @@ class SparkRun(Run):
             mail=tuple(item for item in mail if not isinstance(item, ev.Triggered)),
             triggered=next((item for item in reversed(mail) if isinstance(item, ev.Triggered)), None),
             restore_point=task.restore_point,
-            tokens=dict(task.tokens),
+            tokens=task.copies | task.tokens,
             started=task.started,
             number=task.number,
             reads_frames=task.core.id.vertex in by_frames,
@@ -361,6 +361,10 @@ class SparkRun(Run):
         task.restore_point = RestorePoint(
             operators, report.reported, report.barrier, report.checkpoint_id, report.replays, report.pickled
         )
+        if report.copied:
+            task.copies[report.token] = self._version
+        usable = [token for token, version in task.copies.items() if task.restore_point.can_catch_up(version)]
+        task.copies = {token: task.copies[token] for token in usable[-TOKENS_KEPT:]}
 
     def _keep_committables(self, reports: Mapping[ev.TaskId, TaskReport], context: WriteContext) -> None:
         """Keep what sinks have prepared, for the next checkpoint: this one was not published."""

@@ -26,7 +26,9 @@ class DriverTask:
     """None: its chain has ended."""
     mail: deque[Mail] = field(default_factory=deque)
     tokens: dict[bytes, int] = field(default_factory=dict)
-    """Of its accepted reports, with their versions."""
+    """Of its last accepted reports, with their versions."""
+    copies: dict[bytes, int] = field(default_factory=dict)
+    """Of its accepted reports whose workers have left copies that can still catch up."""
     started: bool = False
     number: int = 0
     """The last barrier that it took."""

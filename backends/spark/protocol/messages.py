@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.model import AttemptId, CheckpointId
+from stateformat.model import AttemptId, CheckpointId, Mode
 from stateformat.snapshot import Snapshot, WriteContext
 
 from ...dataflow import events as ev
@@ -100,7 +100,7 @@ class Spec:
     restore_point: RestorePoint | None
     """None: its chain has ended."""
     tokens: Mapping[bytes, int]
-    """Of its accepted reports, with their versions."""
+    """Of its accepted reports, with their versions: the last ones, and those that left copies."""
     started: bool
     """Whether its core was started in an earlier epoch."""
     number: int
@@ -158,6 +158,18 @@ class TaskReport:
     """When its reader, and each split, had rows last (``SourceReader.active``)."""
     opened: str = ""
     """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
+
+    copied: bool = False
+    """Whether its worker has left a copy of the states for others."""
+
+    @property
+    def wrote_base(self) -> bool:
+        """Whether it has written a keyed state whole."""
+        return any(
+            handle.mode == Mode.KEYED and handle.rows and not self.kept.get(handle.operator, {}).get(handle.state, 0)
+            for snapshot in self.snapshots
+            for handle in snapshot.handles
+        )
 
     def rows(self) -> pa.RecordBatch:
         return frames.row(self.task.subtask, frames.REPORT, pickle.dumps(self, protocol=5))

@@ -62,6 +62,11 @@ class RestorePoint:
                 handles[name] = [handle for layer, version in layers if _is_after(version, above) for handle in layer]
         return _ReadTasks(context, uid, handles)
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether there is keyed state."""
+        return any(any(operator.versions.values()) for operator in self.operators.values())
+
     def can_catch_up(self, version: int) -> bool:
         """Whether later layers turn every state of this version into the present one."""
         return all(

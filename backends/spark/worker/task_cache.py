@@ -3,7 +3,8 @@
 Spark serves a task in any worker, so every worker comes to hold every task, a few epochs behind. A
 cached task has the token of the report with which its epoch ended. It counts only if that token is
 among those that the driver sends: the tokens of accepted reports, with their versions. States over
-the limit go to the executor's local disk; Spark removes the files when the executor ends.
+the limit go to the executor's local disk; Spark removes the files when the executor ends. What a
+worker does not have, another one of its executor may have left there (``shared_copies``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 from ...dataflow import events as ev
 from ...dataflow.chain import OperatorChain
 from ...state import SubtaskStates
+from .shared_copies import SharedCopies, file_name
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ class CachedTask:
     output: Any = None
     directory: Path | None = None
     size_bytes: int = 0
+    is_shared: bool = False
+    """Whether others may use the directory, too."""
 
     def states(self, empty: Mapping[str, SubtaskStates]) -> Mapping[str, SubtaskStates]:
         """Its states by uid, loaded from disk into ``empty``. ``InvalidInput`` if that fails."""
@@ -44,7 +48,7 @@ class CachedTask:
             return self.chain.states
         assert self.directory is not None
         for uid, states in empty.items():
-            states.load(self.directory / _file_name(uid))
+            states.load(self.directory / file_name(uid))
         return empty
 
     def release(self) -> None:
@@ -54,19 +58,31 @@ class CachedTask:
             except Exception as error:
                 logger.warning("A cached operator chain could not be closed: %s", error)
             self.chain = None
-        if self.directory is not None:
+        if self.directory is not None and not self.is_shared:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _file_name(uid: str) -> str:
-    return uid.encode().hex()
 
 
 class TaskCache:
     """The cached tasks of a worker, the least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedCopies | None = None) -> None:
         self._tasks: dict[Key, CachedTask] = {}
+        self._shared = shared
+
+    @property
+    def shared(self) -> SharedCopies | None:
+        """What all workers of this executor share; None if Spark gives no local directory."""
+        directory = local_directory()
+        if self._shared is None and directory is not None:
+            self._shared = SharedCopies(directory)
+        return self._shared
+
+    def copy_of(self, key: Key, tokens: Mapping[bytes, int]) -> CachedTask | None:
+        """A task that another worker has left, with one of these tokens."""
+        found = self.shared.find(*key, tokens) if self.shared is not None else None
+        if found is None:
+            return None
+        return CachedTask(found.token, found.version, None, directory=found.directory, is_shared=True)
 
     def take(self, key: Key, tokens: Mapping[bytes, int]) -> CachedTask | None:
         """Remove and return a task, if its token is among these."""
@@ -96,7 +112,7 @@ class TaskCache:
         directory = Path(tempfile.mkdtemp(prefix="stateformat-", dir=local_directory()))
         try:
             for uid, states in chain.states.items():
-                states.save(directory / _file_name(uid))
+                states.save(directory / file_name(uid))
         except OSError as error:
             logger.warning("States cannot be put on the local disk. They will be read from the store: %s", error)
             shutil.rmtree(directory, ignore_errors=True)
@@ -108,6 +124,8 @@ class TaskCache:
     def drop_others(self, runs: Collection[str]) -> None:
         for key in [key for key in self._tasks if key[0] not in runs]:
             self._tasks.pop(key).release()
+        if self.shared is not None:
+            self.shared.drop_others(runs)
 
 
 def local_directory() -> str | None:

@@ -249,6 +249,10 @@ class TaskRun:
             self._worker.operators = ended
             return
         cached = self._cache.take(self._key, self.spec.tokens)
+        if cached is None or not point.can_catch_up(cached.version):
+            if cached is not None:
+                cached.release()
+            cached = self._cache.copy_of(self._key, self.spec.tokens)
         if cached is not None and cached.chain is not None and cached.version == max(self.spec.tokens.values()):
             self.report.opened, chain, self._output = "kept", cached.chain, cached.output
         else:
@@ -350,5 +354,20 @@ class TaskRun:
             # the epoch.
             self._worker.release()
             return
+        self._leave_copy(chain)
         cached = CachedTask(report.token, self._epoch.version, chain, self._output)
         self._cache.keep(self._key, cached, limit_bytes=self._setup.cache_bytes)
+
+    def _leave_copy(self, chain: OperatorChain) -> None:
+        """Copy states for other workers that were read or written whole in this epoch."""
+        report, shared, point = self.report, self._cache.shared, self.spec.restore_point
+        was_read = report.opened == "restored" and point is not None and point.has_layers
+        if shared is None or not (was_read or report.wrote_base):
+            return
+        report.copied = shared.add(
+            *self._key,
+            (report.token, self._epoch.version),
+            chain.states,
+            tokens=self.spec.tokens,
+            limit_bytes=self._setup.cache_bytes,
+        )

@@ -1,0 +1,159 @@
+"""Copies of tasks' states on the local disk that all workers of an executor share.
+
+A worker that has nothing of a task, or something too old, would read the whole state from the
+store. With many workers most visits are of that kind. So whoever had to read a state whole, or has
+written it whole, leaves a copy, and others begin with that and read only what has changed since.
+
+A copy is a directory named by version and token; as in a worker's own cache it counts only if the
+driver names the token, so copies of attempts that were not accepted are never used. It comes into
+being by a rename, and is never changed. Whatever goes wrong with one is told to the log: the store
+has everything. Spark removes the directory with the executor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...dataflow import events as ev
+from ...state import SubtaskStates
+
+logger = logging.getLogger(__name__)
+
+_ROOT: Final = "stateformat-copies"
+_UNFINISHED: Final = "."
+
+
+class Copy(NamedTuple):
+    """States of a task as one report left them."""
+
+    token: bytes
+    version: int
+    directory: Path
+
+
+class SharedCopies:
+    """The copies below one directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._root = Path(directory) / _ROOT
+
+    def find(self, run: str, task: ev.TaskId, tokens: Mapping[bytes, int]) -> Copy | None:
+        """The newest copy of a task that has one of these tokens."""
+        known = [copy for copy in _copies(self._folder(run, task)) if copy.token in tokens]
+        if not known:
+            return None
+        newest = max(known, key=lambda copy: copy.version)
+        try:
+            os.utime(newest.directory)  # The least recently used one goes first.
+        except OSError:
+            return None
+        return newest
+
+    def add(
+        self,
+        run: str,
+        task: ev.TaskId,
+        copy: tuple[bytes, int],
+        states: Mapping[str, SubtaskStates],
+        *,
+        tokens: Mapping[bytes, int],
+        limit_bytes: int,
+    ) -> bool:
+        """Copy states under a token and a version. Whether it was done.
+
+        ``tokens``: those that count now. Of the task's copies with these the newest stays, since
+        this attempt may not be accepted. Others of any task go until all have ``limit_bytes``.
+        """
+        size = sum(each.size_bytes for each in states.values())
+        if size > limit_bytes:
+            return False
+        token, version = copy
+        folder = self._folder(run, task)
+        known = sorted(_copies(folder), key=lambda other: other.version)
+        accepted = [other for other in known if other.token in tokens]
+        for other in known:
+            if other.version < version and other not in accepted[-1:]:
+                shutil.rmtree(other.directory, ignore_errors=True)
+        try:
+            self._make_room(limit_bytes - size)
+            folder.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
+            try:
+                for uid, each in states.items():
+                    each.save(made / file_name(uid))
+                made.rename(folder / f"{version}-{token.hex()}")
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+        except OSError as error:
+            logger.warning("States cannot be copied to the local disk. Others read them from the store: %s", error)
+            return False
+        return True
+
+    def drop_others(self, runs: Collection[str]) -> None:
+        """Remove the copies of all other runs."""
+        for folder in _entries(self._root):
+            if folder.name not in runs:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, run: str, task: ev.TaskId) -> Path:
+        return self._root / run / f"{file_name(task.vertex)}-{task.subtask}"
+
+    def _make_room(self, limit_bytes: int) -> None:
+        found = [
+            (_modified(copy), _size_of(copy), copy)
+            for run in _entries(self._root)
+            for task in _entries(run)
+            for copy in _entries(task)
+        ]
+        total = sum(size for _, size, _ in found)
+        for _, size, copy in sorted(found):
+            if total <= limit_bytes:
+                return
+            shutil.rmtree(copy, ignore_errors=True)
+            total -= size
+
+
+def file_name(uid: str) -> str:
+    return uid.encode().hex()
+
+
+def _copies(folder: Path) -> Iterator[Copy]:
+    for found in _entries(folder):
+        version, _, token = found.name.partition("-")
+        if not found.name.startswith(_UNFINISHED):
+            yield Copy(bytes.fromhex(token), int(version), found)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a directory; nothing if it has gone in the meantime."""
+    try:
+        return [Path(entry) for entry in os.scandir(folder)]
+    except OSError:
+        return []
+
+
+def _size_of(folder: Path) -> int:
+    return sum(
+        _file_size(path) for parent, _, names in os.walk(folder) for path in (Path(parent) / name for name in names)
+    )
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

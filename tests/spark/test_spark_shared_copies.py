@@ -1,0 +1,195 @@
+"""What all workers of an executor share on its disk, so that few tasks read their whole state."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import stateformat
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.backends.spark.driver import SparkRun
+from stateformat.backends.spark.worker.shared_copies import SharedCopies
+from stateformat.backends.state import SubtaskStates
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.states import declare
+from tests.conformance import Out
+from tests.spark_in_process import Ranges, RangeSource, Stand
+
+COLUMNS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+KEYS, EPOCH_ROWS, WARM_UP, EPOCHS = 2_000, 40, 10, 40
+LARGE = 1 << 40
+TASK = TaskId("op", 0)
+
+
+def _pairs(table: pa.Table) -> dict[int, int]:
+    return dict(zip(table["key"].to_pylist(), table.columns[-1].to_pylist(), strict=True))
+
+
+class Job:
+    """Sums of random keys in small epochs, over many workers of which none serves a task often."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, workers: int, executors: int) -> None:
+        generator = np.random.default_rng(1)
+        first = pa.array(np.arange(KEYS))
+        keys = [pa.array(generator.integers(0, KEYS, EPOCH_ROWS)) for _ in range(WARM_UP + EPOCHS)]
+        batches = [
+            pa.record_batch([some, pa.array(np.ones(len(some), int))], schema=COLUMNS) for some in (first, *keys)
+        ]
+        self.rows = pa.Table.from_batches(batches)
+        self.disks = [directory / f"disk-{number}" for number in range(executors)]
+        self.stand = Stand(monkeypatch, workers=workers, seed=3, disks=self.disks)
+        self.store = stateformat.open(f"file://{directory / 'store'}", durable=False)
+        self.flow = Dataflow("job", parallelism=2)
+        source = self.flow.source(RangeSource(Ranges([[[batch]] for batch in batches]), schema=COLUMNS), uid="in")
+        sums = source.key_by("key").aggregate({"total": ("value", "sum")}, emit="end", uid="sums")
+        sums.apply(Out(), uid="out")
+
+    def begin(self, **options: Any) -> SparkRun:
+        return self.stand.begin(self.store, self.flow, **options)
+
+    def warm(self, run: SparkRun) -> None:
+        while run.published <= WARM_UP:
+            run.step()
+        self.stand.opened_of.clear()
+
+    def check(self, epochs: int) -> None:
+        """Every key has the sum of its rows, ``EPOCH_ROWS`` in an epoch but the first."""
+        found = self.store.open().read("sums", "totals").table()
+        expected = self.rows.slice(0, KEYS + (epochs - 1) * EPOCH_ROWS).group_by("key").aggregate([("value", "sum")])
+        assert _pairs(found) == _pairs(expected)
+
+    def whole_reads(self) -> float:
+        """Of the tasks with keyed state, the share of those that have read all of it."""
+        opened = self.stand.opened_of["sums"]
+        return opened["restored"] / sum(opened.values())
+
+
+@pytest.mark.parametrize("workers", [16, 128])
+def test_few_tasks_read_their_whole_state_however_many_workers_there_are(
+    workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(monkeypatch, tmp_path, workers, executors=1)
+    run = job.begin()
+    job.warm(run)
+    while run.published < WARM_UP + EPOCHS:
+        run.step()
+    assert job.whole_reads() <= 0.05
+    job.check(WARM_UP + EPOCHS)
+    run.close()
+
+
+def _spoiled(folder: Path, found: list[Path]) -> None:
+    for path in found:
+        path.write_bytes(b"")
+
+
+def _removed(folder: Path, found: list[Path]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unfinished(folder: Path, found: list[Path]) -> None:
+    for copy in {path.parent.parent for path in found}:
+        copy.rename(copy.with_name(f".{copy.name}"))
+
+
+@pytest.mark.parametrize("damage", [_spoiled, _removed, _unfinished])
+def test_copies_that_are_lost_or_spoiled_are_read_from_the_store(
+    damage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(monkeypatch, tmp_path, workers=16, executors=1)
+    run = job.begin()
+
+    def spoil() -> None:
+        damage(job.disks[0], [path for path in job.disks[0].rglob("*") if path.is_file()])
+
+    job.stand.spoil = spoil
+    for _ in range(12):
+        run.step()
+    assert job.stand.opened_of["sums"]["restored"] > 5
+    job.check(run.published)
+    run.close()
+
+
+def test_epochs_that_are_run_again_leave_copies_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(monkeypatch, tmp_path, workers=16, executors=1)
+    run = job.begin()
+    tries = itertools.count()
+    job.stand.spoil = lambda: setattr(job.stand, "breaks", next(tries) % 2)
+    for _ in range(20):
+        run.step()
+    job.check(run.published)
+    folders = [found for found in job.disks[0].glob("stateformat-copies/*/*") if any(found.iterdir())]
+    assert folders
+    assert all(len(list(folder.iterdir())) <= 6 for folder in folders)
+    run.close()
+
+
+def states(rows: int) -> SubtaskStates:
+    operator = Operator(OperatorId("op"), 1, 128)
+    of = declare.value_state("op", "sum", keys={"key": pa.int64()}, values={"n": pa.int64()})
+    made = SubtaskStates(JobGraph((operator,)).operator("op"), 0, [of])
+    numbers = pa.array(range(rows), pa.int64())
+    made.value("sum").put(pa.record_batch({"key": numbers}), pa.record_batch({"n": numbers}))
+    return made
+
+
+def added(shared: SharedCopies, token: bytes, version: int, *, run: str = "run", subtask: int = 0, **more: Any) -> bool:
+    options = {"tokens": {}, "limit_bytes": LARGE, **more}
+    return shared.add(run, TaskId("op", subtask), (token, version), {"op": states(100)}, **options)
+
+
+def test_the_newest_copy_with_a_token_that_counts_is_found(tmp_path: Path) -> None:
+    shared = SharedCopies(tmp_path)
+    assert shared.find("run", TASK, {b"1": 1}) is None
+    for version, token in enumerate((b"1", b"2", b"3"), start=1):
+        assert added(shared, token, version, tokens={b"1": 1, b"2": 2})
+    found = shared.find("run", TASK, {b"1": 1, b"2": 2})
+    assert found is not None
+    assert (found.token, found.version) == (b"2", 2)
+    assert shared.find("run", TASK, {b"1": 1}) is None
+    assert shared.find("run", TaskId("op", 1), {b"2": 2}) is None
+    assert shared.find("another", TASK, {b"2": 2}) is None
+
+
+def test_copies_take_no_more_than_the_limit_and_the_least_recently_used_go(tmp_path: Path) -> None:
+    shared = SharedCopies(tmp_path)
+    size = sum(path.stat().st_size for path in _one(tmp_path / "one").rglob("*") if path.is_file())
+    limit = states(100).size_bytes + 2 * size
+    for subtask in range(6):
+        assert added(shared, b"token", 1, subtask=subtask, limit_bytes=limit)
+    files = [path for path in tmp_path.glob("stateformat-copies/**/*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= limit
+    assert shared.find("run", TaskId("op", 5), {b"token": 1}) is not None
+    assert shared.find("run", TASK, {b"token": 1}) is None
+    assert not added(shared, b"token", 2, limit_bytes=10)
+
+
+def _one(folder: Path) -> Path:
+    added(SharedCopies(folder), b"token", 1)
+    return folder
+
+
+def test_what_other_runs_have_left_is_removed_and_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SharedCopies(tmp_path)
+    added(shared, b"token", 1, run="old")
+    added(shared, b"token", 1, run="new")
+    shared.drop_others({"new"})
+    assert [found.name for found in (tmp_path / "stateformat-copies").iterdir()] == ["new"]
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(SubtaskStates, "save", full)
+    assert not added(shared, b"token", 1, run="full")
+    assert list((tmp_path / "stateformat-copies" / "full").rglob("*.*")) == []
