@@ -77,8 +77,6 @@ WAIT_MAX_US: Final = 1_000_000
 """How long a job that waits for its next epoch does not look for a stop."""
 _LIVE: Final[WeakValueDictionary[str, SparkRun]] = WeakValueDictionary()
 """By id, the runs of this process that go on, in whatever session."""
-TOKENS_KEPT: Final = 64
-"""How many epochs a worker may be behind and still catch up."""
 
 
 class SparkRun(Run):
@@ -344,8 +342,7 @@ class SparkRun(Run):
         if report.ran_dry and report.wants_split:
             task.splits_ahead = min(2 * task.splits_ahead, SPLITS_AHEAD_MAX)
         task.tokens[report.token] = self._version
-        while len(task.tokens) > TOKENS_KEPT:
-            del task.tokens[next(iter(task.tokens))]
+        task.forget_tokens()
         before = task.restore_point.operators if task.restore_point is not None else {}
         if report.ended:
             self._finish_task(task)
@@ -361,10 +358,7 @@ class SparkRun(Run):
         task.restore_point = RestorePoint(
             operators, report.reported, report.barrier, report.checkpoint_id, report.replays, report.pickled
         )
-        if report.copied:
-            task.copies[report.token] = self._version
-        usable = [token for token, version in task.copies.items() if task.restore_point.can_catch_up(version)]
-        task.copies = {token: task.copies[token] for token in usable[-TOKENS_KEPT:]}
+        task.know_copies(report.token if report.copied else None, self._version)
 
     def _keep_committables(self, reports: Mapping[ev.TaskId, TaskReport], context: WriteContext) -> None:
         """Keep what sinks have prepared, for the next checkpoint: this one was not published."""

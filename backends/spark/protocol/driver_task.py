@@ -13,6 +13,8 @@ from ...dataflow.task import Task, TaskState
 from ...runtime import Mail, MessageToSubtask, SplitAssigned, TaskChannels
 from .restore_point import RestorePoint
 
+TOKENS_KEPT: Final = 64
+"""How many epochs a worker may be behind and still catch up."""
 ENDED: Final = (TaskState.WAITING, TaskState.STOPPING, TaskState.ENDED)
 """States of a task whose logic has ended, and its chain with it."""
 
@@ -45,6 +47,18 @@ class DriverTask:
     """Whether its reader was told that a split may come later."""
     splits_ahead: int = 1
     """How many splits its reader is given at once."""
+
+    def forget_tokens(self) -> None:
+        while len(self.tokens) > TOKENS_KEPT:
+            del self.tokens[next(iter(self.tokens))]
+
+    def know_copies(self, token: bytes | None, version: int) -> None:
+        """Add a copy, if there is a token, and forget those that cannot catch up any more."""
+        if token is not None:
+            self.copies[token] = version
+        point = self.restore_point
+        usable = [token for token, of in self.copies.items() if point is not None and point.can_catch_up(of)]
+        self.copies = {token: self.copies[token] for token in usable[-TOKENS_KEPT:]}
 
     @property
     def core(self) -> Task:

@@ -121,6 +121,7 @@ class SharedCopies:
 
 
 def file_name(uid: str) -> str:
+    """Return a name of a file for a uid, which may hold any character."""
     return uid.encode().hex()
 
 
