@@ -68,8 +68,8 @@ class Ttl:
         now_us = clock_us(now_us)
         if now_us == NO_TIME_US:
             return np.zeros(len(times), bool)
-        found: NDArray[np.bool_] = (times <= now_us - self.duration_us) & (times > NO_TIME_US)
-        return found
+        found: NDArray[np.bool_] = times <= now_us - self.duration_us
+        return found & (times > NO_TIME_US) if found.any() else found
 
 
 def clock_us(time_us: int) -> int:

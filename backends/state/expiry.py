@@ -89,13 +89,13 @@ class Expiry:
 
     def alive(self, slots: Slots) -> Slots:
         """Those of these slots, which are live, whose rows have not expired."""
-        return slots if self._none else slots[~self.ttl.expired(self._times[slots], self.now_us)]
+        return slots if self._none else slots[~self.ttl.expired(self._times.take(slots), self.now_us)]
 
     def hide(self, slots: Slots, at: Times | None = None) -> Slots:
         """The slots, −1 instead of those whose rows have expired by now, or at ``at`` if later."""
         if at is None and self._none:
             return slots
-        times = self._times[slots]
+        times = self._times.take(slots)
         if at is None:
             gone = self.ttl.expired(times, self.now_us)
         else:
@@ -103,7 +103,7 @@ class Expiry:
             own = np.maximum(at, self.now_us)
             latest = int(own.max(initial=NO_TIME_US))
             gone = self.ttl.expired(times + (latest - own), latest) & (times != NO_TIME_US)
-        return np.where(gone, -1, slots)
+        return np.where(gone, -1, slots) if gone.any() else slots
 
     def renew(self, slots: Slots) -> Slots:
         """Rows at these slots (−1: none) are about to be written: drop those that have expired,
@@ -112,9 +112,8 @@ class Expiry:
         if self._none or (self._rows.changes is not None and self._rows.changes.is_taking):
             return slots
         hidden = self.hide(slots)
-        gone = slots[hidden != slots]
-        if len(gone):
-            self._drop(np.unique(gone))
+        if hidden is not slots:
+            self._drop(np.unique(slots[hidden != slots]))
         return hidden
 
     def _drop(self, slots: Slots) -> None:
@@ -152,7 +151,7 @@ class Expiry:
         if self.ttl.refresh == "write":
             return
         times = self._times
-        older = (times[slots] < self.now_us) & (slots >= 0)
+        older = (times.take(slots) < self.now_us) & (slots >= 0)
         if older.any():
             if not older.all():
                 slots = slots[older]
