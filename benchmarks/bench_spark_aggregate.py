@@ -10,7 +10,7 @@ from benchmarks.measuring import Row
 from benchmarks.spark_input import Epoch, new_since, random_keys, write_epoch
 from benchmarks.spark_sides import NATIVE, SLOW_ROWS, Side, faster, same, sides, sizes
 
-AGGREGATE = ((100, 2_000), (100, 200_000), (100_000, 2_000), (100_000, 200_000), (100_000, 2_000_000))
+AGGREGATE = ((100, 1), (100, 2_000), (100, 200_000), (100_000, 2_000), (100_000, 200_000), (100_000, 2_000_000))
 """Keys, and rows of an epoch."""
 
 
