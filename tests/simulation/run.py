@@ -63,6 +63,8 @@ STOPPED_SOON_SEEDS = 5
 """In one of so many seeds programs are told to end, as by SIGTERM."""
 STALLS = 0.35
 """How many runs stall before they create a record, while another runs the job."""
+IDLE_AFTER = 20_000
+"""When splits of timed sources with an odd number of them are idle, µs."""
 TENDED = 0.6
 """How often somebody looks after the store between two runs."""
 LEGAL = (CheckpointError, OSError, UserError)
@@ -95,7 +97,11 @@ def build(graph: Graph, witness: Witness, parallelism: list[int]) -> tuple[Dataf
         placed[source.uid] = parallelism[source.group]
         timed = EventTime("ts", source.disorder_us) if source.timed else None
         streams[source.uid] = flow.source(
-            Reader(source, witness), uid=source.uid, parallelism=placed[source.uid], event_time=timed
+            Reader(source, witness),
+            uid=source.uid,
+            parallelism=placed[source.uid],
+            event_time=timed,
+            idle_after=IDLE_AFTER if source.timed and len(source.splits) % 2 else None,
         )
     for op in graph.ops:
         placed[op.uid] = parallelism[op.group]
