@@ -42,6 +42,9 @@ class KeyTimers:
     def __init__(self, log: _Log, number: int) -> None:
         self._log, self._number = log, number
 
+    def __repr__(self) -> str:
+        return f"KeyTimers(watermark={self.watermark}, processing_time_us={self.processing_time_us})"
+
     @property
     def watermark(self) -> int:
         """The event time that has been reached, µs."""
