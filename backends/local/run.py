@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -287,8 +287,16 @@ class LocalRun(rt.Run):
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
         return self._checkpoint(number) is not None and self._workers[task].snapshot_taken < number
 
-    def confirm(self, channel: ev.Channel) -> None:
-        self.mail(rt.sender_of(self.job, channel), ev.DataProcessed(channel))
+    def confirm(self, channels: Iterable[ev.Channel]) -> None:
+        edge, vertex = "", ""
+        for channel in channels:
+            if channel.edge != edge:
+                edge = channel.edge
+                vertex = self.job.vertex_of(self.job.graph.by_edge[edge].source).id
+            worker = self._workers.get(ev.TaskId(vertex, channel.sender))
+            if worker is not None and not worker.gone:
+                worker.mailbox.append(ev.DataProcessed(channel))
+                self.wake(worker)
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
         self.mail(rt.receiver_of(self.job, channel), ev.Announced(channel, barrier))
@@ -297,8 +305,7 @@ class LocalRun(rt.Run):
         self._workers[rt.receiver_of(self.job, channel)].log(channel, batch)
 
     def ended(self, task: ev.TaskId) -> None:
-        for channel in self._workers[task].inputs:
-            self.confirm(channel)  # No sender needs to wait for it.
+        self.confirm(self._workers[task].inputs)  # No sender needs to wait for it.
         del self._layers[task]
         self.tell(ev.TaskEnded(task))
 

@@ -24,6 +24,10 @@ Feedback channels have no limit, so that loops turn.
 """
 
 
+_LOOKS_A_STEP, _LOOKS_A_FIND, _WORTH_MAX = 8, 16, 1 << 16
+"""Looks at heads of channels that a step may cost, and those that cost as much as a step saved."""
+
+
 class LoopFill:
     """How much was fed back to one subtask of a loop's head, and waits there.
 
@@ -87,7 +91,8 @@ class Queue:
         self.fill = fill
         """Of a feedback channel, that of its head."""
         self.capacity = capacity
-        self.elements: deque[ev.Element] = deque()
+        # Few elements lie in a list, of which a new one is much smaller: channels may be very many.
+        self.elements: list[ev.Element] | deque[ev.Element] = deque() if capacity is None else []
         self.logged_for: int | None = None
         """The unaligned barrier for whose snapshot the receiver logs what comes in, if any."""
         self.on_full: Callable[[Queue], object] = _ignore
@@ -110,7 +115,8 @@ class Queue:
             self.on_full(self)
 
     def get(self) -> ev.Element:
-        element = self.elements.popleft()
+        elements = self.elements
+        element = elements.pop(0) if isinstance(elements, list) else elements.popleft()
         if self.fill is not None and isinstance(element, ev.Records):
             self.fill.remove(element.batch)
         count = len(self.elements)
@@ -151,6 +157,8 @@ class ReadyInputs:
         self._open: list[Queue] = []
         self._place: dict[Queue, int] = {}
         self._aside: dict[Queue, None] = {}
+        self._worth = 0
+        """Looks at channels that have paid, or are still to pay where it is below zero."""
         self._releases = task.releases
         self.fill: LoopFill | None = None
         """Of the head of a loop."""
@@ -189,6 +197,39 @@ class ReadyInputs:
                 return queue
             self._put_aside(queue)
 
+    def take_alike(self, drawn: Queue, element: ev.Element) -> tuple[list[ev.Channel], list[ev.Element]]:
+        """Take what is like an element that was drawn, no records, from the heads of the other open
+        channels of its edge: all watermarks, or the same barrier or end.
+
+        Looks at all channels, but not where that has found too little of late.
+        """
+        if self._worth < 0:
+            self._worth += _LOOKS_A_STEP
+            return [], []
+        edge, kind, any_value = drawn.channel.edge, type(element), isinstance(element, ev.Watermark)
+        found = [
+            queue
+            for queue in self._open
+            if queue is not drawn
+            and type(head := queue.elements[0]) is kind
+            and (any_value or head == element)
+            and queue.channel.edge == edge
+            and not self._task.is_blocked(queue.channel)
+        ]
+        self._worth = min(self._worth + _LOOKS_A_FIND * len(found) - len(self._open), _WORTH_MAX)
+        if 4 * len(found) < len(self._open):
+            return [queue.channel for queue in found], [queue.get() for queue in found]
+        # As get() does, but for the channels that are empty now.
+        elements = []
+        for queue in found:
+            behind = queue.elements
+            elements.append(behind.pop(0) if isinstance(behind, list) else behind.popleft())
+            if len(behind) + 1 == queue.capacity:
+                queue.on_room(queue)
+        self._open = [queue for queue in self._open if queue.elements]
+        self._place = {queue: place for place, queue in enumerate(self._open)}
+        return [queue.channel for queue in found], elements
+
     def _put_aside(self, queue: Queue) -> None:
         self.remove(queue)
         self._aside[queue] = None
@@ -219,18 +260,28 @@ def tasks_of(restored: Restored, *, by_epoch: bool = False) -> Iterator[TaskChan
     """
     job = restored.job
     loops = loops_of(job.vertices)
+    known: dict[ev.Channel, ev.Channel] = {}
+    """Both ends of a channel have the same object: there may be very many."""
     for vertex in job.vertices:
         if vertex.id in restored.finished:
             continue
         for subtask in range(vertex.parallelism):
             inputs = {
-                edge.id: tuple(ev.Channel(edge.id, sender, subtask) for sender in job.senders(edge.id, subtask))
+                edge.id: tuple(
+                    known.setdefault(channel, channel)
+                    for channel in (ev.Channel(edge.id, sender, subtask) for sender in job.senders(edge.id, subtask))
+                )
                 if job.vertex_of(edge.source).id not in restored.finished
                 else ()
                 for edge in (*vertex.inputs, *vertex.feedback)
             }
             outputs = {
-                edge.id: tuple(ev.Channel(edge.id, subtask, receiver) for receiver in job.receivers(edge.id, subtask))
+                edge.id: tuple(
+                    known.setdefault(channel, channel)
+                    for channel in (
+                        ev.Channel(edge.id, subtask, receiver) for receiver in job.receivers(edge.id, subtask)
+                    )
+                )
                 for edge in vertex.outputs
                 if job.vertex_of(edge.target).id not in restored.finished
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -65,8 +65,8 @@ class WorkerEnvironment(Protocol):
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
         """Whether this barrier's checkpoint is in flight and lacks the task's snapshot."""
 
-    def confirm(self, channel: ev.Channel) -> None:
-        """Tell the sender of a channel that its data has been processed."""
+    def confirm(self, channels: Iterable[ev.Channel]) -> None:
+        """Tell the senders of channels that their data has been processed."""
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
         """The barrier to put into channels: unaligned if it has turned so meanwhile."""

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_US = 5_000
 """How long a source that found nothing waits before it reads again."""
+TOGETHER_MIN = 16
+"""A task with so many channels takes watermarks, barriers and ends of all of them in one step."""
 _UNTIL_MAIL: Final = 2**63
 """As a time to read again: when the enumerator has answered."""
 
@@ -85,12 +87,13 @@ class Worker:
         """A time on the wall, and the same by the executor's clock."""
         # The channels call back, so asking whether a task is ready costs the same however many it
         # has.
+        found, emptied, filled, has_room = self._find, self._ready_inputs.remove, self._fill, self._make_room
         for queue in inputs:
-            queue.on_element, queue.on_empty = self._find, self._ready_inputs.remove
+            queue.on_element, queue.on_empty = found, emptied
             self._ready_inputs.fill = queue.fill or self._ready_inputs.fill
         for queues in outputs.values():
             for queue in queues:
-                queue.on_full, queue.on_room = self._fill, self._make_room
+                queue.on_full, queue.on_room = filled, has_room
 
     def _find(self, queue: Queue) -> None:
         self._ready_inputs.add(queue)
@@ -166,9 +169,11 @@ class Worker:
         """Do one thing, control before data. Reports what user code raises."""
         try:
             if self.mailbox:
-                self._open_mail(self.mailbox.popleft())
-                while self.mailbox and not self.gone and isinstance(self.mailbox[0], ev.DataProcessed):
-                    self._open_mail(self.mailbox.popleft())  # One from each channel, in one step.
+                mail = self.mailbox.popleft()
+                if isinstance(mail, ev.DataProcessed):
+                    self._data_processed(mail)
+                else:
+                    self._open_mail(mail)
             elif self.fires_timers and self._timer_is_due:
                 self.operators.fire_timers()
             elif self.vertex.is_source:
@@ -176,12 +181,33 @@ class Worker:
             else:
                 queue = self._ready_inputs.draw(choose)
                 element = queue.get()
-                if isinstance(element, ev.Records) and self.task.processes(queue.channel):
+                if not isinstance(element, ev.Records):
+                    self._receive(queue, element)
+                elif self.task.processes(queue.channel):
                     self.operators.process(queue.channel.edge, element.batch)
                 else:
                     self.deliver(ev.Received(queue.channel, element))
         except Exception as error:
             self.fail(error)
+
+    def _receive(self, queue: Queue, element: ev.Element) -> None:
+        """Deliver what is no records, together with what is like it at the heads of other channels.
+
+        Where there are few channels, one after another, in an order by chance.
+        """
+        if len(self.inputs) >= TOGETHER_MIN:
+            channels, elements = self._ready_inputs.take_alike(queue, element)
+            if channels:
+                self._carry_out(self.task.together.receive([queue.channel, *channels], [element, *elements]))
+                return
+        self.deliver(ev.Received(queue.channel, element))
+
+    def _data_processed(self, mail: ev.DataProcessed) -> None:
+        """Deliver what receivers have confirmed, all of it in one step."""
+        channels = [mail.channel]
+        while self.mailbox and isinstance(self.mailbox[0], ev.DataProcessed):
+            channels.append(self.mailbox.popleft().channel)  # type: ignore[union-attr]
+        self._carry_out(self.task.together.processed(channels))
 
     def fail(self, error: Exception) -> None:
         """Report that the task is lost, and with it the run."""
@@ -282,7 +308,9 @@ class Worker:
             case ev.Decline(number, reason):
                 self._environment.tell(ev.Declined(self.id, number, reason))
             case ev.ConfirmProcessed(channel):
-                self._environment.confirm(channel)
+                self._environment.confirm((channel,))
+            case ev.ConfirmAllProcessed(channels):
+                self._environment.confirm(channels)
             case ev.ReportLogicEnded():
                 self._environment.tell(ev.LogicEnded(self.id))
             case ev.ReportInputsEnded():
@@ -354,11 +382,13 @@ class Worker:
         if isinstance(element, ev.Barrier):
             element = self._environment.current_form(element)
         for edge, queues in self._outputs.items():
-            overtakes = isinstance(element, ev.Barrier) and element.unaligned and edge in self._overtaken
+            if not isinstance(element, ev.Barrier):
+                for queue in queues:
+                    queue.put(element)
+                continue
+            overtakes = element.unaligned and edge in self._overtaken
             for queue in queues:
                 queue.put(element)
-                if not isinstance(element, ev.Barrier):
-                    continue
                 # What is put behind it is no part of the epoch before. The barrier of an aborted
                 # checkpoint may come late, and ends no log.
                 if element.number == queue.logged_for:

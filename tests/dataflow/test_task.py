@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,75 @@ def test_nothing_is_delivered_before_the_start() -> None:
     with pytest.raises(ValueError, match="opening"):
         tell(task, "a0:r")
     assert tell(task, "start") == ""
+
+
+def outcome(commands: list[ev.TaskCommand]) -> tuple[list[ev.TaskCommand], set[ev.Channel]]:
+    """What is done in which order, of watermarks the last one, and the channels confirmed."""
+    confirmed: set[ev.Channel] = set()
+    others: list[ev.TaskCommand] = []
+    for command in reversed(commands):
+        match command:
+            case ev.ConfirmProcessed(at):
+                confirmed.add(at)
+            case ev.ConfirmAllProcessed(several):
+                confirmed.update(several)
+            case ev.AdvanceWatermark() if any(isinstance(one, ev.AdvanceWatermark) for one in others):
+                pass
+            case ev.Emit(ev.Watermark()) if any(isinstance(one, ev.Emit) for one in others):
+                pass
+            case _:
+                others.append(command)
+    return others, confirmed
+
+
+def alike(task: Task, waiting: dict[ev.Channel, list[ev.Element]], drawn: ev.Channel) -> list[ev.Channel]:
+    """The channel drawn, and those of its edge whose next elements can be taken together with its
+    own.
+    """
+    element = waiting[drawn][0]
+    others = [
+        at
+        for at, elements in waiting.items()
+        if elements
+        and at != drawn
+        and at.edge == drawn.edge
+        and not task.is_blocked(at)
+        and type(elements[0]) is type(element)
+        and (isinstance(element, ev.Watermark) or elements[0] == element)
+    ]
+    return [drawn, *others]
+
+
+@pytest.mark.parametrize("unaligned", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_alike_may_come_together_or_in_turn(seed: int, unaligned: bool) -> None:
+    chance = random.Random(seed)
+    tasks = started("a:5 b:3"), started("a:5 b:3")
+    waiting: dict[ev.Channel, list[ev.Element]] = {}
+    for name in [f"a{number}" for number in range(5)] + [f"b{number}" for number in range(3)]:
+        times = sorted(chance.sample(range(20), 4))
+        first, second = (ev.Barrier(number, unaligned=unaligned and chance.random() < 0.3) for number in (1, 2))
+        life = [ev.Watermark(times[0]), ev.Watermark(times[1]), first, ev.Watermark(times[2]), second]
+        end = [ev.EndOfData(), ev.EndOfPartition()]
+        # Some senders end between two barriers, and some before all.
+        cut = chance.choice((0, 3, 5, 5, 5))
+        waiting[channel(name)] = [*life[:cut], end[0], *(one for one in life[cut:] if isinstance(one, ev.Barrier))]
+        waiting[channel(name)] += end[1:]
+    while any(waiting.values()):
+        open_ones = [at for at, elements in waiting.items() if elements and not tasks[0].is_blocked(at)]
+        together = alike(tasks[0], waiting, chance.choice(open_ones))
+        elements = [waiting[at].pop(0) for at in together]
+        if tasks[0].state is TaskState.ENDED:
+            break
+        singly = [
+            command
+            for at, element in zip(together, elements, strict=True)
+            for command in tasks[0].handle(ev.Received(at, element))
+        ]
+        assert outcome(tasks[1].together.receive(together, elements)) == outcome(singly)
+        mine, other = tasks
+        assert (mine.state, mine.blocked, mine.watermark) == (other.state, other.blocked, other.watermark)
+        assert mine.progress() == other.progress()
+    assert tasks[0].state is TaskState.WAITING
+    outputs = [channel("out0")]
+    assert outcome(tasks[0].handle(ev.DataProcessed(outputs[0]))) == outcome(tasks[1].together.processed(outputs))

@@ -323,7 +323,7 @@ def test_a_direct_trigger_waits_for_what_lies_in_the_channels_and_saves_it_when_
     # The reader leaves while its consumer has taken nothing, as where data is acknowledged on
     # receipt.
     (channel,) = op.inputs
-    run.confirm(channel)
+    run.confirm([channel])
     while not source.gone:
         step_all(bench, run, [source])
     begin_barrier(run)

@@ -216,6 +216,12 @@ class ConfirmProcessed(NamedTuple):
     channel: Channel
 
 
+class ConfirmAllProcessed(NamedTuple):
+    """As :class:`ConfirmProcessed`, of several channels of one edge."""
+
+    channels: tuple[Channel, ...]
+
+
 class ReportLogicEnded(NamedTuple):
     """Tell the coordinator that this task emits no more records."""
 
@@ -264,6 +270,7 @@ TaskCommand = (
     | Acknowledge
     | Decline
     | ConfirmProcessed
+    | ConfirmAllProcessed
     | ReportLogicEnded
     | ReportInputsEnded
     | HoldSource

@@ -22,7 +22,7 @@ Feedback channels are not known here; see ``loop_buffer.py``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..events import Barrier, Channel, LogQueued, StopLog, TaskCommand
@@ -77,6 +77,26 @@ class Alignment:
         if not current.taken:
             self.blocked.add(channel)
         return self._stop_logs(current, channel)
+
+    def receive_all(self, channels: Sequence[Channel], barrier: Barrier, lacking: Channel) -> bool:
+        """As :meth:`receive` of the barrier of each channel, where nothing follows from it since it
+        is aligned, in flight, and another channel is ``lacking``. False: otherwise; nothing has
+        changed.
+        """
+        current = self.current
+        if current is None or current.barrier != barrier or current.barrier.unaligned or current.taken:
+            return False
+        if lacking not in current.lacking:
+            return False
+        current.arrived.update(channels)
+        current.lacking.difference_update(channels)
+        self.blocked.update(channels)
+        return True
+
+    def end_all(self, channels: Iterable[Channel]) -> None:
+        """As :meth:`end` of each channel, while no checkpoint is in flight."""
+        for channel in channels:
+            del self._open[channel]
 
     def announce(self, channel: Channel, barrier: Barrier) -> list[TaskCommand]:
         """An unaligned barrier was put into a channel, behind what lies in it."""

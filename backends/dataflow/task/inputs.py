@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
@@ -92,17 +91,6 @@ class _LeastWatermark:
         return heap[0] if heap else MAX_WATERMARK
 
 
-@dataclass(slots=True)
-class _ChannelProgress:
-    """What came on a channel. ``drained`` None: its data has not ended."""
-
-    edge: InputEdge
-    watermark: int = MIN_WATERMARK
-    drained: bool | None = None
-    gone: bool = False
-    idle: bool = False
-
-
 class Inputs:
     """What one task has received from its inputs."""
 
@@ -111,7 +99,13 @@ class Inputs:
         self.feedback = tuple(edge for edge in edges if edge.feedback)
         self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
         """Those of ``edges``, in order, so without feedback."""
-        self._progress = {channel: _ChannelProgress(edge) for edge in edges for channel in edge.channels}
+        self._edges = {edge.id: edge for edge in edges}
+        # Not an object a channel: there may be very many, and Python would look at each now and
+        # then.
+        self._watermarks = dict.fromkeys((channel for edge in edges for channel in edge.channels), MIN_WATERMARK)
+        self._drained: dict[Channel, bool] = {}
+        """Channels whose data has ended, drained or not."""
+        self._gone: set[Channel] = set()
         self._least = {edge.id: _LeastWatermark(len(edge.channels)) for edge in self.edges}
         self._undrained = Counter({edge.id: len(edge.channels) for edge in edges})
         self._numbers = sorted({edge.input for edge in self.edges})
@@ -128,7 +122,7 @@ class Inputs:
         """Inputs of which ``end_input`` was called, before the checkpoint or since."""
 
     def __contains__(self, channel: Channel) -> bool:
-        return channel in self._progress
+        return channel in self._watermarks
 
     @property
     def are_none(self) -> bool:
@@ -137,11 +131,11 @@ class Inputs:
 
     def is_feedback(self, channel: Channel) -> bool:
         """Whether a channel belongs to a feedback edge."""
-        return self._progress[channel].edge.feedback
+        return self._edges[channel.edge].feedback
 
     def is_overtakable(self, channel: Channel) -> bool:
         """Whether an unaligned barrier passes what lies in a channel."""
-        return self._progress[channel].edge.overtakable
+        return self._edges[channel.edge].overtakable
 
     # What comes -----------------------------------------------------------------------------------
 
@@ -153,15 +147,14 @@ class Inputs:
             self._advance(channel, timestamp)
 
     def _advance(self, channel: Channel, timestamp: int) -> None:
-        progress = self._progress[channel]
-        if timestamp > progress.watermark and not progress.edge.feedback:
-            if progress.idle and timestamp < MAX_WATERMARK:
-                progress.watermark = timestamp
-                return
-            if progress.idle:  # Its data has ended.
-                self._set_idle(channel, idle=False)
-            self._least[progress.edge.id].rise(progress.watermark, timestamp)
-            progress.watermark = timestamp
+        before, edge = self._watermarks[channel], self._edges[channel.edge]
+        if timestamp > before and not edge.feedback:
+            self._watermarks[channel] = timestamp
+            if self._is_idle(channel):
+                if timestamp < MAX_WATERMARK:
+                    return
+                self._hold_again(channel, before)  # Its data has ended.
+            self._least[edge.id].rise(before, timestamp)
 
     def set_idle(self, channel: Channel, idle: bool) -> None:
         """A channel has become idle, or holds time up again."""
@@ -170,20 +163,25 @@ class Inputs:
         else:
             self._set_idle(channel, idle=idle)
 
+    def _is_idle(self, channel: Channel) -> bool:
+        return bool(self._idle) and channel in self._idle.get(channel.edge, ())
+
     def _set_idle(self, channel: Channel, *, idle: bool) -> None:
-        progress = self._progress[channel]
-        edge = progress.edge
-        if progress.idle == idle or edge.feedback or progress.watermark == MAX_WATERMARK:
+        watermark = self._watermarks[channel]
+        if self._is_idle(channel) == idle or self.is_feedback(channel) or watermark == MAX_WATERMARK:
             return
         if idle:
-            self._least[edge.id].leave(progress.watermark)
-            self._idle.setdefault(edge.id, {})[channel] = None
+            self._least[channel.edge].leave(watermark)
+            self._idle.setdefault(channel.edge, {})[channel] = None
         else:
-            self._least[edge.id].join(progress.watermark)
-            del self._idle[edge.id][channel]
-            if not self._idle[edge.id]:
-                del self._idle[edge.id]
-        progress.idle = idle
+            self._hold_again(channel, watermark)
+
+    def _hold_again(self, channel: Channel, watermark: int) -> None:
+        """A channel is idle no longer: it holds time up at this watermark."""
+        self._least[channel.edge].join(watermark)
+        del self._idle[channel.edge][channel]
+        if not self._idle[channel.edge]:
+            del self._idle[channel.edge]
 
     def release_time(self) -> None:
         """All records of the epoch have come: what ended in it holds time up no longer."""
@@ -196,29 +194,54 @@ class Inputs:
 
     def end_data(self, channel: Channel, element: EndOfData) -> None:
         """The data of a channel has ended."""
-        progress = self._progress[channel]
-        progress.drained = element.drain
+        self._drained[channel] = element.drain
         if element.drain:
-            self._undrained[progress.edge.id] -= 1
+            self._undrained[channel.edge] -= 1
             self._unreleased[channel] = MAX_WATERMARK
-        if not progress.edge.feedback:
+        if not self._edges[channel.edge].feedback:
             self._data_ended[channel] = None
 
     def end_partition(self, channel: Channel) -> None:
         """A channel has ended."""
-        progress = self._progress[channel]
-        progress.gone = True
-        self._present -= not progress.edge.feedback
+        self._gone.add(channel)
+        self._present -= not self._edges[channel.edge].feedback
+
+    def has_all(self, channels: Collection[Channel]) -> bool:
+        """Whether all these are channels of the task."""
+        return self._watermarks.keys() >= set(channels)
+
+    def all_may_bring(self, channels: Collection[Channel], *, ended: bool | None) -> bool:
+        """Whether these channels may bring something; ``ended``: behind the end of their data, or
+        not.
+        """
+        if not self._gone.isdisjoint(channels):
+            return False
+        if ended is None:
+            return True
+        return self._drained.keys() >= set(channels) if ended else self._drained.keys().isdisjoint(channels)
+
+    def drain_all(self, channels: Sequence[Channel]) -> None:
+        """As :meth:`end_data`, drained, of channels of one edge that is no feedback."""
+        self._drained.update(dict.fromkeys(channels, True))
+        self._unreleased.update(dict.fromkeys(channels, MAX_WATERMARK))
+        self._data_ended.update(dict.fromkeys(channels))
+        if channels:
+            self._undrained[channels[0].edge] -= len(channels)
+
+    def end_partitions(self, channels: Sequence[Channel]) -> None:
+        """As :meth:`end_partition`, of channels of one edge that is no feedback."""
+        self._gone.update(channels)
+        self._present -= len(channels)
 
     # What follows from it -------------------------------------------------------------------------
 
     def data_has_ended(self, channel: Channel) -> bool:
         """Whether no record may follow on a channel."""
-        return self._progress[channel].drained is not None
+        return channel in self._drained
 
     def is_gone(self, channel: Channel) -> bool:
         """Whether nothing may follow on a channel."""
-        return self._progress[channel].gone
+        return channel in self._gone
 
     @property
     def data_ended(self) -> Collection[Channel]:
@@ -249,7 +272,7 @@ class Inputs:
         """The watermark of an edge."""
         least = self._least[edge.id].watermark
         if least == MAX_WATERMARK and edge.id in self._idle:
-            least = max(self._progress[channel].watermark for channel in self._idle[edge.id])
+            least = max(self._watermarks[channel] for channel in self._idle[edge.id])
         return max(edge.watermark, least)
 
     def _holds(self, edge: InputEdge) -> bool:

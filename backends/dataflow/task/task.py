@@ -41,6 +41,7 @@ from .guards import EventGuard
 from .inputs import InputEdge, Inputs
 from .loop_buffer import LoopBuffer
 from .states import EventKind, TaskState, TaskStateMachine
+from .together import Together
 
 ANSWER_ROUNDS_MAX: Final = 1000
 """How often a task asks its coordinator again because an answer made the operator send."""
@@ -83,6 +84,7 @@ class Task:
         self._loop = LoopBuffer((channel for edge in feedback for channel in edge.channels), replayed=replayed)
         self._guard = EventGuard(self._machine, self._inputs, self._alignment, self._loop)
         self._unprocessed = set(outputs)
+        self.together = Together(self, self._machine, self._inputs, self._alignment, self._loop, self._unprocessed)
         self.is_source = self._inputs.are_none
         self.is_loop_head = bool(feedback)
         self._watermark = MIN_WATERMARK

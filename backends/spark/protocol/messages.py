@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -214,8 +214,8 @@ class EpochLink:
         """False: what coordinators sent before the epoch lies before its barrier."""
         return False
 
-    def confirm(self, channel: ev.Channel) -> None:
-        self.report.confirmed.append(channel)
+    def confirm(self, channels: Iterable[ev.Channel]) -> None:
+        self.report.confirmed.extend(channels)
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
         """The same: barriers of epochs are aligned."""
