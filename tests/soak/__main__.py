@@ -1,6 +1,7 @@
 """``python -m tests.soak --minutes 60``: a job with every operator on both executors, fed for an
-hour, and killed once a minute. Its output must equal what SQL makes of the same files, and nothing
-may grow: memory, objects, the cost of a checkpoint. The exit status is 0 only then.
+hour, and killed once a minute, every second time by SIGTERM. Its output must equal what SQL makes
+of the same files, and nothing may grow: memory, objects, the cost of a checkpoint. The exit status
+is 0 only then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tests.soak import answers, feeding, watching
 
@@ -23,6 +25,7 @@ EXECUTORS = ("local", "spark")
 SAMPLES_EVERY_S = 2.0
 FILES_EVERY_S = 1.0
 ENDS_WITHIN_S = 900.0
+TERMINATED_WITHIN_S = 120.0
 
 
 class Soaked:
@@ -46,10 +49,24 @@ class Soaked:
         self._begun_s = time.monotonic()
 
     def kill(self) -> None:
-        """End the process as a power failure does, and begin again."""
+        """End the process as a power failure does, or, every second time, as a machine that is
+        drained: by SIGTERM. Then begin again.
+        """
+        if self.kills % 2:
+            self._terminate()
         self.end()
         self.kills += 1
         self._begin()
+
+    def _terminate(self) -> None:
+        self.process.terminate()
+        try:
+            status = self.process.wait(TERMINATED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.fail(f"has not ended {TERMINATED_WITHIN_S:.0f} s behind SIGTERM")
+        # A process that has just begun has no handler yet, and a slow one uses up its grace.
+        if status not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+            self.fail(f"was told to end and has exit status {status}")
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -63,7 +80,7 @@ class Soaked:
         age_s = time.monotonic() - self._begun_s
         self.samples.append(watching.sample(self.folder, self.process.pid, at_s=at_s, age_s=age_s))
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str) -> NoReturn:
         lines = (self.folder / "job.log").read_text(errors="replace").splitlines()[-20:]
         raise SystemExit("\n".join([f"the job on {self.executor} {why}; its log ends so:", *lines]))
 
@@ -94,6 +111,7 @@ def soak(
                 job.fail(f"has not ended {ENDS_WITHIN_S:.0f} s behind its input")
             job.look(time.monotonic() - begun_s)
     finally:
+        feeder.end()
         for job in jobs:
             job.end()
     return jobs

@@ -19,7 +19,7 @@ import stateformat as sf
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import FileSink, ParquetSource
 from stateformat.backends.dataflow.operators import BroadcastJoin
-from stateformat.backends.local import LocalRuntime
+from stateformat.backends.local import LocalRuntime, stop_soon_on_sigterm
 from tests.soak.feeding import CUSTOMERS_FILE, END, ORDERS, OUT_OF_ORDER_US
 
 WINDOW_US = 10_000_000
@@ -116,7 +116,8 @@ def main(executor: str, folder: Path) -> int:
         from stateformat.backends.spark import SparkRuntime, local_session
 
         runtime = SparkRuntime(local_session("soak", **{"spark.driver.memory": "1g"}), store, **options)
-    print(runtime.run(soaked(folder)).sentence, file=sys.stderr)
+    with stop_soon_on_sigterm(runtime):
+        print(runtime.run(soaked(folder)).sentence, file=sys.stderr)
     return 0
 
 
