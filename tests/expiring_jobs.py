@@ -98,7 +98,7 @@ class ExpiringJob:
         made = df.Dataflow("expiring", parallelism=parallelism)
         by_key = made.source(self.stream, uid="in", parallelism=1, event_time="at").key_by("key")
         by_key.apply(Remembers(self.calls, **options), uid="op").apply(self.out, uid="out", parallelism=2, chain=False)
-        once = by_key.deduplicate(within_us=LIVES_US, time="at", uid="once")
+        once = by_key.deduplicate(within=LIVES_US, time="at", uid="once")
         once.apply(self.once, uid="once out", parallelism=2, chain=False)
         return made
 

@@ -28,7 +28,7 @@ from stateformat.model import TimerClock
 from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
-from .api import Descriptor, EventTime, Operator, Source
+from .api import Descriptor, Duration, EventTime, Operator, Source, microseconds
 from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
 from .operators.per_key import ApplyPerKey
 
@@ -198,13 +198,14 @@ class Dataflow:
         name: str = "",
         parallelism: int | None = None,
         event_time: EventTime | str | None = None,
-        idle_after: int | None = None,
+        idle_after: Duration | None = None,
     ) -> Stream:
         """Read a source. With ``event_time``, its readers emit watermarks.
 
-        ``idle_after``: µs of processing time after which a split, or a reader, without rows holds
-        event time up no longer. From its next row on it holds time up again; its rows that are
-        older than what time has reached are late. By default time waits for every split.
+        ``idle_after``: after so much processing time (µs, or a timedelta) a split, or a reader,
+        without rows holds event time up no longer. From its next row on it holds time up again; its
+        rows that are older than what time has reached are late. By default time waits for every
+        split.
         """
         if not isinstance(source, Source):
             raise InvalidInput(f"source {uid!r} is {source!r}. Give an instance of a Source.")
@@ -218,16 +219,17 @@ class Dataflow:
             raise InvalidInput(
                 f"source {uid!r} has no column {timed.column!r}. It has {', '.join(source.schema.names)}."
             )
-        if idle_after is not None:
-            if timed is None:
-                raise InvalidInput(f"source {uid!r} has no event time that it could hold up. Give event_time too.")
-            if isinstance(idle_after, bool) or not isinstance(idle_after, int) or idle_after < 1:
-                raise InvalidInput(
-                    f"idle_after of source {uid!r} is {idle_after!r}. Give whole microseconds, at least 1; a minute is "
-                    "60_000_000."
-                )
+        if idle_after is not None and timed is None:
+            raise InvalidInput(f"source {uid!r} has no event time that it could hold up. Give event_time too.")
         step = Step(
-            uid, source, (), source.schema, name=name, parallelism=parallelism, event_time=timed, idle_after=idle_after
+            uid,
+            source,
+            (),
+            source.schema,
+            name=name,
+            parallelism=parallelism,
+            event_time=timed,
+            idle_after=None if idle_after is None else microseconds(f"idle_after of source {uid!r}", idle_after),
         )
         return self._add(step)
 
@@ -361,10 +363,10 @@ class Stream:
         return self.apply(TumblingWindow(keys, size_us, time, aggregates, lateness_us=lateness_us), **step)
 
     def deduplicate(
-        self, *, within_us: int | None = None, time: str | None = None, **step: Unpack[StepOptions]
+        self, *, within: Duration | None = None, time: str | None = None, **step: Unpack[StepOptions]
     ) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.deduplicate.Deduplicate`."""
-        return self.apply(Deduplicate(self.input.key_columns, within_us=within_us, time=time), **step)
+        return self.apply(Deduplicate(self.input.key_columns, within=within, time=time), **step)
 
     def apply_per_key(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ def test_what_passes_depends_on_the_rows_of_a_key_alone(seed: int, within_us: in
         for n in range(400)
     ]
     harness = OperatorHarness(
-        Deduplicate("k", within_us=within_us, time="at"), COLUMNS, key_by="k", parallelism=chance.choice([1, 3])
+        Deduplicate("k", within=within_us, time="at"), COLUMNS, key_by="k", parallelism=chance.choice([1, 3])
     )
     at, came = 0, []
     while at < len(rows):
@@ -55,14 +56,14 @@ def test_what_passes_depends_on_the_rows_of_a_key_alone(seed: int, within_us: in
 
 
 def test_the_state_has_the_keys_that_may_still_have_duplicates() -> None:
-    harness = OperatorHarness(Deduplicate("k", within_us=100, time="at"), COLUMNS, key_by="k")
+    harness = OperatorHarness(Deduplicate("k", within=100, time="at"), COLUMNS, key_by="k")
     for n in range(50):
         harness.push([{"k": n, "n": n, "at": 10 * n}]).advance(10 * n)
     assert sorted(harness.state("seen")["k"].to_pylist()) == [*range(40, 50)]
 
 
 def test_rows_behind_the_watermark_and_rows_without_a_time_are_dropped_and_counted() -> None:
-    harness = OperatorHarness(Deduplicate("k", within_us=100, time="at"), COLUMNS, key_by="k")
+    harness = OperatorHarness(Deduplicate("k", within=100, time="at"), COLUMNS, key_by="k")
     harness.advance(1_000).push(
         [{"k": 1, "n": 1, "at": 999}, {"k": 2, "n": 2, "at": None}, {"k": 3, "n": 3, "at": 1_000}]
     )
@@ -74,7 +75,8 @@ def test_rows_behind_the_watermark_and_rows_without_a_time_are_dropped_and_count
 
 
 def test_without_a_time_it_is_that_of_the_clock() -> None:
-    harness = OperatorHarness(Deduplicate("k", within_us=100), COLUMNS, key_by="k")
+    within = timedelta(microseconds=100)
+    harness = OperatorHarness(Deduplicate("k", within=within), COLUMNS, key_by="k")
     start = harness.context().processing_time_us
     for n, after_us in enumerate([0, 50, 99, 100, 150, 199, 200, 350]):
         harness.advance_processing_time(start + after_us).push([{"k": 1, "n": n, "at": None}])
@@ -85,7 +87,7 @@ def test_without_a_time_it_is_that_of_the_clock() -> None:
 def test_keys_that_were_known_for_ever_count_from_the_restart_on() -> None:
     harness = OperatorHarness(Deduplicate("k"), COLUMNS, key_by="k")
     harness.push([{"k": k, "n": k, "at": 1} for k in range(3)]).advance(500)
-    again = OperatorHarness.restore(harness.snapshot(), Deduplicate("k", within_us=100, time="at"))
+    again = OperatorHarness.restore(harness.snapshot(), Deduplicate("k", within=100, time="at"))
     again.push([{"k": 0, "n": 10, "at": 599}, {"k": 1, "n": 11, "at": 600}])
     assert again.output["n"].to_pylist() == [11]
 
@@ -93,11 +95,11 @@ def test_keys_that_were_known_for_ever_count_from_the_restart_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"time": "at"}, "needs within_us"),
-        ({"within_us": 0, "time": "at"}, "time to live of 0"),
-        ({"within_us": 1.5}, "time to live of 1.5"),
-        ({"within_us": 5, "time": "nothing"}, "nothing"),
-        ({"within_us": 5, "time": "word"}, "event time 'word' is string"),
+        ({"time": "at"}, "needs within"),
+        ({"within": 0, "time": "at"}, "within of removing duplicates is 0"),
+        ({"within": 1.5}, "within of removing duplicates is 1.5"),
+        ({"within": 5, "time": "nothing"}, "nothing"),
+        ({"within": 5, "time": "word"}, "event time 'word' is string"),
     ],
 )
 def test_what_is_no_time_is_refused_when_the_dataflow_is_built(arguments: Any, message: str) -> None:
@@ -109,6 +111,6 @@ def test_what_is_no_time_is_refused_when_the_dataflow_is_built(arguments: Any, m
 
 def test_a_hot_key_with_many_rows_that_pass_takes_no_loop() -> None:
     rows = pa.record_batch({"k": pa.array([1] * 200_000), "at": pa.array(range(200_000))})
-    driven = OperatorHarness(Deduplicate("k", within_us=2, time="at"), rows.schema, key_by="k")
+    driven = OperatorHarness(Deduplicate("k", within=2, time="at"), rows.schema, key_by="k")
     driven.push(rows)
     assert driven.output["at"].to_pylist() == [*range(0, 200_000, 2)]

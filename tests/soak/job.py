@@ -74,7 +74,7 @@ def soaked(folder: Path) -> df.Dataflow:
         event_time=df.EventTime("at", out_of_order_us=OUT_OF_ORDER_US),
     )
     paid = orders.filter(pc.field("amount") > 0, uid="paid").select("order", "customer", "amount", "at", uid="columns")
-    once = paid.key_by("order").deduplicate(within_us=FORGOTTEN_US, time="at", uid="once")
+    once = paid.key_by("order").deduplicate(within=FORGOTTEN_US, time="at", uid="once")
     named = once.apply(BroadcastJoin("customer", columns=["segment"]), customers.broadcast(), uid="segments")
 
     totals = {"amount": ("amount", "sum"), "orders": ("*", "count")}

@@ -14,6 +14,10 @@ WARM_UP_S = 20.0
 """A process that has just begun imports, compiles and fills its caches."""
 
 
+SAMPLES_MIN = 30
+"""Of a quarter, for its medians to say anything: a minute of a process that is warm."""
+
+
 class Sample(NamedTuple):
     """A job at one moment."""
 
@@ -76,7 +80,7 @@ def growth(samples: Sequence[Sample]) -> list[Growth]:
     """The second quarter of the soak against the last, of processes that are warm."""
     warm = [each for each in samples if each.age_s >= WARM_UP_S]
     quarters = [_quarter(warm, samples[-1].at_s, number) for number in (1, 3)]
-    if not all(quarters):
+    if min(map(len, quarters)) < SAMPLES_MIN:
         return []
 
     def figure(what: str, of: Callable[[Sequence[Sample]], float], slack: float) -> Growth:

@@ -31,9 +31,9 @@ def test_what_grows_from_the_second_quarter_of_a_soak_to_the_last_is_told() -> N
     def sample(at_s: int, *, memory: int, objects: int) -> watching.Sample:
         return watching.Sample(at_s, 100 + at_s, memory, objects, 0, at_s, at_s / 100)
 
-    flat = [sample(at_s, memory=200_000_000 + at_s, objects=30 + at_s % 5) for at_s in range(100)]
+    flat = [sample(at_s, memory=200_000_000 + at_s, objects=30 + at_s % 5) for at_s in range(160)]
     assert [figure.what for figure in watching.growth(flat) if not figure.is_flat] == []
-    growing = [sample(at_s, memory=2_000_000 * at_s, objects=at_s) for at_s in range(100)]
+    growing = [sample(at_s, memory=2_000_000 * at_s, objects=at_s) for at_s in range(160)]
     told = [figure.what for figure in watching.growth(growing) if not figure.is_flat]
     assert told == ["memory, MB", "objects of the store"]
 

@@ -1,10 +1,11 @@
 """What authors of operators, sources and sinks write.
 
-Read ``states``, ``operator``, ``source``.
+Read ``states``, ``operator``, ``source``, ``durations``.
 """
 
 from __future__ import annotations
 
+from .durations import Duration, microseconds
 from .operator import (
     Operator,
     OperatorContext,
@@ -22,6 +23,7 @@ __all__ = [
     "BroadcastState",
     "Chunk",
     "Descriptor",
+    "Duration",
     "EventTime",
     "ListState",
     "MapState",
@@ -43,4 +45,5 @@ __all__ = [
     "UnionList",
     "ValueState",
     "checked_message",
+    "microseconds",
 ]

@@ -13,7 +13,7 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 from stateformat.segments import row_key_codes
 
-from ..api import Descriptor, OperatorContext, ValueState
+from ..api import Descriptor, Duration, OperatorContext, ValueState, microseconds
 from .aggregate import key_names, plain
 from .late import DropsLate
 from .row_steps import check_columns
@@ -26,36 +26,35 @@ class Deduplicate(DropsLate):
 
         hour_us = 3_600_000_000
         once = orders.key_by("order_id").apply(
-            Deduplicate("order_id", within_us=hour_us, time="ordered_at"), uid="once"
+            Deduplicate("order_id", within=hour_us, time="ordered_at"), uid="once"
         )
 
     - ``keys``: the columns that its input is keyed by, in that order.
-    - ``within_us``: for how long a row that has passed keeps others of its key from passing. None:
-      for ever, and the state never shrinks.
+    - ``within``: for how long (µs, or a timedelta) a row that has passed keeps others of its key
+      from passing. None: for ever, and the state never shrinks.
     - ``time``: the column with the event time (timestamp[us] or int64 µs). A row passes if its time
-      is ``within_us`` or more behind that of the last row of its key that has passed. This depends
+      is ``within`` or more behind that of the last row of its key that has passed. This depends
       on nothing but the rows of a key and their order. Rows behind the watermark are late: whether
       one before them has passed may be forgotten, so they are dropped, as Spark's
       ``dropDuplicatesWithinWatermark`` drops them.
-    - Without ``time``, ``within_us`` is of processing time.
+    - Without ``time``, ``within`` is of processing time.
 
     States: ``seen``, a row for each key, which expires; with ``time`` also ``dropped``, a row per
     subtask that counts ``late_records`` and ``untimed_records`` (event time null) since the job
-    began. With ``within_us`` given to a job that had none, all keys that it knows count as passed
+    began. With ``within`` given to a job that had none, all keys that it knows count as passed
     just then. Raises ``InvalidInput`` when the dataflow is built.
     """
 
-    def __init__(self, keys: str | Sequence[str], *, within_us: int | None = None, time: str | None = None) -> None:
+    def __init__(self, keys: str | Sequence[str], *, within: Duration | None = None, time: str | None = None) -> None:
         super().__init__()
         self._keys = key_names(keys)
         self._time = time
         self._ttl: sf.Ttl | None = None
-        if within_us is not None:
+        if within is not None:
+            within_us = microseconds("within of removing duplicates", within)
             self._ttl = sf.Ttl(within_us, "processing_time" if time is None else "event_time")
         elif time is not None:
-            raise InvalidInput(
-                f"removing duplicates by the time {time!r} needs within_us. Give both, or leave out time."
-            )
+            raise InvalidInput(f"removing duplicates by the time {time!r} needs within. Give both, or leave out time.")
 
     def __repr__(self) -> str:
         return brief(self, *self._keys, *([] if self._ttl is None else [f"{self._ttl.duration_us:,} us"]))
