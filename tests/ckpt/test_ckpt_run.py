@@ -18,7 +18,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends.runtime import JobFailed
-from stateformat.errors import StorageError
+from stateformat.errors import RestoreRefused, StorageError
 from stateformat.tools.ckpt.commands.running import run as command
 from stateformat.tools.ckpt.programs import Reporter
 from tests.ckpt.ckpt_runs import CKPT, Run, document, json_members, run
@@ -214,6 +214,16 @@ def test_a_store_of_another_job_is_refused_with_status_1_and_a_place_that_is_non
     assert "belongs to job 'counts'" in found.err
     place.output.write_text("a file")
     assert run("run", place.job("few"), place.output).status == 3
+
+
+def test_each_reason_of_a_refusal_is_a_line_and_a_strangers_text_breaks_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reporter = Reporter("text", "ckpt")
+    assert reporter.failure(RestoreRefused("2 reasons:\n- one, give drop='a/b'\n- two")) == 1
+    assert capsys.readouterr().err == "ckpt: 2 reasons:\n- one, give --drop 'a/b'\n- two\n"
+    assert reporter.failure(JobFailed("it said\nckpt: fine")) == 1
+    assert capsys.readouterr().err == "ckpt: it said\\nckpt: fine\n"
 
 
 @pytest.mark.parametrize(("cause", "status"), [(ValueError("no"), 1), (StorageError("gone"), 3), (OSError("full"), 3)])

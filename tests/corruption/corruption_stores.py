@@ -8,6 +8,7 @@ Few rows and short names, since every byte is one case; ids and times are the sa
 - ``keyed``, ``lists``, ``entries``, ``driver``: the same states in groups, spilled into objects.
   The last checkpoint is rescaled, but for ``entries``, which has three of one size, so that an
   older object fits in place of a newer one.
+- ``expiring``: rows that expire, some of which have, and timers of processing time.
 - ``lz4`` … ``none``: one state per codec and encoding, in row groups of two rows.
 """
 
@@ -228,12 +229,31 @@ def _codec(codec: Any) -> Callable[[Any], Any]:
     return build
 
 
+def _expiring(store: sf.CheckpointStore) -> Any:
+    """At 4 µs the rows last accessed at 1 and 2 µs have expired, and the one at 3 µs has not."""
+    states = [
+        declare.value_state("k", "v", keys=KEYS, values={"n": pa.int64()}, ttl=sf.Ttl(2)),
+        declare.timers("k", "t", keys=KEYS, clock="processing_time"),
+    ]
+    begun = store.begin(job_id="j", graph=JobGraph((_operator("k", 1),)), states=states, parent=None)
+    keys = [_key(group) for group in (0, 3, 6)]
+    times = pa.array([1, 2, 3], pa.timestamp("us"))
+    with replace(begun.context, options=sf.WriteOptions(codec="none", inline_bytes_max=0)).subtask("k", 0) as writer:
+        writer.write("v", pa.table({"k": keys, "n": [7, 8, 9], "ttl_last_access": times}))
+        writer.write("t", pa.table({"k": keys[:1], "_timestamp": [5], "_tag": ["wake"]}))
+    begun.add(writer)
+    begun.set_now("k", event_time_us=4, processing_time_us=4)
+    begun.publish()
+    return rescale_newest(store, 3)
+
+
 _BUILD: Mapping[str, Callable[[Any], Any]] = {
     "whole": _whole,
     "keyed": _rescaled(_spilled("ak", [("k", "v"), ("k", "m")], 2, codec="none")),
     "lists": _rescaled(_spilled("ak", [("k", "l"), ("k", "t"), ("k", "f")], 1, codec="zstd")),
     "entries": _spilled("abu", [("a", "s"), ("a", "c"), ("b", "b"), ("u", "u")], 3, 1, codec="none", encoding="plain"),
     "driver": _rescaled(_spilled("krz", [("k", "p"), ("r", "f"), ("z", "o")], 1)),
+    "expiring": _expiring,
     **{codec: _codec(codec) for codec in CODECS},
 }
 

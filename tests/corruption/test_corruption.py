@@ -46,7 +46,9 @@ def test_the_stores_together_have_everything_that_can_be_damaged(stores: Stores)
     assert {state.mode for state in states} == set(Mode)
     assert {state.kind for state in states if state.kind} == set(Kind)
     features = {feature for checkpoint in checkpoints for feature in checkpoint.record.required_features}
-    assert features == {"finished_operators", "layers", "in_flight", "committables", "rescaled"}
+    required = {"finished_operators", "layers", "in_flight", "committables", "rescaled", "processing_time_timers"}
+    assert features == required
+    assert {feature for checkpoint in checkpoints for feature in checkpoint.record.optional_features} == {"ttl"}
     assert {operator.status for checkpoint in checkpoints for operator in checkpoint.graph.operators} == set(Status)
     assert any(operator.finishing for checkpoint in checkpoints for operator in checkpoint.graph.operators)
     assert any(checkpoint.record.parent for checkpoint in checkpoints)

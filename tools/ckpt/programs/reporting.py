@@ -24,7 +24,7 @@ from stateformat.backends.runtime import (
     starting,
     stop_soon_on_sigterm,
 )
-from stateformat.errors import StorageError
+from stateformat.errors import RestoreRefused, StorageError
 from stateformat.words import label
 
 from ..exit_status import FINE, PROBLEMS, TERMINATED, UNAVAILABLE, Failure, failure_of, in_options, interrupted
@@ -90,7 +90,9 @@ class Reporter:
             failure = failure_of(error)
         if self.as_json:
             click.echo(json.dumps({"kind": "Failure", **failure.to_json()}))
-        complain(f"{self._name}: {label(in_options(failure.message))}")
+        # Reasons of a refusal are lines of ours, and quote names; all else may be a stranger's text.
+        said = failure.message if isinstance(error, RestoreRefused) else label(failure.message)
+        complain(f"{self._name}: {in_options(said)}")
         return failure.status
 
 
