@@ -113,7 +113,9 @@ class SigtermWatch:
         while True:
             left = None if until is None else max(until - time.monotonic(), 0)
             if not select.select([read_end], [], [], left)[0]:
-                self._leave(f"the job was told to end, and {self._grace:g} s were not enough for a checkpoint and its commits")
+                self._leave(
+                    f"the job was told to end, and {self._grace:g} s were not enough for a checkpoint and its commits"
+                )
                 continue
             number = os.read(read_end, 1)
             if not number:
