@@ -90,7 +90,7 @@ class Reporter:
             failure = failure_of(error)
         if self.as_json:
             click.echo(json.dumps({"kind": "Failure", **failure.to_json()}))
-        # The reasons of a refusal are lines of ours, which quote names; others have strangers' text.
+        # Reasons of a refusal are lines of ours, which quote names; others have strangers' text.
         said = failure.message if isinstance(error, RestoreRefused) else label(failure.message)
         complain(f"{self._name}: {in_options(said)}")
         return failure.status
