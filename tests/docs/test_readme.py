@@ -67,12 +67,12 @@ def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_w
 
 def test_the_readme_shows_what_its_examples_print() -> None:
     shown = [printed for _, printed in re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)]
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert all(shown)
 
 
 def test_the_readme_shows_the_library_in_twenty_five_lines() -> None:
-    code = re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[3][0]
+    code = re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[4][0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
 
 
