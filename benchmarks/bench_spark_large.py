@@ -22,6 +22,17 @@ RESUMES = 3
 RESCALED = 6
 SMALL_ROWS = 10_000
 TEN_MILLION = 10_000_000
+_FIVE = f"Spark runtime, `aggregate`, {KEYS:,} keys in the state"
+_TEN = f"Spark runtime, {TEN_MILLION:,} keys, an epoch that touches {SMALL_ROWS:,}"
+FIVE = (
+    f"{_FIVE}, {EPOCH_ROWS:,} rows an epoch",
+    f"{_FIVE}, {EPOCH_ROWS:,} rows an epoch: checkpoint of an epoch",
+    f"{_FIVE}: resume, to the end of the first epoch",
+    f"{_FIVE}: 4 → 6, published",
+    f"{_FIVE}: 4 → 6, to the end of the first epoch",
+)
+TEN = (_TEN, f"{_TEN}: bytes read, in the empty epoch before it too", f"{_TEN}: peak memory")
+"""The lines of either state, which are measured together."""
 
 
 def five_million(mine: Side, other: Side, scratch: Path) -> list[Row]:
@@ -57,18 +68,18 @@ def five_million(mine: Side, other: Side, scratch: Path) -> list[Row]:
     repartition = other.call(theirs.repartition, checkpoint, RESCALED)
     restarted = other.call(theirs.restart, theirs.native, folder, checkpoint)
     same(mine.call(ours.totals, store), other.call(theirs.totals, checkpoint))
-    what = f"Spark runtime, `aggregate`, {KEYS:,} keys in the state"
+    epochs, _, resume, published, again = FIVE
     lines = [
-        faster(f"{what}, {EPOCH_ROWS:,} rows an epoch", a[2:], NATIVE, b[2:], "≥ 2 ×", (a_cpu / count, b_cpu / count)),
-        sizes(f"{what}, {EPOCH_ROWS:,} rows an epoch", written[0], NATIVE, written[1], count),
-        times(f"{what}: resume, to the end of the first epoch", resumed[0], f"{NATIVE}, restart", resumed[1]),
+        faster(epochs, a[2:], NATIVE, b[2:], "≥ 2 ×", (a_cpu / count, b_cpu / count)),
+        sizes(epochs, written[0], NATIVE, written[1], count),
+        times(resume, resumed[0], f"{NATIVE}, restart", resumed[1]),
     ]
     if repartition is None:
         return lines
-    offline, again = "Spark's offline repartition", f"{what}: 4 → 6, to the end of the first epoch"
+    offline = "Spark's offline repartition"
     return [
         *lines,
-        times(f"{what}: 4 → 6, published", publishing, offline, repartition),
+        times(published, publishing, offline, repartition),
         times(again, rescaled, f"{offline} and restart", repartition + restarted),
     ]
 
@@ -112,21 +123,21 @@ def ten_million(side: Side, scratch: Path) -> list[Row]:
     a, b, read = statistics.median(touches), statistics.median(empties), statistics.mean(reads)
     # A key and its two accumulators.
     touched = SMALL_ROWS * 24
-    what = f"Spark runtime, {TEN_MILLION:,} keys, an epoch that touches {SMALL_ROWS:,}"
+    what, bytes_read, peak_memory = TEN
     read_by, label = f"{read / 1e6:.2f} MB", f"bytes touched: {touched / 1e6:.2f} MB"
     peak, of = f"{memory / 2**30:.1f} GiB", "driver, Spark and its workers, each at its peak"
     return [
         Row(what, f"{a * 1000:.0f} ms", f"an empty epoch: {b * 1000:.0f} ms", f"{a / b:.2f} ×", "≤ 2 ×"),
-        Row(
-            f"{what}: bytes read, in the empty epoch before it too", read_by, label, f"{read / touched:.1f} ×", "≤ 10 ×"
-        ),
-        Row(f"{what}: peak memory", peak, of, "–", "≤ 24 GiB"),
+        Row(bytes_read, read_by, label, f"{read / touched:.1f} ×", "≤ 10 ×"),
+        Row(peak_memory, peak, of, "–", "≤ 24 GiB"),
     ]
 
 
-def measure() -> Iterator[Row]:
-    with sides() as (mine, other, scratch):
-        yield from five_million(mine, other, scratch)
-    # A session of its own, so that the memory it takes is seen.
-    with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, Side(Path(folder) / "huge.log") as side:
-        yield from ten_million(side, Path(folder))
+def measure(line: str = "") -> Iterator[Row]:
+    if any(line in name for name in FIVE):
+        with sides() as (mine, other, scratch):
+            yield from five_million(mine, other, scratch)
+    if any(line in name for name in TEN):
+        # A session of its own, so that the memory it takes is seen.
+        with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, Side(Path(folder) / "huge.log") as side:
+            yield from ten_million(side, Path(folder))

@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 import stateformat as sf
 from benchmarks.measuring import family, peak_bytes
 from benchmarks.scale_stores import Metered
-from benchmarks.spark_input import FILES, Epoch, fold
+from benchmarks.spark_input import FILES, WINDOW_US, Epoch, fold
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import ParquetSource
 from stateformat.backends.runtime import Run
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from stateformat.publication import CommitPermit
 
 KEY = pa.schema([("k", pa.int64())])
+ROWS = KEY.append(pa.field("v", pa.int64()))
+TIMED = ROWS.append(pa.field("at", pa.timestamp("us", "UTC")))
 TOTALS = pa.schema([("total", pa.int64()), ("n", pa.int64())])
 BATCH_ROWS = 262_144
 CONF = {"spark.driver.memory": "5g"}
@@ -46,9 +49,8 @@ Flow = Callable[[str, int], df.Dataflow]
 class Epochs(ParquetSource):
     """The files of a folder for ever, one to each reader in an epoch."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, schema: pa.Schema = ROWS) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
         super().__init__(folder, schema=schema, batch_rows=BATCH_ROWS, grows=True)
         self._folder = folder
 
@@ -134,6 +136,32 @@ def three_levels(folder: str, parallelism: int = FILES) -> df.Dataflow:
     return totals.rebalance().apply(Discard(), uid="out").flow
 
 
+def windows(folder: str, parallelism: int = FILES) -> df.Dataflow:
+    """Totals of tumbling windows, each given when the watermark has reached its end."""
+    flow = df.Dataflow("windows", parallelism=parallelism)
+    late = df.EventTime("at", out_of_order_us=WINDOW_US // 2)
+    rows = flow.source(Epochs(folder, TIMED), uid="rows", event_time=late).key_by("k")
+    totals = rows.window(WINDOW_US, "at", {"total": ("v", "sum"), "n": ("*", "count")}, uid="windows")
+    return totals.apply(Discard(), uid="out").flow
+
+
+def duplicates(folder: str, parallelism: int = FILES) -> df.Dataflow:
+    first = _rows("duplicates", folder, parallelism).deduplicate(uid="first")
+    return first.apply(Discard(), uid="out").flow
+
+
+def joined(table: str) -> Flow:
+    """Rows with the columns of a table, which is read once and kept."""
+    return partial(_joined, table)
+
+
+def _joined(table: str, folder: str, parallelism: int = FILES) -> df.Dataflow:
+    flow = df.Dataflow("joined", parallelism=parallelism)
+    kept = flow.source(ParquetSource(table), uid="table").broadcast()
+    rows = flow.source(Epochs(folder), uid="rows")
+    return rows.apply(df.BroadcastJoin("k"), kept, uid="join").apply(Discard(), uid="out").flow
+
+
 _RUNS: dict[str, Run] = {}
 """The runs of this process, by the address of their store."""
 
@@ -164,6 +192,11 @@ def epochs(store: str, count: int) -> list[Epoch]:
     return [_epoch(_RUNS[store], least=1) for _ in range(count)]
 
 
+def in_turn(stores: Sequence[str], count: int) -> list[Epoch]:
+    """So many epochs of each of several runs, one after the other."""
+    return [_epoch(_RUNS[store], least=1) for _ in range(count) for store in stores]
+
+
 def run(flow: Flow, folder: str, store: str, count: int) -> list[Epoch]:
     """A whole run of so many epochs with rows, its begin and end included."""
     begin(flow, folder, store)
@@ -192,6 +225,12 @@ def end(store: str) -> None:
 
 def bytes_read(store: str) -> int:
     return Metered(store, store + READS).bytes_read()
+
+
+def keys(store: str) -> int:
+    """How many rows the states of the operator ``first`` have."""
+    checkpoint = sf.open(store).open()
+    return sum(checkpoint.read("first", name).table().num_rows for name in checkpoint.graph.operator("first").states)
 
 
 def totals(store: str) -> tuple[int, int, int]:
@@ -228,7 +267,7 @@ def trivial_job() -> float:
     return time.perf_counter() - start
 
 
-def in_turn(store: str, pairs: int) -> list[tuple[float, float]]:
+def beside_trivial_jobs(store: str, pairs: int) -> list[tuple[float, float]]:
     return [(empty_epoch(store).seconds, trivial_job()) for _ in range(pairs)]
 
 

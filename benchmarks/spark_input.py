@@ -19,6 +19,10 @@ import pyarrow.parquet as pq
 FILES = 4
 """Files of an epoch, and subtasks and shuffle partitions of either side."""
 
+EPOCH_US = 10_000_000
+WINDOW_US = 20_000_000
+"""How far the times of an epoch's rows go on, and how long a window is, in µs."""
+
 _ROW_GROUP_ROWS = 131_072
 _BEGIN_S = 1_700_000_000
 
@@ -42,9 +46,13 @@ def fold(total: int, count: int, values: list[int]) -> tuple[int, int]:
     return total + sum(values), count + len(values)
 
 
-def write_epoch(folder: str | Path, number: int, keys: Any) -> None:
+def write_epoch(folder: str | Path, number: int, keys: Any, *, timed: bool = False) -> None:
+    """Write the files of an epoch. ``timed``: rows have a time, too, which goes on with them."""
     values = np.random.default_rng(number).integers(0, 1000, len(keys))
     table = pa.table({"k": keys, "v": values})
+    if timed:
+        times = number * EPOCH_US + np.arange(len(keys)) * EPOCH_US // len(keys)
+        table = table.append_column("at", pa.array(times, pa.timestamp("us", "UTC")))
     rows = -(-len(keys) // FILES)
     Path(folder).mkdir(parents=True, exist_ok=True)
     for part in range(FILES):
@@ -61,9 +69,9 @@ def random_keys(number: int, *, rows: int, keys: int) -> Any:
     return np.random.default_rng([7, number]).integers(0, keys, rows)
 
 
-def write_input(folder: str | Path, epochs: int, *, rows: int, keys: int) -> str:
+def write_input(folder: str | Path, epochs: int, *, rows: int, keys: int, timed: bool = False) -> str:
     for number in range(epochs):
-        write_epoch(folder, number, random_keys(number, rows=rows, keys=keys))
+        write_epoch(folder, number, random_keys(number, rows=rows, keys=keys), timed=timed)
     return str(folder)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.spark_input import FILES, Epoch, fold
+from benchmarks.spark_input import FILES, WINDOW_US, Epoch, fold
 from stateformat.backends.spark.sessions import local_session
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ CONF = {
 }
 OUTPUT = "k long, total long, n long"
 STATE = "total long, n long"
-_ROWS = "k long, v long"
+ROWS = "k long, v long"
+TIMED = f"{ROWS}, at timestamp"
 
 Query = Callable[["DataFrame"], "DataFrame"]
 
@@ -89,11 +91,33 @@ def _processor() -> Any:
     return Totals()
 
 
-def run(query: Query, folder: str, checkpoint: str) -> list[Epoch]:
+def windows(rows: DataFrame) -> DataFrame:
+    """Totals of tumbling windows, each given when the watermark has reached its end."""
+    from pyspark.sql import functions
+
+    size = functions.window("at", f"{WINDOW_US} microseconds")
+    timed = rows.withWatermark("at", f"{WINDOW_US // 2} microseconds").groupBy(size, "k")
+    return timed.agg(functions.sum("v").alias("total"), functions.count("*").alias("n"))
+
+
+def duplicates(rows: DataFrame) -> DataFrame:
+    return rows.dropDuplicates(["k"])
+
+
+def joined(table: str) -> Query:
+    """Rows with the columns of a table, read from Parquet in each batch."""
+    return partial(_joined, table)
+
+
+def _joined(table: str, rows: DataFrame) -> DataFrame:
+    return rows.join(session().read.parquet(table), "k")
+
+
+def run(query: Query, folder: str, checkpoint: str, columns: str = ROWS, mode: str = "update") -> list[Epoch]:
     """Run a query on every epoch that it has not seen yet, one batch each; what they took."""
     spark = session()
-    rows = spark.readStream.schema(_ROWS).option("maxFilesPerTrigger", FILES).parquet(folder)
-    writer = query(rows).writeStream.format("noop").outputMode("update").option("checkpointLocation", checkpoint)
+    rows = spark.readStream.schema(columns).option("maxFilesPerTrigger", FILES).parquet(folder)
+    writer = query(rows).writeStream.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
     running = writer.trigger(availableNow=True).start()
     running.awaitTermination()
     told = [progress for progress in running.recentProgress if progress["numInputRows"]]
@@ -116,6 +140,10 @@ def repartition(checkpoint: str, partitions: int) -> float | None:
     begin = time.perf_counter()
     manager.repartition(checkpoint, partitions)
     return time.perf_counter() - begin
+
+
+def keys(checkpoint: str) -> int:
+    return session().read.format("statestore").load(checkpoint).count()
 
 
 def totals(checkpoint: str) -> tuple[int, int, int]:
