@@ -23,7 +23,7 @@ def whole_reads(line: str) -> Iterator[Row]:
     """The share of tasks that read their whole state, with a stand-in for Spark."""
     import pytest
 
-    from tests.spark.test_spark_shared_copies import WARM_UP, Job
+    from tests.spark.test_spark_shared_copies import EPOCHS, WARM_UP, Job
 
     for workers, executors in WORKERS:
         on = f"{workers} workers" + (f" of {executors} executors on one host" if executors > 1 else "")
@@ -34,11 +34,11 @@ def whole_reads(line: str) -> Iterator[Row]:
             job = Job(patch, Path(folder), workers, executors)
             run = job.begin()
             job.warm(run)
-            while run.published < WARM_UP + 100:
+            while run.published < WARM_UP + EPOCHS:
                 run.step()
             share = job.whole_reads()
             run.close()
-        yield Row(what, f"{share * 100:.1f} %", "tasks with keyed state, 100 epochs of a stand-in", "–", "≤ 5 %")
+        yield Row(what, f"{share * 100:.1f} %", f"tasks with keyed state, {EPOCHS} epochs of a stand-in", "–", "≤ 5 %")
 
 
 def ten_jobs(many: Side, one: Side, scratch: Path) -> Row:
