@@ -1,4 +1,4 @@
-"""What all workers of an executor share on its disk, so that few tasks read their whole state."""
+"""What all workers of a host share on its disk, so that few tasks read their whole state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Job:
             pa.record_batch([some, pa.array(np.ones(len(some), int))], schema=COLUMNS) for some in (first, *keys)
         ]
         self.rows = pa.Table.from_batches(batches)
-        self.disks = [directory / f"disk-{number}" for number in range(executors)]
+        self.copies = directory / "executor-1" / "stateformat-copies"
+        self.disks = [directory / "executor-1" / f"blockmgr-{number}" for number in range(executors)]
         self.stand = Stand(monkeypatch, workers=workers, seed=3, disks=self.disks)
         self.store = stateformat.open(f"file://{directory / 'store'}", durable=False)
         self.flow = Dataflow("job", parallelism=2)
@@ -71,11 +72,11 @@ class Job:
         return opened["restored"] / sum(opened.values())
 
 
-@pytest.mark.parametrize("workers", [16, 128])
-def test_few_tasks_read_their_whole_state_however_many_workers_there_are(
-    workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("workers", "executors"), [(16, 1), (128, 1), (128, 8)])
+def test_few_tasks_read_their_whole_state_however_many_workers_and_executors_there_are(
+    workers: int, executors: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    job = Job(monkeypatch, tmp_path, workers, executors=1)
+    job = Job(monkeypatch, tmp_path, workers, executors)
     run = job.begin()
     job.warm(run)
     while run.published < WARM_UP + EPOCHS:
@@ -107,7 +108,7 @@ def test_copies_that_are_lost_or_spoiled_are_read_from_the_store(
     run = job.begin()
 
     def spoil() -> None:
-        damage(job.disks[0], [path for path in job.disks[0].rglob("*") if path.is_file()])
+        damage(job.copies, [path for path in job.copies.rglob("*") if path.is_file()])
 
     job.stand.spoil = spoil
     for _ in range(12):
@@ -127,7 +128,7 @@ def test_epochs_that_are_run_again_leave_copies_that_nobody_uses(
     for _ in range(20):
         run.step()
     job.check(run.published)
-    folders = [found for found in job.disks[0].glob("stateformat-copies/*/*") if any(found.iterdir())]
+    folders = [found for found in job.copies.glob("*/*") if any(found.iterdir())]
     assert folders
     assert all(len(list(folder.iterdir())) <= 6 for folder in folders)
     run.close()
@@ -171,6 +172,45 @@ def test_copies_take_no_more_than_the_limit_and_the_least_recently_used_go(tmp_p
     assert shared.find("run", TaskId("op", 5), {b"token": 1}) is not None
     assert shared.find("run", TASK, {b"token": 1}) is None
     assert not added(shared, b"token", 2, limit_bytes=10)
+
+
+@pytest.mark.parametrize("application", ["application_17_0001", "executor-0a1b"])
+def test_executors_of_an_application_on_a_host_share_a_directory_that_is_theirs_alone(
+    application: str, tmp_path: Path
+) -> None:
+    first, second = (SharedCopies(tmp_path / application / name) for name in ("blockmgr-1", "blockmgr-2"))
+    assert added(first, b"token", 1)
+    assert second.find("run", TASK, {b"token": 1}) == first.find("run", TASK, {b"token": 1}) is not None
+    common = tmp_path / application / "stateformat-copies"
+    assert common.stat().st_mode & 0o777 == 0o700
+
+
+def _readable(common: Path) -> None:
+    common.mkdir(parents=True)
+    common.chmod(0o755)
+
+
+def _link(common: Path) -> None:
+    common.parent.mkdir()
+    elsewhere = common.parent.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    common.symlink_to(elsewhere)
+
+
+def _file(common: Path) -> None:
+    common.parent.mkdir()
+    common.touch()
+
+
+@pytest.mark.parametrize("made", [_readable, _link, _file, None])
+def test_a_directory_that_others_may_use_and_one_of_no_application_are_not_shared(made: Any, tmp_path: Path) -> None:
+    parent = tmp_path / ("executor-1" if made else "tmp")
+    if made:
+        made(parent / "stateformat-copies")
+    first, second = (SharedCopies(parent / name) for name in ("blockmgr-1", "blockmgr-2"))
+    assert added(first, b"token", 1)
+    assert first.find("run", TASK, {b"token": 1}) is not None
+    assert second.find("run", TASK, {b"token": 1}) is None
 
 
 def _one(folder: Path) -> Path:

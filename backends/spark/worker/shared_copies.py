@@ -1,4 +1,4 @@
-"""Copies of tasks' states on the local disk that all workers of an executor share.
+"""Copies of tasks' states on the local disk that all workers of a host share.
 
 A worker that has nothing of a task, or something too old, would read the whole state from the
 store. With many workers most visits are of that kind. So whoever had to read a state whole, or has
@@ -7,7 +7,12 @@ written it whole, leaves a copy, and others begin with that and read only what h
 A copy is a directory named by version and token; as in a worker's own cache it counts only if the
 driver names the token, so copies of attempts that were not accepted are never used. It comes into
 being by a rename, and is never changed. Whatever goes wrong with one is told to the log: the store
-has everything. Spark removes the directory with the executor.
+has everything.
+
+YARN and Spark's standalone workers give all executors of an application on a host one directory,
+and remove it with the application; copies lie there. It must be ours alone: copies hold states of
+the job, and are read as they are. Elsewhere they lie in the executor's own directory, which goes
+with the executor.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _ROOT: Final = "stateformat-copies"
 _UNFINISHED: Final = "."
+_OF_APPLICATION: Final = "application_", "executor-"
+"""How names of directories begin that an application has on a host: YARN's, the standalone's."""
 
 
 class Copy(NamedTuple):
@@ -38,10 +46,16 @@ class Copy(NamedTuple):
 
 
 class SharedCopies:
-    """The copies below one directory."""
+    """The copies of a host, as an executor sees them.
+
+    ``directory``: the executor's own.
+    """
 
     def __init__(self, directory: str | Path) -> None:
-        self._root = Path(directory) / _ROOT
+        own = Path(directory)
+        common = own.parent / _ROOT
+        is_common = own.parent.name.startswith(_OF_APPLICATION) and _is_private(common)
+        self._root = common if is_common else own / _ROOT
 
     def find(self, run: str, task: ev.TaskId, tokens: Mapping[bytes, int]) -> Copy | None:
         """The newest copy of a task that has one of these tokens."""
@@ -118,6 +132,16 @@ class SharedCopies:
                 return
             shutil.rmtree(copy, ignore_errors=True)
             total -= size
+
+
+def _is_private(folder: Path) -> bool:
+    """Make a directory, unless it is there. Whether nobody else can read it or put anything in."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def file_name(uid: str) -> str:

@@ -4,7 +4,7 @@ Spark serves a task in any worker, so every worker comes to hold every task, a f
 cached task has the token of the report with which its epoch ended. It counts only if that token is
 among those that the driver sends: the tokens of accepted reports, with their versions. States over
 the limit go to the executor's local disk; Spark removes the files when the executor ends. What a
-worker does not have, another one of its executor may have left there (``shared_copies``).
+worker does not have, another one of its host may have left there (``shared_copies``).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TaskCache:
 
     @property
     def shared(self) -> SharedCopies | None:
-        """What all workers of this executor share; None if Spark gives no local directory."""
+        """What all workers of this host share; None if Spark gives no local directory."""
         directory = local_directory()
         if self._shared is None and directory is not None:
             self._shared = SharedCopies(directory)
