@@ -36,7 +36,7 @@ ASKED = (
     "`rewrite` on Spark, 5,000,000 rows, 4 → 6 subtasks, max parallelism 128 → 256",
     "open and plan a rescale of one million handles, mixed",
     "bounded job over Parquet, 5,000,000 rows, 100,000 keys, 4 checkpoints, parallelism 4",
-    "Spark runtime, an epoch of one row, 100 keys",
+    "Spark runtime, `aggregate`, 100 keys, 1 row an epoch",
     "Spark runtime, `aggregate`, 100,000 keys, 200,000 rows an epoch",
     "Spark runtime, `aggregate`, 100,000 keys, 2,000,000 rows an epoch",
     "Spark runtime, plain function of a key, 100,000 keys, 2,000 rows an epoch",
