@@ -106,9 +106,8 @@ class RestartPolicy:
         if sentence is None:
             logger.warning("job %r starts again from its newest checkpoint: %s", self._job_id, error)
             return None
-        failed = JobFailed(
-            f"job {self._job_id!r} {sentence}. What it has published stands: fix the cause and run it again"
-        )
+        said = f"job {self._job_id!r} {sentence}".removesuffix(".")
+        failed = JobFailed(f"{said}. What it has published stands: fix the cause and run it again")
         failed.__cause__ = cause
         return failed
 
