@@ -509,12 +509,22 @@ def test_types_nested_eight_deep_are_written_and_read() -> None:
     assert decode_record(encode_record(record)) == record
 
 
-def test_ten_thousand_operators_are_read_in_a_second() -> None:
-    graph = JobGraph(tuple(Operator(OperatorId(f"op-{i}"), 4, 128, key_hash="h") for i in range(10_000)))
-    data = encode_record(replace(rich_record(), graph=graph, states=()))
-    began = time.perf_counter()
-    assert len(decode_record(data).graph.operators) == 10_000
-    assert time.perf_counter() - began < 2
+def test_twenty_times_as_many_operators_are_read_in_about_twenty_times_the_time() -> None:
+    def record_of(operators: int) -> bytes:
+        graph = JobGraph(tuple(Operator(OperatorId(f"op-{i}"), 4, 128, key_hash="h") for i in range(operators)))
+        return encode_record(replace(rich_record(), graph=graph, states=()))
+
+    def seconds(operators: int) -> float:
+        """Processor time, the least of some tries: what else runs here does not count."""
+        data, found = record_of(operators), []
+        for _ in range(3):
+            began = time.process_time()
+            assert len(decode_record(data).graph.operators) == operators
+            found.append(time.process_time() - began)
+        return min(found)
+
+    # A loop in a loop would take 400 times as long.
+    assert seconds(10_000) < 80 * seconds(500)
 
 
 def test_a_repeated_member_is_found_in_one_pass() -> None:
