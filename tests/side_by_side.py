@@ -65,6 +65,7 @@ SUITES = {
             "tests/stateformat/test_limits_of_writing.py",
             "tests/stateformat/test_repair_protocol.py",
             "tests/stateformat/test_repairing.py",
+            "tests/stateformat/test_ttl_reading.py",
             "tests/dataflow",
             "tests/local",
             "tests/simulation",

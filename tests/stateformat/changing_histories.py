@@ -234,6 +234,11 @@ class ExpiringHistory(History):
         told = what not in ("rescale", "compact", "rekey")
         self._now_at[newest + 1] = self.clock if told else self._now_at[newest]
 
+    @property
+    def time_went_on(self) -> bool:
+        """Whether any checkpoint was told a later time than the first: then rows have expired."""
+        return len({*self._now_at.values()}) > 1
+
     def live(self, kind: str, checkpoint_id: int) -> list[Row]:
         """The rows of a checkpoint that have not expired."""
         rows, now = super().live(kind, checkpoint_id), self._now_at[checkpoint_id]

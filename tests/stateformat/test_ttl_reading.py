@@ -24,7 +24,7 @@ from stateformat.ttl import NO_TIME_US, TTL_COLUMN, Ttl
 from tests.data_world import same_rows
 from tests.stateformat.changing_histories import KEYS, OWN, ExpiringHistory, joined, random_history
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 20))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 9))]
 KINDS = ("value", "map", "list")
 
 
@@ -74,7 +74,7 @@ def test_every_read_of_a_state_leaves_out_what_had_expired(
         task = checkpoint.read("op", kind)
         assert task.table().num_rows == len(live)
         assert task.with_expired().table().num_rows == len(every)
-    assert hidden
+    assert bool(hidden) == history.time_went_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
