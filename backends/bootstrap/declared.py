@@ -13,7 +13,7 @@ from stateformat.schema import row_schema
 from stateformat.ttl import TTL_COLUMN
 
 from ..dataflow.flow import Dataflow
-from ..dataflow.graph import ENUMERATOR, SPLITS, Job, compile_job, graph_of
+from ..dataflow.graph import ENUMERATOR, ENUMERATOR_LOG, SPLITS, Job, compile_job, graph_of
 
 _DECLARED = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 
@@ -46,7 +46,7 @@ def states_by_name(job: Job) -> dict[str, State]:
         f"{state.operator}/{state.name}": state
         for state in job.states
         if state.mode in _DECLARED
-        and not (state.name in (SPLITS, ENUMERATOR) and job.vertex_of(state.operator).is_source)
+        and not (state.name in (SPLITS, ENUMERATOR, ENUMERATOR_LOG) and job.vertex_of(state.operator).is_source)
     }
 
 

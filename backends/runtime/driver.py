@@ -32,6 +32,7 @@ from ..dataflow.coordinator import Coordinator
 from ..dataflow.graph import COMMITTABLES, Vertex
 from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, left_words, pending_committables, sinks_of
+from .enumerator_logs import EnumeratorLogs
 from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
 from .reports import GraceExceeded, RunDiscarded
@@ -92,11 +93,6 @@ class TaskMessenger(ABC):
         """Stop logging in all channels."""
 
 
-def _late_rows(permit: CommitPermit | None) -> int:
-    said = permit.record.properties.get(LATE_PROPERTY, "") if permit is not None else ""
-    return int(said) if said.isdecimal() and len(said) < 19 else 0
-
-
 class Driver:
     """Carries out the commands of the run's :class:`Coordinator`."""
 
@@ -137,11 +133,12 @@ class Driver:
         self._keep_for_us = schedule.keep_for_us
         self._expires_at_us = 0
         self._own_properties = {**keep_properties(schedule), **restored.origin}
-        self.late_rows_before = _late_rows(restored.permit)
+        self.late_rows_before = restored.late_rows
         """``Run.late_rows`` when this run began."""
         self._retries: Mapping[str, pa.Table] = retries
         """Committables of sinks that go into the next checkpoint, by uid."""
         self.enumerators: dict[str, SplitEnumerator] = {}
+        self._logs = EnumeratorLogs(restored)
         self.coordinators: dict[str, OperatorCoordinator] = {}
         self._errors: dict[str, BaseException] = {}
         """What was raised, by the reason that the coordinator got."""
@@ -179,6 +176,7 @@ class Driver:
         logic = self._job.logic(uid)
         if isinstance(logic, Source):
             enumerator = logic.enumerator()
+            self._logs.open(uid, enumerator)
             if rows is not None:
                 enumerator.restore(rows)
             self.enumerators[uid] = enumerator
@@ -309,6 +307,7 @@ class Driver:
                     current.coordinators[uid] = cast_to_schema(
                         f"snapshot of the coordinator of {uid!r}", owner.snapshot(), as_schema(owner.columns)
                     )
+                self._logs.take(self.enumerators)
             except Exception as error:
                 reason = f"that of operator {uid!r}: {error}"
                 self._note_failure(reason, uid, "snapshot of the coordinator", error)
@@ -351,6 +350,7 @@ class Driver:
             begun = time.perf_counter()
             finished = self._mark(current, command)
             self._add_coordinators(current, finished)
+            self._logs.write(current.checkpoint, {*current.plan.finished, *command.finishing})
             for uid in {state.operator for state in self._job.states if state.by_processing_time}:
                 current.checkpoint.set_now(uid, processing_time_us=self.processing_time.now_us)
             if self._messenger.late_rows:
@@ -367,6 +367,7 @@ class Driver:
             self.inbox.append(ev.PublishFailed(number, str(error), unknown=isinstance(error, er.OutcomeUnknown)))
         else:
             self._retries = {}
+            self._logs.published()
             self._errors.clear()
             self.published += 1
             self.inbox.append(ev.Published(number))

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.graph import JobGraph, Partitioner
-from stateformat.model import Mode, Record, SchemaVersion
+from stateformat.model import LATE_PROPERTY, Mode, Record, SchemaVersion
 from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import RestorePlan
 
 from ..dataflow.flow import Dataflow
-from ..dataflow.graph import Job, Vertex, compile_job, graph_of, states_to_plan
+from ..dataflow.graph import ENUMERATOR_LOG, Job, Vertex, compile_job, graph_of, states_to_plan
 from .options import Options
 from .rescales import Rescales
 
@@ -58,6 +58,12 @@ class Restored:
         """The latest processing time that the checkpoint has seen; 0 if it has kept none."""
         states = self.permit.record.states if self.permit is not None else ()
         return max((state.processing_now_us or 0 for state in states), default=0)
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows had been dropped as late when the checkpoint was taken."""
+        said = self.permit.record.properties.get(LATE_PROPERTY, "") if self.permit is not None else ""
+        return int(said) if said.isdecimal() and len(said) < 19 else 0
 
     def states(self, vertex: Vertex, subtask: int) -> Mapping[str, Mapping[str, ReadTask]]:
         """What a task's operators read, by uid and state, as far as the checkpoint has them."""
@@ -120,6 +126,15 @@ class Restored:
                 if task is not None:
                     found[str(state.operator)] = task.table(as_schema=declared.current)
         return found
+
+    def enumerator_log(self, uid: str) -> pa.Table | None:
+        """The log of a source's enumerator, of all subtasks; None if the checkpoint has none."""
+        declared, saved = self.job.state(uid, ENUMERATOR_LOG), self.permit and self.permit.record.by_state
+        if self.permit is None or declared is None or (uid, ENUMERATOR_LOG) not in (saved or {}):
+            return None
+        if self.drops(uid, ENUMERATOR_LOG):
+            return None
+        return self.permit.checkpoint().read(uid, ENUMERATOR_LOG).table(as_schema=declared.current)
 
 
 def restore(flow: Dataflow, permit: CommitPermit | None, options: Options, *, again: bool = False) -> Restored:

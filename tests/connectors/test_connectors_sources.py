@@ -356,12 +356,14 @@ def test_a_directory_that_grows_gives_every_file_once_in_order_of_names(tmp_path
     snapshot = enumerator.snapshot()
     assert snapshot.schema == enumerator.columns
     restored = source.enumerator()
+    restored.restore_log(enumerator.logged())
     restored.restore(snapshot)
-    write(tmp_path, "a.parquet", table_of(6, 3))
-    write(tmp_path, ".d.parquet", table_of(9, 3))
+    assert enumerator.logged().num_rows == 0
+    write(tmp_path, "d.parquet", table_of(6, 3))
+    write(tmp_path, ".e.parquet", table_of(9, 3))
     given += [restored.next_split(1, 2), restored.next_split(0, 2)]
     assert restored.next_split(0, 2) is NoSplit.LATER
-    (tmp_path / ".d.parquet").rename(tmp_path / "d.parquet")
+    (tmp_path / ".e.parquet").rename(tmp_path / "e.parquet")
     (tmp_path / "_END").touch()
     given.append(restored.next_split(1, 2))
     assert [restored.next_split(subtask, 2) for subtask in range(2)] == [NoSplit.NEVER] * 2

@@ -17,18 +17,20 @@ import glob
 import json
 import os
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
 from stateformat.states import Columns, as_schema
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
-from .enumerators import ListEnumerator, check_at_least
+from .enumerators import ListEnumerator, check_at_least, not_null
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -212,13 +214,17 @@ class DirectoryEnumerator(SplitEnumerator):
     found at one look are dealt in the order of their names. ``until``: once a file of this name is
     there, no more come, and the source ends.
 
-    Keeps every ``file`` (utf8) that it has seen, for ever, so that none is dealt twice, and ``id``
-    (utf8) and ``payload`` (binary) of the splits that are left; both are null for a file seen.
+    Its log has every ``file`` (utf8) that was dealt, for ever, so that none is dealt twice. It also
+    keeps ``file``, ``id`` (utf8) and ``payload`` (binary) of the splits that are left of a file
+    that was cut. A file is cut when its turn comes: what else a look has found, the first look
+    after a restart finds again. (Null ``id`` and ``payload`` mean a file that was dealt: so
+    :func:`files_behind` has them, and checkpoints of earlier releases, which had no log.)
     """
 
     columns = pa.schema(
         [pa.field("file", pa.string(), nullable=False), pa.field("id", pa.string()), pa.field("payload", pa.binary())]
     )
+    log_columns = not_null(file=pa.string())
 
     def __init__(
         self, directory: str, suffix: str, splits_of: Callable[[str], Iterable[Split]], *, until: str | None = None
@@ -227,43 +233,70 @@ class DirectoryEnumerator(SplitEnumerator):
         self._suffix = suffix
         self._splits_of = splits_of
         self._until = until
-        self._seen: dict[str, None] = {}
-        self._left: list[tuple[str, Split]] = []
+        self._dealt: set[str] = set()
+        """Names in the directory. Of files of another, where the source was before, only the log
+        knows."""
+        self._new: list[str] = []
+        """Paths that the log has yet to gain."""
+        self._found: deque[str] = deque()
+        """Names that wait."""
+        self._left: deque[tuple[str, Split]] = deque()
 
     def __repr__(self) -> str:
         return brief(self, self._directory)
 
     def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:  # noqa: ARG002 - any reader gets the next
         """The next one. Looks at the directory when none is left."""
-        if not self._left:
-            # Looked for first: what comes before the end in the directory must be seen after it
-            # here.
-            over = self._until is not None and (Path(self._directory) / self._until).exists()
-            for file in find_files(self._directory, self._suffix, may_be_none=True):
-                if file not in self._seen:
-                    self._left += [(file, split) for split in self._splits_of(file)]
-                    self._seen[file] = None
-            if not self._left:
+        looked = over = False
+        while not self._left:
+            if self._found:
+                path = os.path.join(self._directory, self._found[0])  # noqa: PTH118 - a name, not a path, is what is kept
+                self._left.extend((path, split) for split in self._splits_of(path))
+                self._note([self._found.popleft()], [path])
+            elif looked:
                 return NoSplit.NEVER if over else NoSplit.LATER
-        return self._left.pop(0)[1]
+            else:
+                # Looked for first: what comes before the end in the directory must be seen after
+                # it here.
+                over = self._until is not None and (Path(self._directory) / self._until).exists()
+                names = _names_in(self._directory, self._suffix) if os.path.isdir(self._directory) else []  # noqa: PTH112
+                self._found.extend(sorted(name for name in names if name not in self._dealt))
+                looked = True
+        return self._left.popleft()[1]
+
+    def _note(self, names: Iterable[str], paths: Iterable[str]) -> None:
+        self._dealt.update(names)
+        self._new += paths
 
     def snapshot(self) -> pa.Table:
-        # By column: a day has tens of thousands of files, and each checkpoint has all.
-        none = [None] * len(self._seen)
         columns = {
-            "file": [*self._seen, *(file for file, _ in self._left)],
-            "id": [*none, *(split.id for _, split in self._left)],
-            "payload": [*none, *(split.payload for _, split in self._left)],
+            "file": [file for file, _ in self._left],
+            "id": [split.id for _, split in self._left],
+            "payload": [split.payload for _, split in self._left],
         }
         return pa.table(columns, schema=self.columns)
 
     def restore(self, rows: pa.Table) -> None:
-        self._seen, self._left = {}, []
-        for file, name, payload in zip(*(rows[each].to_pylist() for each in self.columns.names), strict=True):
-            if name is None:
-                self._seen[file] = None
-            else:
-                self._left.append((file, Split(name, payload)))
+        is_left = pc.is_valid(rows["id"])
+        left = rows.filter(is_left)
+        splits = map(Split, left["id"].to_pylist(), left["payload"].to_pylist())
+        self._left = deque(zip(left["file"].to_pylist(), splits, strict=True))
+        dealt = rows["file"].filter(pc.invert(is_left)).to_pylist()
+        self._note(self._own(dealt), dealt)
+
+    def logged(self) -> pa.Table:
+        new, self._new = self._new, []
+        return pa.table({"file": new}, schema=self.log_columns)
+
+    def restore_log(self, rows: pa.Table) -> None:
+        self._dealt.update(self._own(rows["file"].to_pylist()))
+
+    def _own(self, paths: Iterable[str]) -> Iterator[str]:
+        """The names of those that lie in its directory."""
+        for path in paths:
+            folder, name = os.path.split(path)
+            if folder == self._directory:
+                yield name
 
 
 def files_behind(paths: Sequence[str]) -> StartingPoint:
@@ -272,6 +305,11 @@ def files_behind(paths: Sequence[str]) -> StartingPoint:
     count = len(seen["file"])
     columns = {**seen, "id": pa.nulls(count, pa.string()), "payload": pa.nulls(count, pa.binary())}
     return StartingPoint(pa.table(columns, schema=DirectoryEnumerator.columns), (), f"behind {count} files")
+
+
+def _names_in(directory: str, suffix: str) -> list[str]:
+    """The names of a directory that are files of a source, in any order."""
+    return [name for name in os.listdir(directory) if name.endswith(suffix) and name[0] not in "._"]  # noqa: PTH208
 
 
 def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[str]:
@@ -285,8 +323,7 @@ def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         text = str(Path(path).expanduser().absolute())
         if os.path.isdir(text):  # noqa: PTH112 - names, not paths, are what is wanted
-            names = sorted(name for name in os.listdir(text) if name.endswith(suffix) and name[0] not in "._")  # noqa: PTH208
-            files = [os.path.join(text, name) for name in names]  # noqa: PTH118
+            files = [os.path.join(text, name) for name in sorted(_names_in(text, suffix))]  # noqa: PTH118
         elif any(sign in text for sign in "*?[") and not os.path.exists(text):  # noqa: PTH110
             files = sorted(name for name in glob.glob(text, recursive=True) if _is_wanted(name, suffix))  # noqa: PTH207
         else:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stateformat.errors import InvalidInput
 from stateformat.graph import brief
-from stateformat.states import Columns
+from stateformat.states import Columns, as_schema
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ class SplitEnumerator(ABC):
 
     columns: Columns
     """The columns of what :meth:`snapshot` returns."""
+    log_columns: Columns | None = None
+    """The columns of its log: what it keeps for as long as the job lives. None: it has no log.
+
+    A checkpoint has a snapshot whole, and of a log only what is new, so what grows without end
+    belongs into the log.
+    """
 
     def __repr__(self) -> str:
         return brief(self)
@@ -74,6 +80,16 @@ class SplitEnumerator(ABC):
     @abstractmethod
     def restore(self, rows: pa.Table) -> None:
         """Take back what :meth:`snapshot` gave."""
+
+    def logged(self) -> pa.Table:
+        """The rows that its log gains: all since the last call. Called after each :meth:`snapshot`.
+
+        They are kept even if that checkpoint fails.
+        """
+        return as_schema(self.log_columns or {}).empty_table()
+
+    def restore_log(self, rows: pa.Table) -> None:  # noqa: B027 - without a log there is nothing
+        """Take back all rows of its log, in any order. Called before :meth:`restore`."""
 
 
 class StartingPoint(NamedTuple):

@@ -23,7 +23,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from ...state import SubtaskStates
 from .. import events as ev
 from ..api import NoSplit, Operator, Prepared, Source, Split
-from ..graph import SPLITS, Job, Vertex
+from ..graph import ENUMERATOR_LOG, SPLITS, Job, Vertex
 from .chained_operator import ChainedOperator, Emitter, InputProgress, ReportedProgress
 from .in_flight import OpenSnapshot
 from .source_reader import ReadResult, SourceReader
@@ -283,6 +283,8 @@ class OperatorChain:
             writer.write(SPLITS, rows)
         else:
             writer.empty(SPLITS)
+        if self._job.state(self._vertex.id, ENUMERATOR_LOG) is not None:
+            writer.empty(ENUMERATOR_LOG)  # The driver adds what there is.
 
     def _progress(self, operator: ChainedOperator, command: ev.Snapshot) -> tuple[InputProgress, ...]:
         """The progress of each input; an inner operator's has ended with the chain's."""

@@ -15,6 +15,7 @@ from .partitioning import Router
 from .runtime_states import (
     COMMITTABLES,
     ENUMERATOR,
+    ENUMERATOR_LOG,
     PROGRESS,
     SPLITS,
     SPLITS_SCHEMA,
@@ -25,6 +26,7 @@ from .runtime_states import (
 __all__ = [
     "COMMITTABLES",
     "ENUMERATOR",
+    "ENUMERATOR_LOG",
     "PROGRESS",
     "SPLITS",
     "SPLITS_SCHEMA",

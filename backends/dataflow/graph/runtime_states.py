@@ -5,6 +5,9 @@ of                      name           what
 ======================  =============  ===========================================================
 source                  `splits`       even split: :data:`SPLITS_SCHEMA`
 source                  `enumerator`   coordinator: the enumerator's columns
+enumerator with a log   `enumerator_log`
+                                       even split, though only the driver writes and reads it: its
+                                       ``log_columns``, in segments that one subtask has
 operator with inputs    `progress`     progress, one row per edge
 with a coordinator      `coordinator`  its columns, then those of :data:`MESSAGE_SCHEMA`
 two-phase-commit sink   `committables` its ``committable_columns``
@@ -37,6 +40,7 @@ from ..flow import Dataflow, Step
 
 SPLITS: Final = "splits"
 ENUMERATOR: Final = "enumerator"
+ENUMERATOR_LOG: Final = "enumerator_log"
 PROGRESS: Final = "progress"
 COORDINATOR: Final = "coordinator"
 COMMITTABLES: Final = "committables"
@@ -147,7 +151,8 @@ def _with_changes(
     for step in flow.steps.values():
         edges = [edge for edge in graph.edges if edge.target == step.uid]
         ended = step.uid in over
-        kept = [saved[step.uid, name] for name in (ENUMERATOR, COORDINATOR) if ended and (step.uid, name) in saved]
+        of_driver = (ENUMERATOR, ENUMERATOR_LOG, COORDINATOR) if ended else ()
+        kept = [saved[step.uid, name] for name in of_driver if (step.uid, name) in saved]
         declared = _declared(step, edges, unaligned=unaligned, ended=ended, logged=logged)
         for state, changes in (*((state, Changes()) for state in kept), *declared):
             key = (state.operator, state.name)
@@ -200,7 +205,10 @@ def _of_the_runtime(
     if isinstance(logic, Source):
         yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
         if not ended:
-            yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
+            enumerator = logic.enumerator()
+            yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", enumerator))
+            if enumerator.log_columns is not None:
+                yield sf.even_split_state(uid, ENUMERATOR_LOG, columns=enumerator.log_columns)
         return
     yield sf.progress_state(uid, PROGRESS)
     coordinator = None if ended else logic.coordinator()
