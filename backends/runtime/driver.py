@@ -32,8 +32,8 @@ from ..dataflow.coordinator import Coordinator
 from ..dataflow.graph import COMMITTABLES, Vertex
 from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, left_words, pending_committables, sinks_of
-from .enumerator_logs import EnumeratorLogs
 from .in_flight_checkpoint import InFlightCheckpoint
+from .logs import EnumeratorLogs
 from .options import Schedule
 from .reports import GraceExceeded, RunDiscarded
 from .restore import Restored
@@ -138,7 +138,7 @@ class Driver:
         self._retries: Mapping[str, pa.Table] = retries
         """Committables of sinks that go into the next checkpoint, by uid."""
         self.enumerators: dict[str, SplitEnumerator] = {}
-        self._logs = EnumeratorLogs(restored)
+        self._logs = EnumeratorLogs(restored.enumerator_log)
         self.coordinators: dict[str, OperatorCoordinator] = {}
         self._errors: dict[str, BaseException] = {}
         """What was raised, by the reason that the coordinator got."""

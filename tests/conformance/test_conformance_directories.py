@@ -16,7 +16,8 @@ import stateformat as sf
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import DirectoryEnumerator, ParquetSource
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
-from stateformat.backends.runtime import Run, RunDiscarded, enumerator_logs
+from stateformat.backends.runtime import Run, RunDiscarded
+from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.errors import RestoreRefused
 from tests.conformance import Out, to_end, until
 from tests.local_jobs import ROWS, rows
@@ -117,27 +118,28 @@ def test_a_checkpoint_has_a_short_state_and_a_log_in_few_segments(stage: PlayedS
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_file_is_lost_or_repeated_however_runs_end(stage: PlayedStage, executor: str, seed: int) -> None:
     draw = random.Random(seed)
     folder = Folder(stage, executor)
-    for life in range(8):
+    for life in range(5):
         folder.add(draw.choice([0, 1, 3, 12]))
-        where = folder.executor if life % 3 else other(folder.executor) if executor != "cluster" else None
+        where = other(executor) if life == 2 and executor != "cluster" else executor
         flow = folder.flow(draw.randrange(1, 4))
         run = folder.begin(flow, where, seed=life, tolerable_failures=3)
         if draw.random() < 0.5:
             # One checkpoint fails: before its manifest, or with a segment of the log written.
             stage.storage.order("write", draw.choice(["manifests/", "segments/", "checkpoints/"]), "refuse")
-        for _ in range(draw.randrange(30, 300)):
+        for _ in range(draw.randrange(20, 80) // (1 if executor == "local" else 10)):
             try:
                 if not run.step():
                     break
             except RunDiscarded:
                 break
-            if draw.random() < 0.02:
+            if draw.random() < 0.05:
                 folder.add(1)
         run.close()
+    stage.storage.orders.clear()
     folder.end()
     to_end(folder.begin())
     folder.check()
@@ -170,7 +172,8 @@ def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(stag
     folder.add(6)
     run = folder.begin()
     folder.read(run)
-    then = stage.newest_id
+    then = stage.newest_id + 1
+    until(run, lambda: stage.newest_id >= then)  # With nothing left to commit.
     folder.add(5)
     folder.read(run)
     run.close()

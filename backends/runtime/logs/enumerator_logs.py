@@ -14,7 +14,7 @@ one segment of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -24,11 +24,10 @@ from stateformat.model import Handle
 from stateformat.publication import PendingCheckpoint
 from stateformat.states import as_schema
 
-from ..dataflow import events as ev
-from ..dataflow.api import SplitEnumerator
-from ..dataflow.casting import cast_to_schema
-from ..dataflow.graph import ENUMERATOR_LOG
-from .restore import Restored
+from ...dataflow import events as ev
+from ...dataflow.api import SplitEnumerator
+from ...dataflow.casting import cast_to_schema
+from ...dataflow.graph import ENUMERATOR_LOG
 
 TAIL_ROWS = 512
 """How long the segment may be to which every checkpoint adds."""
@@ -61,9 +60,9 @@ class _Log:
 
 
 class EnumeratorLogs:
-    """The logs of all enumerators that have one."""
+    """The logs of all enumerators that have one. ``restored``: that of a source's uid, if any."""
 
-    def __init__(self, restored: Restored) -> None:
+    def __init__(self, restored: Callable[[str], pa.Table | None]) -> None:
         self._restored = restored
         self._logs: dict[str, _Log] = {}
 
@@ -71,7 +70,7 @@ class EnumeratorLogs:
         """Give a new enumerator the log of the checkpoint, if both have one."""
         if enumerator.log_columns is None:
             return
-        rows = self._restored.enumerator_log(uid)
+        rows = self._restored(uid)
         if rows is not None:
             enumerator.restore_log(rows)
         self._logs[uid] = _Log(as_schema(enumerator.log_columns).empty_table() if rows is None else rows)
