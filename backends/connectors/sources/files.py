@@ -18,7 +18,7 @@ import json
 import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -259,8 +259,7 @@ class DirectoryEnumerator(SplitEnumerator):
                 # Looked for first: what comes before the end in the directory must be seen after
                 # it here.
                 over = self._until is not None and (Path(self._directory) / self._until).exists()
-                names = _names_in(self._directory, self._suffix) if os.path.isdir(self._directory) else []  # noqa: PTH112
-                self._found.extend(sorted(name for name in names if name not in self._dealt))
+                self._found.extend(sorted(_names_in(self._directory, self._suffix, self._dealt)))
                 looked = True
         return self._left.popleft()[1]
 
@@ -307,9 +306,17 @@ def files_behind(paths: Sequence[str]) -> StartingPoint:
     return StartingPoint(pa.table(columns, schema=DirectoryEnumerator.columns), (), f"behind {count} files")
 
 
-def _names_in(directory: str, suffix: str) -> list[str]:
-    """The names of a directory that are files of a source, in any order."""
-    return [name for name in os.listdir(directory) if name.endswith(suffix) and name[0] not in "._"]  # noqa: PTH208
+def _names_in(directory: str, suffix: str, known: Set[str]) -> list[str]:
+    """The other names of a directory that are files of a source, in any order; none if it is
+    gone.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [
+            name
+            for name in set(os.listdir(directory)) - known  # noqa: PTH208
+            if name.endswith(suffix) and name[0] not in "._"
+        ]
+    return []
 
 
 def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[str]:
@@ -323,7 +330,7 @@ def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         text = str(Path(path).expanduser().absolute())
         if os.path.isdir(text):  # noqa: PTH112 - names, not paths, are what is wanted
-            files = [os.path.join(text, name) for name in sorted(_names_in(text, suffix))]  # noqa: PTH118
+            files = [os.path.join(text, name) for name in sorted(_names_in(text, suffix, frozenset()))]  # noqa: PTH118
         elif any(sign in text for sign in "*?[") and not os.path.exists(text):  # noqa: PTH110
             files = sorted(name for name in glob.glob(text, recursive=True) if _is_wanted(name, suffix))  # noqa: PTH207
         else:
