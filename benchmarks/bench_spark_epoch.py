@@ -11,10 +11,10 @@ from benchmarks.measuring import Row, duration
 from benchmarks.spark_input import Epoch, random_keys, write_epoch
 from benchmarks.spark_sides import NATIVE, Side, same, sides
 
-EMPTY_WARM_UP, EMPTY_PAIRS = 20, 100
+EMPTY_WARM_UP, EMPTY_PAIRS = 20, 60
 EMPTY = f"Spark runtime, empty epoch of source → keyed → sink, {EMPTY_PAIRS} warm epochs"
 ONE_ROW = "Spark runtime, `aggregate`, 100 keys, 1 row an epoch"
-ROUNDS, EACH = 8, 20
+ROUNDS, EACH = 6, 20
 """Rounds, of which the first two warm up, and epochs of each side in a round."""
 
 
