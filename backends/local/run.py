@@ -8,6 +8,8 @@ caller may kill a task, drop the run, or begin another.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +34,20 @@ logger = logging.getLogger(__name__)
 
 RETRY_US = 1_000_000
 """Without an interval, an aborted checkpoint that tasks wait for begins again after this time."""
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python looks for no garbage: very many channels are made, which are none, and it would look
+    at all of them several times.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class LocalRun(rt.Run):
@@ -61,7 +77,8 @@ class LocalRun(rt.Run):
         self._workers: dict[ev.TaskId, rt.Worker] = {}
         self._layers: dict[ev.TaskId, TaskLayers] = {}
         self._channels: dict[ev.Channel, rt.Queue] = {}
-        self._connect(restored)
+        with _without_collection():
+            self._connect(restored)
         try:
             self._driver.open_coordinators(restored.coordinators, restored.finished)
             self._open(restored)
@@ -90,6 +107,13 @@ class LocalRun(rt.Run):
             worker.routers = {edge.id: Router(self.job, edge, core.id.subtask) for edge in vertex.outputs}
             self._workers[core.id] = worker
             self.wake(worker)
+        of_vertex: dict[str, dict[int, rt.Worker]] = {}
+        for name, worker in self._workers.items():
+            of_vertex.setdefault(name.vertex, {})[name.subtask] = worker
+        self._senders = {
+            edge.id: of_vertex.get(self.job.vertex_of(edge.source).id, {}) for edge in self.job.graph.edges
+        }
+        """By edge, the tasks at its source."""
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
     def _open(self, restored: rt.Restored) -> None:
@@ -288,15 +312,16 @@ class LocalRun(rt.Run):
         return self._checkpoint(number) is not None and self._workers[task].snapshot_taken < number
 
     def confirm(self, channels: Iterable[ev.Channel]) -> None:
-        edge, vertex = "", ""
+        senders: dict[int, rt.Worker] = {}
+        edge = ""
         for channel in channels:
             if channel.edge != edge:
                 edge = channel.edge
-                vertex = self.job.vertex_of(self.job.graph.by_edge[edge].source).id
-            worker = self._workers.get(ev.TaskId(vertex, channel.sender))
+                senders = self._senders[edge]
+            worker = senders.get(channel.sender)
             if worker is not None and not worker.gone:
                 worker.mailbox.append(ev.DataProcessed(channel))
-                self.wake(worker)
+                self._ready.wake(worker)
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
         self.mail(rt.receiver_of(self.job, channel), ev.Announced(channel, barrier))
@@ -305,7 +330,10 @@ class LocalRun(rt.Run):
         self._workers[rt.receiver_of(self.job, channel)].log(channel, batch)
 
     def ended(self, task: ev.TaskId) -> None:
-        self.confirm(self._workers[task].inputs)  # No sender needs to wait for it.
+        # No sender needs to wait for it; those from outside its loop had left before.
+        feedback = {edge.id for edge in self._workers[task].vertex.feedback}
+        if feedback:
+            self.confirm(channel for channel in self._workers[task].inputs if channel.edge in feedback)
         del self._layers[task]
         self.tell(ev.TaskEnded(task))
 

@@ -163,9 +163,14 @@ class ReadyInputs:
         self.fill: LoopFill | None = None
         """Of the head of a loop."""
 
-    def add(self, queue: Queue) -> None:
-        self._place[queue] = len(self._open)
+    def add(self, queue: Queue) -> bool:
+        """Returns whether it is the only one that may be open, so that the task may have become
+        ready.
+        """
+        place = len(self._open)
+        self._place[queue] = place
         self._open.append(queue)
+        return not place
 
     def remove(self, queue: Queue) -> None:
         if queue in self._aside:
@@ -210,10 +215,10 @@ class ReadyInputs:
         found = [
             queue
             for queue in self._open
-            if queue is not drawn
-            and type(head := queue.elements[0]) is kind
-            and (any_value or head == element)
+            if type(head := queue.elements[0]) is kind
+            and (head is element or any_value or head == element)
             and queue.channel.edge == edge
+            and queue is not drawn
             and not self._task.is_blocked(queue.channel)
         ]
         self._worth = min(self._worth + _LOOKS_A_FIND * len(found) - len(self._open), _WORTH_MAX)
@@ -260,37 +265,41 @@ def tasks_of(restored: Restored, *, by_epoch: bool = False) -> Iterator[TaskChan
     """
     job = restored.job
     loops = loops_of(job.vertices)
-    known: dict[ev.Channel, ev.Channel] = {}
-    """Both ends of a channel have the same object: there may be very many."""
+    # Both ends of a channel have the same object: there may be very many.
+    known = {
+        edge.id: _channels_of(job, edge)
+        for edge in job.graph.edges
+        if restored.finished.isdisjoint((job.vertex_of(edge.source).id, job.vertex_of(edge.target).id))
+    }
     for vertex in job.vertices:
         if vertex.id in restored.finished:
             continue
         for subtask in range(vertex.parallelism):
             inputs = {
-                edge.id: tuple(
-                    known.setdefault(channel, channel)
-                    for channel in (ev.Channel(edge.id, sender, subtask) for sender in job.senders(edge.id, subtask))
-                )
-                if job.vertex_of(edge.source).id not in restored.finished
-                else ()
+                edge.id: known[edge.id][1][subtask] if edge.id in known else ()
                 for edge in (*vertex.inputs, *vertex.feedback)
             }
-            outputs = {
-                edge.id: tuple(
-                    known.setdefault(channel, channel)
-                    for channel in (
-                        ev.Channel(edge.id, subtask, receiver) for receiver in job.receivers(edge.id, subtask)
-                    )
-                )
-                for edge in vertex.outputs
-                if job.vertex_of(edge.target).id not in restored.finished
-            }
+            outputs = {edge.id: known[edge.id][0][subtask] for edge in vertex.outputs if edge.id in known}
             edges = _input_edges(restored, vertex, subtask, inputs, loops)
             channels = [channel for some in outputs.values() for channel in some]
             replayed = bool(restored.in_flight(vertex, subtask))
             asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
             core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks, by_epoch=by_epoch)
             yield TaskChannels(vertex, core, inputs, outputs)
+
+
+def _channels_of(job: Job, edge: Edge) -> tuple[list[tuple[ev.Channel, ...]], list[tuple[ev.Channel, ...]]]:
+    """The channels of an edge by sender, and by receiver, each in order."""
+    senders, receivers = (job.graph.operator(uid).parallelism for uid in (edge.source, edge.target))
+    leaving = [
+        tuple(ev.Channel(edge.id, sender, receiver) for receiver in job.receivers(edge.id, sender))
+        for sender in range(senders)
+    ]
+    arriving: list[list[ev.Channel]] = [[] for _ in range(receivers)]
+    for some in leaving:
+        for channel in some:
+            arriving[channel.receiver].append(channel)
+    return leaving, [tuple(some) for some in arriving]
 
 
 def _input_edges(

@@ -96,8 +96,8 @@ class Worker:
                 queue.on_full, queue.on_room = filled, has_room
 
     def _find(self, queue: Queue) -> None:
-        self._ready_inputs.add(queue)
-        self._environment.wake(self)
+        if self._ready_inputs.add(queue):
+            self._environment.wake(self)
 
     def _fill(self, queue: Queue) -> None:
         self._filled[queue] = None
