@@ -98,8 +98,9 @@ def operator_of(operator: Mapping[str, Any]) -> str:
 
 def mode_of(state: Mapping[str, Any]) -> str:
     """The mode and kind of a state, and what its timers fire by if it is not event time."""
-    mode = f"{state['mode']} {state['kind']}" if state.get("kind") else str(state["mode"])
-    return f"{mode} of processing time" if state.get("clock") == "processing_time" else mode
+    if state.get("clock") == "processing_time":
+        return f"processing-time {state['kind']}"
+    return f"{state['mode']} {state['kind']}" if state.get("kind") else str(state["mode"])
 
 
 def field(item: Mapping[str, Any]) -> str:
