@@ -15,6 +15,8 @@ EVERYWHERE = pytest.mark.parametrize(
     "executor", ["local", "spark", pytest.param("cluster", marks=[pytest.mark.spark, pytest.mark.truth])]
 )
 """Runs a test on both executors, and among the truth tests on a real Spark."""
+ON_BOTH = pytest.mark.parametrize("executor", ["local", "spark"])
+"""Where a real Spark adds nothing to what another test of the same says on it."""
 
 
 def other(executor: str) -> str:

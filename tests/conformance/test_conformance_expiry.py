@@ -13,7 +13,7 @@ from stateformat.ttl import NO_TIME_US
 from stateformat.validation import validate
 from tests.conformance import lose, stopped, to_end, until
 from tests.expiring_jobs import LIVES_US, ExpiringJob, said
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
 
 
 def primed(stage: PlayedStage, job: ExpiringJob, run: Run) -> Run:
@@ -23,7 +23,7 @@ def primed(stage: PlayedStage, job: ExpiringJob, run: Run) -> Run:
     return run
 
 
-@EVERYWHERE
+@ON_BOTH
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_what_is_known_of_a_key_depends_on_the_rows_alone(stage: PlayedStage, executor: str, parallelism: int) -> None:
     job = ExpiringJob(stage.directory)
@@ -51,7 +51,7 @@ def test_crashes_and_a_lost_driver_change_nothing(stage: PlayedStage, executor: 
     job.check()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_rollback_and_another_parallelism_find_what_had_not_expired_then(stage: PlayedStage, executor: str) -> None:
     job = ExpiringJob(stage.directory, seed=4)
     run = primed(stage, job, stage.begin(executor, job.flow(2), keep=None))
@@ -75,7 +75,7 @@ def test_a_rollback_and_another_parallelism_find_what_had_not_expired_then(stage
     assert not validate(stage.store.storage, level="full").findings
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_checkpoint_says_what_time_it_was_and_hides_what_had_expired(stage: PlayedStage, executor: str) -> None:
     job = ExpiringJob(stage.directory, seed=5)
     run = stage.begin(executor, job.flow(2), keep=None)
@@ -109,7 +109,7 @@ class Wall(VirtualClock):
         return self.set_us
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_what_expires_in_processing_time_does_so_while_the_job_stands_still(stage: PlayedStage, executor: str) -> None:
     job = ExpiringJob(stage.directory, seed=6)
     options: dict[str, Any] = {"clock": "processing_time", "lives_us": 10**9}

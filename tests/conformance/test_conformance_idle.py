@@ -11,7 +11,7 @@ from stateformat.backends.runtime import VirtualClock
 from stateformat.errors import InvalidInput
 from tests.conformance import Gated, Out, to_end, until
 from tests.local_jobs import ROWS, rows
-from tests.played_stage import EVERYWHERE, PlayedStage
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage
 from tests.spark_in_process import Ranges, RangeSource
 from tests.timer_jobs import SECOND_US, Union
 
@@ -82,7 +82,7 @@ def test_an_idle_split_holds_no_time_up_and_one_that_returns_does(
     run.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_without_idle_after_time_waits_for_every_split(stage: PlayedStage, executor: str) -> None:
     out, clock, place = Out(), VirtualClock(), stage.directory / "in"
     run = stage.begin(executor, windows(stage, out, readers=2, idle_after=None), clock=clock, **pace(executor))
@@ -93,7 +93,7 @@ def test_without_idle_after_time_waits_for_every_split(stage: PlayedStage, execu
     run.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_warning_names_the_split_for_which_time_waits(stage: PlayedStage, executor: str) -> None:
     out, clock, place, told = Out(), VirtualClock(SECOND_US), stage.directory / "in", []
     flow = windows(stage, out, readers=2, idle_after=None)
@@ -114,7 +114,7 @@ def test_a_warning_names_the_split_for_which_time_waits(stage: PlayedStage, exec
     run.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_reader_without_a_split_is_idle_too(stage: PlayedStage, executor: str) -> None:
     out = Out()
     run = stage.begin(executor, windows(stage, out, readers=3), **pace(executor))
@@ -124,7 +124,7 @@ def test_a_reader_without_a_split_is_idle_too(stage: PlayedStage, executor: str)
     run.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_time_does_not_go_back_when_an_idle_job_goes_on(stage: PlayedStage, executor: str) -> None:
     out, place = Out(), stage.directory / "in"
     run = stage.begin(executor, windows(stage, out, readers=2), keep=None, **pace(executor))
@@ -142,7 +142,7 @@ def test_time_does_not_go_back_when_an_idle_job_goes_on(stage: PlayedStage, exec
     again.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_of_two_sources_the_idle_one_holds_no_time_up_and_the_job_ends(stage: PlayedStage, executor: str) -> None:
     out = Out()
     flow = Dataflow("two", parallelism=2)

@@ -9,10 +9,10 @@ import pytest
 from stateformat.backends.local import JobFailed
 from tests.conformance import to_end, until
 from tests.conformance_jobs import LapJob, hops_job, two_heads
-from tests.played_stage import EVERYWHERE, PlayedStage
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage
 
 
-@EVERYWHERE
+@ON_BOTH
 @pytest.mark.parametrize("bytes_max", [20_000, 60_000])
 def test_loops_that_always_press_come_to_their_end_without_a_deadlock(
     stage: PlayedStage, executor: str, bytes_max: int

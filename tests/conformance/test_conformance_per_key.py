@@ -8,7 +8,7 @@ from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from tests.conformance import lose, stopped
 from tests.conformance_per_key import CallsOfEpochs, PerKeyJob, expected
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
 
 
 @EVERYWHERE
@@ -18,7 +18,7 @@ def test_every_kind_of_state_and_timers_give_the_same(stage: PlayedStage, execut
     assert job.out.seen == expected()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_function_that_raised_goes_on_from_the_checkpoint(stage: PlayedStage, executor: str) -> None:
     job = PerKeyJob(stage)
     job.calls.fails("value 33")
@@ -27,7 +27,7 @@ def test_a_function_that_raised_goes_on_from_the_checkpoint(stage: PlayedStage, 
     assert job.out.seen == expected()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_what_raises_again_ends_the_job_with_the_key(stage: PlayedStage, executor: str) -> None:
     job = PerKeyJob(stage)
     for _ in range(3):

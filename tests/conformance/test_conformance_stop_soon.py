@@ -12,7 +12,7 @@ from stateformat.model import StopMode
 from stateformat.requests import RequestOutcome
 from tests.conformance import to_end, until
 from tests.conformance_jobs import LapJob, Line, every_operator, hops_job
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def line(stage: PlayedStage, executor: str) -> Line:
     return Line(stage, executor)
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_it_commits_what_it_has_read_and_goes_on_without_any_option(line: Line) -> None:
     run = line.begin(**({"checkpoint_interval_us": None} if line.executor == "local" else {}))
     line.source.let(0, 5)
@@ -66,7 +66,7 @@ def test_told_again_and_again_at_any_step_nothing_is_lost_or_repeated(
     assert case.outs() == case.expected
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_told_before_it_begins_it_commits_what_the_last_run_left_and_reads_nothing(line: Line) -> None:
     run = line.begin()
     line.read(run, 4)
@@ -82,7 +82,7 @@ def test_told_before_it_begins_it_commits_what_the_last_run_left_and_reads_nothi
     line.check()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_told_before_its_first_checkpoint_exists_it_says_that_there_is_none(line: Line) -> None:
     runtime = line.stage.runtime(line.executor)
     runtime.stop_soon()
@@ -91,7 +91,7 @@ def test_told_before_its_first_checkpoint_exists_it_says_that_there_is_none(line
     assert "begins anew" in outcome.sentence
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_when_grace_is_over_it_ends_at_once_and_names_the_newest_checkpoint(line: Line) -> None:
     run = line.begin()
     line.read(run, 4)
@@ -105,7 +105,7 @@ def test_when_grace_is_over_it_ends_at_once_and_names_the_newest_checkpoint(line
     line.check()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_the_end_of_a_job_and_a_stop_that_is_under_way_come_first(line: Line) -> None:
     run = line.begin()
     line.read(run, 4)
@@ -116,7 +116,7 @@ def test_the_end_of_a_job_and_a_stop_that_is_under_way_come_first(line: Line) ->
     assert (outcome.interrupted, outcome.stop is not None) == (False, True)
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_savepoint_that_was_asked_for_is_made_before_the_end(line: Line) -> None:
     run = line.begin()
     line.read(run, 4)
@@ -130,7 +130,7 @@ def test_a_savepoint_that_was_asked_for_is_made_before_the_end(line: Line) -> No
     line.check()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_a_job_that_fails_while_it_stops_ends_at_its_newest_checkpoint_and_loses_nothing(line: Line) -> None:
     def progress(_: object) -> None:
         if line.stage.newest_id >= 2 and not runtime._soon.is_asked:
@@ -148,7 +148,7 @@ def test_a_job_that_fails_while_it_stops_ends_at_its_newest_checkpoint_and_loses
     line.check()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_what_goes_round_a_loop_is_kept(stage: PlayedStage, executor: str) -> None:
     job = LapJob(stage.directory, spins=True)
     run = stage.begin(executor, job.flow(2, 3))

@@ -10,7 +10,7 @@ from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
 from tests.conformance import Gated, Out, lose, stopped, to_end, until
 from tests.local_jobs import rows
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
 from tests.timer_jobs import SECOND_US, Losing, Reminders
 
 LATE_US = 5 * SECOND_US
@@ -40,7 +40,7 @@ def let(stage: PlayedStage, batches: int) -> None:
     (stage.directory / "in" / "0").write_text(str(batches))
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_they_fire_at_their_time_though_no_row_comes(stage: PlayedStage, executor: str) -> None:
     out, clock = Out(), VirtualClock()
     run = stage.begin(executor, reminders(stage, out), clock=clock, **pace(executor))
@@ -53,7 +53,7 @@ def test_they_fire_at_their_time_though_no_row_comes(stage: PlayedStage, executo
     run.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_an_idle_job_wakes_for_them(stage: PlayedStage, executor: str) -> None:
     out, clock = Out(), VirtualClock()
     flow = reminders(stage, out)
@@ -89,7 +89,7 @@ def test_they_outlive_the_run_and_time_does_not_go_back(stage: PlayedStage, exec
     again.close()
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_those_not_due_at_the_end_do_not_fire(stage: PlayedStage, executor: str) -> None:
     out = Out()
     flow = reminders(stage, out)
@@ -101,7 +101,7 @@ def test_those_not_due_at_the_end_do_not_fire(stage: PlayedStage, executor: str)
     assert fired(out)[6][1] == 0, "the operator has seen what was left"
 
 
-@EVERYWHERE
+@ON_BOTH
 def test_none_fires_behind_a_stop_and_all_do_when_the_job_goes_on(stage: PlayedStage, executor: str) -> None:
     out = Out()
     flow = reminders(stage, out)
@@ -137,7 +137,7 @@ def test_every_try_of_an_epoch_has_its_time(stage: PlayedStage) -> None:
 
 
 @pytest.mark.parametrize("lost", ["on_timer", "prepare", "process"])
-@EVERYWHERE
+@ON_BOTH
 def test_each_fires_once_though_the_run_is_lost_and_the_job_rescaled(
     stage: PlayedStage, executor: str, lost: str
 ) -> None:

@@ -42,8 +42,9 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("command", [SUBMIT, PYTHON], ids=["spark-submit", "python"])
-@pytest.mark.parametrize("end", [kill, kill_group])
+@pytest.mark.parametrize(
+    ("command", "end"), [(SUBMIT, kill), (PYTHON, kill_group)], ids=["spark-submit", "a group of python"]
+)
 def test_whoever_gets_the_signal_the_epoch_is_finished_and_the_status_is_0(
     tmp_path: Path, command: tuple[str, ...], end: Any
 ) -> None:

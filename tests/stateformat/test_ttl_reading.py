@@ -24,7 +24,7 @@ from stateformat.ttl import NO_TIME_US, TTL_COLUMN, Ttl
 from tests.data_world import same_rows
 from tests.stateformat.changing_histories import KEYS, OWN, ExpiringHistory, joined, random_history
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 9))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 4))]
 KINDS = ("value", "map", "list")
 
 
