@@ -14,33 +14,20 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends import dataflow as df
-from stateformat.backends.connectors import DirectoryEnumerator, ParquetSource
+from stateformat.backends.connectors import ParquetSource
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import Run, RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.errors import RestoreRefused
 from tests.conformance import Out, to_end, until
+from tests.directory_sources import Earlier
 from tests.local_jobs import ROWS, rows
 from tests.played_stage import EVERYWHERE, PlayedStage, other
 
 END = "_END"
 
 
-class WithoutLog(DirectoryEnumerator):
-    """As it was in earlier releases: its snapshot has all files that were dealt."""
-
-    log_columns = None
-
-    def snapshot(self) -> pa.Table:
-        dealt = {"file": [f"{self._directory}/{name}" for name in self._dealt]}
-        nulls = {name: pa.nulls(len(dealt["file"]), self.columns.field(name).type) for name in ("id", "payload")}
-        return pa.concat_tables([pa.table({**dealt, **nulls}, schema=self.columns), super().snapshot()])
-
-
-class Earlier(ParquetSource):
-    def enumerator(self) -> df.SplitEnumerator:
-        assert self._directory is not None
-        return WithoutLog(self._directory, self.suffix, self._splits_of, until=self._until)
+BOTH = pytest.mark.parametrize("executor", ["local", "spark"])
 
 
 class Folder:
@@ -94,7 +81,7 @@ def _short_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumerator_logs, "TAIL_ROWS", 4)
 
 
-@EVERYWHERE
+@BOTH
 def test_a_checkpoint_has_a_short_state_and_a_log_in_few_segments(stage: PlayedStage, executor: str) -> None:
     folder = Folder(stage, executor)
     run = folder.begin()
@@ -117,14 +104,14 @@ def test_a_checkpoint_has_a_short_state_and_a_log_in_few_segments(stage: PlayedS
     folder.check()
 
 
-@EVERYWHERE
+@BOTH
 @pytest.mark.parametrize("seed", range(3))
 def test_no_file_is_lost_or_repeated_however_runs_end(stage: PlayedStage, executor: str, seed: int) -> None:
     draw = random.Random(seed)
     folder = Folder(stage, executor)
     for life in range(5):
         folder.add(draw.choice([0, 1, 3, 12]))
-        where = other(executor) if life == 2 and executor != "cluster" else executor
+        where = other(executor) if life == 2 else executor
         flow = folder.flow(draw.randrange(1, 4))
         run = folder.begin(flow, where, seed=life, tolerable_failures=3)
         if draw.random() < 0.5:
@@ -166,7 +153,7 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(stage: PlayedStage, 
     folder.check()
 
 
-@EVERYWHERE
+@BOTH
 def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(stage: PlayedStage, executor: str) -> None:
     folder = Folder(stage, executor)
     folder.add(6)
