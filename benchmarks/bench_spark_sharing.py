@@ -15,7 +15,7 @@ WORKERS = ((16, 1), (64, 1), (128, 1), (128, 8))
 """Workers in all, and executors, all on one host."""
 JOBS = 10
 KEYS, ROWS = 100_000, 20_000
-ROUNDS, EACH = 3, 4
+ROUNDS, EACH = 3, 3
 """Rounds, of which the first warms up, and epochs of each job in a round."""
 
 
@@ -42,8 +42,8 @@ def whole_reads(line: str) -> Iterator[Row]:
 
 
 def ten_jobs(many: Side, one: Side, scratch: Path) -> Row:
-    """Epochs of ten jobs in turn against those of one job in a session of its own."""
-    count = ROUNDS * EACH
+    """Epochs of ten jobs in turn against as many of one job in a session of its own."""
+    count = ROUNDS * EACH * JOBS
     folder = write_input(scratch / "rows", count, rows=ROWS, keys=KEYS)
     stores = [str(scratch / f"store-{number}") for number in range(JOBS)]
     alone = str(scratch / "alone")
@@ -55,7 +55,7 @@ def ten_jobs(many: Side, one: Side, scratch: Path) -> Row:
     spent = 0.0, 0.0
     for number in range(ROUNDS):
         mine, mine_cpu = many.measured(ours.in_turn, stores, EACH)
-        other, other_cpu = one.measured(ours.in_turn, [alone], EACH)
+        other, other_cpu = one.measured(ours.in_turn, [alone], EACH * JOBS)
         if number:
             a, b = a + mine, b + other
             spent = spent[0] + mine_cpu, spent[1] + other_cpu
