@@ -45,7 +45,7 @@ FINDS = {
     "let a watermark fall back": (4,),
     "a zombie publishes": (19,),
     "clean up one id too far": (14,),
-    "expire the highest first": (1, 4),
+    "expire the highest first": (14, 16),
     "roll back without looking": (78,),
     "name parents by id only": (43,),
     "forget what a sink put off": (0, 1),
