@@ -292,7 +292,9 @@ def test_plans_cuts_and_rules_are_the_same_in_blocks_of_any_size(
     for name in ("redistribution.tables._BLOCK_ROWS", "manifest.slicing._TOGETHER", "manifest.rules.BATCH_ROWS"):
         monkeypatch.setattr(f"stateformat.{name}", rows)
     for before, after in zip(whole, derived(), strict=True):
-        assert after.equals(before)
+        # Each block has dictionaries of its own, so tables are compared by their values.
+        assert after.schema == before.schema
+        assert after.to_pylist() == before.to_pylist()
 
 
 def test_handles_of_one_segment_that_disagree_are_found_far_apart() -> None:
