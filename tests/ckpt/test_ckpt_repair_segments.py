@@ -147,6 +147,7 @@ def test_a_property_that_is_not_ours_is_shown_as_it_is(told: str) -> None:
     assert given_up_told({GIVEN_UP_PROPERTY: told}) is None
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_repair_says_what_it_leaves(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose(flights, "delays-sums-1-*")
 

@@ -206,14 +206,15 @@ def _bars(document: Json, operator: Json, load: Json | None, look: Look, width: 
 
 def _states(states: list[Json], look: Look, *, all_columns: bool) -> Iterator[str]:
     rule_width = max((len(state["rule"]) for state in states), default=0)
+    mode_width = max([MODE_WIDTH, *(len(words.mode_of(state)) for state in states)])
     name_width = min(
         max((text_width(label(state["name"])) for state in states), default=0),
-        max(8, look.width - 4 - 2 - MODE_WIDTH - 2 - rule_width),
+        max(8, look.width - 4 - 2 - mode_width - 2 - rule_width),
     )
     for state in states:
         mode = words.mode_of(state)
         name = pad(shorten(label(state["name"]), name_width, look), name_width)
-        head = f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  "
+        head = f"    {name}  {look.paint(pad(mode, mode_width), 'dim')}  "
         yield from paragraph(state["rule"], look, indent=" " * text_width(head), first=head)
         yield from _columns(state["columns"], look, every=all_columns)
 
