@@ -46,7 +46,7 @@ FINDS = {
     "a zombie publishes": (19,),
     "clean up one id too far": (14,),
     "expire the highest first": (14, 16),
-    "roll back without looking": (78,),
+    "roll back without looking": (234,),
     "name parents by id only": (43,),
     "forget what a sink put off": (0, 1),
     "return what has expired": (27, 28),
