@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from stateformat.errors import CheckpointError, ErrorKind
+from stateformat.errors import ErrorKind
 from stateformat.graph import Edge
 
 from ..dataflow import events as ev
+from ..dataflow.chain import FailsAgain
 from ..dataflow.graph import Job, Vertex, loops_of
 from ..dataflow.task import InputEdge, Task
 from .restore import Restored
@@ -47,10 +48,10 @@ class LoopFill:
         return 2 * self.size_bytes > self._bytes_max
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raises ``CheckpointError`` of kind ``LIMIT_EXCEEDED`` if that is too much."""
+        """Raises ``FailsAgain`` of kind ``LIMIT_EXCEEDED`` if that is too much."""
         self.size_bytes += _size_of(batch)
         if self.size_bytes > self._bytes_max:
-            raise CheckpointError(
+            raise FailsAgain(
                 f"more than {self._bytes_max:,} bytes of records wait to go round the loop of operator "
                 f"{self._head.vertex!r} (subtask {self._head.subtask}): the loop feeds back more than it lets go. Let "
                 "each record leave it in the end, or raise loop_bytes_max",
