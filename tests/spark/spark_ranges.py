@@ -84,7 +84,7 @@ def ranges(spark: Any, enumerator: RangeEnumerator) -> Iterator[Range]:
 
 
 def restored(source: SparkSource, rows: pa.Table) -> RangeEnumerator:
-    """An enumerator that goes on from a snapshot."""
+    """An enumerator that goes on from a snapshot that needs no log."""
     enumerator = source.enumerator()
     enumerator.restore(rows)
     return enumerator

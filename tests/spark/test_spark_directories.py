@@ -49,12 +49,12 @@ def test_every_file_is_read_once_whatever_comes_goes_and_restarts(seed: int, qui
         if read and draw.random() < 0.3:
             (folder.path / draw.choice(sorted(read))).unlink(missing_ok=True)
         if draw.random() < 0.3:
-            enumerator = restored(source, enumerator.snapshot())
+            enumerator = restored(source, enumerator.whole())
         assert max(read.values(), default=1) == 1
     for found in ranges(quick, enumerator):
         read.update(names(quick, found))
     assert read == Counter(folder.numbers.keys())
-    kept = pc.drop_null(enumerator.snapshot()["text"]).to_pylist()
+    kept = pc.drop_null(enumerator.whole()["text"]).to_pylist()
     times = [int(text.split("@")[1]) for text in kept]
     assert max(times) - min(times) <= max(window_ms, 200 * 20)
 
@@ -131,14 +131,14 @@ def test_a_file_that_comes_later_than_the_window_allows_is_refused(restart: bool
     enumerator.next_range(quick)
     folder.add("new.json", NOON_MS + 2 * DAY_MS, [2])
     assert names(quick, enumerator.next_range(quick)) == ["new.json"]
-    assert enumerator.snapshot().to_pylist()[1:] == [
+    assert enumerator.whole().to_pylist()[1:] == [
         {"name": "new.json", "number": None, "text": f"9@{NOON_MS + 2 * DAY_MS}"},
         {"name": "/floor", "number": NOON_MS + DAY_MS, "text": None},
         {"name": "/forgotten", "number": 1, "text": None},
     ]
     assert enumerator.next_range(quick) is NoSplit.LATER
     if restart:
-        enumerator = restored(source, enumerator.snapshot())
+        enumerator = restored(source, enumerator.whole())
         assert enumerator.next_range(quick) is NoSplit.LATER
     else:
         # One goes and one comes: their number says nothing, but this process has seen who was
@@ -150,7 +150,7 @@ def test_a_file_that_comes_later_than_the_window_allows_is_refused(restart: bool
     assert caught.value.kind is ErrorKind.LIMIT_EXCEEDED
     if restart:
         with pytest.raises(InvalidInput, match=r"has 2 files from before 2023-11-15 .* of which 1 were read"):
-            restored(source, enumerator.snapshot()).next_range(quick)
+            restored(source, enumerator.whole()).next_range(quick)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_file_is_refused_after_each_restart_until_it_is_mended(
     for _ in range(3):
         with pytest.raises(InvalidInput, match=words):
             enumerator.next_range(quick)
-        enumerator = restored(source, enumerator.snapshot())
+        enumerator = restored(source, enumerator.whole())
     folder.add(name, NOON_MS + 9000, [8, 9])
     assert names(quick, enumerator.next_range(quick)) == [name]
 
@@ -219,8 +219,8 @@ def test_spark_lists_the_same_files_whatever_their_names(
     part = theirs.next_range(quick)
     assert numbers(quick, part) == numbers(quick, part) == list(range(len(ODD)))
     assert theirs.next_range(quick) is NoSplit.NEVER
-    assert theirs.snapshot().equals(ours.snapshot())
-    assert {"x/y z/c.json", "[x]{1}*?.json"} <= set(theirs.snapshot()["name"].to_pylist())
+    assert theirs.whole().equals(ours.whole())
+    assert {"x/y z/c.json", "[x]{1}*?.json"} <= set(theirs.whole()["name"].to_pylist())
     nowhere = SparkSource(DirectoryFrames(tmp_path / "nowhere", schema="n bigint"), schema=ROWS)
     with pytest.raises(InvalidInput, match="does not exist, or is no directory"):
         nowhere.enumerator().next_range(quick)

@@ -96,17 +96,17 @@ def a_source_of(kind: str, tmp_path: Path) -> tuple[Callable[[], SparkSource], R
 def test_any_checkpoint_leads_to_what_is_left_in_the_same_ranges(kind: str, quick: Any, tmp_path: Path) -> None:
     make, read = a_source_of(kind, tmp_path)
     enumerator = make().enumerator()
-    snapshots, found = [enumerator.snapshot()], []
+    snapshots, found = [enumerator.whole()], []
     for part in ranges(quick, enumerator):
         found.append(read(quick, part))
-        snapshots.append(enumerator.snapshot())
+        snapshots.append(enumerator.whole())
     assert found[-1] == read(quick, part)
     assert sorted(chain(*found)) == list(range(24))
     assert len(found) >= 3
     for number, snapshot in enumerate(snapshots[:-1]):
         again = restored(make(), snapshot)
         rest = again.next_range(quick)
-        assert again.snapshot().equals(snapshots[number + 1])
+        assert again.whole().equals(snapshots[number + 1])
         assert isinstance(rest, Range)
         # Rows are a matter of the two positions; once is enough.
         assert number != 1 or read(quick, rest) == found[number]

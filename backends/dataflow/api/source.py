@@ -65,6 +65,11 @@ class SplitEnumerator(ABC):
     A checkpoint has a snapshot whole, and of a log only what is new, so what grows without end
     belongs into the log.
     """
+    log_is_anew: bool = False
+    """Whether what :meth:`logged` gave last is the whole log, in place of all rows before.
+
+    For a log of which most is needed no more.
+    """
 
     def __repr__(self) -> str:
         return brief(self)

@@ -7,6 +7,8 @@ longer, and so on, so each row is written again about log2(rows / ``TAIL_ROWS``)
 there are no more segments than that. All others are named by their handles again, as is everything
 where nothing is new.
 
+An enumerator that needs little of its log any more gives that anew, in place of all segments.
+
 Workers report that they have no rows of the state. The driver adds the handles to those of the
 first subtask that goes on. What is not published is kept for the next checkpoint. A run begins with
 one segment of all rows.
@@ -43,14 +45,21 @@ class _Log:
 
     def __init__(self, rows: pa.Table) -> None:
         self.new = rows
+        self.is_anew = False
+        """Whether ``new`` takes the place of all segments."""
         self.segments: list[_Segment] = []
         """As the newest checkpoint of the run has them, oldest first."""
         self.written: list[_Segment] = []
         """As the checkpoint has them that is being published."""
 
+    @property
+    def staying(self) -> list[_Segment]:
+        """The segments that what is new is added to."""
+        return [] if self.is_anew else [*self.segments]
+
     def joined(self) -> tuple[int, pa.Table]:
         """How many segments stay, and the rows of the one that comes behind them."""
-        kept, rows = len(self.segments), self.new
+        kept, rows = len(self.staying), self.new
         while kept:
             before = self.segments[kept - 1].rows
             if len(before) > TAIL_ROWS and (len(rows) <= TAIL_ROWS or len(before) > 2 * len(rows)):
@@ -79,7 +88,9 @@ class EnumeratorLogs:
         """Take what is new. Raises what ``logged`` raises, and for rows of other columns."""
         for uid, log in self._logs.items():
             rows = cast_to_schema(f"log of the enumerator of {uid!r}", enumerators[uid].logged(), log.new.schema)
-            if rows.num_rows:
+            if enumerators[uid].log_is_anew:
+                log.new, log.is_anew = rows, True
+            elif rows.num_rows:
                 log.new = pa.concat_tables([log.new, rows])
 
     def write(self, checkpoint: PendingCheckpoint, ended: Collection[ev.TaskId]) -> None:
@@ -90,7 +101,7 @@ class EnumeratorLogs:
             owner = next(running, None)
             if owner is None:
                 continue  # The source has been read to its end.
-            log.written = [*log.segments]
+            log.written = log.staying
             if log.new.num_rows:
                 kept, rows = log.joined()
                 handle = checkpoint.context.subtask(uid, owner).write(ENUMERATOR_LOG, rows)
@@ -102,4 +113,4 @@ class EnumeratorLogs:
     def published(self) -> None:
         """The checkpoint that was written last exists."""
         for log in self._logs.values():
-            log.segments, log.new = log.written, log.new.slice(0, 0)
+            log.segments, log.new, log.is_anew = log.written, log.new.slice(0, 0), False

@@ -85,8 +85,9 @@ class DirectoryFrames(Offsets):
     ``bytes_per_epoch`` in all, but one in any case. ``grows``: files are added while the job runs.
     ``until``: the name of a file in the directory after which no more come (such as ``_SUCCESS``);
     then the source ends. ``window``: how much older than the newest file that was read a new file
-    may be, by the file system's time of modification. Each checkpoint keeps the files of that time,
-    about 100 bytes each. None: any age, and all files are kept. The module says what is refused.
+    may be, by the file system's time of modification. The job remembers the files of that time: a
+    checkpoint writes those that are new. None: any age, and it remembers all files. The module says
+    what is refused.
 
     Raises ``InvalidInput`` for options that contradict each other. When it is read: for a directory
     that is not there, or has no files and no schema; for files that changed or came too late; and
@@ -127,6 +128,7 @@ class DirectoryFrames(Offsets):
         self._bytes_per_epoch = bytes_per_epoch
         self._window_ms = None if window is None else window // _MS
         self.bounded = not grows or until is not None
+        self.remembers = grows
         # What was seen in the directory. It holds for the position that was given out last.
         self._root: str | None = None
         self._looked: _Files | None = None

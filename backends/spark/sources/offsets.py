@@ -29,6 +29,13 @@ class Offsets(ABC):
     bounded: bool = False
     """Whether there is a position at which it has :meth:`ended`."""
 
+    remembers: bool = False
+    """Whether a position gains names for as long as the job lives, such as files.
+
+    Names that do not begin with "/" then lie in a log, to which a checkpoint adds those that have
+    come, changed or gone. Otherwise each checkpoint has the whole position.
+    """
+
     def __repr__(self) -> str:
         return brief(self)
 

@@ -1,10 +1,11 @@
 """Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, epoch by epoch.
 
-In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets``). It gives out the next
-:class:`Range` before an epoch begins, which moves the position, so the checkpoint that ends the
-epoch has the position behind the range. In the JVM the range is read and transformed, and beside it
-Python makes frames of the rows (``protocol.dataframe_input``). In the workers they come to the
-source's subtasks as the one split of the epoch (``row_buffer``).
+In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets``), of which a checkpoint
+writes as a log what grows without end (``position_log``). It gives out the next :class:`Range`
+before an epoch begins, which moves the position, so the checkpoint that ends the epoch has the
+position behind the range. In the JVM the range is read and transformed, and beside it Python makes
+frames of the rows (``protocol.dataframe_input``). In the workers they come to the source's subtasks
+as the one split of the epoch (``row_buffer``).
 
 A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
 """
@@ -25,6 +26,7 @@ from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitE
 from ..sessions import active_session
 from .arrow import arrow_schema_of, check_fits
 from .offsets import Offsets, Position
+from .position_log import PositionLog, columns_of, is_remembered
 from .row_buffer import chunks_of
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class SparkSource(Source):
         self._offsets: Offsets | None = offsets
         self._transform = transform
         self.bounded = offsets.bounded
+        self._remembers = offsets.remembers
         if schema is not None:
             self._schema = as_schema(schema)
         else:
@@ -122,7 +125,7 @@ class SparkSource(Source):
 
     def enumerator(self) -> RangeEnumerator:
         """Keeps the position. One that was made in a worker has no ranges."""
-        return RangeEnumerator(copy(self._offsets), self._conforming)
+        return RangeEnumerator(copy(self._offsets), self._conforming, remembers=self._remembers)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         return chunks_of(split)
@@ -135,7 +138,7 @@ class SparkSource(Source):
         enumerator = RangeEnumerator(copy(self._offsets), self._conforming)
         if self._offsets is not None:
             enumerator.begin_at(self._offsets.start_at(_checked(self._offsets, position)))
-        return StartingPoint(enumerator.snapshot(), (), f"behind {dict(list(position.items())[:3])}")
+        return StartingPoint(enumerator.whole(), (), f"behind {dict(list(position.items())[:3])}")
 
     def _conforming(self, rows: DataFrame) -> DataFrame:
         """The records of the rows of a range: transformed, in the columns of the source."""
@@ -170,13 +173,20 @@ class RangeEnumerator(SplitEnumerator):
     Its rows: ``name`` (utf8), ``number`` (int64) and ``text`` (utf8), a row for each name of the
     position with its number or its text. Once reading has begun, there is also a row whose name is
     null, with the number of ranges read.
+
+    Of ``Offsets`` that remember, what they remember lies in the log. Without one they begin at a
+    position that was given, and behind checkpoints of earlier releases.
     """
 
     columns = pa.schema([pa.field("name", pa.string()), pa.field("number", pa.int64()), pa.field("text", pa.string())])
 
-    def __init__(self, offsets: Offsets | None, conforming: Callable[[DataFrame], DataFrame]) -> None:
+    def __init__(
+        self, offsets: Offsets | None, conforming: Callable[[DataFrame], DataFrame], *, remembers: bool = False
+    ) -> None:
         self._offsets = offsets
         self._conforming = conforming
+        self._log = PositionLog() if remembers else None
+        self.log_columns = None if self._log is None else self._log.columns
         self._position: Position | None = None
         self._ranges = 0
         self._over = False
@@ -218,22 +228,38 @@ class RangeEnumerator(SplitEnumerator):
         return NoSplit.NEVER if self._over else NoSplit.LATER
 
     def snapshot(self) -> pa.Table:
-        if self._position is None:
-            return self.columns.empty_table()
-        values = list(self._position.values())
-        numbers = [value if isinstance(value, int) else None for value in values]
-        texts = [value if isinstance(value, str) else None for value in values]
-        columns = {"name": [None, *self._position], "number": [self._ranges, *numbers], "text": [None, *texts]}
-        return pa.table(columns, schema=self.columns)
+        if self._log is None or self._position is None:
+            return self.whole()
+        return self._rows({name: value for name, value in self._position.items() if not is_remembered(name)})
+
+    def whole(self) -> pa.Table:
+        """The rows of a snapshot that needs no log."""
+        return self.columns.empty_table() if self._position is None else self._rows(self._position)
+
+    def _rows(self, position: Position) -> pa.Table:
+        columns = columns_of(position)
+        begun = {"name": None, "number": self._ranges, "text": None}
+        return pa.table({name: [begun[name], *columns[name]] for name in columns}, schema=self.columns)
+
+    def logged(self) -> pa.Table:
+        if self._log is None:
+            return super().logged()
+        rows = self._log.rows_for(self._position)
+        self.log_is_anew = self._log.is_whole
+        return rows
+
+    def restore_log(self, rows: pa.Table) -> None:
+        assert self._log is not None
+        self._log.restore(rows)
 
     def restore(self, rows: pa.Table) -> None:
         names, numbers, texts = (rows[name].to_pylist() for name in self.columns.names)
         found = {name: (number, text) for name, number, text in zip(names, numbers, texts, strict=True)}
         self._over = False
         self._ranges = found.pop(None, (0, None))[0]
-        self._position = {name: text if number is None else number for name, (number, text) in found.items()}
-        if not names:
-            self._position = None
+        position = {name: text if number is None else number for name, (number, text) in found.items()}
+        remembered = {} if self._log is None else self._log.known
+        self._position = {**remembered, **position} if names else None
 
 
 def _checked(offsets: Offsets, position: object) -> Position:

@@ -1,0 +1,254 @@
+"""DataFrames of a directory that grows, on a played Spark: a checkpoint writes what is new of the
+files that it remembers, forgets old ones, and no file is lost or repeated.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import stateformat as sf
+from stateformat.backends import dataflow as df
+from stateformat.backends.bootstrap import bootstrap
+from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
+from stateformat.backends.runtime import Run, RunDiscarded
+from stateformat.backends.runtime.logs import enumerator_logs
+from stateformat.backends.spark.sources import DirectoryFrames, position_log
+from stateformat.errors import RestoreRefused
+from tests.conformance import Out, to_end, until
+from tests.local_jobs import ROWS, rows
+from tests.played_stage import PlayedStage
+from tests.spark_in_process import RangeSource
+
+END = "_END"
+NOON_S = 1_700_000_000
+WINDOW_S = 10
+
+
+class PlayedFiles(DirectoryFrames):
+    """Whose files are read in this process, each as a partition of Spark."""
+
+    def _address(self, spark: Any) -> str:
+        return f"file:{self._path}"
+
+    def _schema(self, spark: Any) -> Any:
+        return None
+
+    def _reader(self, spark: Any) -> Any:
+        return self
+
+    def schema(self, _: Any) -> PlayedFiles:
+        return self
+
+    def load(self, addresses: Sequence[str]) -> list[list[pa.RecordBatch]]:
+        return [pq.read_table(address.removeprefix("file:")).to_batches() for address in addresses]
+
+    def sample(self, spark: Any) -> Any:
+        return []
+
+
+class Forgetful(PlayedFiles):
+    """As it was in earlier releases: each checkpoint has the whole position."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.remembers = False
+
+
+class Folder:
+    """A directory that gets files, each of one row and a second younger; and a job over it."""
+
+    def __init__(self, stage: PlayedStage) -> None:
+        self.stage = stage
+        self.path = stage.directory / "grows"
+        self.path.mkdir()
+        self.out = Out()
+        self.files = 0
+
+    def add(self, count: int) -> None:
+        for number in range(self.files, self.files + count):
+            hidden = self.path / f".{number}"
+            pq.write_table(pa.Table.from_batches([rows(number)]), hidden)
+            os.utime(hidden, (0, NOON_S + number))
+            hidden.rename(self.path / f"{number % 3}-{number:05}.parquet")
+        self.files += count
+
+    def source(self, files: type[DirectoryFrames] = PlayedFiles, window_s: float | None = None) -> RangeSource:
+        window = None if window_s is None else datetime.timedelta(seconds=window_s)
+        offsets = files(str(self.path), schema="", grows=True, until=END, files_per_epoch=5, window=window)
+        return RangeSource(offsets, schema=ROWS)
+
+    def flow(self, parallelism: int = 2, out: Out | None = None, **options: Any) -> Any:
+        flow = df.Dataflow("directory", parallelism=parallelism)
+        flow.source(self.source(**options), uid="in").key_by("key").apply(out or self.out, uid="out")
+        return flow
+
+    def begin(self, flow: Any = None, **options: Any) -> Run:
+        return self.stage.begin("spark", flow or self.flow(), **{"keep": None, **options})
+
+    def read(self, run: Run) -> None:
+        """Step a run until all files that are there are in its output."""
+        until(run, lambda: self.out.values == [*range(self.files)])
+
+    def end(self) -> None:
+        (self.path / END).touch()
+
+    def segments(self) -> list[tuple[int, str]]:
+        """Rows of each segment of the log, and its path."""
+        handles = self.stage.store.open().handles
+        mine = [row for row in handles.to_pylist() if row["state"] == ENUMERATOR_LOG and row["rows"]]
+        return [(row["rows"], row["path"]) for row in mine]
+
+    def rows_of_log(self) -> int:
+        return sum(size for size, _ in self.segments())
+
+    def check(self) -> None:
+        assert self.out.values == [*range(self.files)], "each file once"
+        assert not sf.validate(self.stage.store, level="full").problems
+
+
+@pytest.fixture
+def folder(stage: PlayedStage, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(enumerator_logs, "TAIL_ROWS", 4)
+    monkeypatch.setattr(position_log, "SPARE_ROWS", 4)
+    return Folder(stage)
+
+
+def test_a_checkpoint_writes_the_files_that_are_new(folder: Folder) -> None:
+    run = folder.begin()
+    written = 0
+    for count in (1, 2, 2, 9, 1, 30, 1, 1, 1, 1, 1):
+        folder.add(count)
+        before = folder.segments() if folder.stage.newest_id else []
+        folder.read(run)
+        sizes = folder.segments()
+        assert folder.rows_of_log() == folder.files
+        assert len(sizes) <= 2 + math.log2(folder.files)
+        assert len(folder.stage.state("in", ENUMERATOR)) == 1, "how many ranges were read"
+        written += sum(size for size, _ in {*sizes} - {*before})
+    assert written < folder.files * math.log2(folder.files)
+    newest, sizes = folder.stage.newest_id, folder.segments()
+    until(run, lambda: folder.stage.newest_id > newest + 2)
+    assert folder.segments() == sizes, "what has not changed is named again"
+    folder.end()
+    to_end(run)
+    folder.check()
+
+
+def test_what_the_window_forgets_leaves_the_log_and_stays_forgotten(folder: Folder) -> None:
+    flow = folder.flow(window_s=WINDOW_S)
+    run = folder.begin(flow)
+    for step in range(30):
+        folder.add(3)
+        folder.read(run)
+        remembered = WINDOW_S + 1 + 3
+        assert folder.rows_of_log() <= 2 * remembered + 4
+        assert len(folder.segments()) <= 2 + math.log2(2 * remembered)
+        if step == 15:
+            # A run that begins writes those only that it remembers.
+            run.close()
+            run = folder.begin(flow)
+            until(run, lambda: folder.rows_of_log() == WINDOW_S + 1)
+    position = {row["name"]: row["number"] for row in folder.stage.state("in", ENUMERATOR)}
+    assert position == {None: 30, "/floor": 1000 * (NOON_S + 89 - WINDOW_S), "/forgotten": 90 - WINDOW_S - 1}
+    folder.end()
+    to_end(run)
+    folder.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_file_is_lost_or_repeated_however_runs_end(folder: Folder, seed: int) -> None:
+    draw = random.Random(seed)
+    for life in range(6):
+        folder.add(draw.choice([0, 1, 3, 12]))
+        flow = folder.flow(draw.randrange(1, 4), window_s=draw.choice([None, WINDOW_S]))
+        run = folder.begin(flow, seed=life, tolerable_failures=3)
+        if draw.random() < 0.5:
+            folder.stage.storage.order("write", draw.choice(["manifests/", "segments/", "checkpoints/"]), "refuse")
+        for _ in range(draw.randrange(2, 9)):
+            try:
+                if not run.step():
+                    break
+            except RunDiscarded:
+                break
+            if draw.random() < 0.3:
+                folder.add(2)
+        run.close()
+    folder.stage.storage.orders.clear()
+    folder.end()
+    to_end(folder.begin())
+    folder.check()
+
+
+@pytest.mark.parametrize("window_s", [None, WINDOW_S])
+def test_checkpoints_of_earlier_releases_go_on_and_not_back(folder: Folder, window_s: int | None) -> None:
+    folder.add(17)
+    run = folder.begin(folder.flow(files=Forgetful, window_s=window_s))
+    folder.read(run)
+    run.close()
+    known = len([row for row in folder.stage.state("in", ENUMERATOR) if row["text"] is not None])
+    assert known == (17 if window_s is None else WINDOW_S + 1)
+    folder.add(2)
+    run = folder.begin(folder.flow(3, window_s=window_s))
+    folder.read(run)
+    assert not [row for row in folder.stage.state("in", ENUMERATOR) if row["text"] is not None]
+    assert folder.rows_of_log() >= known
+    run.close()
+    with pytest.raises(RestoreRefused, match=ENUMERATOR_LOG):
+        folder.begin(folder.flow(files=Forgetful))
+    folder.add(1)
+    folder.end()
+    to_end(folder.begin(folder.flow(window_s=window_s)))
+    folder.check()
+
+
+def test_a_job_that_begins_behind_a_position_remembers_its_files(folder: Folder) -> None:
+    folder.add(8)
+    offsets = folder.source()._offsets
+    assert offsets is not None
+    position: Any = {}
+    while (then := offsets.latest(None, position)) != position:  # type: ignore[arg-type]
+        position = then
+    bootstrap(folder.stage.store, folder.flow(), {}, positions={"in": position})
+    assert len(folder.stage.state("in", ENUMERATOR)) == 1 + 8
+    folder.add(3)
+    run = folder.begin()
+    until(run, lambda: folder.out.values == [8, 9, 10])
+    assert (len(folder.stage.state("in", ENUMERATOR)), folder.rows_of_log()) == (1, 11)
+    run.close()
+    folder.end()
+    to_end(folder.begin())
+    assert folder.out.values == [8, 9, 10]
+
+
+def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(
+    folder: Folder, stage: PlayedStage, tmp_path: Path
+) -> None:
+    folder.add(6)
+    run = folder.begin()
+    folder.read(run)
+    then = stage.newest_id + 1
+    until(run, lambda: stage.newest_id >= then)  # With nothing left to commit.
+    folder.add(5)
+    folder.read(run)
+    run.close()
+    copy = sf.open(str(tmp_path / "copy"))
+    stage.store.copy(stage.store.open(then), copy)
+    folder.add(1)
+    folder.end()
+    elsewhere = Out()
+    to_end(stage.at("elsewhere").begin("spark", folder.flow(3, out=elsewhere), start_from=copy.url))
+    assert elsewhere.values == [*range(6, 12)]
+    stage.store.rollback(then)
+    again = Out()
+    to_end(folder.begin(folder.flow(1, out=again)))
+    assert again.values == [*range(6, 12)]
