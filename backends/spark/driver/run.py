@@ -449,6 +449,7 @@ class SparkRun(Run):
         """End the run. Workers release what they cached for it when they serve another run."""
         self._requests.close()
         self._cancelling.close()
+        self._assigner.close()
         _LIVE.pop(self._id, None)
         shared, self._shared = self._shared, None
         if shared is not None:

@@ -34,6 +34,12 @@ class SplitAssigner:
         self.waits = False
         """Whether the loops of the job hold so much that no source is to read in the next epoch."""
 
+    def close(self) -> None:
+        """The run has ended."""
+        for enumerator in self._driver.enumerators.values():
+            if isinstance(enumerator, RangeEnumerator):
+                enumerator.close()
+
     def rows_for_each(self, readers: int, rows: int | None) -> int | None:
         """How many rows each reader may read in the next epoch, of so many in all; None: any."""
         if self.waits:
@@ -66,6 +72,7 @@ class SplitAssigner:
             for reader in readers:
                 reader.mail.append(SplitAssigned(found))
             return []
+        enumerator.look_ahead(self._spark)
         event_time = self._job.step(uid).event_time
         column = event_time.column if event_time is not None else None
         parallelism = self._job.vertex(uid).parallelism

@@ -67,9 +67,14 @@ class OffsetTable(Offsets):
     the greatest offset when the job starts. ``grows``: never end. ``lag``: stay so far behind the
     greatest offset, for rows that appear late.
 
+    How far the next epoch reads, the table is asked while one runs, so ``read`` is also called in
+    another thread.
+
     Raises ``InvalidInput`` for options that contradict each other, and, when it is read, for a
     column that is not there or of another type.
     """
+
+    looks_ahead = True
 
     def __init__(
         self,

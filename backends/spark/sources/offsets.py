@@ -35,6 +35,11 @@ class Offsets(ABC):
     Names that do not begin with "/" then lie in a log, to which a checkpoint adds those that have
     come, changed or gone. Otherwise each checkpoint has the whole position.
     """
+    looks_ahead: bool = False
+    """Whether :meth:`latest` is asked for the next epoch while one runs.
+
+    It is called in a thread then, so it must not change what other methods use.
+    """
 
     def __repr__(self) -> str:
         return brief(self)

@@ -3,9 +3,10 @@
 In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets``), of which a checkpoint
 writes as a log what grows without end (``position_log``). It gives out the next :class:`Range`
 before an epoch begins, which moves the position, so the checkpoint that ends the epoch has the
-position behind the range. In the JVM the range is read and transformed, and beside it Python makes
-frames of the rows (``protocol.dataframe_input``). In the workers they come to the source's subtasks
-as the one split of the epoch (``row_buffer``).
+position behind the range. While the epoch runs, it may ask how far the next one reads
+(``look_ahead``). In the JVM the range is read and transformed, and beside it Python makes frames of
+the rows (``protocol.dataframe_input``). In the workers they come to the source's subtasks as the
+one split of the epoch (``row_buffer``).
 
 A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
 """
@@ -25,6 +26,7 @@ from stateformat.states import Columns, as_schema
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
 from ..sessions import active_session
 from .arrow import arrow_schema_of, check_fits
+from .look_ahead import LookAhead
 from .offsets import Offsets, Position
 from .position_log import PositionLog, columns_of, is_remembered
 from .row_buffer import chunks_of
@@ -187,6 +189,7 @@ class RangeEnumerator(SplitEnumerator):
         self._conforming = conforming
         self._log = PositionLog() if remembers else None
         self.log_columns = None if self._log is None else self._log.columns
+        self._ahead: LookAhead | None = None
         self._position: Position | None = None
         self._ranges = 0
         self._over = False
@@ -208,7 +211,7 @@ class RangeEnumerator(SplitEnumerator):
             )
         start = self._position if self._position is not None else _checked(self._offsets, self._offsets.first(spark))
         while not self._offsets.ended(start):
-            stop = _checked(self._offsets, self._offsets.latest(spark, start))
+            stop = _checked(self._offsets, self._latest(self._offsets, spark, start))
             if stop == start:
                 self._position = start
                 return NoSplit.LATER
@@ -218,6 +221,27 @@ class RangeEnumerator(SplitEnumerator):
             start = stop
         self._position, self._over = start, True
         return NoSplit.NEVER
+
+    def _latest(self, offsets: Offsets, spark: SparkSession, position: Position) -> Position:
+        """What was found while the epoch before ran; or what there is now, if that was nothing."""
+        found = self._ahead.answer(position) if self._ahead is not None else None
+        return offsets.latest(spark, position) if found is None or found == position else found
+
+    def look_ahead(self, spark: SparkSession) -> None:
+        """Ask what comes behind the range that was given out last, while its epoch runs.
+
+        Only what is worth it does. What goes wrong, :meth:`next_range` raises.
+        """
+        offsets, position = self._offsets, self._position
+        if offsets is not None and offsets.looks_ahead and position is not None and not offsets.ended(position):
+            self._ahead = self._ahead or LookAhead(offsets, spark)
+            self._ahead.ask(position)
+
+    def close(self) -> None:
+        """End what :meth:`look_ahead` has begun. The run has ended."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
 
     def _range(self, offsets: Offsets, start: Position, stop: Position) -> Range:
         label = f"range {self._ranges} of {offsets}"
