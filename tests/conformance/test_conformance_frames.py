@@ -211,6 +211,40 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(folder: Folder, wind
     folder.check()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    ("name", "age_s", "words"),
+    [
+        ("1-00019.parquet", 25, r"'1-00019\.parquet' .* was found with"),
+        ("late.parquet", 2, "came later than the window of 0:00:10 allows"),
+        ("in-time.parquet", 12, None),
+    ],
+)
+def test_what_the_log_remembers_is_refused_when_it_changes_and_so_is_what_comes_too_late(
+    folder: Folder, restart: bool, name: str, age_s: int, words: str | None
+) -> None:
+    folder.add(20)
+    flow = folder.flow(window_s=WINDOW_S)
+    run = folder.begin(flow)
+    folder.read(run)
+    folder.add(1)
+    folder.read(run)
+    if restart:
+        run.close()
+        run = folder.begin(flow)
+    pq.write_table(pa.Table.from_batches([rows(77)]), folder.path / ".hidden")
+    os.utime(folder.path / ".hidden", (0, NOON_S + age_s))
+    (folder.path / ".hidden").rename(folder.path / name)
+    if words is None:
+        until(run, lambda: folder.out.values == [*range(21), 77])
+        run.close()
+        return
+    with pytest.raises(RunDiscarded, match=words):
+        to_end(run)
+    run.close()
+    assert folder.out.values == [*range(21)]
+
+
 def test_a_job_that_begins_behind_a_position_remembers_its_files(folder: Folder) -> None:
     folder.add(8)
     offsets = folder.source()._offsets

@@ -134,6 +134,7 @@ class DirectoryFrames(Offsets):
         self._looked: _Files | None = None
         self._waiting: list[str] = []
         self._last: Position | None = None
+        self._known: _Files = {}  # Those of the position that was given out last.
         self._fresh: Position | None = None
         # Shared by the copies that runs work on: the next run would not notice what this one has
         # refused.
@@ -161,11 +162,11 @@ class DirectoryFrames(Offsets):
             return {path: value for path, value in position.items() if path not in taken}
         if position is not self._last:
             self._looked, self._waiting = None, []
-        self._last = self._next(spark, position)
+            self._known = _read_back(position)
+        self._last = self._next(spark, position, self._known)
         return self._last
 
-    def _next(self, spark: SparkSession, position: Position) -> Position:
-        known = _read_back(position)
+    def _next(self, spark: SparkSession, position: Position, known: _Files) -> Position:
         fresh = not self._waiting
         if fresh:
             # The file that marks the end comes last, so it is looked for first.
@@ -207,10 +208,11 @@ class DirectoryFrames(Offsets):
             newest = max(stat.modified_ms for files in (known, taken) for stat in files.values())
             floor = max(floor, newest - self._window_ms)
         kept = {path: stat for path, stat in known.items() if stat.modified_ms >= floor}
-        stop: dict[str, int | str] = {**_written(kept), **_written(taken)}
+        stop: dict[str, int | str] = {**{path: position[path] for path in kept}, **_written(taken)}
         if floor != _NO_FLOOR:
             stop[_FLOOR] = floor
             stop[_FORGOTTEN] = int(position.get(_FORGOTTEN, 0)) + len(known) - len(kept)
+        self._known = {**kept, **taken}
         return stop
 
     def _check(self, files: _Files, known: _Files, position: Position) -> None:
@@ -219,7 +221,8 @@ class DirectoryFrames(Offsets):
             if files.get(path) == refused:
                 raise why
         for path, stat in known.items():
-            self._check_same(path, stat, files.get(path, stat))
+            if (found := files.get(path, stat)) != stat:
+                self._check_same(path, stat, found)
         floor, before = _floor_of(position), self._looked
         old = [path for path, stat in files.items() if stat.modified_ms < floor and path not in known]
         late = [] if before is None else [path for path in old if path not in before]
@@ -326,7 +329,8 @@ class DirectoryFrames(Offsets):
             ) from error
         except OSError as error:
             raise StorageError(f"{self} cannot be listed: {error}", path=self._path) from error
-        return {path: stat for path, stat in found.items() if self._is_output(path)}
+        before = self._looked or {}
+        return {path: stat for path, stat in found.items() if path in before or self._is_output(path)}
 
     def _is_output(self, path: str) -> bool:
         *folders, name = path.split("/")
