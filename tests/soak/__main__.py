@@ -28,6 +28,10 @@ ENDS_WITHIN_S = 900.0
 TERMINATED_WITHIN_S = 120.0
 
 
+class SoakFailed(Exception):
+    """A job has ended in another way than it should."""
+
+
 class Soaked:
     """A job in a process of its own, which is killed and begins again."""
 
@@ -37,15 +41,15 @@ class Soaked:
         self.kills = 0
         self.samples: list[watching.Sample] = []
         feeding.prepare(folder)
-        self._log = (folder / "job.log").open("ab")
         self._begin()
 
     def _begin(self) -> None:
         command = [sys.executable, "-m", "tests.soak.job", self.executor, str(self.folder)]
         # A group of its own: a kill hits Spark's JVM and workers, too.
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=self._log, start_new_session=True
-        )
+        with (self.folder / "job.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            )
         self._begun_s = time.monotonic()
 
     def kill(self) -> None:
@@ -74,7 +78,7 @@ class Soaked:
         self.process.wait()
 
     def look(self, at_s: float) -> None:
-        """Take a sample. ``SystemExit`` if the job has failed."""
+        """Take a sample. ``SoakFailed`` if the job has failed."""
         if self.process.poll() not in (None, 0):
             self.fail(f"has ended with exit status {self.process.returncode}")
         age_s = time.monotonic() - self._begun_s
@@ -82,7 +86,7 @@ class Soaked:
 
     def fail(self, why: str) -> NoReturn:
         lines = (self.folder / "job.log").read_text(errors="replace").splitlines()[-20:]
-        raise SystemExit("\n".join([f"the job on {self.executor} {why}; its log ends so:", *lines]))
+        raise SoakFailed("\n".join([f"the job on {self.executor} {why}; its log ends so:", *lines]))
 
 
 def soak(
@@ -141,13 +145,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        jobs = soak(
-            Path(folder),
-            minutes=chosen.minutes,
-            executors=chosen.executor or EXECUTORS,
-            kill_every_s=chosen.kill_every_s,
-            seed=chosen.seed,
-        )
+        try:
+            jobs = soak(
+                Path(folder),
+                minutes=chosen.minutes,
+                executors=chosen.executor or EXECUTORS,
+                kill_every_s=chosen.kill_every_s,
+                seed=chosen.seed,
+            )
+        except SoakFailed as failed:
+            raise SystemExit(f"{failed}") from None
         good = [report(job) for job in jobs]
     return 0 if all(good) else 1
 
