@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks import asked
 from benchmarks.measuring import Row
 
 HERE = Path(__file__).parent
@@ -28,34 +29,6 @@ FULL, UPDATE, LINE = "--full", "--update", "--line="
 END = "<!-- bench:end -->"
 MINUTES = 60
 """What a whole run may take on two cores."""
-ASKED_BEGIN, ASKED_END = "<!-- asked:begin -->\n", "<!-- asked:end -->"
-ASKED = (
-    "write 5M clustered rows",
-    "restore 5M rows",
-    "metadata-only rescale 4 → 6 of 5M rows",
-    "`rewrite` on Spark, 5,000,000 rows, 4 → 6 subtasks, max parallelism 128 → 256",
-    "open and plan a rescale of one million handles, mixed",
-    "bounded job over Parquet, 5,000,000 rows, 100,000 keys, 4 checkpoints, parallelism 4",
-    "Spark runtime, `aggregate`, 100 keys, 1 row an epoch",
-    "Spark runtime, `aggregate`, 100,000 keys, 200,000 rows an epoch",
-    "Spark runtime, `aggregate`, 100,000 keys, 2,000,000 rows an epoch",
-    "Spark runtime, plain function of a key, 100,000 keys, 2,000 rows an epoch",
-    "Spark runtime, `aggregate`, 5,000,000 keys in the state: 4 → 6, published",
-    "`ckpt inspect` of a local checkpoint, cold process",
-    "`ckpt get` of one key of 5,000,000 rows in three layers, cold process",
-    "one key of 5,000,000 rows in three layers",
-    '`spark.read.format("stateformat")`, sum over 5,000,000 rows, 2 partitions',
-    "`bootstrap` of 5,000,000 rows on Spark, parallelism 4",
-    "Spark's HDFS-backed store read, 1,000,000 keys, long → long",
-    "Spark's HDFS-backed store read, 1,000,000 keys, string → string",
-    "Spark's RocksDB store read, 1,000,000 keys, long → long",
-    "Spark's RocksDB store read, 1,000,000 keys, string → string",
-    "Spark's HDFS-backed store dealt anew, 4 → 12, 1,000,000 keys, long → long",
-    "Spark's HDFS-backed store dealt anew, 4 → 12, 1,000,000 keys, string → string",
-    "Flink's canonical savepoint read, 4,000,000 entries, long → long",
-    "Flink's canonical savepoint read, 1,000,000 entries, string → string",
-)
-"""What users ask first: these rows stand in the README as well."""
 
 
 def machine() -> str:
@@ -81,22 +54,6 @@ def replace_section(page: str, name: str, title: str, rows: list[Row], measured_
         head, end, rest = page.partition(END)
         tail = end + rest
     return f"{head}{begin}{title}\n\n{table(rows)}\nMeasured on: {measured_on}.\n\n{tail}"
-
-
-def asked(readme: str, page: str) -> str:
-    """The README with its short table, from the rows of the page. A row that was never measured is
-    left out; one without a ratio shows its own figure.
-    """
-    rows = [
-        [cell.strip() for cell in line.strip("|\n").split("|")] for line in page.splitlines() if line.startswith("| ")
-    ]
-    cells = {row[0]: row for row in rows if len(row) == 6}
-    lines = ["| what | against | ratio | budget |", "|---|---|---|---|"]
-    for name in (name for name in ASKED if name in cells):
-        _, ours, against, ratio, _, budget = cells[name]
-        lines.append(f"| {name} | {against} | {ours if ratio == '–' else ratio} | {budget} |")
-    head, begin, rest = readme.partition(ASKED_BEGIN)
-    return head + begin + "\n".join(lines) + "\n" + rest[rest.index(ASKED_END) :]
 
 
 def modules_of(name: str) -> list[str]:
@@ -127,7 +84,7 @@ def main() -> None:
         if rows and not line and (UPDATE in sys.argv or not named):
             title = (module.__doc__ or name).partition("\n")[0]
             PAGE.write_text(replace_section(PAGE.read_text(), name, title, rows, machine()))
-            README.write_text(asked(README.read_text(), PAGE.read_text()))
+            README.write_text(asked.with_table(README.read_text(), PAGE.read_text()))
             print(f"The table of {name} in docs/benchmarks.md is from this run.", flush=True)
         print(f"{name} took {time.perf_counter() - before:.0f} s.", flush=True)
     if not (named or line):

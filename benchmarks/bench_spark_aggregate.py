@@ -21,6 +21,8 @@ ELSEWHERE = MANY, 200_000
 SIZED = 100_000, 2_000_000
 ROUNDS = 3
 """The first one warms up."""
+SMALL_EACH = 15
+"""Epochs of a round where they are small, and all that is measured is latency."""
 
 
 def aggregates(mine: Side, other: Side, scratch: Path, line: str) -> Iterator[Row]:
@@ -37,7 +39,7 @@ def aggregates(mine: Side, other: Side, scratch: Path, line: str) -> Iterator[Ro
 def one(mine: Side, other: Side, root: Path, what: str, keys: int, rows: int) -> Iterator[Row]:
     folder, store, checkpoint = (str(root / name) for name in ("rows", "store", "checkpoint"))
     Path(folder).mkdir(parents=True)
-    each = 3 if rows > SLOW_ROWS else 4
+    each = 3 if rows > SLOW_ROWS else 4 if rows == SLOW_ROWS else SMALL_EACH
     a: list[Epoch] = []
     b: list[Epoch] = []
     spent, first = (0.0, 0.0), 0

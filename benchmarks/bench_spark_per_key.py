@@ -17,6 +17,8 @@ from benchmarks.spark_sides import SLOW_ROWS, Side, faster, sides
 
 WARM_UP, MEASURED = 3, 5
 """Epochs of each side of a line."""
+SMALL = 2_000, 15, 15
+"""Up to so many rows an epoch is little but latency: as many epochs warm up, and are measured."""
 PER_KEY = ((100_000, 2_000), (100_000, 20_000), (100_000, 200_000), (5_000_000, 20_000))
 """Keys, and rows of an epoch."""
 THEIRS = (
@@ -30,13 +32,14 @@ def per_key(mine: Side, other: Side, scratch: Path, *, full: bool, line: str) ->
 
     Processor time is that of whole runs, their begin and warm-up included.
     """
-    count = WARM_UP + MEASURED
     mine.call(ours.start)
     other.call(theirs.start)
     for keys, rows in PER_KEY:
         what = f"Spark runtime, plain function of a key, {keys:,} keys, {rows:,} rows an epoch"
         if line not in what:
             continue
+        warm_up, measured = SMALL[1:] if rows <= SMALL[0] else (WARM_UP, MEASURED)
+        count = warm_up + measured
         root = scratch / f"per-key-{keys}-{rows}"
         folder, store = write_input(root, count, rows=rows, keys=keys), f"{root}-store"
         own, own_cpu = mine.measured(ours.run, ours.per_key, folder, store, count)
@@ -48,7 +51,7 @@ def per_key(mine: Side, other: Side, scratch: Path, *, full: bool, line: str) ->
             epochs, cpu = other.measured(theirs.run, query, folder, f"{root}-{label}")
             assert [epoch.rows for epoch in epochs] == [rows] * count
             costs = own_cpu / count, cpu / count
-            yield faster(what, own[WARM_UP:], label, epochs[WARM_UP:], budget, costs)
+            yield faster(what, own[warm_up:], label, epochs[warm_up:], budget, costs)
 
 
 def measure(full: bool = False, line: str = "") -> Iterator[Row]:

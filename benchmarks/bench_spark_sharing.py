@@ -15,7 +15,7 @@ WORKERS = ((16, 1), (64, 1), (128, 1), (128, 8))
 """Workers in all, and executors, all on one host."""
 JOBS = 10
 KEYS, ROWS = 100_000, 20_000
-ROUNDS, EACH = 3, 3
+ROUNDS, EACH = 3, 8
 """Rounds, of which the first warms up, and epochs of each job in a round."""
 
 

@@ -80,6 +80,8 @@ def faster(
     cpu: tuple[float, float] | None = None,
 ) -> Row:
     a, b = rate(mine), rate(other)
+    if cpu is not None and min(cpu) <= 0:
+        cpu = None  # Spark has ended a process of workers meanwhile, and its time is lost.
     return Row(what, per_second(a), f"{label}: {per_second(b)}", f"{a / b:.2f} ×", budget, cpu, faster=True)
 
 

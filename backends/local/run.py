@@ -13,11 +13,12 @@ import gc
 import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
-from stateformat.graph import brief
+from stateformat.graph import Edge, brief
 from stateformat.publication import PendingCheckpoint
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
@@ -38,8 +39,8 @@ RETRY_US = 1_000_000
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Python looks for no garbage: very many channels are made, which are none, and it would look
-    at all of them several times.
+    """Python looks for no garbage: very many channels and tasks are made, which are none, and it
+    would look at all of them several times.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -76,7 +77,6 @@ class LocalRun(rt.Run):
         """The last barrier that turned unaligned in flight."""
         self._workers: dict[ev.TaskId, rt.Worker] = {}
         self._layers: dict[ev.TaskId, TaskLayers] = {}
-        self._channels: dict[ev.Channel, rt.Queue] = {}
         with _without_collection():
             self._connect(restored)
         try:
@@ -93,19 +93,25 @@ class LocalRun(rt.Run):
 
     def _connect(self, restored: rt.Restored) -> None:
         self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
-        every = list(rt.tasks_of(restored))
+        known = rt.channels_of(restored)
+        self._logs = {
+            edge.id: rt.EdgeLog(*known[edge.id])
+            for edge in self.job.graph.edges
+            if edge.id in known and self._is_wide(edge, len(known[edge.id].leaving))
+        }
+        """Of wide edges."""
+        every = list(rt.tasks_of(restored, known))
+        queues: dict[ev.Channel, rt.Queue] = {}
         for item in every:
             fill = rt.LoopFill(item.core.id, self._schedule.loop_bytes_max)
             for edge_id, channels in item.inputs.items():
                 feedback = self.job.graph.by_edge[edge_id].feedback
                 capacity, own = (None, fill) if feedback else (rt.CAPACITY, None)
-                self._channels.update({channel: rt.Queue(channel, capacity=capacity, fill=own) for channel in channels})
-        for vertex, core, inputs, outputs in every:
-            queues = [self._channels[channel] for channels in inputs.values() for channel in channels]
-            leaving = {edge_id: [self._channels[channel] for channel in some] for edge_id, some in outputs.items()}
-            worker = rt.Worker(core.id, vertex, core, queues, leaving, self._overtaken, self)
-            worker.routers = {edge.id: Router(self.job, edge, core.id.subtask) for edge in vertex.outputs}
-            self._workers[core.id] = worker
+                if edge_id not in self._logs:
+                    queues.update({channel: rt.Queue(channel, capacity=capacity, fill=own) for channel in channels})
+        for item in every:
+            worker = self._worker(item, queues)
+            self._workers[worker.id] = worker
             self.wake(worker)
         of_vertex: dict[str, dict[int, rt.Worker]] = {}
         for name, worker in self._workers.items():
@@ -116,14 +122,29 @@ class LocalRun(rt.Run):
         """By edge, the tasks at its source."""
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
+    def _is_wide(self, edge: Edge, senders: int) -> bool:
+        all_to_all = edge.partitioner.all_to_all and not edge.feedback
+        return all_to_all and self.job.vertex_of(edge.target).id == edge.target and rt.is_wide(senders)
+
+    def _worker(self, item: rt.TaskChannels, queues: Mapping[ev.Channel, rt.Queue]) -> rt.Worker:
+        (vertex, core, inputs, outputs), logs, subtask = item, self._logs, item.core.id.subtask
+        worker = rt.Worker(
+            core.id,
+            vertex,
+            core,
+            [queues[channel] for edge, channels in inputs.items() if edge not in logs for channel in channels],
+            {edge: [queues[channel] for channel in some] for edge, some in outputs.items() if edge not in logs},
+            self._overtaken,
+            self,
+            hears={edge: logs[edge].receiving[subtask] for edge in inputs if edge in logs},
+            tells={edge: logs[edge].sending[subtask] for edge in outputs if edge in logs},
+        )
+        worker.routers = {edge.id: Router(self.job, edge, subtask) for edge in vertex.outputs}
+        return worker
+
     def _open(self, restored: rt.Restored) -> None:
-        parts = dict(rt.restored_states(restored))
-        for worker in self._workers.values():
-            own = parts.get(worker.id, {})
-            worker.operators = OperatorChain(self.job, worker.vertex, worker.id.subtask, worker)
-            worker.fires_timers = worker.operators.is_timed
-            self._layers[worker.id] = TaskLayers(worker.operators.states, own)
-            worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
+        with _without_collection():
+            self._open_chains(dict(rt.restored_states(restored)))
         for worker in self._workers.values():
             worker.count_late_rows()
         # In-flight records are processed first, once all operators are open to get their results.
@@ -133,6 +154,14 @@ class LocalRun(rt.Run):
                     worker.operators.process(edge_id, batch)
         for worker in self._workers.values():
             worker.start()
+
+    def _open_chains(self, parts: Mapping[ev.TaskId, Mapping[str, rt.OperatorState]]) -> None:
+        for worker in self._workers.values():
+            own = parts.get(worker.id, {})
+            worker.operators = OperatorChain(self.job, worker.vertex, worker.id.subtask, worker)
+            worker.fires_timers = worker.operators.is_timed
+            self._layers[worker.id] = TaskLayers(worker.operators.states, own)
+            worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
 
     def step(self) -> bool:
         if self.outcome is not None:
@@ -246,7 +275,7 @@ class LocalRun(rt.Run):
         ]
         lines += [
             f"{worker.id}: {'gone' if worker.gone else worker.task.state.value}, mail {len(worker.mailbox)}, queued "
-            f"{sum(len(queue.elements) for queue in worker.inputs.values())}"
+            f"{worker.queued}"
             for worker in self._workers.values()
         ]
         return "; ".join(lines)
@@ -312,16 +341,15 @@ class LocalRun(rt.Run):
         return self._checkpoint(number) is not None and self._workers[task].snapshot_taken < number
 
     def confirm(self, channels: Iterable[ev.Channel]) -> None:
-        senders: dict[int, rt.Worker] = {}
-        edge = ""
-        for channel in channels:
-            if channel.edge != edge:
-                edge = channel.edge
-                senders = self._senders[edge]
-            worker = senders.get(channel.sender)
-            if worker is not None and not worker.gone:
-                worker.mailbox.append(ev.DataProcessed(channel))
-                self._ready.wake(worker)
+        for edge, some in groupby(channels, lambda channel: channel.edge):
+            log, senders = self._logs.get(edge), self._senders[edge]
+            if log is not None:
+                for sender in log.confirm(some):
+                    self.mail(senders[sender].id, rt.AllProcessed(log.sending[sender].channels))
+                continue
+            for channel in some:
+                if channel.sender in senders:
+                    self.mail(senders[channel.sender].id, ev.DataProcessed(channel))
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
         self.mail(rt.receiver_of(self.job, channel), ev.Announced(channel, barrier))
@@ -369,10 +397,18 @@ class LocalRun(rt.Run):
 
     def overtake(self, barrier: ev.Barrier) -> None:
         self._overtaking = barrier
-        for channel, queue in self._channels.items():
-            if queue.replace_barrier(barrier) and channel.edge in self._overtaken:
-                self.announce(channel, barrier)
+        for log in self._logs.values():
+            for end in log.receiving:
+                end.to_queues()
+        for queue in self._queues:
+            if queue.replace_barrier(barrier) and queue.channel.edge in self._overtaken:
+                self.announce(queue.channel, barrier)
 
     def drop_in_flight(self) -> None:
-        for queue in self._channels.values():
+        for queue in self._queues:
             queue.logged_for = None
+
+    @property
+    def _queues(self) -> Iterator[rt.Queue]:
+        """The channels that have a queue."""
+        return (queue for worker in self._workers.values() for queue in worker.inputs.values())

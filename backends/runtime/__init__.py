@@ -3,14 +3,14 @@
 ``backends.dataflow`` decides the protocol; an executor carries events between driver and workers.
 Read ``runtime`` (runs and restarts of a job), ``run`` (one run), ``starting`` and ``restore`` (what
 it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``,
-``requests`` and ``savepoints``, and ``worker`` with ``mail`` and ``channels``. ``options`` and
-``clock`` are what users give, ``reports`` what they get.
+``requests`` and ``savepoints``, ``tasks``, and ``worker`` with ``mail`` and ``channels``.
+``options`` and ``clock`` are what users give, ``reports`` what they get.
 """
 
 from __future__ import annotations
 
 from . import starting
-from .channels import CAPACITY, LoopFill, Queue, TaskChannels, receiver_of, sender_of, tasks_of
+from .channels import CAPACITY, EdgeLog, LoopFill, Queue, is_wide
 from .clock import VIRTUAL_ORIGIN_US, Clock, ProcessingTime, SystemClock, VirtualClock
 from .commits import check_places, clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
@@ -32,13 +32,16 @@ from .restore import Restored, at_parallelism, plan_of, restore
 from .run import Run
 from .runtime import Runtime
 from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
-from .worker import Mail, MessageToSubtask, SplitAssigned, Worker
+from .tasks import TaskChannels, channels_of, receiver_of, sender_of, tasks_of
+from .worker import AllProcessed, Mail, MessageToSubtask, SplitAssigned, Worker
 
 __all__ = [
+    "AllProcessed",
     "CAPACITY",
     "VIRTUAL_ORIGIN_US",
     "Clock",
     "Driver",
+    "EdgeLog",
     "EpochProgress",
     "GRACE_SECONDS",
     "GraceExceeded",
@@ -73,10 +76,12 @@ __all__ = [
     "Worker",
     "at_parallelism",
     "by_layer",
+    "channels_of",
     "check_places",
     "check_whole",
     "clean",
     "commit",
+    "is_wide",
     "layers_of",
     "merge_snapshot",
     "pending_committables",

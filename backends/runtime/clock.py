@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from stateformat.graph import brief
 
 VIRTUAL_ORIGIN_US: Final = 1_767_225_600_000_000
-"""What a virtual clock shows on the wall when it begins: 1 January 2026, UTC."""
+"""What the wall clock of a virtual clock shows when it begins: 1 January 2026, UTC."""
 LOOK_EVERY_US = 50_000
 """How often a run that has nothing else to do looks at work in a thread."""
 
@@ -36,7 +36,7 @@ class Work(Protocol):
 
 
 class Clock(Protocol):
-    """Microseconds since an origin of its own, which never go back; and what the wall shows."""
+    """Microseconds since an origin of its own, which never go back; and the wall clock."""
 
     def now_us(self) -> int:
         pass
@@ -58,10 +58,10 @@ class Clock(Protocol):
 
 
 class ProcessingTime:
-    """What operators see as the time on the wall: it never goes back.
+    """What operators see as wall-clock time: it never goes back.
 
-    ``seen_us``: what the checkpoint that was restored has seen. It stands still while the wall is
-    behind it.
+    ``seen_us``: what the checkpoint that was restored has seen. It stands still while the wall
+    clock is behind it.
     """
 
     def __init__(self, clock: Clock, seen_us: int = 0) -> None:
@@ -77,7 +77,7 @@ class ProcessingTime:
 
     @property
     def behind_words(self) -> str:
-        """A warning if the wall was far behind when this began; empty otherwise."""
+        """A warning if the wall clock was far behind when this began; empty otherwise."""
         if self._behind_us < BEHIND_US:
             return ""
         return (
@@ -86,7 +86,7 @@ class ProcessingTime:
         )
 
     def clock_at(self, time_us: int) -> int:
-        """What ``Clock.now_us`` will be when the wall shows this time."""
+        """What ``Clock.now_us`` will be when the wall clock shows this time."""
         return self._clock.now_us() + max(time_us - self._clock.wall_us(), 0)
 
 

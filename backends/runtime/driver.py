@@ -128,7 +128,7 @@ class Driver:
         self._messenger = messenger
         self._clock = clock
         self.processing_time = ProcessingTime(clock, restored.processing_time_us)
-        """What operators see as the time on the wall."""
+        """What operators see as wall-clock time."""
         self._keep = keep_count(schedule)
         self._keep_for_us = schedule.keep_for_us
         self._expires_at_us = 0
@@ -257,7 +257,7 @@ class Driver:
 
     def assign_split(self, task: ev.TaskId) -> Split | NoSplit:
         """Ask the enumerator for a split and mail the answer; ``LATER`` if it fails."""
-        vertex = self._job.vertex(task.vertex)
+        vertex, begun_us = self._job.vertex(task.vertex), self._clock.now_us()
         try:
             split = self.enumerators[vertex.id].next_split(task.subtask, vertex.parallelism)
             if not isinstance(split, Split | NoSplit):
@@ -265,7 +265,7 @@ class Driver:
         except Exception as error:
             self._failed(vertex.id, f"the enumerator of source {vertex.id!r}", error)
             split = NoSplit.LATER
-        self._messenger.mail(task, SplitAssigned(split))
+        self._messenger.mail(task, SplitAssigned(split, self._clock.now_us() - begun_us))
         return split
 
     def _receive(self, item: MessageToCoordinator) -> None:

@@ -14,9 +14,10 @@ from ..dataflow.api import NoSplit, Split
 
 
 class SplitAssigned(NamedTuple):
-    """The enumerator's answer to a reader."""
+    """The enumerator's answer to a reader, and what it took, by the clock."""
 
     split: Split | NoSplit
+    took_us: int = 0
 
 
 class MessageToSubtask(NamedTuple):
@@ -31,7 +32,13 @@ class MessageToSubtask(NamedTuple):
     """
 
 
-Mail = ev.TaskEvent | SplitAssigned | MessageToSubtask
+class AllProcessed(NamedTuple):
+    """All receivers of these output channels have processed all of their data."""
+
+    channels: tuple[ev.Channel, ...]
+
+
+Mail = ev.TaskEvent | SplitAssigned | MessageToSubtask | AllProcessed
 
 
 class WorkerEnvironment(Protocol):
@@ -87,7 +94,7 @@ class WorkerEnvironment(Protocol):
         """The time by the executor's clock."""
 
     def processing_time_us(self) -> int:
-        """The time on the wall, of the step or epoch that is under way."""
+        """The wall-clock time, of the step or epoch that is under way."""
 
     def clock_at(self, time_us: int) -> int:
-        """What :meth:`now_us` will be when the wall shows this time."""
+        """What :meth:`now_us` will be when the wall clock shows this time."""

@@ -82,7 +82,7 @@ class Restored:
             return task
         # Subtasks get whole handles in these modes, so equal handles are equal tables.
         handles = plan.slices_of(state.operator, subtask, state.name)["handle"].to_numpy().tobytes()
-        fields = {item.name: getattr(task, item.name) for item in dataclasses.fields(task)}
+        fields = {item.name: getattr(task, item.name) for item in dataclasses.fields(task) if item.init}
         return _Shared(**fields, key=(state.operator, state.name, handles), known=self._tables)
 
     def progress(self, vertex: Vertex, subtask: int) -> tuple[dict[str, int], frozenset[str]]:

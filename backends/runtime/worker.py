@@ -15,15 +15,23 @@ from ..dataflow.api import NoSplit
 from ..dataflow.chain import OpenSnapshot, OperatorChain, OperatorError
 from ..dataflow.graph import Router, Vertex
 from ..dataflow.task import Task, TaskState
-from .channels import Queue, ReadyInputs
-from .mail import Mail as Mail, MessageToSubtask as MessageToSubtask, SplitAssigned as SplitAssigned, WorkerEnvironment
+from .channels import Outputs, Queue, ReadyInputs, ReceivingEnd, SendingEnd, is_wide
+from .mail import (
+    AllProcessed as AllProcessed,
+    Mail as Mail,
+    MessageToSubtask as MessageToSubtask,
+    SplitAssigned as SplitAssigned,
+    WorkerEnvironment,
+)
 
 logger = logging.getLogger(__name__)
 
 IDLE_US = 5_000
 """How long a source that found nothing waits before it reads again."""
-TOGETHER_MIN = 16
-"""A task with so many channels takes watermarks, barriers and ends of all of them in one step."""
+_ASKING_SHARE: Final = 50
+_ASKING_WAIT_MAX_US: Final = 2_000_000
+"""An enumerator that has nothing is asked so rarely that this takes a fiftieth of the time, of all
+readers together; but after two seconds, since one slow answer says little."""
 _UNTIL_MAIL: Final = 2**63
 """As a time to read again: when the enumerator has answered."""
 
@@ -31,7 +39,9 @@ _UNTIL_MAIL: Final = 2**63
 class Worker:
     """One task with its decisions (``task``), its operators and its channels.
 
-    ``number``, ``snapshot``: its last barrier and open snapshot, if it goes on from another worker.
+    ``inputs`` and ``outputs``: its channels, but for those of wide edges, of which ``hears`` and
+    ``tells`` are its ends. ``number``, ``snapshot``: its last barrier and open snapshot, if it goes
+    on from another worker.
     """
 
     operators: OperatorChain
@@ -47,6 +57,8 @@ class Worker:
         overtaken: frozenset[str],
         environment: WorkerEnvironment,
         *,
+        hears: Mapping[str, ReceivingEnd] | None = None,
+        tells: Mapping[str, SendingEnd] | None = None,
         number: int = 0,
         snapshot: OpenSnapshot | None = None,
     ) -> None:
@@ -54,7 +66,8 @@ class Worker:
         self.vertex = vertex
         self.task = task
         self.routers: Mapping[str, Router] = {}
-        self.inputs = {queue.channel: queue for queue in inputs}
+        self.inputs: dict[ev.Channel, Queue] = {}
+        """The channels that have a queue."""
         self.mailbox: deque[Mail] = deque()
         self.rows = 0
         """Rows that its source has read."""
@@ -63,14 +76,15 @@ class Worker:
         self.paused = False
         """Its source reads nothing for now, since a checkpoint goes first."""
         self._closed = False
-        self._outputs = outputs
-        self._filled: dict[Queue, None] = {}
-        """Outputs that may be full: what it would emit has no room."""
+        self._outputs = Outputs(
+            outputs,
+            tells or {},
+            overtaken=overtaken,
+            announce=environment.announce,
+            on_room=self._wake,
+        )
+        self._hears = hears or {}
         self._ready_inputs = ReadyInputs(task)
-        self._by_receiver = {
-            edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
-        }
-        self._overtaken = overtaken
         self._environment = environment
         self.open_snapshot = snapshot
         """The snapshot that is not acknowledged yet."""
@@ -84,27 +98,34 @@ class Worker:
         self.fires_timers = False
         """Whether timers of processing time fire in steps of their own."""
         self._timer_at: tuple[int, int] = (0, 0)
-        """A time on the wall, and the same by the executor's clock."""
+        """A wall-clock time, and the same by the executor's clock."""
         # The channels call back, so asking whether a task is ready costs the same however many it
         # has.
-        found, emptied, filled, has_room = self._find, self._ready_inputs.remove, self._fill, self._make_room
+        self._calls = self._find, self._ready_inputs.remove  # Made once: queues may be very many.
         for queue in inputs:
-            queue.on_element, queue.on_empty = found, emptied
-            self._ready_inputs.fill = queue.fill or self._ready_inputs.fill
-        for queues in outputs.values():
-            for queue in queues:
-                queue.on_full, queue.on_room = filled, has_room
+            self._take_from(queue)
+        for hearing in self._hears.values():
+            hearing.on_queue, hearing.on_told = self._take_from, self._wake
+            self._ready_inputs.told.append(hearing)
+        self._is_wide = is_wide(len(inputs) + sum(len(hearing.channels) for hearing in self._hears.values()))
+
+    def _take_from(self, queue: Queue) -> None:
+        self.inputs[queue.channel] = queue
+        queue.on_element, queue.on_empty = self._calls
+        self._ready_inputs.fill = queue.fill or self._ready_inputs.fill
+
+    def _wake(self) -> None:
+        self._environment.wake(self)
 
     def _find(self, queue: Queue) -> None:
         if self._ready_inputs.add(queue):
             self._environment.wake(self)
 
-    def _fill(self, queue: Queue) -> None:
-        self._filled[queue] = None
-
-    def _make_room(self, queue: Queue) -> None:
-        self._filled.pop(queue, None)
-        self._environment.wake(self)
+    @property
+    def queued(self) -> int:
+        """How many elements lie in its channels."""
+        told = sum(hearing.waiting for hearing in self._hears.values())
+        return told + sum(len(queue.elements) for queue in self.inputs.values())
 
     def count_late_rows(self) -> None:
         """Begin to count late rows; its operators may have counted in an earlier run."""
@@ -157,7 +178,7 @@ class Worker:
             return False
         if self.mailbox:
             return True
-        if self._filled:
+        if self._outputs.full:
             return False
         if self.fires_timers and self._timer_is_due:
             return True
@@ -179,28 +200,40 @@ class Worker:
             elif self.vertex.is_source:
                 self._read()
             else:
-                queue = self._ready_inputs.draw(choose)
-                element = queue.get()
-                if not isinstance(element, ev.Records):
-                    self._receive(queue, element)
-                elif self.task.processes(queue.channel):
-                    self.operators.process(queue.channel.edge, element.batch)
+                drawn = self._ready_inputs.draw(choose)
+                if isinstance(drawn, Queue):
+                    self._take(drawn)
                 else:
-                    self.deliver(ev.Received(queue.channel, element))
+                    self._receive_together(*drawn.take(self.task))
         except Exception as error:
             self.fail(error)
+
+    def _take(self, queue: Queue) -> None:
+        element = queue.get()
+        if not isinstance(element, ev.Records):
+            self._receive(queue, element)
+        elif self.task.processes(queue.channel):
+            self.operators.process(queue.channel.edge, element.batch)
+        else:
+            self.deliver(ev.Received(queue.channel, element))
 
     def _receive(self, queue: Queue, element: ev.Element) -> None:
         """Deliver what is no records, together with what is like it at the heads of other channels.
 
         Where there are few channels, one after another, in an order by chance.
         """
-        if len(self.inputs) >= TOGETHER_MIN:
+        if self._is_wide:
             channels, elements = self._ready_inputs.take_alike(queue, element)
-            if channels:
-                self._carry_out(self.task.together.receive([queue.channel, *channels], [element, *elements]))
-                return
-        self.deliver(ev.Received(queue.channel, element))
+            self._receive_together([queue.channel, *channels], [element, *elements])
+        else:
+            self.deliver(ev.Received(queue.channel, element))
+
+    def _receive_together(self, channels: Sequence[ev.Channel], elements: Sequence[ev.Element]) -> None:
+        """Deliver like elements of several channels, or of one or none."""
+        if len(channels) > 1:
+            self._carry_out(self.task.together.receive(channels, elements))
+        elif channels:
+            self.deliver(ev.Received(channels[0], elements[0]))
 
     def _data_processed(self, mail: ev.DataProcessed) -> None:
         """Deliver what receivers have confirmed, all of it in one step."""
@@ -251,9 +284,9 @@ class Worker:
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
         if self._reads and self.task.is_idle:
             self.deliver(ev.SourceIdle(idle=False))  # Before the rows that hold time up again.
-        queues = self._by_receiver[edge_id]
+        queue_to = self._outputs.queue_to[edge_id]
         for receiver, part in self.routers[edge_id].route(batch):
-            queue = queues[receiver]
+            queue = queue_to(receiver)
             queue.put(ev.Records(part))
             if queue.logged_for is not None:
                 self._environment.log_arrival(queue.channel, part)
@@ -331,10 +364,14 @@ class Worker:
             self._asked = False
             self.operators.assign(mail.split)
             if mail.split is NoSplit.LATER:
-                self._ask_at_us = self.now_us() + IDLE_US
+                # An answer may take ever longer, as a look at a directory does that grows.
+                rarely_us = min(_ASKING_SHARE * self.vertex.parallelism * mail.took_us, _ASKING_WAIT_MAX_US)
+                self._ask_at_us = self.now_us() + max(IDLE_US, rarely_us)
                 self._idle_until_us = min(self._idle_until_us, self._ask_at_us)
             else:
                 self._idle_until_us = 0
+        elif isinstance(mail, AllProcessed):
+            self._carry_out(self.task.together.processed(mail.channels))
         elif not isinstance(mail, MessageToSubtask):
             self.deliver(mail)
             if isinstance(mail, ev.Aborted):
@@ -381,20 +418,7 @@ class Worker:
     def _emit(self, element: ev.Element) -> None:
         if isinstance(element, ev.Barrier):
             element = self._environment.current_form(element)
-        for edge, queues in self._outputs.items():
-            if not isinstance(element, ev.Barrier):
-                for queue in queues:
-                    queue.put(element)
-                continue
-            overtakes = element.unaligned and edge in self._overtaken
-            for queue in queues:
-                queue.put(element)
-                # What is put behind it is no part of the epoch before. The barrier of an aborted
-                # checkpoint may come late, and ends no log.
-                if element.number == queue.logged_for:
-                    queue.logged_for = None
-                if overtakes:
-                    self._environment.announce(queue.channel, element)
+        self._outputs.put(element)
 
     def _take_snapshot(self, command: ev.Snapshot) -> None:
         self.snapshot_taken = command.barrier.number
@@ -410,7 +434,8 @@ class Worker:
         self._environment.tell(ev.SnapshotFailed(self.id, self.snapshot_taken, str(error)))
 
     def _log(self, command: ev.LogQueued | ev.LogRecords | ev.StopLog) -> None:
-        queue = self.inputs[command.channel]
+        hearing = self._hears.get(command.channel.edge)
+        queue = self.inputs[command.channel] if hearing is None else hearing.queue_from(command.channel.sender)
         match command:
             case ev.LogRecords(channel, batch):
                 self.log(channel, batch)

@@ -36,11 +36,11 @@ from .rewrite import (
     frames_of,
     gather_targets,
     reported,
-    settle,
     task_count,
 )
 from .sessions import check, job_session
 from .sources import arrow_schema_of
+from .worker_process import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -4,7 +4,8 @@ Read ``checkpoint`` (what users and runs hold), ``task`` (what one worker reads)
 users look at), ``pieces`` and ``scan`` (from slices to rows), ``merge`` (layers and schemas), then
 ``overlay`` (a key group that is too large to merge at once). ``wanted`` says which columns and rows
 are read, ``key_values`` makes keys of what a user names, ``cutting`` cuts slices to key groups
-and into parts. ``loading`` fetches record and manifest.
+and into parts. ``loading`` fetches record and manifest, ``whole_states`` makes slices of whole
+states.
 
 The door is lazy: ``ckpt inspect`` is a cold process, and reads no rows.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint as Checkpoint, whole_slices as whole_slices
+    from .checkpoint import Checkpoint as Checkpoint
     from .cutting import (
         Groups as Groups,
         key_group_of as key_group_of,
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
         checked_parts as checked_parts,
         chosen_columns as chosen_columns,
     )
+    from .whole_states import whole_slices as whole_slices
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Checkpoint whole_slices",
+            ".checkpoint": "Checkpoint",
             ".cutting": "Groups key_group_of split_between_owners",
             ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",
@@ -47,5 +49,6 @@ else:
             ".rows": "StateRows",
             ".task": "ReadTask",
             ".wanted": "EVERYTHING Wanted checked_parts chosen_columns",
+            ".whole_states": "whole_slices",
         },
     )

@@ -6,31 +6,31 @@ of slices (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from ..graph import JobGraph, OperatorId, Status
-from ..manifest import Manifest, carried_by_plan, integers, state_runs
+from ..manifest import Manifest, carried_by_plan
 from ..model import CheckpointId, Mode, Record, State
-from ..schema import SLICE_SCHEMA
 from ..storage import Storage
 from .loading import load_manifest, load_outline
 
 if TYPE_CHECKING:
     from stateformat.redistribution import Plannable, RestorePlan
 
+    from ..problems import Problem
     from ..states import Layer
     from .rows import StateRows
     from .task import ReadTask
+    from .whole_states import WholeStates
 
 
 class Checkpoint:
@@ -48,7 +48,7 @@ class Checkpoint:
         self.bound_to_run = bound_to_run
         self._manifest = manifest
         self._reading = Lock()
-        self._found_bounds: Mapping[tuple[str, str], tuple[int, int, bool]] | None = None
+        self._found_whole: WholeStates | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Checkpoint, bound_to_run=self.bound_to_run), (self.storage, self.record)
@@ -96,17 +96,13 @@ class Checkpoint:
             return self._manifest
 
     @property
-    def _bounds(self) -> Mapping[tuple[str, str], tuple[int, int, bool]]:
-        """By operator and state: between which rows of the manifest its handles lie, and whether
-        others lie between them.
-        """
-        if self._found_bounds is None:
-            found: dict[tuple[str, str], tuple[int, int, bool]] = {}
-            for name, start, stop in state_runs(self.handles):
-                # In a damaged manifest a state may begin again.
-                found[name] = found.get(name, (start,))[0], stop, name in found
-            self._found_bounds = found
-        return self._found_bounds
+    def _whole(self) -> WholeStates:
+        """What reads whole states."""
+        if self._found_whole is None:
+            from .whole_states import WholeStates
+
+            self._found_whole = WholeStates(self.graph, self.manifest)
+        return self._found_whole
 
     def lend_manifest(self, other: Checkpoint) -> None:
         """Give ``other``, the same checkpoint opened again, the manifest that was read here."""
@@ -175,18 +171,14 @@ class Checkpoint:
         ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` for an unknown
         operator or state.
         """
+        from .task import ReadTask  # Who only inspects a checkpoint reads no rows.
+
         operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
-        start, stop, mixed = self._bounds.get((operator, state), (0, 0, False))
-        handles, rows = self.handles.slice(start, stop - start), np.arange(start, stop)
-        if mixed:
-            mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
-            handles, rows = handles.filter(mine), rows[mine.to_numpy()]
-        self._check_sound(declared, handles)
-        chosen = integers(handles["rows"]) > 0
-        if subtask is not None:
-            chosen &= integers(handles["subtask"]) == subtask
-        return self._of_handles(declared, self.manifest.rows(pa.array(rows[chosen])))
+        whole = self._whole.of(declared)
+        self._check_sound(declared, whole.problems())
+        handles, slices, values = whole.read(subtask)
+        return ReadTask(self.storage, self._record_of(declared), handles, slices, self.bound_to_run).with_values(values)
 
     def state(self, operator: str | State, state: str | None = None) -> StateRows:
         """Return the rows of one state, for any tool: ``duckdb.sql("from rows")``.
@@ -321,13 +313,11 @@ class Checkpoint:
         first = slices.slice(0, 1).to_pylist()[0]
         return self._task(self.record.state(first["operator"], first["state"]), slices)
 
-    def _check_sound(self, state: State, handles: pa.Table | None = None) -> None:
+    def _check_sound(self, state: State, of_handles: Iterable[Problem] = ()) -> None:
         """Raise ``DamagedCheckpoint`` for a declaration or handles that would give wrong rows."""
-        from ..rules import check_handles, check_states
+        from ..rules import check_states
 
-        problems = check_states(self.record.graph, (state,))
-        if handles is not None:
-            problems += check_handles(self.record.graph, (state,), handles)
+        problems = [*check_states(self.record.graph, (state,)), *of_handles]
         if problems:
             faults = "; ".join(problem.message for problem in problems[:4])
             raise DamagedCheckpoint(
@@ -339,20 +329,13 @@ class Checkpoint:
 
     def _task(self, state: State, slices: pa.Table) -> ReadTask:
         """Make a task with one operator, one state, and the handles that the slices name."""
-        from .task import ReadTask  # Who only inspects a checkpoint reads no rows.
+        from .task import ReadTask
 
         self._check_sound(state)
         numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
         handles = self.manifest.rows(numbers.dictionary)
         column = slices.schema.get_field_index("handle")
         slices = slices.set_column(column, "handle", numbers.indices.cast(pa.int64()))
-        return ReadTask(self.storage, self._record_of(state), handles, slices, self.bound_to_run)
-
-    def _of_handles(self, state: State, handles: pa.Table) -> ReadTask:
-        """Make a task that reads these handles whole."""
-        from .task import ReadTask
-
-        slices = whole_slices(handles)
         return ReadTask(self.storage, self._record_of(state), handles, slices, self.bound_to_run)
 
     def _record_of(self, state: State) -> Record:
@@ -385,12 +368,3 @@ def _known_operators(graph: JobGraph, given: str) -> str:
     )
     left = len(graph.operators) - _OPERATORS_LISTED
     return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
-
-
-def whole_slices(handles: pa.Table) -> pa.Table:
-    """Return slices that are these handles whole, for the subtasks that wrote them."""
-    share = integers(handles["rows"]) / np.maximum(integers(handles["segment_rows"]), 1)
-    stored = np.rint(share * integers(handles["size_bytes"])).astype(np.int64)
-    own = {"handle": pa.array(np.arange(handles.num_rows)), "bytes": pa.array(stored)}
-    columns = [own[name] if name in own else handles[name] for name in SLICE_SCHEMA.names]
-    return pa.table(columns, schema=SLICE_SCHEMA)

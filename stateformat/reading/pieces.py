@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from ..errors import InvalidInput
 from ..manifest import Manifest, one_chunk, take_rows
 from ..model import Handle, State
 
+_PLAIN: Final = Handle._fields[: Handle._fields.index("rows_per_group")]
 # What handles of one segment, layer and schema agree in.
 _OF_LAYER: Final = ("path", "layer", "schema_id")
 _OF_SEGMENT: Final = ("digest", "footer_digest", "footer_bytes", "size_bytes", "uncompressed_bytes", "segment_rows")
@@ -41,8 +42,37 @@ class SegmentPiece:
         return int(self.counts[: max(0, group - self.first_group)].sum())
 
 
-def pieces_of(state: State, manifest: Manifest, slices: pa.Table) -> list[SegmentPiece]:
-    """Return the slices that have rows. Raises ``InvalidInput`` for one that fits no handle."""
+class HandleValues:
+    """Handles of a table as values, all of which are made when some are first asked for."""
+
+    def __init__(self, handles: pa.Table) -> None:
+        self._handles = handles
+        self._all: list[Handle] | None = None
+
+    def of(self, start: int, stop: int) -> list[Handle]:
+        """Return those from ``start`` to ``stop`` − 1."""
+        if self._all is None:
+            try:
+                self._all = _values(self._handles)
+            except UnicodeDecodeError:
+                # Damage of others.
+                return _values(self._handles.slice(start, stop - start))
+        return self._all[start:stop]
+
+
+def pieces_of(
+    state: State, manifest: Manifest, slices: pa.Table, values: Callable[[], list[Handle]] | None = None
+) -> list[SegmentPiece]:
+    """Return the slices that have rows. Raises ``InvalidInput`` for one that fits no handle.
+
+    ``values`` gives the handles, where each slice is one of them whole.
+    """
+    if values is not None:
+        return [
+            _piece(state, handle, handle.subtask, handle.row_start, handle.rows, handle.first_group, handle.last_group)
+            for handle in values()
+            if handle.rows
+        ]
     rows = [row for row in slices.to_pylist() if row["rows"]]
     if not rows:
         return []
@@ -52,24 +82,31 @@ def pieces_of(state: State, manifest: Manifest, slices: pa.Table) -> list[Segmen
         raise InvalidInput(
             f"slices name states {sorted(names)} and handles up to {max(numbers)} of {len(manifest.handles)}"
         )
-    chosen = take_rows(manifest.handles, pa.array(numbers, pa.int64()))
-    counts = one_chunk(chosen["rows_per_group"])
-    others = chosen.drop_columns(["rows_per_group"]).to_pylist()
-    pieces = []
-    for number, (row, fields) in enumerate(zip(rows, others, strict=True)):
-        of_group = counts[number].values
-        handle = Handle(**fields, rows_per_group=None if of_group is None else of_group.to_numpy())
-        if (handle.operator, handle.state) not in names:
-            raise InvalidInput(f"a slice of {names} names a handle of state {handle.state!r} of {handle.operator!r}")
-        first, cut = _cut_counts(handle, row["row_start"] - handle.row_start, row["rows"])
-        wanted = (row["first_group"], row["last_group"])
-        if len(cut) and None not in wanted and not wanted[0] <= first <= first + len(cut) - 1 <= wanted[1]:
-            raise InvalidInput(
-                f"a slice of {handle.path} should hold groups {wanted[0]} to {wanted[1]}, but its rows are of groups "
-                f"{first} to {first + len(cut) - 1}; plan again from this manifest"
-            )
-        pieces.append(SegmentPiece(row["subtask"], handle, row["row_start"], row["rows"], first, cut))
-    return pieces
+    cuts = ("subtask", "row_start", "rows", "first_group", "last_group")
+    handles = _values(take_rows(manifest.handles, pa.array(numbers, pa.int64())))
+    return [_piece(state, handle, *(row[name] for name in cuts)) for row, handle in zip(rows, handles, strict=True)]
+
+
+def _values(handles: pa.Table) -> list[Handle]:
+    counts = one_chunk(handles["rows_per_group"])
+    groups = [None if of_one.values is None else of_one.values.to_numpy() for of_one in counts]
+    columns = [handles[name].to_pylist() for name in _PLAIN]
+    return [Handle(*values) for values in zip(*columns, groups, strict=True)]
+
+
+def _piece(
+    state: State, handle: Handle, subtask: int | None, row_start: int, rows: int, low: int | None, high: int | None
+) -> SegmentPiece:
+    if (handle.operator, handle.state) != (state.operator, state.name):
+        name = f"{state.name!r} of {state.operator!r}"
+        raise InvalidInput(f"a slice of {name} names a handle of state {handle.state!r} of {handle.operator!r}")
+    first, cut = _cut_counts(handle, row_start - handle.row_start, rows)
+    if len(cut) and low is not None and high is not None and not low <= first <= first + len(cut) - 1 <= high:
+        raise InvalidInput(
+            f"a slice of {handle.path} should hold groups {low} to {high}, but its rows are of groups {first} to "
+            f"{first + len(cut) - 1}; plan again from this manifest"
+        )
+    return SegmentPiece(subtask, handle, row_start, rows, first, cut)
 
 
 def coalesced(pieces: Iterable[SegmentPiece]) -> list[SegmentPiece]:
@@ -117,7 +154,10 @@ def _cut_counts(handle: Handle, low: int, rows: int) -> tuple[int, npt.NDArray[n
     """Return the first group and the rows of each in ``rows`` rows from a handle's row ``low``."""
     if handle.rows_per_group is None or handle.first_group is None:
         return 0, np.zeros(0, np.int64)
-    ends = np.concatenate([[0], np.cumsum(np.asarray(handle.rows_per_group, np.int64))])
+    counts: npt.NDArray[np.int64] = np.asarray(handle.rows_per_group, np.int64)
+    if low == 0 and len(counts) and counts.min() > 0 and counts.sum() == rows:
+        return handle.first_group, counts
+    ends = np.concatenate([[0], np.cumsum(counts)])
     counts = np.diff(np.clip(ends, low, low + rows))
     present = np.flatnonzero(counts)
     if not len(present):

@@ -10,7 +10,7 @@ import pyarrow as pa
 from ..graph import shortened
 from ..model import State
 from ..schema import row_schema
-from ..tables import ArrowStream
+from ..tables import ArrowStream, with_schema
 from .cutting import groups_of
 from .key_values import Keys, key_table
 from .task import ReadTask
@@ -64,7 +64,7 @@ class StateRows(ArrowStream):
         schema, names = self.schema, list(self.columns)
         for batch in self.task.batches(batch_rows=batch_rows, wanted=Wanted(self.columns, self.keys)):
             # A batch without columns still says how many rows it has.
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema) if names else batch
+            yield with_schema(batch, schema) if names else batch
 
     def select(self, columns: Sequence[str]) -> StateRows:
         """Return the same rows with these columns only, in this order; the others are not read.

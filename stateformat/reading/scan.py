@@ -11,7 +11,7 @@ segments are opened ahead as well. Memory is a few pieces, whatever the size of 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +20,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
-from ..manifest import Manifest
+from ..manifest import Manifest, integers
 from ..model import Handle, Mode, Record, SchemaVersion
 from ..schema import KEY_GROUP, OP, has_key_groups, segment_schema
 from ..segments import PIECE_ROWS_MAX, SegmentReader
@@ -86,6 +85,7 @@ class SliceReader:
     slices: pa.Table
     as_schema: SchemaVersion | None = None
     wanted: Wanted = EVERYTHING
+    values: Callable[[], list[Handle]] | None = None
 
     def __post_init__(self) -> None:
         self._state = self.record.states[0]
@@ -100,11 +100,13 @@ class SliceReader:
             whole = segment_schema(replace(self._state, schemas=(*self._state.schemas[:-1], self._target)))
         self._read_schema: pa.Schema = whole
         if self.wanted.columns is not None:
-            self._columns = columns = self._needed(whole, self.wanted.columns)
-            fields = tuple(item for item in self._target.fields if item.name in columns)
+            columns = self._needed(whole, self.wanted.columns)
+            self._columns = None if columns.issuperset(whole.names) else columns
+        if self._columns is not None:
+            fields = tuple(item for item in self._target.fields if item.name in self._columns)
             self._target = replace(self._target, fields=fields)
-            self._read_schema = pa.schema([field for field in whole if field.name in columns])
-        self._share = _width(self._read_schema) / _width(whole)
+            self._read_schema = pa.schema([field for field in whole if field.name in self._columns])
+        self._share = 1.0 if self._columns is None else _width(self._read_schema) / _width(whole)
 
     def _needed(self, schema: pa.Schema, columns: Sequence[str]) -> frozenset[str]:
         """Return which columns of the target schema must be read: one at least, to count rows."""
@@ -117,7 +119,7 @@ class SliceReader:
             names |= {"_sender", "_seq"}
         if self.wanted.keys is not None:
             names |= {*state.key_columns}
-        if pc.any(pc.greater(self.slices["layer"], 0)).as_py():
+        if (integers(self.slices["layer"]) > 0).any():
             names |= {*state.key_columns, *state.row_key}
         if has_key_groups(state):
             names.add(KEY_GROUP.name)
@@ -133,7 +135,7 @@ class SliceReader:
         """
         if batch_rows < 1:
             raise InvalidInput(f"batch_rows is {batch_rows}; it must be at least 1")
-        pieces = pieces_of(self._state, self.manifest, self.slices)
+        pieces = pieces_of(self._state, self.manifest, self.slices, self.values)
         owners = [list(group) for _, group in groupby(pieces, key=lambda piece: piece.subtask)]
         calls: Generator[_Call, None, None]
         if self._state.mode is Mode.PROGRESS and pieces:
@@ -147,8 +149,10 @@ class SliceReader:
             calls = self._in_order(coalesced(pieces))
         if self._hidden is not None:
             calls = self._hidden.left_out(calls)
+        names = self.schema.names
+        reads_more = names != self._read_schema.names
         for batch in self._made(calls, batch_rows):
-            yield batch if batch.schema.names == self.schema.names else batch.select(self.schema.names)
+            yield batch.select(names) if reads_more else batch
 
     def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the layers of keyed state, lowest first, unmerged: number and batches.
@@ -157,7 +161,7 @@ class SliceReader:
         come, then ``_key_group``. The caller reads the batches of a layer before it asks for the
         next one.
         """
-        pieces = pieces_of(self._state, self.manifest, self.slices)
+        pieces = pieces_of(self._state, self.manifest, self.slices, self.values)
         if pieces and self._state.mode is not Mode.KEYED:
             raise InvalidInput(f"state {self._state.name!r} is {self._state.mode}; only keyed state has layers")
         pieces.sort(key=lambda piece: piece.handle.layer)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from ..errors import DamagedCheckpoint, ErrorKind
 from ..graph import shortened
 from ..manifest import Manifest
-from ..model import Record, SchemaVersion, State
+from ..model import Handle, Record, SchemaVersion, State
 from ..schema import segment_schema
 from ..storage import Storage
-from ..tables import ArrowStream
+from ..tables import ArrowStream, copy_rows
 from .loading import missing_object
 from .wanted import EVERYTHING, Wanted
 
@@ -34,10 +34,19 @@ class ReadTask(ArrowStream):
     handles: pa.Table
     slices: pa.Table
     bound_to_run: bool = False
+    _values: Callable[[], list[Handle]] | None = field(default=None, init=False, repr=False, compare=False)
+    """The handles as values, where the slices are these handles whole. A changed task has none."""
 
     def __repr__(self) -> str:
         place = f"{self.storage.url}@{self.record.checkpoint_id}"
         return f"ReadTask({shortened(place, 40)}, {self.state!r}, {self.slices.num_rows} slices)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._values is None:
+            return self.__dict__
+        # Tables that are parts of larger ones would be pickled with these.
+        own = {"handles": copy_rows(self.handles), "slices": copy_rows(self.slices), "_values": None}
+        return {**self.__dict__, **own}
 
     @property
     def state(self) -> State:
@@ -110,6 +119,11 @@ class ReadTask(ArrowStream):
         tables = split_slices(self.state, self.handles, self.slices, parts)
         return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
 
+    def with_values(self, values: Callable[[], list[Handle]] | None) -> ReadTask:
+        """Return this task, which knows its handles as values: its slices are these, whole."""
+        object.__setattr__(self, "_values", values)
+        return self
+
     def with_slices(self, slices: pa.Table) -> ReadTask:
         """Return a task for slices that are parts of these, with the handles that they name."""
         used = pc.unique(slices["handle"])
@@ -128,7 +142,9 @@ class ReadTask(ArrowStream):
     def _reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> SliceReader:
         from .scan import SliceReader
 
-        return SliceReader(self.storage, self.record, Manifest(self.handles), self.slices, as_schema, wanted)
+        return SliceReader(
+            self.storage, self.record, Manifest(self.handles), self.slices, as_schema, wanted, self._values
+        )
 
     def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self._missing_explained():

@@ -7,7 +7,7 @@ states by themselves), then ``content`` (handles beside graph and states).
 
 from __future__ import annotations
 
-from .content import check_content, check_handles
+from .content import HandleChecks, check_content
 from .graph import check_graph, check_states
 from .statuses import (
     Unequal,
@@ -21,12 +21,12 @@ from .statuses import (
 )
 
 __all__ = [
+    "HandleChecks",
     "Unequal",
     "Unfit",
     "chains",
     "check_content",
     "check_graph",
-    "check_handles",
     "check_states",
     "cycle",
     "inputs_by_target",

@@ -54,10 +54,10 @@ def _named(handles: pa.Table, row: int) -> dict[str, Any]:
 
 def check_handles(graph: JobGraph, states: Sequence[State], handles: pa.Table) -> Iterator[Problem]:
     """Compare handles with the graph and the states (sections 3.6, 4.3, 4.6 and 5.3)."""
-    columns = _Columns(sort_handles(handles))
+    checks = HandleChecks(graph, sort_handles(handles))
     declared: dict[tuple[str, str], State] = {(state.operator, state.name): state for state in states}
     seen = set()
-    for key, start, stop in state_runs(columns.handles):
+    for key, start, stop in state_runs(checks.handles):
         state, operator = declared.get(key), graph.by_uid.get(OperatorId(key[0]))
         if state is None or operator is None:
             known = "state" if operator is not None else "operator"
@@ -66,13 +66,10 @@ def check_handles(graph: JobGraph, states: Sequence[State], handles: pa.Table) -
             yield Problem(kind, "SPEC 4.1", message, operator=key[0], state=key[1])
             continue
         seen.add(key)
-        if state.mode is Mode.IN_FLIGHT:
-            yield from _on_wrong_edge(graph, state, int(columns.numbers["rows"][start:stop].sum()))
-        yield from _StateHandles(operator, state, columns, start, stop).problems()
+        yield from checks.problems(state, start, stop)
     for key, state in declared.items():
-        operator = graph.by_uid.get(state.operator)
-        if key not in seen and operator is not None:
-            yield from _StateHandles(operator, state, columns, 0, 0).problems()
+        if key not in seen:
+            yield from checks.problems(state, 0, 0)
 
 
 def _on_wrong_edge(graph: JobGraph, state: State, rows: int) -> Iterator[Problem]:
@@ -87,15 +84,27 @@ def _on_wrong_edge(graph: JobGraph, state: State, rows: int) -> Iterator[Problem
     yield Problem(_NOT_ALLOWED, "SPEC 3.6", message, operator=state.operator, state=state.name)
 
 
-class _Columns:
-    """A sorted table of handles as arrays, converted once for all states."""
+class HandleChecks:
+    """Compares handles, which are sorted, with graph and states, a state at a time.
 
-    def __init__(self, handles: pa.Table) -> None:
-        self.handles = handles
+    Their columns are converted once for all states.
+    """
+
+    def __init__(self, graph: JobGraph, handles: pa.Table) -> None:
+        self.graph, self.handles = graph, handles
         names = ("subtask", "layer", "rows", "schema_id", "first_group", "last_group")
         self.numbers = {name: integers(handles[name]) for name in names}
         modes, starts = runs(handles["mode"])
         self.mode_starts, self.modes = starts, texts(modes)
+
+    def problems(self, state: State, start: int, stop: int) -> Iterator[Problem]:
+        """Check the handles of a state, rows ``start`` … ``stop`` − 1, if its operator is known."""
+        operator = self.graph.by_uid.get(state.operator)
+        if operator is None:
+            return
+        if state.mode is Mode.IN_FLIGHT:
+            yield from _on_wrong_edge(self.graph, state, int(self.numbers["rows"][start:stop].sum()))
+        yield from _StateHandles(operator, state, self, start, stop).problems()
 
     def modes_of(self, start: int, stop: int) -> set[str]:
         first = int(np.searchsorted(self.mode_starts, start, side="right")) - 1
@@ -105,7 +114,7 @@ class _Columns:
 class _StateHandles:
     """Checks the handles of one state: the rows ``start`` … ``stop - 1`` of all."""
 
-    def __init__(self, operator: Operator, state: State, columns: _Columns, start: int, stop: int) -> None:
+    def __init__(self, operator: Operator, state: State, columns: HandleChecks, start: int, stop: int) -> None:
         self.operator = operator
         self.state = state
         self.columns = columns
@@ -155,8 +164,7 @@ class _StateHandles:
         if mode is Mode.COORDINATOR:
             return
         for subtasks, what in ((operator.finished, "finished"), (operator.finishing, "finishing")):
-            mine = _within(self.subtask, subtasks)
-            if mine.any():
+            if subtasks and (mine := _within(self.subtask, subtasks)).any():
                 found = SubtaskSet.of(np.unique(self.subtask[mine]).tolist())
                 message = f"has handles of subtasks {found}, which are {what} and may contribute committables only"
                 yield self.problem(_NOT_ALLOWED, "SPEC 4.6", message, found.ranges[0][0])
@@ -205,6 +213,8 @@ class _StateHandles:
                 f"{bounds[i + 1] - 1} ({int(outside.sum())} such handles)"
             )
             yield self.problem(_NOT_ALLOWED, "SPEC 5.3", what, i)
+        if len(subtask) < 2:
+            return
         order = np.lexsort((first, layer, subtask))
         subtask, layer, first, last = (column[order] for column in (subtask, layer, first, last))
         together = (subtask[1:] == subtask[:-1]) & (layer[1:] == layer[:-1])

@@ -76,7 +76,7 @@ class SegmentReader:
             self._group_column = KEY_GROUP.name
         elif state.mode is Mode.IN_FLIGHT:
             self._group_column = "_sender"
-        self._schema = segment_schema(state, handle.schema_id, delta=handle.layer > 0)
+        self._whole_schema = self._schema = segment_schema(state, handle.schema_id, delta=handle.layer > 0)
         self._leaves = None if columns is None else self._chosen_leaves(columns)
         groups = [] if handle.rows_per_group is None else handle.rows_per_group
         self._counts: npt.NDArray[np.int64] = np.asarray(groups, np.int64)
@@ -221,7 +221,7 @@ class SegmentReader:
         written = said.get(b"stateformat.checkpoint_id", b"")
         if not (written.isdigit() and 0 < int(written) <= record.checkpoint_id):
             raise self._damaged(f"it says checkpoint_id {written!r}, and checkpoint {record.checkpoint_id} names it")
-        due = segment_schema(self._state, handle.schema_id, delta=handle.layer > 0)
+        due = self._whole_schema
         if not schema.equals(due, check_metadata=False):
             raise self._damaged(f"its columns are {_one_line(schema)}; they should be {_one_line(due)}")
 
@@ -264,16 +264,15 @@ class SegmentReader:
 
     def _parquet(self, source: Any, *, is_verified: bool) -> pq.ParquetFile:
         """Open bytes; where a digest has verified them all, page checksums would say no more."""
-        with self._translated():
-            return pq.ParquetFile(
-                source,
-                metadata=self._metadata,
-                page_checksum_verification=not is_verified,
-                arrow_extensions_enabled=False,
-                # The bytes are in memory. With it, a thread of Arrow's may be the last to let go of
-                # our file, and if Python shuts down meanwhile, that ends the process by SIGABRT.
-                pre_buffer=False,
-            )
+        return pq.ParquetFile(
+            source,
+            metadata=self._metadata,
+            page_checksum_verification=not is_verified,
+            arrow_extensions_enabled=False,
+            # The bytes are in memory. With it, a thread of Arrow's may be the last to let go of our
+            # file, and if Python shuts down meanwhile, that ends the process by SIGABRT.
+            pre_buffer=False,
+        )
 
     def _verified_whole(self) -> tuple[parquet.ByteRange, ...]:
         """All bytes, kept for the next row groups: only their digest can prove these pages."""

@@ -40,45 +40,34 @@ class Evolution(TypedDict, total=False):
     """New names of columns by their old ones."""
 
 
-def value_state(
-    operator: str,
-    name: str,
-    *,
-    keys: Columns,
-    values: Columns,
-    ttl: Ttl | None = None,
-    **evolution: Unpack[Evolution],
-) -> State:
+class Expiring(Evolution, total=False):
+    """The same, of states whose rows may expire."""
+
+    ttl: Ttl | None
+    """How long rows live; None: for ever."""
+
+
+def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **options: Unpack[Expiring]) -> State:
     """Keyed state with one row per key."""
-    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.VALUE, ttl=ttl, **evolution)
+    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.VALUE, **options)
 
 
 def map_state(
-    operator: str,
-    name: str,
-    *,
-    keys: Columns,
-    map_key: pa.DataType,
-    values: Columns,
-    ttl: Ttl | None = None,
-    **evolution: Unpack[Evolution],
+    operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **options: Unpack[Expiring]
 ) -> State:
     """Keyed state with one row per key and ``_map_key``, which has the type ``map_key``."""
-    columns = pa.schema([pa.field("_map_key", map_key), *as_schema(values)])
-    return _declare(operator, name, Mode.KEYED, columns, keys=keys, kind=Kind.MAP, ttl=ttl, **evolution)
+    try:
+        entry = pa.field("_map_key", map_key)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"map state {name!r} of operator {operator!r} has the map_key {map_key!r}: {error}; give one Arrow type"
+        ) from error
+    return _declare(operator, name, Mode.KEYED, [entry, *as_schema(values)], keys=keys, kind=Kind.MAP, **options)
 
 
-def list_state(
-    operator: str,
-    name: str,
-    *,
-    keys: Columns,
-    values: Columns,
-    ttl: Ttl | None = None,
-    **evolution: Unpack[Evolution],
-) -> State:
+def list_state(operator: str, name: str, *, keys: Columns, values: Columns, **options: Unpack[Expiring]) -> State:
     """Keyed state with a list per key: rows have ``_index`` (int64), unique within the key."""
-    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, ttl=ttl, **evolution)
+    return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, **options)
 
 
 def timers(

@@ -18,6 +18,7 @@ from .pieces import (
     row_sizes,
     take_rows,
     take_table,
+    with_schema,
 )
 from .prefetch import SizedCall, prefetch
 from .showing import python_rows
@@ -43,4 +44,5 @@ __all__ = [
     "split_by_bucket",
     "take_rows",
     "take_table",
+    "with_schema",
 ]

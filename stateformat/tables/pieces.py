@@ -22,9 +22,15 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 class _Passed(local):
-    """Bytes that went through this thread since Arrow last gave memory back."""
+    """Bytes that went through this thread since Arrow last gave memory back, and the least that was
+    in use meanwhile.
+    """
 
-    size_bytes = 0
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.size_bytes, self.used_bytes = 0, pa.total_allocated_bytes()
 
 
 _PASSED: Final = _Passed()
@@ -32,25 +38,37 @@ _PASSED: Final = _Passed()
 
 def release_memory_after(size_bytes: int) -> None:
     """Note rows that this thread has processed; from time to time its part of Arrow's freed memory
-    is given back.
+    is given back. Rows that are still in use have freed none: pages given back are made anew.
     """
+    used_bytes = pa.total_allocated_bytes()
     _PASSED.size_bytes += size_bytes
-    if _PASSED.size_bytes >= _RELEASE_BYTES:
-        _PASSED.size_bytes = 0
+    _PASSED.used_bytes = min(_PASSED.used_bytes, used_bytes)
+    if _PASSED.size_bytes - (used_bytes - _PASSED.used_bytes) >= _RELEASE_BYTES:
+        _PASSED.begin()
         pa.default_memory_pool().release_unused()
+
+
+def keep_memory() -> None:
+    """Note that this thread is about to use again what was freed before."""
+    _PASSED.begin()
 
 
 def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
     """Slices of at most ``rows_max`` rows and ``bytes_max`` bytes; a larger row stays whole."""
+    return (piece for piece, _ in _cut(rows, rows_max, bytes_max))
+
+
+def _cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[tuple[Rows, int]]:
+    """The slices and the bytes of each."""
     count = len(rows)
     size_bytes = rows.nbytes
     if count < 2 or (count <= rows_max and size_bytes <= bytes_max):
-        yield rows
+        yield rows, size_bytes
         return
     parts = max(1, -(-size_bytes // bytes_max))
     step = max(1, min(rows_max, -(-count // parts), count - 1))
     for start in range(0, count, step):
-        yield from cut(rows.slice(start, step), rows_max, bytes_max)
+        yield from _cut(rows.slice(start, step), rows_max, bytes_max)
 
 
 def rebatch(
@@ -60,20 +78,29 @@ def rebatch(
     waiting: list[pa.RecordBatch] = []
     held = held_bytes = 0
     for table in tables:
-        for batch in (piece for whole in table.to_batches() for piece in cut(whole, rows_max, bytes_max)):
-            count, size_bytes = len(batch), batch.nbytes
+        for batch, size_bytes in (piece for whole in table.to_batches() for piece in _cut(whole, rows_max, bytes_max)):
+            count = len(batch)
             if not count:
                 continue
             if waiting and (held + count > rows_max or held_bytes + size_bytes > bytes_max):
                 yield concat_batches(waiting, schema)
                 waiting, held, held_bytes = [], 0, 0
             if not waiting and (8 * count > rows_max or 8 * size_bytes > bytes_max):
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                yield with_schema(batch, schema)
                 continue
             waiting.append(batch)
             held, held_bytes = held + count, held_bytes + size_bytes
     if waiting:
         yield concat_batches(waiting, schema)
+
+
+def with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same columns under this schema. Those of a batch that has it already are not touched: of
+    many columns that takes a while.
+    """
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from .pieces import release_memory_after
+from .pieces import keep_memory, release_memory_after
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class _Queue(Generic[T]):
     """The results that are being made, in order."""
 
     def __init__(self, calls: Iterator[Callable[[], T]], workers: int, depth: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stateformat-ahead")
+        self._pool = ThreadPoolExecutor(workers, "stateformat-ahead", initializer=keep_memory)
         self._calls = calls
         self._depth = depth
         self._futures: deque[tuple[Future[T], int]] = deque()
@@ -101,6 +101,7 @@ def prefetch(
             for call in first:
                 yield call()
             return
+        keep_memory()
         queue = _Queue(chain(first, calls), workers, depth)
         del first
         with closing(queue):

@@ -70,7 +70,7 @@ def test_inspect_says_how_long_rows_live_and_how_many_go(store: str) -> None:
     (state,) = document("inspect", store, *AT)["states"]
     assert state["contents"] == {"rows": 4, "expired": 3}
     narrowed = words("inspect", store, *AT)
-    assert "3 rows that the next base leaves out; 1 row more" in narrowed
+    assert "3 of 4 rows; the next base leaves them out" in narrowed
     assert "refreshed by reading too" in narrowed
 
 

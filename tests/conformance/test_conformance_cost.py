@@ -58,6 +58,15 @@ def test_the_cost_in_words_and_back_from_a_record(cost: FailureCost, words: str)
     assert cost_in(cost.properties) == cost
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", '{"failures":1}', '{"failures":"x","lost_us":1,"rows_again":1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "7", '{"failures":1}', "[" * 100_000),
+        *(
+            f'{{"failures":{told},"lost_us":1,"rows_again":1}}'
+            for told in ('"x"', "Infinity", "true", "-1", "1e3", 1 << 60)
+        ),
+    ],
+)
 def test_a_record_that_tells_nonsense_tells_nothing(text: str) -> None:
     assert cost_in({"stateformat.failures": text}) == FailureCost()

@@ -8,72 +8,31 @@ import math
 import random
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-import stateformat as sf
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import ParquetSource
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
-from stateformat.backends.runtime import Run, RunDiscarded
+from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.errors import RestoreRefused
 from tests.conformance import Out, to_end, until
 from tests.directory_sources import Earlier
-from tests.local_jobs import ROWS, rows
+from tests.growing_folders import END, GrowingFolder
+from tests.local_jobs import ROWS
 from tests.played_stage import EVERYWHERE, PlayedStage, other
-
-END = "_END"
-
 
 BOTH = pytest.mark.parametrize("executor", ["local", "spark"])
 
 
-class Folder:
-    """A directory that gets files, each of one row, and a job that reads it."""
-
-    def __init__(self, stage: PlayedStage, executor: str) -> None:
-        self.stage = stage
-        self.executor = executor
-        self.path = stage.directory / "grows"
-        self.path.mkdir()
-        self.out = Out()
-        self.files = 0
-
-    def add(self, count: int) -> None:
-        for number in range(self.files, self.files + count):
-            hidden = self.path / f".{number}"
-            pq.write_table(pa.Table.from_batches([rows(number)]), hidden)
-            # Later files do not always sort behind earlier ones.
-            hidden.rename(self.path / f"{number % 3}-{number:05}.parquet")
-        self.files += count
-
-    def end(self) -> None:
-        (self.path / END).touch()
+class Folder(GrowingFolder):
+    """Read by a source that runs on both executors."""
 
     def flow(self, parallelism: int = 2, source: type[ParquetSource] = ParquetSource, out: Out | None = None) -> Any:
         flow = df.Dataflow("directory", parallelism=parallelism)
         files = flow.source(source(self.path, schema=ROWS, grows=True, until=END), uid="in")
         files.key_by("key").apply(out or self.out, uid="out")
         return flow
-
-    def begin(self, flow: Any = None, executor: str | None = None, **options: Any) -> Run:
-        return self.stage.begin(executor or self.executor, flow or self.flow(), **{"keep": None, **options})
-
-    def read(self, run: Run) -> None:
-        """Step a run until all files that are there are in its output."""
-        until(run, lambda: self.out.values == [*range(self.files)])
-
-    def segments(self) -> list[tuple[int, str]]:
-        """Rows of each segment of the log, and its path."""
-        handles = self.stage.store.open().handles
-        mine = [row for row in handles.to_pylist() if row["state"] == ENUMERATOR_LOG and row["rows"]]
-        return [(row["rows"], row["path"]) for row in mine]
-
-    def check(self) -> None:
-        assert self.out.values == [*range(self.files)], "each file once"
-        assert not sf.validate(self.stage.store, level="full").problems
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +102,7 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(stage: PlayedStage, 
     folder.add(2)
     run = folder.begin(folder.flow(3))
     folder.read(run)
-    assert (len(stage.state("in", ENUMERATOR)), sum(size for size, _ in folder.segments())) == (0, 9)
+    assert (len(stage.state("in", ENUMERATOR)), folder.rows_of_log()) == (0, 9)
     run.close()
     with pytest.raises(RestoreRefused, match=ENUMERATOR_LOG):
         folder.begin(folder.flow(source=Earlier))
@@ -155,23 +114,4 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(stage: PlayedStage, 
 
 @BOTH
 def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(stage: PlayedStage, executor: str) -> None:
-    folder = Folder(stage, executor)
-    folder.add(6)
-    run = folder.begin()
-    folder.read(run)
-    then = stage.newest_id + 1
-    until(run, lambda: stage.newest_id >= then)  # With nothing left to commit.
-    folder.add(5)
-    folder.read(run)
-    run.close()
-    copy = sf.open(str(stage.directory / "copy"))
-    stage.store.copy(stage.store.open(then), copy)
-    folder.add(1)
-    folder.end()
-    elsewhere = Out()
-    to_end(stage.at("elsewhere").begin(executor, folder.flow(3, out=elsewhere), start_from=copy.url))
-    assert elsewhere.values == [*range(6, 12)]
-    stage.store.rollback(then)
-    again = Out()
-    to_end(folder.begin(folder.flow(1, out=again)))
-    assert again.values == [*range(6, 12)]
+    Folder(stage, executor).check_copy_and_rollback()

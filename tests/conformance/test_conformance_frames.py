@@ -16,20 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import stateformat as sf
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
-from stateformat.backends.runtime import Run, RunDiscarded
+from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.spark.sources import DirectoryFrames, position_log
 from stateformat.errors import RestoreRefused
 from tests.conformance import Out, to_end, until
+from tests.growing_folders import END, GrowingFolder
 from tests.local_jobs import ROWS, rows
 from tests.played_stage import PlayedStage
 from tests.spark_in_process import RangeSource
 
-END = "_END"
 NOON_S = 1_700_000_000
 WINDOW_S = 10
 
@@ -64,23 +63,11 @@ class Forgetful(PlayedFiles):
         self.remembers = False
 
 
-class Folder:
-    """A directory that gets files, each of one row and a second younger; and a job over it."""
+class Folder(GrowingFolder):
+    """Its files are each a second younger than the one before."""
 
-    def __init__(self, stage: PlayedStage) -> None:
-        self.stage = stage
-        self.path = stage.directory / "grows"
-        self.path.mkdir()
-        self.out = Out()
-        self.files = 0
-
-    def add(self, count: int) -> None:
-        for number in range(self.files, self.files + count):
-            hidden = self.path / f".{number}"
-            pq.write_table(pa.Table.from_batches([rows(number)]), hidden)
-            os.utime(hidden, (0, NOON_S + number))
-            hidden.rename(self.path / f"{number % 3}-{number:05}.parquet")
-        self.files += count
+    def stamp(self, file: Path, number: int) -> None:
+        os.utime(file, (0, NOON_S + number))
 
     def source(self, files: type[DirectoryFrames] = PlayedFiles, window_s: float | None = None) -> RangeSource:
         window = None if window_s is None else datetime.timedelta(seconds=window_s)
@@ -92,35 +79,12 @@ class Folder:
         flow.source(self.source(**options), uid="in").key_by("key").apply(out or self.out, uid="out")
         return flow
 
-    def begin(self, flow: Any = None, **options: Any) -> Run:
-        return self.stage.begin("spark", flow or self.flow(), **{"keep": None, **options})
-
-    def read(self, run: Run) -> None:
-        """Step a run until all files that are there are in its output."""
-        until(run, lambda: self.out.values == [*range(self.files)])
-
-    def end(self) -> None:
-        (self.path / END).touch()
-
-    def segments(self) -> list[tuple[int, str]]:
-        """Rows of each segment of the log, and its path."""
-        handles = self.stage.store.open().handles
-        mine = [row for row in handles.to_pylist() if row["state"] == ENUMERATOR_LOG and row["rows"]]
-        return [(row["rows"], row["path"]) for row in mine]
-
-    def rows_of_log(self) -> int:
-        return sum(size for size, _ in self.segments())
-
-    def check(self) -> None:
-        assert self.out.values == [*range(self.files)], "each file once"
-        assert not sf.validate(self.stage.store, level="full").problems
-
 
 @pytest.fixture
 def folder(stage: PlayedStage, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.setattr(enumerator_logs, "TAIL_ROWS", 4)
     monkeypatch.setattr(position_log, "SPARE_ROWS", 4)
-    return Folder(stage)
+    return Folder(stage, "spark")
 
 
 def test_a_checkpoint_writes_the_files_that_are_new(folder: Folder) -> None:
@@ -264,25 +228,5 @@ def test_a_job_that_begins_behind_a_position_remembers_its_files(folder: Folder)
     assert folder.out.values == [8, 9, 10]
 
 
-def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(
-    folder: Folder, stage: PlayedStage, tmp_path: Path
-) -> None:
-    folder.add(6)
-    run = folder.begin()
-    folder.read(run)
-    then = stage.newest_id + 1
-    until(run, lambda: stage.newest_id >= then)  # With nothing left to commit.
-    folder.add(5)
-    folder.read(run)
-    run.close()
-    copy = sf.open(str(tmp_path / "copy"))
-    stage.store.copy(stage.store.open(then), copy)
-    folder.add(1)
-    folder.end()
-    elsewhere = Out()
-    to_end(stage.at("elsewhere").begin("spark", folder.flow(3, out=elsewhere), start_from=copy.url))
-    assert elsewhere.values == [*range(6, 12)]
-    stage.store.rollback(then)
-    again = Out()
-    to_end(folder.begin(folder.flow(1, out=again)))
-    assert again.values == [*range(6, 12)]
+def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(folder: Folder) -> None:
+    folder.check_copy_and_rollback()

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.__main__ import ASKED, PAGE, README, asked, replace_section
+from benchmarks import asked
+from benchmarks.__main__ import PAGE, README, replace_section
 from benchmarks.measuring import MISSED, MISSED_BY_CPU, Row
 
 
@@ -44,5 +45,24 @@ def test_the_table_of_one_module_is_replaced_and_the_others_stay() -> None:
 
 
 def test_the_readme_has_the_rows_that_users_ask_for_as_they_stand_on_the_page() -> None:
-    assert asked(README.read_text(), PAGE.read_text()) == README.read_text()
-    assert all(f"| {name} |" in README.read_text() for name in ASKED)
+    assert asked.with_table(README.read_text(), PAGE.read_text()) == README.read_text()
+
+
+@pytest.mark.parametrize("line", asked.ASKED, ids=lambda line: line.what)
+def test_every_row_that_users_ask_for_was_measured(line: asked.Asked) -> None:
+    rows = {row.what for row in asked.rows_of(PAGE.read_text()) if row.against.startswith(line.against)}
+    assert set(line.names) <= rows
+
+
+def test_figures_that_stand_in_one_line_have_their_marks() -> None:
+    rows = [
+        Row("read, 5 keys", "1 ms", "theirs: 2 ms", "0.50 ×", "≤ 1 ×"),
+        Row("read, 6 keys", "3 ms", "theirs: 2 ms", "1.50 ×", "≤ 1 ×"),
+        Row("read, 6 keys", "3 ms", "others: 1 ms", "3.00 ×", "≤ 4 ×"),
+        Row("share, 5 keys", "0.0 %", "tasks", "–", "≤ 5 %"),
+    ]
+    page = asked.rows_of(replace_section("<!-- bench:end -->", "bench_a", "Of a.", rows, "a machine"))
+    two = asked.Asked("reads", ("read, {5|6} keys",), "theirs")
+    assert asked.line(two, page) == "| reads | theirs | 0.50 × · 1.50 × **missed** | ≤ 1 × |"
+    both = asked.Asked("both", ("{read|share}, 5 keys",))
+    assert asked.line(both, page) == "| both | theirs, tasks | 0.50 × · 0.0 % | ≤ 1 ×, ≤ 5 % |"

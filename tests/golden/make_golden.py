@@ -1,8 +1,9 @@
 """Writes the golden checkpoints of the current format version: run once per version, kept for ever.
 
-``make golden`` writes ``tests/golden/v1/`` anew, ``make_golden.py v1-ttl`` the store of that name. Do that before a release only: afterwards the files are what older
-writers left behind, and ``test_golden`` proves on every run that they are still read. Each store has beside it
-``expected.json``: the rows of every state as plain values, written down when the checkpoint was made.
+``make golden`` writes ``tests/golden/v1/`` anew; ``make_golden.py v1-ttl``, and ``v1-timers``, the store of that name.
+Do that before a release only: afterwards the files are what older writers left behind, and ``test_golden`` proves on
+every run that they are still read. Each store has beside it ``expected.json``: the rows of every state as plain
+values, written down when the checkpoint was made.
 """
 
 from __future__ import annotations
@@ -74,10 +75,35 @@ def expiring_rows(state: sf.State, users: range, now: int) -> pa.Table:
     return pa.table({**columns, **{name: own[name] for name in state.row_key if name in own}})
 
 
-def write_expiring() -> None:
+def timed_states() -> tuple[sf.State, ...]:
+    """Timers of processing time, and of event time beside them."""
+    keys, values = {"user": pa.string()}, {"n": pa.int64()}
+    return (
+        sf.timers("seen", "reminders", keys=keys, values=values, clock="processing_time"),
+        sf.timers("seen", "closing", keys=keys, values=values),
+    )
+
+
+def timed_rows(_: sf.State, users: range, now: int) -> pa.Table:
+    """A timer of each user, the first due just now, the others an hour behind one another."""
+    times = [now + (i - users[0]) * HOUR for i in users]
+    names = [f"u{i}" for i in users]
+    return pa.table({"user": names, "_timestamp": times, "_tag": ["t"] * len(users), "n": pa.array(users, pa.int64())})
+
+
+TIMED = HERE / "v1-timers"
+LATER = {
+    EXPIRING.name: (expiring_states, expiring_rows),
+    TIMED.name: (timed_states, timed_rows),
+}
+"""What came after the first release, a store for each: states, and rows of one for some users at a time."""
+
+
+def write_later(name: str) -> None:
     """Write a store of two checkpoints, the second with deltas, an hour and a half later."""
-    shutil.rmtree(EXPIRING, ignore_errors=True)
-    store, permit, states = sf.open(str(EXPIRING / "store")), None, expiring_states()
+    folder, (declare, rows_for) = HERE / name, LATER[name]
+    shutil.rmtree(folder, ignore_errors=True)
+    store, permit, states = sf.open(str(folder / "store")), None, declare()
     seen = operator("seen", 2)
     for now, users in ((NOON, range(12)), (NOON + HOUR * 3 // 2, range(10, 14))):
         delta = permit is not None
@@ -85,7 +111,7 @@ def write_expiring() -> None:
         for subtask in range(2):
             with pending.context.subtask("seen", subtask) as writer:
                 for state in states:
-                    rows = owned(expiring_rows(state, users, now), ["user"], seen, subtask)
+                    rows = owned(rows_for(state, users, now), ["user"], seen, subtask)
                     rows = rows.append_column("_op", pa.array([0] * len(rows), pa.int8())) if delta else rows
                     writer.write(state.name, rows, delta=delta)
             pending.add(writer)
@@ -93,17 +119,19 @@ def write_expiring() -> None:
         permit = pending.publish()
     checkpoints = [store.open(record.checkpoint_id) for record in store.history()]
     live = {
-        str(one.id): {state.name: sorted(one.state(state).table()["user"].to_pylist()) for state in one.states}
+        str(one.id): {
+            state.name: sorted(one.state(state).table()["user"].to_pylist()) for state in one.states if state.ttl
+        }
         for one in checkpoints
     }
     expected = {"rows": {str(one.id): rows_of(one) for one in checkpoints}, "live": live}
-    (EXPIRING / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
     """Write every golden store and what is expected of it."""
-    if sys.argv[1:] == [EXPIRING.name]:
-        write_expiring()
+    if sys.argv[1:]:
+        write_later(sys.argv[1])
         return
     shutil.rmtree(VERSION, ignore_errors=True)
     flights_store(str(VERSION / "flights"))

@@ -73,7 +73,7 @@ class Job:
         self._process()
 
     def _process(self) -> None:
-        until(self.run, lambda: not any(queue.elements for queue in self.run._channels.values()))
+        until(self.run, lambda: not any(worker.queued for worker in self.run.tasks.values()))
 
     def saved(self) -> Any:
         """A checkpoint of one round more."""

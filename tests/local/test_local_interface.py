@@ -163,26 +163,49 @@ def test_an_unbounded_rate_source_is_windowed_until_the_job_is_stopped() -> None
     assert sum(out.table()["n"].to_pylist()) == run.rows_read
 
 
+class Later(df.SplitEnumerator):
+    """Deals one split, and then answers that more may come, which takes a while by the clock."""
+
+    columns = pa.schema([("n", pa.int64())])
+
+    def __init__(self, clock: local.VirtualClock, takes_us: int = 0) -> None:
+        self.clock = clock
+        self.takes_us = takes_us
+        self.asked = 0
+
+    def next_split(self, subtask: int, parallelism: int) -> df.Split | df.NoSplit:
+        self.asked += 1
+        self.clock.wait_until(self.clock.now_us() + self.takes_us)
+        return df.NoSplit.LATER if self.asked > 1 else df.Split("split-0", b"0")
+
+    def snapshot(self) -> pa.Table:
+        return self.columns.empty_table()
+
+    def restore(self, rows: pa.Table) -> None:
+        raise AssertionError(rows)
+
+
 def test_time_goes_on_for_a_reader_that_may_get_further_splits_some_day() -> None:
-    class Waiting(df.SplitEnumerator):
-        columns = pa.schema([("n", pa.int64())])
-        dealt = False
-
-        def next_split(self, subtask: int, parallelism: int) -> df.Split | df.NoSplit:
-            dealt, self.dealt = self.dealt, True
-            return df.NoSplit.LATER if dealt else df.Split("split-0", b"0")
-
-        def snapshot(self) -> pa.Table:
-            return self.columns.empty_table()
-
-        def restore(self, rows: pa.Table) -> None:
-            raise AssertionError(rows)
-
     line = Line([rows(1, at=5), rows(2, at=7)], endless=True, timed=True)
-    line.tap.enumerator = Waiting  # type: ignore[method-assign]
+    line.tap.enumerator = lambda: Later(line.bench.clock)  # type: ignore[method-assign]
     run = line.begin()
     settle(run, 60)
     assert run.tasks[ev.TaskId("op", 0)].watermark == 7
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("takes_us", [1_000, 10_000, 500_000])
+def test_readers_ask_more_rarely_the_longer_an_answer_takes(takes_us: int, readers: int) -> None:
+    line = Line([rows(1)], endless=True, parallelism=readers)
+    clock = line.bench.clock
+    later = Later(clock, takes_us)
+    line.tap.enumerator = lambda: later  # type: ignore[method-assign]
+    run, seconds = line.begin(), 20
+    begun_us = clock.now_us()
+    until(run, lambda: clock.now_us() >= begun_us + seconds * 1_000_000)
+    # A fiftieth of the time; but each reader asks every two seconds, however long it takes.
+    most = max(seconds * 1_000_000 / 50 / takes_us, readers * seconds / 2)
+    assert seconds / 10 < later.asked <= 1.2 * most + 2 * readers
 
 
 def test_every_subtask_works_on_a_copy_of_its_own() -> None:

@@ -103,6 +103,10 @@ def same_edges() -> object:
             applied(Odd(states=[df.ValueState("v", KEY, "n")])),
             "state 'v' of operator 'op' cannot be declared: 'n' are no columns",
         ),
+        (
+            applied(Odd(states=[df.MapState("m", KEY, KEY, {"n": pa.int64()})])),
+            "state 'm' of operator 'op' cannot be declared: map state 'm' .* has the map_key {.*give one Arrow type",
+        ),
         (applied(Odd(coordinator=5)), r"coordinator\(\) of 'op' returned int, which has no columns"),
         (applied(NoColumns(Log())), "sink 'op' has no committable_columns"),
         (applied(Odd(), OddTap(enumerator=None)), r"enumerator\(\) of 'in' returned NoneType, which has no columns"),

@@ -1,4 +1,4 @@
-"""What operators see as the time on the wall: it never goes back, whoever sets the clock."""
+"""What operators see as wall-clock time: it never goes back, whoever sets the clock."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from stateformat.backends.dataflow.events import BarrierKind
 from stateformat.backends.dataflow.task import TaskState
 from stateformat.backends.local import LocalRun, LocalRuntime
 from stateformat.backends.rewrite.rescale import publish_rescaled
-from stateformat.backends.runtime import JobOutcome, JobPaused, LoopFill, VirtualClock, driver, worker
+from stateformat.backends.runtime import JobOutcome, JobPaused, LoopFill, VirtualClock, driver
+from stateformat.backends.runtime.channels import edge_log
 from stateformat.backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import (
     CheckpointError,
@@ -186,7 +187,7 @@ class Simulation:
             presses = mock.patch.object(LoopFill, "presses", new=True)
             pressing = presses if self.seed % PRESSING_SEEDS == 9 else contextlib.nullcontext()
             # In half of the seeds tasks take what is alike of all their channels, as wide ones do.
-            together = mock.patch.object(worker, "TOGETHER_MIN", 2 if self.seed % 2 else worker.TOGETHER_MIN)
+            together = mock.patch.object(edge_log, "TOGETHER_MIN", 2 if self.seed % 2 else edge_log.TOGETHER_MIN)
             with drawn_ids(self.seed), mock.patch.object(driver, "_OPTIONS", self.options), pressing, together:
                 self._history()
         except Violation as error:

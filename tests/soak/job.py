@@ -115,7 +115,9 @@ def main(executor: str, folder: Path) -> int:
     else:
         from stateformat.backends.spark import SparkRuntime, local_session
 
-        runtime = SparkRuntime(local_session("soak", **{"spark.driver.memory": "1g"}), store, **options)
+        # The JVM takes its heap at once: else its memory grows with the epochs since it began.
+        heap = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-Xms1g -XX:+AlwaysPreTouch"}
+        runtime = SparkRuntime(local_session("soak", **heap), store, **options)
     with stop_soon_on_sigterm(runtime):
         print(runtime.run(soaked(folder)).sentence, file=sys.stderr)
     return 0

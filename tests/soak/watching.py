@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,13 +39,15 @@ class Sample(NamedTuple):
 
 def sample(folder: Path, pid: int, *, at_s: float, age_s: float) -> Sample:
     pids = family(pid)
-    records = [int(path.stem) for path in (folder / "store" / "checkpoints").glob("*.json")]
+    # What is under way has another name, and all of it may be gone at the next look: ``walk``
+    # passes that over.
+    records = [int(path.stem) for path in (folder / "store" / "checkpoints").glob("[0-9]*.json")]
     return Sample(
         at_s=at_s,
         age_s=age_s,
         memory_bytes=sum(map(_resident, pids)),
-        objects=sum(path.is_file() for path in (folder / "store").rglob("*")),
-        prepared=sum(1 for _ in (folder / "out").glob("*/.pending/**/*.prepared")),
+        objects=sum(len(names) for _, _, names in os.walk(folder / "store")),
+        prepared=sum(name.endswith(".prepared") for _, _, names in os.walk(folder / "out") for name in names),
         checkpoint_id=max(records, default=0),
         processor_s=processor_seconds(*pids),
     )

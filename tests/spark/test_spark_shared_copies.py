@@ -100,7 +100,12 @@ def _unfinished(folder: Path, found: list[Path]) -> None:
         copy.rename(copy.with_name(f".{copy.name}"))
 
 
-@pytest.mark.parametrize("damage", [_spoiled, _removed, _unfinished])
+def _renamed(folder: Path, found: list[Path]) -> None:
+    for copy in {path.parent.parent for path in found}:
+        copy.rename(copy.with_name(f"{copy.name}-of-somebody"))
+
+
+@pytest.mark.parametrize("damage", [_spoiled, _removed, _unfinished, _renamed])
 def test_copies_that_are_lost_or_spoiled_are_read_from_the_store(
     damage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from golden.make_golden import EXPIRING, HOUR, NOON, rows_of
+from golden.make_golden import EXPIRING, HOUR, LATER, NOON, TIMED, rows_of
 
 import stateformat as sf
 
@@ -47,14 +47,35 @@ def test_what_was_written_then_can_be_restored_at_another_parallelism_today(fold
     assert sorted(keys) == sorted(row["tailnum"] for row in checkpoint.read("delays", "sums").table().to_pylist())
 
 
+@pytest.mark.parametrize("name", LATER)
+def test_a_golden_store_of_what_came_later_is_whole_and_is_restored_with_its_rows(name: str) -> None:
+    folder = EXPIRING.parent / name
+    expected = json.loads((folder / "expected.json").read_text())["rows"]
+    store = sf.open(str(folder / "store"))
+    assert {str(record.checkpoint_id) for record in store.history()} == set(expected) == {"1", "2"}
+    for checkpoint in store.checkpoints():
+        assert json.loads(json.dumps(rows_of(checkpoint))) == expected[str(checkpoint.id)]
+        assert sf.validate(store.storage, checkpoint.id, level="full").problems == ()
+        plan = checkpoint.plan_restore(checkpoint.graph.at(5))
+        plan.check()
+        tasks = [checkpoint.restore(plan, "seen", subtask) for subtask in range(5)]
+        for state in checkpoint.states:
+            users = [user for task in tasks for user in task[state.name].table()["user"].to_pylist()]
+            assert sorted(users) == sorted(checkpoint.state(state).table()["user"].to_pylist())
+
+
+def test_golden_timers_keep_their_clocks() -> None:
+    for checkpoint in sf.open(str(TIMED / "store")).checkpoints():
+        assert checkpoint.record.required_features[-1:] == ("processing_time_timers",)
+        clocks = {state.name: (state.clock, state.clock_now_us) for state in checkpoint.states}
+        assert clocks == {"reminders": ("processing_time", _now(checkpoint.id)), "closing": ("event_time", None)}
+
+
 def test_a_golden_store_whose_rows_expire_shows_those_that_live_and_keeps_all() -> None:
     expected = json.loads((EXPIRING / "expected.json").read_text())
-    store = sf.open(str(EXPIRING / "store"))
-    assert {str(record.checkpoint_id) for record in store.history()} == set(expected["live"]) == {"1", "2"}
-    for checkpoint in store.checkpoints():
+    for checkpoint in sf.open(str(EXPIRING / "store")).checkpoints():
         number = str(checkpoint.id)
         assert checkpoint.record.optional_features == ("ttl",)
-        assert json.loads(json.dumps(rows_of(checkpoint))) == expected["rows"][number]
         for state in checkpoint.states:
             assert sorted(checkpoint.state(state).table()["user"].to_pylist()) == expected["live"][number][state.name]
             assert state.ttl is not None
@@ -65,12 +86,6 @@ def test_a_golden_store_whose_rows_expire_shows_those_that_live_and_keeps_all() 
                 if key.split("/")[1] == state.name and _expires(row, state.ttl.duration_us) > _now(checkpoint.id)
             ]
             assert sorted(lives) == expected["live"][number][state.name]
-        assert sf.validate(store.storage, checkpoint.id, level="full").problems == ()
-        plan = checkpoint.plan_restore(checkpoint.graph.at(5))
-        plan.check()
-        tasks = [checkpoint.restore(plan, "seen", subtask)["last"] for subtask in range(5)]
-        users = [user for task in tasks for user in task.table()["user"].to_pylist()]
-        assert sorted(users) == expected["live"][number]["last"]
 
 
 def _now(checkpoint_id: int) -> int:

@@ -60,19 +60,45 @@ def test_small_batches_are_joined_up_to_the_bound_and_no_further() -> None:
     assert max(batch.nbytes for batch in found) <= LIMIT
 
 
-def test_every_thread_gives_back_what_it_freed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    released: list[int] = []
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads that gave memory back."""
+    found: list[int] = []
 
     class Pool:
         def release_unused(self) -> None:
-            released.append(threading.get_ident())
+            found.append(threading.get_ident())
 
     monkeypatch.setattr(pieces.pa, "default_memory_pool", Pool)
+    return found
+
+
+def test_every_thread_gives_back_what_it_freed_itself(released: list[int]) -> None:
     calls = (tables.SizedCall(threading.get_ident, 40 << 20) for _ in range(3))
     makers = set(tables.prefetch((call for call in calls), workers=1))
     assert len(makers) == 1
     assert released.count(makers.pop()) == 3
     assert released.count(threading.get_ident()) == 3
+
+
+def test_nothing_is_given_back_while_rows_are_kept(released: list[int]) -> None:
+    size_bytes = 40 << 20
+
+    def made() -> Iterator[pa.Buffer]:
+        yield from tables.prefetch(
+            tables.SizedCall(lambda: pa.allocate_buffer(size_bytes), size_bytes) for _ in range(4)
+        )
+
+    kept = [*made()]
+    assert sum(buffer.size for buffer in kept) == 4 * size_bytes
+    assert not released
+    del kept
+    # What the next rows take are the pages that these have freed.
+    assert len([*made()]) == 4
+    assert not released
+    for _ in made():
+        pass
+    assert released
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])

@@ -60,7 +60,7 @@ class OperatorContext:
 
     @property
     def processing_time_us(self) -> int:
-        """The time on the wall, µs since 1970, UTC.
+        """The wall-clock time, µs since 1970, UTC.
 
         One moment for all that a hook does; on Spark, for all that an epoch does, in each of its
         tries. It never goes back, also not behind what a restored checkpoint has seen.

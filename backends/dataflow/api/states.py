@@ -117,7 +117,7 @@ class ListState(Descriptor):
 class Timers(Descriptor):
     """Timers: the key, ``_timestamp`` (int64, µs), ``_tag`` (utf8), and values.
 
-    ``clock``: what they fire by. Those of ``processing_time`` are due when the clock on the wall
+    ``clock``: what they fire by. Those of ``processing_time`` are due when the wall clock
     shows ``_timestamp``, µs since 1970, UTC (``context.processing_time_us``). At the end of the
     input those that are not due do not fire, and none fires after ``finish``, which may take what
     is left: ``context.timers(name).due(TIMESTAMP_MAX)``.

@@ -92,7 +92,7 @@ class Emitter:
 class ChainedOperator:
     """An operator's copy in one subtask, with its watermark and states.
 
-    ``send`` sends to its coordinator; ``processing_time`` tells the time on the wall. ``states``:
+    ``send`` sends to its coordinator; ``processing_time`` tells the wall-clock time. ``states``:
     those that are restored already.
     """
 

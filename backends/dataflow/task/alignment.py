@@ -146,6 +146,8 @@ class Alignment:
         current.taken = True
         self._unblock()
         commands: list[TaskCommand] = []
+        if current.arrived.issuperset(current.needed):
+            return commands
         for channel in current.needed:
             if channel in current.arrived or channel in data_ended:
                 continue

@@ -56,16 +56,16 @@ class _LeastWatermark:
         self._heap = [*self._counts]
         """Every watermark that a channel is at, and some that none is at any more."""
 
-    def rise(self, before: int, after: int) -> None:
-        """One channel goes from a watermark to a greater one."""
+    def rise(self, before: int, after: int, channels: int = 1) -> None:
+        """So many channels go from a watermark to a greater one."""
         counts = self._counts
-        counts[before] -= 1
+        counts[before] -= channels
         if not counts[before]:
             del counts[before]
         if after in counts:
-            counts[after] += 1
+            counts[after] += channels
             return
-        counts[after] = 1
+        counts[after] = channels
         heappush(self._heap, after)
         if len(self._heap) > 2 * len(counts) + _HEAP_SLACK:
             self._heap = sorted(counts)
@@ -113,6 +113,10 @@ class Inputs:
         self._by_epoch = by_epoch and len(self.channels) > 1
         self._unreleased: dict[Channel, int] = {}
         """Watermarks of channels that do not count before :meth:`release_time`."""
+        self._unreleased_ends: dict[str, list[Channel]] = {}
+        """By edge, channels whose data has ended, drained, and whose time ends with
+        :meth:`release_time`.
+        """
         self._unreleased_idle: dict[Channel, bool] = {}
         """The same of becoming idle, or no longer."""
         self._idle: dict[str, dict[Channel, None]] = {}
@@ -191,14 +195,30 @@ class Inputs:
         for channel, timestamp in self._unreleased.items():
             self._advance(channel, timestamp)
         self._unreleased.clear()
+        for edge_id, channels in self._unreleased_ends.items():
+            self._end_time(self._edges[edge_id], channels)
+        self._unreleased_ends.clear()
+
+    def _end_time(self, edge: InputEdge, channels: Sequence[Channel]) -> None:
+        """As :meth:`_advance` of channels to the end of time."""
+        if edge.id in self._idle:
+            for channel in channels:
+                self._advance(channel, MAX_WATERMARK)
+            return
+        for before, count in Counter(map(self._watermarks.__getitem__, channels)).items():
+            if before < MAX_WATERMARK:
+                self._least[edge.id].rise(before, MAX_WATERMARK, count)
+        self._watermarks.update(dict.fromkeys(channels, MAX_WATERMARK))
 
     def end_data(self, channel: Channel, element: EndOfData) -> None:
         """The data of a channel has ended."""
         self._drained[channel] = element.drain
+        feedback = self._edges[channel.edge].feedback
         if element.drain:
             self._undrained[channel.edge] -= 1
-            self._unreleased[channel] = MAX_WATERMARK
-        if not self._edges[channel.edge].feedback:
+            if not feedback:
+                self._unreleased_ends.setdefault(channel.edge, []).append(channel)
+        if not feedback:
             self._data_ended[channel] = None
 
     def end_partition(self, channel: Channel) -> None:
@@ -208,25 +228,27 @@ class Inputs:
 
     def has_all(self, channels: Collection[Channel]) -> bool:
         """Whether all these are channels of the task."""
-        return self._watermarks.keys() >= set(channels)
+        return all(map(self._watermarks.__contains__, channels))
 
     def all_may_bring(self, channels: Collection[Channel], *, ended: bool | None) -> bool:
         """Whether these channels may bring something; ``ended``: behind the end of their data, or
         not.
         """
-        if not self._gone.isdisjoint(channels):
+        if self._gone and not self._gone.isdisjoint(channels):
             return False
         if ended is None:
             return True
-        return self._drained.keys() >= set(channels) if ended else self._drained.keys().isdisjoint(channels)
+        if ended:
+            return all(map(self._drained.__contains__, channels))
+        return not self._drained or self._drained.keys().isdisjoint(channels)
 
     def drain_all(self, channels: Sequence[Channel]) -> None:
         """As :meth:`end_data`, drained, of channels of one edge that is no feedback."""
         self._drained.update(dict.fromkeys(channels, True))
-        self._unreleased.update(dict.fromkeys(channels, MAX_WATERMARK))
         self._data_ended.update(dict.fromkeys(channels))
         if channels:
             self._undrained[channels[0].edge] -= len(channels)
+            self._unreleased_ends.setdefault(channels[0].edge, []).extend(channels)
 
     def end_partitions(self, channels: Sequence[Channel]) -> None:
         """As :meth:`end_partition`, of channels of one edge that is no feedback."""

@@ -47,6 +47,11 @@ class Together:
         self._loop = loop
         self._unprocessed = unprocessed
 
+    def blocks_any(self, channels: Sequence[Channel]) -> bool:
+        """Whether some of these channels may be blocked. False: none is."""
+        aligned = self._alignment.blocked
+        return bool(self._loop.blocked or (aligned and not aligned.isdisjoint(channels)))
+
     def processed(self, channels: Sequence[Channel]) -> list[TaskCommand]:
         """As ``handle`` of a ``DataProcessed`` for each of these output channels."""
         self._unprocessed.difference_update(channels[1:])
@@ -78,12 +83,12 @@ class Together:
     def _may_come(self, channels: Sequence[Channel], element: ev.Element) -> bool:
         """Whether such an element of each channel may come now. If not, the guard says why."""
         inputs = self._inputs
-        if not inputs.has_all(channels) or inputs.is_feedback(channels[0]) or self._loop.blocked:
+        if not inputs.has_all(channels) or inputs.is_feedback(channels[0]) or self.blocks_any(channels):
             return False
         if kind_of(ev.Received(channels[0], element), feedback=False) not in LEGAL[self._machine.state]:
             return False
         ends = None if isinstance(element, ev.Barrier) else isinstance(element, ev.EndOfPartition)
-        return self._alignment.blocked.isdisjoint(channels) and inputs.all_may_bring(channels, ended=ends)
+        return inputs.all_may_bring(channels, ended=ends)
 
     def _receive_quietly(self, middle: Sequence[Channel], elements: Sequence[ev.Element], last: Channel) -> bool:
         """Take the elements of all but the last channel, behind which nothing is due before that

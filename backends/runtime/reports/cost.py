@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from stateformat.model import FAILURES_PROPERTY
+
+_TOLD_MAX: Final = 2**53 - 1
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ def cost_in(properties: dict[str, str]) -> FailureCost:
     """The cost that a record tells; none where it tells nothing, or nothing that can be read."""
     try:
         found = json.loads(properties.get(FAILURES_PROPERTY, "{}"))
-        return FailureCost(**{name: int(found[name]) for name in ("failures", "lost_us", "rows_again")})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        told = [found[name] for name in ("failures", "lost_us", "rows_again")]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return FailureCost()
+    # A property is text that anybody may have written.
+    sound = all(type(number) is int and 0 <= number <= _TOLD_MAX for number in told)
+    return FailureCost(*told) if sound else FailureCost()

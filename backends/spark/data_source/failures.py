@@ -9,6 +9,8 @@ from typing import Final
 
 from stateformat.errors import CheckpointError
 
+from ..worker_process import settle
+
 _NO_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 """What Spark's workers look at before they send an error to the JVM."""
 
@@ -20,6 +22,7 @@ def without_traceback() -> Iterator[None]:
     For code in Spark's workers only: one that has failed ends, and with it the environment that is
     changed here. Any other error is a fault of the program and keeps its traceback.
     """
+    settle()
     try:
         yield
     except (CheckpointError, OSError) as error:

@@ -113,8 +113,8 @@ class EpochJob:
         for level in self.levels():
             if level.number:
                 frame = frame.repartitionById(self.slots, "target")
-            frame = frame.mapInArrow(level, frames.DDL)
-        return frame.select("payload")
+            frame = frame.mapInArrow(level, frames.spark_rows())
+        return frame
 
     @property
     def slots(self) -> int:

@@ -105,4 +105,4 @@ class DataFrameInput:
             raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
         # PySpark looks columns up by unquoted names: a dot in one would mean a field.
         numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
-        return numbered.mapInArrow(self.encoder, frames.DDL)
+        return numbered.mapInArrow(self.encoder, frames.spark_rows())

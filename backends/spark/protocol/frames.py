@@ -16,7 +16,8 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,10 @@ from stateformat.tables import rebatch
 
 from ...dataflow import events as ev
 
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
 ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
-DDL: Final = "target int, level int, payload binary"
 REPORT: Final = 2**30
 """The level of reports: only the driver reads them."""
 FRAME_BYTES_MAX: Final = 4 << 20
@@ -36,6 +39,16 @@ _SMALL_BYTES: Final = 256 << 10
 """Larger rows are not worth a copy."""
 _FRAME_ROWS_MAX: Final = 1 << 20
 _FLUSH_BYTES: Final = 16 << 20
+
+
+@cache
+def spark_rows() -> StructType:
+    """:data:`ROWS` as ``mapInArrow`` wants them: Spark would parse a text anew for each level."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns: StructType = from_arrow_schema(ROWS)
+    return columns
+
 
 Address = ev.TaskId | str
 """A sender: a task, or by name one partition of a DataFrame."""

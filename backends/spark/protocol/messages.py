@@ -80,7 +80,7 @@ class Epoch:
     """How many rows a source reads at most, unless they come as frames; then, how long."""
     read_us: int | None
     processing_time_us: int
-    """The time on the wall for all that it does, the same in each try."""
+    """The wall-clock time for all that it does, the same in each try."""
     gone: frozenset[ev.TaskId]
     """The tasks that have left the job."""
     live: frozenset[str]
@@ -243,5 +243,5 @@ class EpochLink:
         return self._epoch.processing_time_us
 
     def clock_at(self, time_us: int) -> int:
-        """In no epoch: its time on the wall stands still, and the driver waits."""
+        """In no epoch: its wall-clock time stands still, and the driver waits."""
         return self.now_us() + time_us - self._epoch.processing_time_us

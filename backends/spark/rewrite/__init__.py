@@ -3,7 +3,7 @@
 """
 
 from .engine import SparkEngine, check_reachable, collect, task_count
-from .executor import FRAME_SCHEMA, RESULT_SCHEMA, Batches, Stage, frames_of, gather_targets, reported, settle
+from .executor import FRAME_SCHEMA, RESULT_SCHEMA, Batches, Stage, frames_of, gather_targets, reported
 from .repartition import SparkRepartition
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "frames_of",
     "gather_targets",
     "reported",
-    "settle",
     "task_count",
 ]

@@ -10,12 +10,11 @@ see :func:`decode`.
 
 from __future__ import annotations
 
-import gc
 import json
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +28,7 @@ from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.tables import Spill, cut, split_by_bucket
 
 from ...rewrite import Move, RehashSource, distribute, write_move, write_target
+from ..worker_process import settle
 
 Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
@@ -139,17 +139,6 @@ def _unframed(frames: Batches, seen: Callable[[int], None]) -> Iterator[pa.Recor
                 yield from stream
             else:
                 seen(int(read))
-
-
-@cache
-def settle() -> None:
-    """Exempt imported modules from garbage collection, once in a worker's life.
-
-    Spark collects garbage after every task of a reused worker, which would take some 25 ms each
-    time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def ids(batches: Batches) -> Iterator[int]:

@@ -34,8 +34,9 @@ from ...foreign.spark.repartition import (
     write_partition,
 )
 from ..sessions import check, job_session, session
+from ..worker_process import settle
 from .engine import WATCH_S, task_count
-from .executor import Stage, decode, ids, reported, settle
+from .executor import Stage, decode, ids, reported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
 from ..protocol import Epoch, EpochBroken, Setup, Spec, TaskReport, frames, pack_error
-from .garbage import ignore_imports
+from ..worker_process import settle
 from .loop_end import LoopEnd
 from .task_cache import WORKER_CACHE
 from .task_run import TaskRun
@@ -37,7 +37,7 @@ def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Set
             del _SETUPS[other]
         WORKER_CACHE.drop_others({run, *live})
     if run not in _SETUPS:
-        ignore_imports()
+        settle()
         pickled = data()
         try:
             _SETUPS[run] = pickle.loads(pickled)  # noqa: S301 - from our own driver

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -151,9 +152,10 @@ def file_name(uid: str) -> str:
 
 def _copies(folder: Path) -> Iterator[Copy]:
     for found in _entries(folder):
-        version, _, token = found.name.partition("-")
-        if not found.name.startswith(_UNFINISHED):
-            yield Copy(bytes.fromhex(token), int(version), found)
+        # One that is being made, and whatever else lies there, is none.
+        named = re.fullmatch(r"([0-9]{1,18})-((?:[0-9a-f]{2})+)", found.name)
+        if named is not None:
+            yield Copy(bytes.fromhex(named[2]), int(named[1]), found)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -31,8 +31,7 @@ def contents_facts(contents: Json, look: Look) -> Iterator[tuple[str, str]]:
     if "unread" in contents:
         yield "contents", f"not read: {label(contents['unread'])}"
     if "expired" in contents:
-        live = plural(contents["rows"] - contents["expired"], "row")
-        yield "expired", f"{plural(contents['expired'], 'row')} that the next base leaves out; {live} more"
+        yield "expired", f"{contents['expired']:,} of {plural(contents['rows'], 'row')}; the next base leaves them out"
     if contents.get("timers"):
         first, last = _time(contents, "first"), _time(contents, "last")
         due = first if first == last else f"{first} to {last}"

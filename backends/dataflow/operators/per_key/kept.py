@@ -291,7 +291,6 @@ class KeptStates:
     parts: Sequence[Kept]
     made: type | None
     """None: there is one state, which stands for itself."""
-    _objects: list[Any] = field(default_factory=list)
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
         """What the function gets, for each key."""

@@ -52,7 +52,7 @@ class KeyTimers:
 
     @property
     def processing_time_us(self) -> int:
-        """The time on the wall, µs since 1970: the same for all calls of a step or epoch."""
+        """The wall-clock time, µs since 1970: the same for all calls of a step or epoch."""
         return self._log.context.processing_time_us
 
     def set(self, timestamp: Moment) -> None:

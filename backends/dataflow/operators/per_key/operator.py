@@ -83,7 +83,8 @@ class ApplyPerKey(Operator):
       columns are named tuples. Of several states, ``state`` has an attribute for each, by name.
       ``state.clear()`` deletes, and so does None in place of one of several. A value all of whose
       attributes are None is none. With ``ttl=``, what is set lives on, also to the same
-      value; refreshed by reading, all that is kept of a key that has rows does.
+      value; refreshed by reading, all that is kept of a key that has rows does. Event time goes
+      in steps, so a ttl by it should be many steps long (docs/dataflow.md).
     - ``on_timer(key, timestamp, state, timers)``, or the first two or three of these: called when a
       time has come that ``timers.set(timestamp)`` has set for that key, by the clock ``timers``:
       ``"event_time"``, the watermark, or ``"processing_time"``. It gives rows as ``fn`` does. A

@@ -1,0 +1,253 @@
+"""A wide edge: what a sender tells all receivers is told once, however many they are.
+
+Theory of operation. Where every sender reaches every receiver, watermarks, barriers and ends go to
+all receivers alike. A sender appends them to one log of the edge; a receiver reads on in the log
+when it takes its next step. A channel has a queue of its own only when something has to wait there:
+rows, and what comes behind them or behind a barrier that blocks. So the elements of a channel are,
+in this order: those in its queue, those that the receiver has read and not taken yet, and those of
+its sender in the rest of the log.
+
+1. Rows go into the queue. What their sender has told before goes there first, so that it stays
+   before them (:meth:`SendingEnd.queue_to`).
+2. What a receiver reads of a channel whose queue holds something, or that is blocked, goes into the
+   queue (:meth:`ReceivingEnd.take`). All else is taken, like elements of all channels in one step.
+3. An entry is kept until no receiver has it to take. A sender that has ``CAPACITY`` of them waits.
+4. Where channels are asked one by one, as for an unaligned barrier, all goes into the queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from ...dataflow import events as ev
+from ...dataflow.task import Task
+from .queue import CAPACITY, Queue
+
+TOGETHER_MIN: Final = 16
+"""A task with so many channels takes watermarks, barriers and ends of all of them in one step."""
+
+
+def is_wide(channels: int) -> bool:
+    """Whether a task with so many channels takes what is alike of them in one step."""
+    return channels >= TOGETHER_MIN
+
+
+def _no_queue(_: Queue) -> None:
+    raise AssertionError("a queue was made before both its workers were")
+
+
+class EdgeLog:
+    """All channels of an edge on which every sender reaches every receiver."""
+
+    def __init__(self, leaving: Sequence[tuple[ev.Channel, ...]], arriving: Sequence[tuple[ev.Channel, ...]]) -> None:
+        """The channels by sender, and by receiver, each in order."""
+        self.senders: list[int] = []
+        """Of each entry that is kept, like ``elements``."""
+        self.elements: list[ev.Element] = []
+        self.first = 0
+        """The number of the first entry that is kept."""
+        self.end = 0
+        """The number of the next entry."""
+        self.sending = [SendingEnd(self, sender, channels) for sender, channels in enumerate(leaving)]
+        self.receiving = [ReceivingEnd(self, receiver, channels) for receiver, channels in enumerate(arriving)]
+        self.told = [0] * len(leaving)
+        """By sender, the number behind its last entry."""
+        self._kept = [0] * len(leaving)
+        """By sender, how many entries are kept."""
+        self.full: set[int] = set()
+        """Senders that wait."""
+        self.asleep = list(self.receiving)
+        """Receivers that have taken everything."""
+        self._unconfirmed = [len(arriving)] * len(leaving)
+        """By sender, how many receivers have not processed all of its data."""
+
+    def tell(self, sender: int, element: ev.Element) -> None:
+        """Append what a sender tells all receivers."""
+        self.senders.append(sender)
+        self.elements.append(element)
+        self.end += 1
+        self.told[sender] = self.end
+        self._kept[sender] += 1
+        awoken, self.asleep = self.asleep, []
+        for receiving in awoken:
+            receiving.awake = True
+            receiving.on_told()
+        if self._kept[sender] >= CAPACITY:
+            self.trim()
+            if self._kept[sender] >= CAPACITY and sender not in self.full:
+                self.full.add(sender)
+                self.sending[sender].on_full(self)
+
+    def trim(self) -> None:
+        """Drop the entries that every receiver has taken, and let senders go on that have room."""
+        count = min(receiving.taken for receiving in self.receiving) - self.first
+        for sender in self.senders[:count]:
+            self._kept[sender] -= 1
+        del self.senders[:count], self.elements[:count]
+        self.first += count
+        for sender in [sender for sender in self.full if self._kept[sender] < CAPACITY]:
+            self.full.remove(sender)
+            self.sending[sender].on_room(self)
+
+    def confirm(self, channels: Iterable[ev.Channel]) -> list[int]:
+        """Receivers have processed all data of these channels. Returns the senders of which nothing
+        is left to process.
+        """
+        done: list[int] = []
+        for _, sender, _ in channels:
+            self._unconfirmed[sender] -= 1
+            if not self._unconfirmed[sender]:
+                done.append(sender)
+        return done
+
+
+class SendingEnd:
+    """One sender's end of a wide edge."""
+
+    def __init__(self, log: EdgeLog, sender: int, channels: tuple[ev.Channel, ...]) -> None:
+        self.channels = channels
+        self.queues: list[Queue] = []
+        """Those that there are."""
+        self.on_queue: Callable[[Queue], object] = _no_queue
+        """Called with every queue that is made."""
+        self.on_full: Callable[[EdgeLog], object]
+        self.on_room: Callable[[EdgeLog], object]
+        self._log = log
+        self._sender = sender
+
+    def tell(self, element: ev.Element) -> None:
+        """Tell all receivers."""
+        self._log.tell(self._sender, element)
+
+    def queue_to(self, receiver: int) -> Queue:
+        """The queue of a channel, in which all lies that was told on it and is not taken."""
+        return self._log.receiving[receiver].queue_from(self._sender)
+
+
+class ReceivingEnd:
+    """One receiver's end of a wide edge."""
+
+    def __init__(self, log: EdgeLog, receiver: int, channels: tuple[ev.Channel, ...]) -> None:
+        self.channels = channels
+        self.on_queue: Callable[[Queue], object] = _no_queue
+        """Called with every queue that is made."""
+        self.on_told: Callable[[], object]
+        """Called when there is something to take again."""
+        self.awake = False
+        """Whether there is something to take."""
+        self.taken = 0
+        """Entries before this number are taken, or lie in queues."""
+        self._log = log
+        self._receiver = receiver
+        self._queues: dict[int, Queue] = {}
+        """By sender, those that there are."""
+        self._read = 0
+        """Entries before this number were read."""
+        self._senders: list[int] = []
+        """Of each entry that was read and not taken, like ``_elements``."""
+        self._elements: list[ev.Element] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many entries it has not taken."""
+        return len(self._elements) + self._log.end - self._read
+
+    def queue_from(self, sender: int) -> Queue:
+        """The queue of a channel, in which all lies that was told on it and is not taken."""
+        queue = self._queue(sender)
+        if self._log.told[sender] > self.taken:
+            self._read_on()
+            own = [element for of, element in zip(self._senders, self._elements, strict=True) if of == sender]
+            if own:
+                self._elements = [
+                    element for of, element in zip(self._senders, self._elements, strict=True) if of != sender
+                ]
+                self._senders = [of for of in self._senders if of != sender]
+                for element in own:
+                    queue.put(element)
+                self._settle()
+        return queue
+
+    def to_queues(self) -> None:
+        """Put everything that waits into the queues."""
+        self._read_on()
+        for sender, element in zip(self._senders, self._elements, strict=True):
+            self._queue(sender).put(element)
+        self._senders, self._elements = [], []
+        self._settle()
+
+    def take(self, task: Task) -> tuple[list[ev.Channel], list[ev.Element]]:
+        """Take the first element that may be taken now, and what is like it of other channels: all
+        watermarks, or the same barrier or end. What has to wait in its queue goes there.
+        """
+        self._read_on()
+        channels = [*map(self.channels.__getitem__, self._senders)]
+        first = self._elements[0]
+        any_queued = any(queue.elements for queue in self._queues.values())
+        if not any_queued and _all_alike(self._elements, first) and not task.together.blocks_any(channels):
+            taken, self._senders, self._elements = self._elements, [], []
+        else:
+            channels, taken = self._take_some(task)
+        self._settle()
+        return channels, taken
+
+    def _take_some(self, task: Task) -> tuple[list[ev.Channel], list[ev.Element]]:
+        """As :meth:`take`, entry by entry."""
+        entries = zip(self._senders, self._elements, strict=True)
+        self._senders, self._elements = [], []
+        left: set[int] = set()
+        channels: list[ev.Channel] = []
+        taken: list[ev.Element] = []
+        for sender, element in entries:
+            channel, queue = self.channels[sender], self._queues.get(sender)
+            if (queue is not None and queue.elements) or task.is_blocked(channel):
+                self._queue(sender).put(element)
+            elif sender not in left and (not taken or _alike(element, taken[0])):
+                channels.append(channel)
+                taken.append(element)
+            else:
+                left.add(sender)
+                self._senders.append(sender)
+                self._elements.append(element)
+        return channels, taken
+
+    def _queue(self, sender: int) -> Queue:
+        queue = self._queues.get(sender)
+        if queue is None:
+            queue = self._queues[sender] = Queue(self.channels[sender], capacity=CAPACITY)
+            sending = self._log.sending[sender]
+            sending.queues.append(queue)
+            sending.on_queue(queue)
+            self.on_queue(queue)
+        return queue
+
+    def _read_on(self) -> None:
+        log = self._log
+        if self._read < log.end:
+            at = self._read - log.first
+            self._senders += log.senders[at:]
+            self._elements += log.elements[at:]
+            self._read = log.end
+
+    def _settle(self) -> None:
+        """Something was taken: let go of the log what is not needed any more."""
+        if self._elements or self.taken == self._read:
+            return
+        self.taken = self._read
+        if self.taken == self._log.end:
+            self.awake = False
+            self._log.asleep.append(self)
+        if self._log.full:
+            self._log.trim()
+
+
+def _alike(element: ev.Element, other: ev.Element) -> bool:
+    return type(element) is type(other) and (isinstance(element, ev.Watermark) or element == other)
+
+
+def _all_alike(elements: Sequence[ev.Element], first: ev.Element) -> bool:
+    count = len(elements)
+    return [*map(type, elements)].count(type(first)) == count and (
+        isinstance(first, ev.Watermark) or elements.count(first) == count
+    )
