@@ -83,8 +83,11 @@ def further(days: pa.Array, airports: pa.Array, hops: pa.Array) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays([days, airports, pc.add(hops, 1)], schema=RECORD)
 
 
-def hops_job(routes: Path, out: Path, parallelism: int, *, batch_rows: int = 4_000) -> Dataflow:
-    """The dataflow. ``routes``: a CSV file with the columns of ``ROUTE``."""
+def hops_job(routes: Path, out: Path, parallelism: int, *, batch_rows: int = 50_000) -> Dataflow:
+    """The dataflow. ``routes``: a CSV file with the columns of ``ROUTE``.
+
+    Large batches end the sources early: most records go round after that, for a kill to meet.
+    """
     flow = Dataflow("hops", parallelism=parallelism, name=f"Hops from {FROM}")
     days = pa.csv.read_csv(routes).group_by("day").aggregate([])["day"].cast(pa.date32())
     first = pa.table([days, pa.array([FROM] * len(days)), pa.array([0] * len(days), pa.int64())], schema=RECORD)
