@@ -76,7 +76,7 @@ def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
     # The plan is in the order of states too, so each block of handles has a part of it.
     planned_state = handles.state[plan.assigned["handle"].to_numpy()]
     tables = []
-    for numbers, bounds in blocks(handles, ordered):
+    for numbers, bounds in blocks(handles.state, ordered):
         some = handles.part(*bounds)
         first, last = np.searchsorted(planned_state, [numbers.start, numbers.stop]).tolist()
         planned = _planned(plan.assigned.slice(first, last - first), handles)

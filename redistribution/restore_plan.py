@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from stateformat.graph import JobGraph, Partitioner, Status
 from stateformat.keys import MAX_PARALLELISM_LIMIT
+from stateformat.manifest import Ints, before
 from stateformat.model import Mode, Record, State
 from stateformat.rules import saved_statuses
 from stateformat.schema import SLICE_SCHEMA
@@ -34,10 +35,11 @@ from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan, operator_plans
 from .plan import RestorePlan
 from .progress import share_progress
-from .rules import Match, PlanWarning, RefusalCode, WarningCode
-from .tables import EVERY, Block, Handles, Slices, States, assemble, blocks, read_handles, read_part
+from .rules import Found, Match, PlanWarning, RefusalCode, WarningCode
+from .tables import EVERY, Block, Handles, Slices, States, assemble, blocks, read_part, state_numbers
 from .union import share_union
 
+_T = TypeVar("_T")
 _THREADS: Final = 2
 
 
@@ -67,16 +69,16 @@ def plan_restore(
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
     rules.check_owners(record, ordered)
-    handles = read_handles(checkpoint.handles, ordered)
-    parts = [*blocks(handles, ordered)]
-    rules.check_groups(record, ordered, (handles.part(*bounds) for _, bounds in parts))
-    rows = np.zeros(len(ordered), dtype=np.int64)
-    np.add.at(rows, handles.state, handles.rows)
+    table = checkpoint.handles
+    numbers = state_numbers(table, ordered)
+    parts = [*blocks(numbers, ordered)]
+    checked = _checked(record, ordered, table, numbers, parts)
+    rows = [count for rows_of, _ in checked for count in rows_of]
     match = Match(
         record=record,
         topology=topology,
         statuses=saved_statuses(record.graph, record.rescaled_from),
-        rows={(state.operator, state.name): count for state, count in zip(ordered, rows.tolist(), strict=True)},
+        rows={(state.operator, state.name): count for state, count in zip(ordered, rows, strict=True)},
         wanted={(state.operator, state.name): state for state in states},
         drop=frozenset((drop,) if isinstance(drop, str) else drop),
     )
@@ -89,7 +91,7 @@ def plan_restore(
         return RestorePlan(record.ref, record.job_id, topology, (), SLICE_SCHEMA.empty_table(), beyond)
     resolved, unchained, pinned, broken = rules.unchain(_resolved(match), match.statuses)
     refusals = [
-        *rules.checkpoint_refusals(record, ordered, handles),
+        *rules.checkpoint_refusals(record, ordered, [found for _, found in checked]),
         *rules.topology_refusals(topology, match.statuses),
         *rules.parallelism_refusals(match),
         *rules.key_refusals(match),
@@ -101,9 +103,7 @@ def plan_restore(
     operators = operator_plans(match, resolved)
     of_modes = _Rules(match, ordered, _state_arrays(match, ordered, operators))
     # All handles at once take more memory than the parts under way, read again.
-    del handles
-    table = checkpoint.handles
-    tables = _in_threads(lambda part: of_modes.slices(read_part(table, ordered, *part), table), parts)
+    tables = _in_threads(lambda part: of_modes.slices(read_part(table, ordered, numbers, part[1]), table), parts)
     return RestorePlan(
         source=record.ref,
         job_id=record.job_id,
@@ -116,6 +116,22 @@ def plan_restore(
         drop=tuple(sorted([*match.drop_whole, *_columns_dropped(match)])),
         columns=tuple(plan for plans in match.columns.values() for plan in plans),
     )
+
+
+def _checked(
+    record: Record, ordered: Sequence[State], table: pa.Table, numbers: Ints, parts: Sequence[Block]
+) -> list[tuple[list[int], Found]]:
+    """Return the rows of each part's states, and what is wrong with its handles."""
+    of_handles = rules.HandleRules(record, ordered)
+
+    def check(part: Block) -> tuple[list[int], Found]:
+        states, bounds = part
+        handles = read_part(table, ordered, numbers, bounds)
+        of_handles.check_groups(handles)
+        ends = np.searchsorted(handles.state, np.arange(states.start, states.stop + 1))
+        return np.diff(before(handles.rows)[ends]).tolist(), of_handles.refusals(handles, states)
+
+    return _in_threads(check, parts)
 
 
 def _resolved(match: Match) -> JobGraph:
@@ -160,7 +176,7 @@ def _planned_parallelism(match: Match, plan: OperatorPlan) -> int:
     return plan.parallelism if plan.action is Action.START and legal else 0
 
 
-def _in_threads(rule: Callable[[Block], pa.Table], parts: Sequence[Block]) -> list[pa.Table]:
+def _in_threads(rule: Callable[[Block], _T], parts: Sequence[Block]) -> list[_T]:
     """Apply a rule to every part, in threads: numpy and Arrow release the interpreter's lock."""
     if len(parts) == 1:
         return [rule(parts[0])]

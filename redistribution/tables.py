@@ -4,7 +4,7 @@ A plan for a million handles must not loop over them. :func:`read_handles` turns
 columns, every rule is a function from :class:`Handles` and :class:`States` to :class:`Slices`, and
 :func:`assemble` makes the table of all slices. States are in byte order of (operator, name), so a
 state's number is also its rank. No rule looks beyond one operator, so :func:`blocks` hands out some
-operators at a time, whose columns fit the processor's cache.
+operators at a time, and :func:`read_part` their columns, which fit the processor's cache.
 
 Null is -1 in every integer array here. In slices the subtask -1 is :data:`EVERY`: each new subtask
 reads a slice of ``union`` or ``progress``, and the driver one of ``coordinator`` or
@@ -232,26 +232,29 @@ def read_handles(table: pa.Table, states: Sequence[State]) -> Handles:
     the writer's fault, for unknown or unsorted states, and for rows whose groups are missing or
     wrong.
     """
+    return _read(table, states, state_numbers(table, states), 0)
+
+
+def read_part(table: pa.Table, states: Sequence[State], numbers: Ints, bounds: tuple[int, int]) -> Handles:
+    """Return one of :func:`blocks` of a manifest as :func:`read_handles` would.
+
+    ``numbers`` are the :func:`state_numbers` of the whole manifest.
+    """
+    start, stop = bounds
+    found = _read(table.slice(start, stop - start), states, numbers[start:stop], start)
+    return found.part(0, len(found))
+
+
+def _read(table: pa.Table, states: Sequence[State], state: Ints, first_row: int) -> Handles:
     numbers = {name: _narrow(table[name]) for name in _NUMBERS}
     first_group, rows = numbers["first_group"], numbers["rows"]
-    state = _state_numbers(table, states)
     grouped = np.array([state.mode in (Mode.KEYED, Mode.IN_FLIGHT) for state in states], dtype=np.bool_)
     bare = np.flatnonzero((rows > 0) & (first_group < 0) & (grouped[state] if len(state) else False))
     if len(bare):
-        raise damaged(int(bare[0]), "has rows, but no groups, which its mode demands")
-    group_start, group_rows = _groups(table, first_group, numbers["last_group"])
-    return Handles(
-        np.arange(table.num_rows, dtype=np.int32), state, **numbers, group_start=group_start, group_rows=group_rows
-    )
-
-
-def read_part(table: pa.Table, states: Sequence[State], numbers: range, bounds: tuple[int, int]) -> Handles:
-    """Return one of :func:`blocks` of a manifest that :func:`read_handles` has read before."""
-    start, stop = bounds
-    found = read_handles(table.slice(start, stop - start), states[numbers.start : numbers.stop])
-    found.number[:] += start
-    found.state[:] += numbers.start
-    return found.part(0, len(found))
+        raise damaged(first_row + int(bare[0]), "has rows, but no groups, which its mode demands")
+    group_start, group_rows = _groups(table, first_group, numbers["last_group"], first_row)
+    row = np.arange(first_row, first_row + table.num_rows, dtype=np.int32)
+    return Handles(row, state, **numbers, group_start=group_start, group_rows=group_rows)
 
 
 def _narrow(column: pa.ChunkedArray) -> Any:
@@ -269,7 +272,7 @@ def damaged(row: int, what: str) -> DamagedCheckpoint:
     )
 
 
-def _groups(table: pa.Table, first_group: Ints, last_group: Ints) -> tuple[Ints, GroupRows]:
+def _groups(table: pa.Table, first_group: Ints, last_group: Ints, first_row: int) -> tuple[Ints, GroupRows]:
     counts = np.where(first_group >= 0, last_group - first_group + 1, 0)
     starts, chunks, bases, row = [], [], [0], 0
     for lists in table["rows_per_group"].chunks:
@@ -278,7 +281,9 @@ def _groups(table: pa.Table, first_group: Ints, last_group: Ints) -> tuple[Ints,
         if len(wrong):
             row += int(wrong[0])
             found = offsets[wrong[0] + 1] - offsets[wrong[0]]
-            raise damaged(row, f"has groups {first_group[row]} to {last_group[row]}, but the rows of {found} groups")
+            raise damaged(
+                first_row + row, f"has groups {first_group[row]} to {last_group[row]}, but the rows of {found} groups"
+            )
         row += len(lists)
         values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
         starts.append(offsets[:-1] - offsets[0] + bases[-1])
@@ -287,8 +292,11 @@ def _groups(table: pa.Table, first_group: Ints, last_group: Ints) -> tuple[Ints,
     return np.concatenate([_NONE, *starts]), GroupRows(tuple(chunks), np.array(bases, dtype=np.int64))
 
 
-def _state_numbers(table: pa.Table, states: Sequence[State]) -> Ints:
-    """Return the number of each handle's state. Handles are sorted, so states are runs."""
+def state_numbers(table: pa.Table, states: Sequence[State]) -> Ints:
+    """Return the number of each handle's state. Handles are sorted, so states are runs.
+
+    Raises ``DamagedCheckpoint`` for unknown or unsorted states.
+    """
     runs = list(state_runs(table))
     sizes = np.array([stop - start for _, start, stop in runs], dtype=np.int64)
     ranks: dict[tuple[str, str], int] = {(state.operator, state.name): rank for rank, state in enumerate(states)}
@@ -309,12 +317,12 @@ def _state_numbers(table: pa.Table, states: Sequence[State]) -> Ints:
     return found
 
 
-def blocks(handles: Handles, states: Sequence[State]) -> Iterator[Block]:
+def blocks(numbers: Ints, states: Sequence[State]) -> Iterator[Block]:
     """Yield the numbers of some whole operators' states, and which :meth:`Handles.part` is theirs.
 
-    Every state is in one block, even without handles. ``states`` are those of :func:`read_handles`.
+    Every state is in one block, even without handles. ``numbers`` are those of all handles' states.
     """
-    bounds = np.searchsorted(handles.state, np.arange(len(states) + 1)).tolist()
+    bounds = np.searchsorted(numbers, np.arange(len(states) + 1, dtype=numbers.dtype)).tolist()
     first = 0
     for number in range(1, len(states)):
         if bounds[number] - bounds[first] >= _BLOCK_ROWS and states[number].operator != states[number - 1].operator:

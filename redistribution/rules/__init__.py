@@ -6,7 +6,7 @@ Read ``refusals`` (the values), ``compatibility`` (numbers, keys, states, record
 
 from __future__ import annotations
 
-from .checkpoint import check_groups, check_owners, checkpoint_refusals
+from .checkpoint import Found, HandleRules, check_owners, checkpoint_refusals
 from .compatibility import (
     Match,
     check_drop,
@@ -20,13 +20,14 @@ from .graph import disturbed, predecessor_refusals, topology_refusals, unchain
 from .refusals import PlanWarning, Refusal, RefusalCode, WarningCode
 
 __all__ = [
+    "Found",
+    "HandleRules",
     "Match",
     "PlanWarning",
     "Refusal",
     "RefusalCode",
     "WarningCode",
     "check_drop",
-    "check_groups",
     "check_owners",
     "checkpoint_refusals",
     "disturbed",

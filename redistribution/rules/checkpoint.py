@@ -6,8 +6,9 @@ because a plan for a checkpoint that contradicts itself would lose state silentl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +24,19 @@ from .refusals import Refusal, RefusalCode
 _VALIDATE = "`ckpt validate` lists everything that is wrong with the checkpoint; restore from another one"
 
 
-def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handles) -> Iterator[Refusal]:
+class Found(NamedTuple):
+    """What is wrong with the handles of some states, rule by rule."""
+
+    outside: list[Refusal]
+    ended: list[Refusal]
+    absent: list[Refusal]
+    coordinator: list[Refusal]
+
+
+def checkpoint_refusals(record: Record, states: Sequence[State], found: Sequence[Found]) -> Iterator[Refusal]:
     """Refuse union state of finished subtasks, contradicting statuses, and missing handles.
 
-    ``states`` are the record's in byte order, as in ``handles``.
+    ``states`` are the record's in byte order, ``found`` is what :class:`HandleRules` say of each.
     """
     for state in states:
         operator = record.graph.operator(state.operator)
@@ -41,7 +51,8 @@ def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handle
             yield Refusal(RefusalCode.UNION_PARTIALLY_FINISHED, operator.uid, message, advice, details)
     for operator in record.graph.operators:
         yield from _range_refusals(operator)
-    yield from _handle_refusals(record, states, handles)
+    for of_one_rule in zip(*found, strict=True):
+        yield from chain.from_iterable(of_one_rule)
 
 
 def check_owners(record: Record, states: Sequence[State]) -> None:
@@ -55,21 +66,6 @@ def check_owners(record: Record, states: Sequence[State]) -> None:
                 operator=state.operator,
                 state=state.name,
             )
-
-
-def check_groups(record: Record, states: Sequence[State], parts: Iterable[Handles]) -> None:
-    """Raise ``DamagedCheckpoint`` for key groups of another subtask, or in two handles of a layer.
-
-    Either would lose or double rows silently (SPEC.md sections 4.3 and 5.3). ``parts`` are all
-    handles, some whole operators at a time.
-    """
-    keyed = np.array([has_key_groups(state) for state in states], dtype=np.bool_)
-    operators = [record.graph.operator(state.operator) for state in states]
-    parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)
-    ceiling = np.array([operator.max_parallelism or 0 for operator in operators], dtype=np.int64)
-    for handles in parts:
-        found = handles.where(keyed[handles.state] & (handles.rows > 0))
-        _check_groups(found, parallelism[found.state], ceiling[found.state])
 
 
 def _check_groups(found: Handles, parallelism: Ints, ceiling: Ints) -> None:
@@ -124,60 +120,77 @@ def _done(record: Record) -> tuple[Mask, dict[str, int]]:
     return done, starts
 
 
-def _handle_refusals(record: Record, states: Sequence[State], handles: Handles) -> Iterator[Refusal]:
-    done, starts = _done(record)
-    operators = [record.graph.operator(state.operator) for state in states]
-    parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)
-    start = np.array([starts[operator.uid] for operator in operators], dtype=np.int64)
-    per_subtask = np.array([state.mode in PER_SUBTASK_MODES for state in states], dtype=np.bool_)
-    mine = per_subtask[handles.state]
-    inside = mine & (handles.subtask >= 0) & (handles.subtask < parallelism[handles.state])
-    yield from _unwanted(states, operators, handles.where(mine & ~inside), "are not subtasks of it")
-    ended = inside.copy()
-    ended[inside] = done[(start[handles.state] + handles.subtask)[inside]]
-    yield from _unwanted(states, operators, handles.where(ended), "are finished or finishing")
+class HandleRules:
+    """Rules of handles, asked for some whole operators at a time. Thread-safe."""
 
-    reporting = inside & ~ended & (handles.layer == 0)
-    of_state, subtasks = handles.state[reporting], handles.subtask[reporting]
-    found = np.bincount(of_state[run_starts(of_state, subtasks)], minlength=len(states))
-    ends = before(done.astype(np.int64))
-    running = parallelism - (ends[start + parallelism] - ends[start])
-    for number in np.flatnonzero(per_subtask & (found < running)).tolist():
-        operator = operators[number]
-        has = np.zeros(operator.parallelism, dtype=np.bool_)
-        has[subtasks[of_state == number]] = True
-        own = done[start[number] : start[number] + operator.parallelism]
-        yield _absent(states[number], np.flatnonzero(~has & ~own))
-    yield from _coordinator_refusals(states, operators, handles)
+    def __init__(self, record: Record, states: Sequence[State]) -> None:
+        self._states = states
+        self._operators = [record.graph.operator(state.operator) for state in states]
+        self._keyed = np.array([has_key_groups(state) for state in states], dtype=np.bool_)
+        self._per_subtask = np.array([state.mode in PER_SUBTASK_MODES for state in states], dtype=np.bool_)
+        self._parallelism = np.array([operator.parallelism for operator in self._operators], dtype=np.int64)
+        self._ceiling = np.array([operator.max_parallelism or 0 for operator in self._operators], dtype=np.int64)
+        self._done, starts = _done(record)
+        self._start = np.array([starts[operator.uid] for operator in self._operators], dtype=np.int64)
+        ends = before(self._done.astype(np.int64))
+        self._running = self._parallelism - (ends[self._start + self._parallelism] - ends[self._start])
 
+    def check_groups(self, handles: Handles) -> None:
+        """Raise ``DamagedCheckpoint`` for groups of another subtask, or in two handles of a layer.
 
-def _coordinator_refusals(
-    states: Sequence[State], operators: Sequence[Operator], handles: Handles
-) -> Iterator[Refusal]:
-    counts = np.bincount(handles.state, minlength=len(states)).tolist()
-    for state, operator, count in zip(states, operators, counts, strict=True):
-        if state.mode is not Mode.COORDINATOR:
-            continue
-        wanted = 0 if operator.status is Status.FULLY_FINISHED else 1
-        if count != wanted:
-            code = RefusalCode.HANDLE_MISSING if count < wanted else RefusalCode.STATUS_CONTRADICTION
-            message = (
-                f"operator {operator.uid!r} is {operator.status.replace('_', ' ')} and has {count} handles of its "
-                f"coordinator's state {state.name!r}, not {wanted}"
-            )
-            yield Refusal(code, operator.uid, message, _VALIDATE, {"state": state.name, "handles": count})
+        Either would lose or double rows silently (SPEC.md sections 4.3 and 5.3).
+        """
+        found = handles.where(self._keyed[handles.state] & (handles.rows > 0))
+        _check_groups(found, self._parallelism[found.state], self._ceiling[found.state])
 
-
-def _unwanted(states: Sequence[State], operators: Sequence[Operator], handles: Handles, why: str) -> Iterator[Refusal]:
-    for number in np.unique(handles.state).tolist():
-        state, operator = states[number], operators[number]
-        named = SubtaskSet.of(handles.subtask[handles.state == number].tolist())
-        message = (
-            f"operator {operator.uid!r} of parallelism {operator.parallelism} has {state.mode} state {state.name!r} of "
-            f"subtasks {named}, which {why}"
+    def refusals(self, handles: Handles, numbers: range) -> Found:
+        """Return the refusals for all handles of the states ``numbers``."""
+        mine = self._per_subtask[handles.state]
+        inside = mine & (handles.subtask >= 0) & (handles.subtask < self._parallelism[handles.state])
+        outside = [*self._unwanted(handles.where(mine & ~inside), "are not subtasks of it")]
+        ended = inside.copy()
+        ended[inside] = self._done[(self._start[handles.state] + handles.subtask)[inside]]
+        over = [*self._unwanted(handles.where(ended), "are finished or finishing")]
+        reporting = inside & ~ended & (handles.layer == 0)
+        of_state, subtasks = handles.state[reporting], handles.subtask[reporting]
+        return Found(
+            outside, over, [*self._absent(of_state, subtasks, numbers)], [*self._coordinator(handles, numbers)]
         )
-        details = {"state": state.name, "subtasks": str(named)}
-        yield Refusal(RefusalCode.STATUS_CONTRADICTION, operator.uid, message, _VALIDATE, details)
+
+    def _absent(self, of_state: Ints, subtasks: Ints, numbers: range) -> Iterator[Refusal]:
+        reporters = np.bincount(of_state[run_starts(of_state, subtasks)], minlength=len(self._states))
+        lacking = self._per_subtask & (reporters < self._running)
+        for number in (np.flatnonzero(lacking[numbers.start : numbers.stop]) + numbers.start).tolist():
+            parallelism, start = self._operators[number].parallelism, self._start[number]
+            has = np.zeros(parallelism, dtype=np.bool_)
+            has[subtasks[of_state == number]] = True
+            yield _absent(self._states[number], np.flatnonzero(~has & ~self._done[start : start + parallelism]))
+
+    def _coordinator(self, handles: Handles, numbers: range) -> Iterator[Refusal]:
+        counts = np.bincount(handles.state, minlength=len(self._states)).tolist()
+        for number in numbers:
+            state, operator, count = self._states[number], self._operators[number], counts[number]
+            if state.mode is not Mode.COORDINATOR:
+                continue
+            wanted = 0 if operator.status is Status.FULLY_FINISHED else 1
+            if count != wanted:
+                code = RefusalCode.HANDLE_MISSING if count < wanted else RefusalCode.STATUS_CONTRADICTION
+                message = (
+                    f"operator {operator.uid!r} is {operator.status.replace('_', ' ')} and has {count} handles of its "
+                    f"coordinator's state {state.name!r}, not {wanted}"
+                )
+                yield Refusal(code, operator.uid, message, _VALIDATE, {"state": state.name, "handles": count})
+
+    def _unwanted(self, handles: Handles, why: str) -> Iterator[Refusal]:
+        for number in np.unique(handles.state).tolist():
+            state, operator = self._states[number], self._operators[number]
+            named = SubtaskSet.of(handles.subtask[handles.state == number].tolist())
+            message = (
+                f"operator {operator.uid!r} of parallelism {operator.parallelism} has {state.mode} state "
+                f"{state.name!r} of subtasks {named}, which {why}"
+            )
+            details = {"state": state.name, "subtasks": str(named)}
+            yield Refusal(RefusalCode.STATUS_CONTRADICTION, operator.uid, message, _VALIDATE, details)
 
 
 def _absent(state: State, missing: Ints) -> Refusal:

@@ -15,7 +15,7 @@ from stateformat.graph import Status, SubtaskSet
 from stateformat.manifest import cut_handles
 from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode
 from stateformat.redistribution import RefusalCode, plan_restore, rescale
-from stateformat.redistribution.rules import checkpoint_refusals
+from stateformat.redistribution.rules import HandleRules, checkpoint_refusals
 from stateformat.redistribution.tables import read_handles
 from stateformat.schema import SLICE_SCHEMA
 from tests.redistribution.redistribution_cases import (
@@ -136,7 +136,8 @@ def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int)
     ]
     assert cut.select(columns).equals(after.handles.select(columns))
     ordered = sorted(after.record.states, key=lambda item: (item.operator, item.name))
-    assert list(checkpoint_refusals(after.record, ordered, read_handles(after.handles, ordered))) == []
+    found = HandleRules(after.record, ordered).refusals(read_handles(after.handles, ordered), range(len(ordered)))
+    assert list(checkpoint_refusals(after.record, ordered, [found])) == []
 
 
 CHAINS = [(3, 5, 2), (3, 5, 2, 4), (1, 4, 3), (2, 5, 3, 1), (4, 3, 5, 2, 2), (5, 2, 4, 3), (3, 4, 4, 1)]
