@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 
+from stateformat.backends.dataflow.operators import aggregate
 from stateformat.backends.runtime import Runtime, VirtualClock
 from stateformat.backends.spark import runtime
 from stateformat.backends.spark.driver import SparkRun, epoch
@@ -64,6 +65,9 @@ class Stand:
         monkeypatch.setattr(epoch.logger, "warning", lambda *_: None)
         monkeypatch.setattr(runtime, "check", lambda spark: spark)
         monkeypatch.setattr(runtime, "job_session", lambda spark: spark)
+        # Tests have few rows: some of their batches are combined, others are not.
+        monkeypatch.setattr(aggregate, "_COMBINED_ROWS_MIN", 3)
+        monkeypatch.setattr(aggregate, "_ROWS_PER_KEY_MIN", 1)
         context = type("Context", (), {"partitionId": lambda _: self.partition})
         monkeypatch.setattr(pyspark, "TaskContext", type("TaskContext", (), {"get": staticmethod(lambda: context())}))
 

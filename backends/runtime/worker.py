@@ -213,7 +213,7 @@ class Worker:
         if not isinstance(element, ev.Records):
             self._receive(queue, element)
         elif self.task.processes(queue.channel):
-            self.operators.process(queue.channel.edge, element.batch)
+            self.operators.process(queue.channel.edge, element.batch, combined=element.combined)
         else:
             self.deliver(ev.Received(queue.channel, element))
 
@@ -281,13 +281,13 @@ class Worker:
         if self.open_snapshot is not None:
             self.open_snapshot.log(channel, batch)
 
-    def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
+    def emit(self, edge_id: str, batch: pa.RecordBatch, *, combined: bool = False) -> None:
         if self._reads and self.task.is_idle:
             self.deliver(ev.SourceIdle(idle=False))  # Before the rows that hold time up again.
         queue_to = self._outputs.queue_to[edge_id]
         for receiver, part in self.routers[edge_id].route(batch):
             queue = queue_to(receiver)
-            queue.put(ev.Records(part))
+            queue.put(ev.Records(part, combined))
             if queue.logged_for is not None:
                 self._environment.log_arrival(queue.channel, part)
 
@@ -309,8 +309,8 @@ class Worker:
         if isinstance(command, ev.AskCoordinator | ev.Snapshot):
             operators.flush()
         match command:
-            case ev.Process(channel, batch):
-                operators.process(channel.edge, batch)
+            case ev.Process(channel, batch, combined):
+                operators.process(channel.edge, batch, combined=combined)
             case ev.Emit(element):
                 self._emit(element)
             case ev.AdvanceWatermark(timestamp, ending):

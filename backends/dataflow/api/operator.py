@@ -157,6 +157,27 @@ class Operator(ABC):
     def process(self, batch: pa.RecordBatch, input: int) -> Output:
         """Process a batch of an input."""
 
+    def combined_schema(self, input: int) -> pa.Schema | None:
+        """The columns of combined rows of an input: those it is keyed by, and what is kept of the
+        rest. None, the default: its rows are never combined. Called after :meth:`states`.
+        """
+        return None
+
+    def combine(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:
+        """Combine rows of an input before they are sent, so that fewer are; None: send them as they
+        are.
+
+        Called in the tasks that send to this operator, on a copy that is never opened. An executor
+        calls it where sending costs more than combining, for any rows and as often as it likes, so
+        it must not matter to :meth:`process_combined` which rows were combined. Returns rows of
+        :meth:`combined_schema`.
+        """
+        return None
+
+    def process_combined(self, batch: pa.RecordBatch, input: int) -> Output:
+        """Process a batch that :meth:`combine` has made, or some of its rows."""
+        raise InvalidState(f"{self!r} combines rows and has no process_combined. Give it one.")
+
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
         """Timers of one declared set are due, in order of ``_timestamp``. They have been removed.
 

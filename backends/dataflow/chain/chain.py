@@ -171,9 +171,9 @@ class OperatorChain:
 
     # Data, time, ends -----------------------------------------------------------------------------
 
-    def process(self, edge_id: str, batch: pa.RecordBatch) -> None:
-        """Process a batch of an edge into the chain, of feedback too."""
-        self._first.process(batch, self._input_of[edge_id])
+    def process(self, edge_id: str, batch: pa.RecordBatch, *, combined: bool = False) -> None:
+        """Process a batch of an edge into the chain, of feedback too; or one that was combined."""
+        self._first.process(batch, self._input_of[edge_id], combined=combined)
 
     def flush(self) -> None:
         """Process what operators have held back, so that nothing is under way in the chain."""

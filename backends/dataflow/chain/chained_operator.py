@@ -170,8 +170,12 @@ class ChainedOperator:
 
     # What comes in --------------------------------------------------------------------------------
 
-    def process(self, batch: pa.RecordBatch, input: int = 0) -> None:
+    def process(self, batch: pa.RecordBatch, input: int = 0, *, combined: bool = False) -> None:
         """Let it process a batch, or hold it back to process it with others."""
+        if combined:
+            self.flush()
+            self._run("process_combined", batch, input)
+            return
         for joined, of_input in self._gathered.add(batch, input):
             self._run("process", joined, of_input)
 

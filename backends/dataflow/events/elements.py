@@ -44,9 +44,10 @@ class BarrierKind(StrEnum):
 
 
 class Records(NamedTuple):
-    """A batch in the schema of its edge."""
+    """A batch in the schema of its edge; or ``combined`` (``Operator.combine``)."""
 
     batch: pa.RecordBatch
+    combined: bool = False
 
 
 class Watermark(NamedTuple):

@@ -112,6 +112,7 @@ class Process(NamedTuple):
 
     channel: Channel
     batch: pa.RecordBatch
+    combined: bool = False
 
 
 class AdvanceWatermark(NamedTuple):

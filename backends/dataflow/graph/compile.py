@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Edge, JobGraph, OperatorId, SubtaskSet
+from stateformat.graph import Edge, JobGraph, OperatorId, Partitioner, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH, key_group_count
 from stateformat.model import Record, State
 
@@ -107,6 +107,15 @@ class Job:
     def logged(self, edge: Edge) -> bool:
         """Whether an edge has an in-flight state: its records may become part of a checkpoint."""
         return edge.feedback or self.overtakable(edge)
+
+    def combined_schema(self, edge: Edge) -> pa.Schema | None:
+        """The columns of combined rows of an edge; None where its rows are sent as they are: what
+        may become part of a checkpoint is.
+        """
+        logic = self.logic(edge.target)
+        if not isinstance(logic, Operator) or edge.partitioner is not Partitioner.HASH or self.logged(edge):
+            return None
+        return logic.combined_schema(edge.input)
 
     def senders(self, edge_id: str, receiver: int) -> range:
         """The subtasks of the edge's source that send to a subtask of its target."""

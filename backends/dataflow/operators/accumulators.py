@@ -181,6 +181,12 @@ def _grouped(
     return columns[:first], columns[first:]
 
 
+def distinct(keys: Sequence[pa.Array]) -> int:
+    """How many different keys there are."""
+    found, _ = _grouped([normalize_key_column(key) for key in keys], [], len(keys[0]))
+    return len(found[0])
+
+
 def _pairs(aggregates: object) -> list[tuple[str, tuple[str, str]]]:
     pairs: list[tuple[Any, Any]] = list(aggregates.items()) if isinstance(aggregates, Mapping) else [(aggregates, None)]
     wrong = [pair for pair in pairs if not isinstance(pair[1], tuple | list) or len(pair[1]) != 2]

@@ -11,11 +11,16 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 
 from ..api import Operator, OperatorContext, ValueState
-from .accumulators import Aggregation, in_batches
+from .accumulators import Aggregation, distinct, in_batches
 from .row_steps import check_columns
 
 _GATHERED_ROWS_MAX: Final = 262_144
 _GATHERED_BYTES_MAX: Final = 64 << 20
+_COMBINED_ROWS_MIN: Final = 1024
+"""Fewer are not worth it."""
+_SAMPLED_ROWS: Final = 4096
+_ROWS_PER_KEY_MIN: Final = 2
+"""A batch is combined if its first rows have at least so many of a key."""
 
 
 class Aggregate(Operator):
@@ -51,7 +56,7 @@ class Aggregate(Operator):
         self._updates = emit == "updates"
         self._used = list(dict.fromkeys([*self._keys, *self._aggregation.columns]))
         self._accumulators = pa.schema([])
-        self._output = pa.schema([])
+        self._combined = self._output = pa.schema([])
         self._reset()
 
     def __repr__(self) -> str:
@@ -71,6 +76,7 @@ class Aggregate(Operator):
         check_columns(schema, self._keys, "an aggregate")
         self._accumulators = self._aggregation.accumulators(schema)
         keys = [plain(schema.field(name)) for name in self._keys]
+        self._combined = pa.schema([*keys, *self._accumulators])
         self._output = pa.schema([*keys, *self._aggregation.results(self._accumulators)])
 
     def open(self, context: OperatorContext) -> None:
@@ -95,6 +101,26 @@ class Aggregate(Operator):
             self._merge_gathered()
         return None
 
+    def combined_schema(self, input: int) -> pa.Schema:  # noqa: ARG002 - there is one
+        """The keys and accumulators, as in the state ``totals``."""
+        return self._combined
+
+    def combine(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
+        """The accumulators of a batch with few keys."""
+        if batch.num_rows < _COMBINED_ROWS_MIN:
+            return None
+        some = batch.slice(0, _SAMPLED_ROWS)
+        if distinct([some.column(name) for name in self._keys]) * _ROWS_PER_KEY_MIN > some.num_rows:
+            return None
+        columns, found = self._grouped(batch)
+        return pa.RecordBatch.from_arrays([*columns, *found.columns], schema=self._combined)
+
+    def process_combined(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
+        """Merge accumulators into the totals."""
+        keys, values = batch.columns[: len(self._keys)], batch.columns[len(self._keys) :]
+        totals = self._merge_groups(keys, pa.RecordBatch.from_arrays(values, schema=self._accumulators))
+        return totals if self._updates else None
+
     def _merge_gathered(self) -> None:
         if self._gathered:
             self._merge(pa.concat_batches(self._gathered))
@@ -102,9 +128,13 @@ class Aggregate(Operator):
 
     def _merge(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Merge a batch into the totals. Returns those of its keys."""
-        aggregation = self._aggregation
-        columns, new = aggregation.group([batch.column(name) for name in self._keys], batch, self._accumulators)
-        totals = new
+        return self._merge_groups(*self._grouped(batch))
+
+    def _grouped(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], pa.RecordBatch]:
+        return self._aggregation.group([batch.column(name) for name in self._keys], batch, self._accumulators)
+
+    def _merge_groups(self, columns: list[pa.Array], new: pa.RecordBatch) -> pa.RecordBatch:
+        aggregation, totals = self._aggregation, new
 
         def merged(old: pa.RecordBatch, found: object) -> pa.RecordBatch:  # noqa: ARG001 - null where there is none
             nonlocal totals

@@ -238,8 +238,8 @@ class Task:
 
     def _receive(self, channel: Channel, element: ev.Element) -> list[TaskCommand]:
         match element:
-            case ev.Records(batch):
-                return [ev.Process(channel, batch)]
+            case ev.Records(batch, combined):
+                return [ev.Process(channel, batch, combined)]
             case ev.Watermark(timestamp):
                 self._inputs.advance(channel, timestamp)
                 return self._advance_inputs()

@@ -21,7 +21,7 @@ from ...runtime import VIRTUAL_ORIGIN_US, Options, clean, commit, pending_commit
 from .. import events as ev
 from ..api import Operator, OperatorContext, OperatorCoordinator, checked_message
 from ..casting import cast_to_schema
-from ..chain import Guard, OperatorChain
+from ..chain import Guard, OperatorChain, combiners_of
 from ..graph import COMMITTABLES, Router
 from .stand_ins import JOB, OUTPUT, KeyBy, OperatorSetup, Rows, batches_of, flow_of, new_store
 
@@ -147,19 +147,25 @@ class OperatorHarness:
 
     # What is given --------------------------------------------------------------------------------
 
-    def push(self, rows: Rows, input: int = 0, *, subtask: int | None = None) -> OperatorHarness:
+    def push(
+        self, rows: Rows, input: int = 0, *, subtask: int | None = None, combined: bool = False
+    ) -> OperatorHarness:
         """Give rows to an input: a record batch, a table, or dictionaries.
 
-        They go to ``subtask``, or to each what its edge would bring it.
+        They go to ``subtask``, or to each what its edge would bring it. ``combined``: by way of
+        ``combine``, which decides for each batch.
         """
         if input in self._ended:
             raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended; nothing follows")
         chosen = self._subtask if subtask is None else subtask
         edge = self._edge(input)
+        combiner = combiners_of(self._job, [edge]).get(edge.id) if combined else None
         for batch in batches_of(rows, self._setup.inputs[input]):
-            parts = self._routers[input].route(batch) if chosen is None else [(chosen, batch)]
+            found = None if combiner is None else combiner.combine(batch)
+            sent = batch if found is None else found
+            parts = self._routers[input].route(sent) if chosen is None else [(chosen, sent)]
             for number, part in parts:
-                self._of(number).process(edge.id, part)
+                self._of(number).process(edge.id, part, combined=found is not None)
                 self._deliver()
         return self
 

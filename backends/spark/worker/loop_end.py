@@ -53,13 +53,16 @@ class NoChain:
 
 
 class _NextEpoch(NoChain):
-    """In place of the chain: takes what the next epoch is to process."""
+    """In place of the chain: takes what the next epoch is to process.
+
+    The snapshot has it by channel, and what is fed back is not combined.
+    """
 
     def __init__(self, fill: LoopFill) -> None:
         self.batches: list[pa.RecordBatch] = []
         self.fill = fill
 
-    def process(self, edge_id: str, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - the snapshot has it by channel
+    def process(self, edge_id: str, batch: pa.RecordBatch, *, combined: bool) -> None:  # noqa: ARG002 - see above
         self.fill.add(batch)
         self.batches.append(batch)
 

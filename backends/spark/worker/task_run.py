@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain import OpenSnapshot, OperatorChain, in_flight_batches
+from ...dataflow.chain import Combiner, OpenSnapshot, OperatorChain, combiners_of, in_flight_batches
 from ...dataflow.graph import Router
 from ...dataflow.task import Task
 from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
@@ -47,8 +47,17 @@ class _SendingEnd(Queue):
         self.outbox, self.receiver, self.level = outbox, receiver, level
 
     def put(self, element: ev.Element) -> None:
-        if self.outbox is not None:
-            self.outbox.put(self.receiver, self.level, self.channel, element)
+        if self.outbox is None:
+            return
+        channel = self.channel
+        if isinstance(element, ev.Records) and element.combined:
+            channel = channel._replace(edge=_combined(channel.edge))
+        self.outbox.put(self.receiver, self.level, channel, element)
+
+
+def _combined(edge_id: str) -> str:
+    """Under what combined rows of an edge travel. It is no edge of the job."""
+    return f"combined rows of {edge_id}"
 
 
 class _Output:
@@ -56,8 +65,16 @@ class _Output:
 
     worker: Worker
 
+    def __init__(self, combiners: Mapping[str, Combiner]) -> None:
+        self._combiners = combiners
+
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
-        self.worker.emit(edge_id, batch)
+        combiner = self._combiners.get(edge_id)
+        combined = None if combiner is None else combiner.combine(batch)
+        if combined is None:
+            self.worker.emit(edge_id, batch)
+        else:
+            self.worker.emit(edge_id, combined, combined=True)
 
     def send(self, uid: str, message: bytes) -> None:
         self.worker.send(uid, message)
@@ -106,11 +123,13 @@ class TaskRun:
         self._input = input_channel(self._vertex.id, spec.task.subtask)
         # A source that reads frames and is asked to end does so behind the range of the epoch.
         self._last_mail = [item for item in spec.mail if spec.reads_frames and isinstance(item, ev.EndSource)]
-        self._schemas = setup.job.schemas
+        combiners = combiners_of(setup.job, self._vertex.inputs)
+        self._combined = {_combined(edge_id): edge_id for edge_id in combiners}
+        self._schemas = {**setup.job.schemas, **{_combined(edge_id): of.schema for edge_id, of in combiners.items()}}
         if spec.reads_frames:
-            self._schemas = {**self._schemas, self._input.edge: setup.job.step(self._vertex.id).schema}
+            self._schemas[self._input.edge] = setup.job.step(self._vertex.id).schema
             self._rows = RowBuffer(f"epoch {epoch.version}")
-        self._output = _Output()
+        self._output = _Output(combiners_of(setup.job, self._vertex.outputs))
         self._choose = random.Random(0)  # noqa: S311 - which of the channels that have something comes first
         self._worker = Worker(
             spec.task,
@@ -166,9 +185,15 @@ class TaskRun:
                 if channel == self._input:
                     self._read_rows(element)
                 else:
-                    self._queues[channel].put(element)
+                    self._put(channel, element)
                     self._process()
                 yield from self._flush_if_large()
+
+    def _put(self, channel: ev.Channel, element: ev.Element) -> None:
+        if channel.edge in self._combined and isinstance(element, ev.Records):
+            channel = channel._replace(edge=self._combined[channel.edge])
+            element = ev.Records(element.batch, combined=True)
+        self._queues[channel].put(element)
 
     def _read_rows(self, element: ev.Element) -> None:
         if isinstance(element, ev.Watermark):
