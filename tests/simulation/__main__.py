@@ -1,5 +1,8 @@
 """``python -m tests.simulation --seeds N --first F``: run seeds, print those that fail, and what
 all of them did.
+
+Each core has a process that takes one seed after the other; what is printed is in the order of the
+seeds, and does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -7,12 +10,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.run import Failed, simulate
+from tests.simulation.run import Failed, Tally, simulate
 
 
 def main() -> int:
@@ -43,16 +50,29 @@ def _fails(seed: int) -> bool:
     return False
 
 
+def _on_all_cores(seeds: range) -> Iterator[tuple[int, Tally | Failed]]:
+    """What each seed came to, in their order. Seeds that nobody waits for any more are not run."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), spawned, logging.disable, (logging.CRITICAL,)) as pool:
+        under_way = [(seed, pool.submit(simulate, seed)) for seed in seeds]
+        try:
+            for seed, future in under_way:
+                try:
+                    yield seed, future.result()
+                except Failed as error:
+                    yield seed, error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def _run(seeds: range, options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     failed: list[int] = []
     begun = time.perf_counter()
-    for seed in seeds:
-        try:
-            tally = simulate(seed)
-        except Failed as error:
+    for seed, tally in _on_all_cores(seeds):
+        if isinstance(tally, Failed):
             failed.append(seed)
-            print(f"{error}\n", flush=True)
+            print(f"{tally}\n", flush=True)
             if len(failed) >= options.stop_after:
                 break
             continue
