@@ -6,12 +6,15 @@ then, for Spark, a server, a fault to pass. So some files run *beside* the other
 their own: of the fast tests those that need Spark, which is started once then, and some that
 compute; of those marked ``truth`` those that do nothing but compute on a local store, at a lower
 priority, so that they get what the others leave and disturb no measured time. All other files run
-as ever, new ones too. What the process beside says comes after the first's, with a table of its
-own; the exit status tells of both.
+as ever, new ones too. A process that has come to the end of its files goes on with those of the
+other, from the last one back, until they meet: both collect all tests, and who creates the file of
+a claim runs the file of tests. What the process beside says comes after the first's, with a table
+of its own; the exit status tells of both.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +22,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,25 +79,67 @@ SUITES = {
         10,
     ),
 }
-_BESIDE = "import os, sys, pytest; os.nice(int(sys.argv[1])); sys.exit(pytest.main(sys.argv[2:]))"
+_PART = "import sys; from tests.side_by_side import run_part; sys.exit(run_part(*sys.argv[1:]))"
+
+
+class Shared:
+    """A plugin of pytest: this process runs the files that it is first to claim."""
+
+    def __init__(self, claims: Path, beside: Sequence[str], *, is_beside: bool) -> None:
+        self._claims, self._is_beside = claims, is_beside
+        self._beside = [ROOT / path for path in beside]
+        self._claimed: dict[Path, bool] = {}
+
+    def _place(self, path: Path) -> int | None:
+        """Where a file stands in the list of those that run beside; None: nowhere."""
+        return next((number for number, folder in enumerate(self._beside) if path.is_relative_to(folder)), None)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Own files first, then those of the other process, from the last one back."""
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        first = [path for path in files if self._place(path) is None]
+        beside = sorted(files.keys() - set(first), key=lambda path: (self._place(path), path))
+        own, other = (beside, first) if self._is_beside else (first, beside)
+        items[:] = [item for path in [*own, *reversed(other)] for item in files[path]]
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """Pass over a test whose file is the other's."""
+        if item.path not in self._claimed:
+            self._claimed[item.path] = self._claim(item.path)
+        return None if self._claimed[item.path] else True
+
+    def _claim(self, path: Path) -> bool:
+        try:
+            (self._claims / str(path.relative_to(ROOT)).replace(os.sep, ":")).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def run_part(name: str, part: str, claims: str, *rest: str) -> int:
+    """One of the two processes: pytest's exit status."""
+    suite, is_beside = SUITES[name], part == "beside"
+    how = ["-m", suite.marked, *rest]
+    if is_beside:
+        os.nice(suite.nice)
+        how += ["-p", "no:cacheprovider"]
+    return pytest.main(how, plugins=[Shared(Path(claims), suite.beside, is_beside=is_beside)])
 
 
 def main(arguments: list[str]) -> int:
     """0 if all tests of both processes passed."""
-    suite, rest = SUITES[arguments[0]], arguments[1:]
-    chosen = ["-m", suite.marked, *rest]
-    with tempfile.TemporaryFile() as said:
-        beside = subprocess.Popen(
-            [sys.executable, "-c", _BESIDE, str(suite.nice), *chosen, "-p", "no:cacheprovider", *suite.beside],
-            cwd=ROOT,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
+    name, *rest = arguments
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as claims:
+
+        def command(part: str) -> list[str]:
+            return [sys.executable, "-c", _PART, name, part, claims, *rest]
+
+        beside = subprocess.Popen(command("beside"), cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
         try:
-            ignored = [f"--ignore={path}" for path in suite.beside]
-            first = subprocess.run(
-                [sys.executable, "-m", "pytest", *chosen, *ignored], cwd=ROOT, check=False
-            ).returncode
+            first = subprocess.run(command("first"), cwd=ROOT, check=False).returncode
             second = beside.wait()
         finally:
             if beside.poll() is None:
