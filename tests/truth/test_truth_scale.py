@@ -15,7 +15,7 @@ from tests.truth.scale_commands import Took, call
 pytestmark = pytest.mark.truth
 OPERATORS = SUBTASKS = 1000
 SECONDS_MAX = 30.0
-"""Ten on a quiet machine of two cores; a slower or busy one gets three times as long."""
+"""Ten on a machine of today; a slower one gets three times as long."""
 PEAK_BYTES_MAX_LOOKING = 560_000_000
 """Of 0.41 to 0.49 GB, a process that has imported pyarrow is 0.08, and all handles are 0.24. A plan
 that is shown keeps 0.09 of them, and its slices are 0.12.
