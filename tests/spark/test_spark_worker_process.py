@@ -1,12 +1,14 @@
-"""What a Python worker of Spark does once, before our first task in it."""
+"""What a Python worker of Spark does once, before our first task in it, and before each task."""
 
 from __future__ import annotations
 
 import gc
+import io
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +24,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module.main = lambda infile, outfile: outfile.write(infile.read(3))
     monkeypatch.setitem(sys.modules, "the_worker", module)
     monkeypatch.setattr(sys, "argv", ["daemon.py", "the_worker"])
-    monkeypatch.setattr(gc, "freeze", lambda: None)
     worker_process.settle.cache_clear()
     yield module
     worker_process.settle.cache_clear()
+    gc.unfreeze()
 
 
 def settled(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -77,6 +79,48 @@ def test_a_worker_on_pipes_serves_as_before(worker: Any, monkeypatch: pytest.Mon
         settled(worker, monkeypatch).main(infile, outfile)
     with os.fdopen(result, "rb") as said:
         assert said.read() == b"one"
+
+
+class InCycle:
+    """What only a collection of garbage frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def served(worker: Any, what: Callable[[], None]) -> None:
+    """A task, and the collection that the daemon makes after it."""
+    with io.BytesIO() as infile, io.BytesIO() as outfile:
+        worker.task = what
+        worker.main(infile, outfile)
+    gc.collect()
+
+
+@pytest.fixture
+def tasks(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker that calls ``task``."""
+    worker.main = lambda infile, outfile: worker.task()
+    return settled(worker, monkeypatch)
+
+
+def test_what_a_task_has_made_and_dropped_is_collected_after_it(tasks: Any) -> None:
+    made: list[weakref.ref[InCycle]] = []
+    for _ in range(3):
+        served(tasks, lambda: made.append(weakref.ref(InCycle())))
+        assert made[-1]() is None
+
+
+def test_what_an_earlier_task_has_made_is_collected_when_everything_is_looked_at(tasks: Any) -> None:
+    kept: list[InCycle] = []
+    served(tasks, lambda: kept.append(InCycle()))
+    seen = weakref.ref(kept[0])
+    served(tasks, kept.clear)
+    assert seen() is not None
+    for _ in range(worker_process.LOOK_EVERY - 3):
+        served(tasks, lambda: None)
+    assert seen() is not None
+    served(tasks, lambda: None)
+    assert seen() is None
 
 
 def test_a_process_that_is_no_worker_stays_as_it_is(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
