@@ -231,20 +231,24 @@ class SlotIndex:
             self.place()
         return self.taken + more > _LOAD_MAX * len(self._table)
 
-    def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> bool:
+    def build(self, hashes: Hashes, slots: Slots | range, *, more: int = 0) -> bool:
         """Hold exactly these slots, with room for ``more``; returns whether all hashes differ.
 
-        ``hashes``: by slot. Raises ``InvalidState`` for more than 2³¹ slots.
+        ``hashes``: by slot. A range begins with 0. Raises ``InvalidState`` for more than 2³¹ slots.
         """
-        if len(slots) + more > SLOTS_MAX or (len(slots) and int(slots.max()) + more >= SLOTS_MAX):
+        highest = len(slots) - 1 if isinstance(slots, range) else int(slots.max(initial=-1))
+        if len(slots) + more > SLOTS_MAX or (len(slots) and highest + more >= SLOTS_MAX):
             raise InvalidState(
                 f"a state of one subtask would have {len(slots) + more} row keys, and {SLOTS_MAX} is the most. Raise "
                 "the parallelism of the operator.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
-        entries = hashes[slots]
-        entries &= _TAG
-        entries |= slots.view(np.uint64)
+        if isinstance(slots, range):
+            entries = _numbered(hashes[: len(slots)])
+        else:
+            entries = hashes[slots]
+            entries &= _TAG
+            entries |= slots.view(np.uint64)
         entries.sort()
         self._allocate(_BITS_MIN)
         self._sorted, self._room, self._budget = entries, len(entries) + more, len(entries) // _SEARCHED_SHARE
@@ -295,14 +299,31 @@ def _find_sorted(entries: Hashes, tags: Hashes, same: Callable[[Slots, Slots | s
         rows, places, tags = rows[~equal], places[~equal] + 1, tags[~equal]
 
 
+def _numbered(hashes: Hashes) -> Hashes:
+    """The entry of every slot, in pieces that stay in the cache."""
+    entries = np.empty(len(hashes), np.uint64)
+    numbers = np.arange(min(len(hashes), _PIECE_ENTRIES), dtype=np.uint64)
+    for start in range(0, len(hashes), _PIECE_ENTRIES):
+        piece = entries[start : start + _PIECE_ENTRIES]
+        np.bitwise_and(hashes[start : start + _PIECE_ENTRIES], _TAG, out=piece)
+        piece |= numbers[: len(piece)]
+        numbers += np.uint64(_PIECE_ENTRIES)
+    return entries
+
+
 def _are_different(hashes: Hashes, entries: Hashes) -> bool:
     """Whether no hash stands twice in sorted entries; those with one tag are neighbors."""
-    alike = np.flatnonzero((entries[1:] ^ entries[:-1]) <= _SLOT)
+    found = [np.empty(0, np.int64)]
+    for start in range(0, len(entries), _PIECE_ENTRIES):
+        # The next piece's first entry is the neighbor of this one's last.
+        piece = entries[start : start + _PIECE_ENTRIES + 1]
+        found.append(np.flatnonzero((piece[1:] ^ piece[:-1]) <= _SLOT) + start)
+    alike = np.concatenate(found)
     if not len(alike):
         return True
     slots = (entries[np.concatenate([alike, alike + 1])] & _SLOT).view(np.int64)
-    found = np.sort(hashes[np.unique(slots)])
-    return not bool((found[1:] == found[:-1]).any())
+    suspects = np.sort(hashes[np.unique(slots)])
+    return not bool((suspects[1:] == suspects[:-1]).any())
 
 
 def _chosen(rows: Slots | slice, which: Slots) -> Slots:

@@ -370,9 +370,13 @@ class KeyedValue(KeyedState):
         return fitted
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        slots, _ = self._store.ensure(self._keys.fit(rows), groups)
+        keys = self._keys.fit(rows)
         values = self._stored.fit(without(rows, self._keys.schema.names))
-        self._store.put_rows(slots, values)
+        if self._store.filling:
+            self._store.append(keys, values, groups)
+        else:
+            slots, _ = self._store.ensure(keys, groups)
+            self._store.put_rows(slots, values)
         self._came(values)
 
 

@@ -351,6 +351,20 @@ class KeyedRows(Rows):
         self.array("group")[new] = groups
         return slots, rows
 
+    def append(
+        self, keys: Sequence[pa.Array], values: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None
+    ) -> None:
+        """As :meth:`ensure` and :meth:`put_rows`, while rows are filled in."""
+        raws = [raw for column in (*keys, *values) for raw in take_apart(column)]
+        count = len(keys[0])
+        new = self.add(count)
+        buffers = [buffer for column in self.buffers for buffer in column]
+        for buffer, raw in zip(buffers, raws, strict=True):
+            buffer.put(new, raw)
+        key_raws = sum(len(column) for column in self.buffers[: self.key_count])
+        self.array("hash")[new] = hash_raws(raws[:key_raws], count)
+        self.array("group")[new] = self._group_of(keys) if groups is None else groups
+
     def _entered(self, raws: Sequence[Raw], hashes: npt.NDArray[np.uint64]) -> tuple[Slots, Slots]:
         """As :meth:`ensure`, in the index only."""
         slots = self.index.find(hashes, self._same(raws))
@@ -373,7 +387,7 @@ class KeyedRows(Rows):
 
     def filled(self) -> bool:
         self.filling = False
-        return self.index.build(self.array("hash")[: self.used], np.arange(self.used))
+        return self.index.build(self.array("hash"), range(self.used))
 
     def last_of_each(self, slots: Slots) -> Slots | None:
         """The rows whose slot no later row has, ascending; None where no slot stands twice."""
@@ -413,7 +427,7 @@ class KeyedRows(Rows):
 
     def compact(self) -> Slots:
         kept = super().compact()
-        self.index.build(self.array("hash")[: self.used], np.arange(self.used))
+        self.index.build(self.array("hash"), range(self.used))
         return kept
 
     def clear(self) -> None:

@@ -84,7 +84,7 @@ class Changes:
             self._edited = True
             return
         self.rows.array("changed")[slots] = self.version
-        self.rows.array("born")[slots] = self.version
+        self.rows.array("born")[slots] = BEFORE if self.is_taking else self.version
         self._latest = max(self._latest, self.version)
 
     def touched(self, slots: Slots | slice) -> None:

@@ -125,6 +125,24 @@ def test_a_built_index_finds_its_keys_however_much_is_asked_and_tells_equal_hash
     assert index.build(hashes, np.arange(4000))
 
 
+def test_an_index_of_all_slots_is_made_piece_by_piece_and_sees_equal_hashes_wherever_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "_PIECE_ENTRIES", 8)
+    random, numbers = np.random.default_rng(9), np.arange(35)
+    for count in range(1, 35):
+        hashes = random.choice(2**62, count, replace=False).astype(np.uint64) << np.uint64(1)
+        index = SlotIndex()
+        assert index.build(np.append(hashes, hashes), range(count))
+        found = index.find(hashes, lambda slots, rows: slots == numbers[rows])
+        assert found.tolist() == [*range(count)]
+        for place in range(count - 1):
+            order = np.argsort(hashes)
+            twice = hashes.copy()
+            twice[order[place]] = twice[order[place + 1]]
+            assert not SlotIndex().build(twice, range(count))
+
+
 def test_many_keys_come_and_go_and_the_memory_of_the_dead_is_given_back() -> None:
     kept = value_of({"s": pa.string()})
     for start in range(0, 200_000, 10_000):
