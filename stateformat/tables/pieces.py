@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from threading import local
 from typing import Any, Final, TypeVar
 
@@ -15,6 +16,7 @@ BATCH_BYTES: Final = 16 << 20
 """Bytes of a batch that readers give out and writers take, unless one row has more."""
 
 _RELEASE_BYTES: Final = 32 << 20
+_MANY_COLUMNS: Final = 64
 TAKEN_BYTES: Final = 256 << 20
 """The most that is gathered into one array."""
 
@@ -58,17 +60,27 @@ def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
     return (piece for piece, _ in _cut(rows, rows_max, bytes_max))
 
 
-def _cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[tuple[Rows, int]]:
-    """The slices and the bytes of each."""
+def _cut(rows: Rows, rows_max: int, bytes_max: int, row_bits: int | None = None) -> Iterator[tuple[Rows, int]]:
+    """The slices and the bytes of each. ``row_bits``: of every row, where they are known."""
     count = len(rows)
-    size_bytes = rows.nbytes
+    size_bytes = rows.nbytes if row_bits is None else -(-count * row_bits // 8)
     if count < 2 or (count <= rows_max and size_bytes <= bytes_max):
         yield rows, size_bytes
         return
     parts = max(1, -(-size_bytes // bytes_max))
     step = max(1, min(rows_max, -(-count // parts), count - 1))
     for start in range(0, count, step):
-        yield from _cut(rows.slice(start, step), rows_max, bytes_max)
+        yield from _cut(rows.slice(start, step), rows_max, bytes_max, row_bits)
+
+
+def _row_bits(schema: pa.Schema) -> int | None:
+    """The bits of a row of many columns of numbers, with one each for validity: Arrow adds up all
+    buffers whenever it is asked. None where the columns are few or the rows differ.
+    """
+    if len(schema) < _MANY_COLUMNS or not all(map(pa.types.is_primitive, schema.types)):
+        return None
+    bits: int = sum(kind.bit_width + 1 for kind in schema.types)
+    return bits
 
 
 def rebatch(
@@ -77,8 +89,10 @@ def rebatch(
     """The rows as batches of at most so many rows and bytes. Only small batches are joined."""
     waiting: list[pa.RecordBatch] = []
     held = held_bytes = 0
+    row_bits = _row_bits(schema)
     for table in tables:
-        for batch, size_bytes in (piece for whole in table.to_batches() for piece in _cut(whole, rows_max, bytes_max)):
+        pieces = (_cut(whole, rows_max, bytes_max, row_bits) for whole in table.to_batches())
+        for batch, size_bytes in chain.from_iterable(pieces):
             count = len(batch)
             if not count:
                 continue

@@ -60,6 +60,21 @@ def test_small_batches_are_joined_up_to_the_bound_and_no_further() -> None:
     assert max(batch.nbytes for batch in found) <= LIMIT
 
 
+@pytest.mark.parametrize("nulls", [False, True])
+def test_batches_of_many_columns_are_bounded_in_bytes_as_those_of_few_are(nulls: bool) -> None:
+    numbers = np.arange(3000)
+    every = [pa.int8(), pa.int64(), pa.bool_(), pa.float64(), pa.timestamp("us")]
+    kinds = [every[number % 5] for number in range(150)]
+    mask = numbers % 3 == 0 if nulls else None
+    table = pa.table([pa.array(numbers % 2, mask=mask).cast(kind) for kind in kinds], [f"c{n}" for n in range(150)])
+    parts = [table.slice(start, 7) for start in range(0, 700, 7)] + [table.slice(700)]
+    found = list(tables.rebatch(parts, table.schema, 2000, 20 * LIMIT))
+    assert pa.Table.from_batches(found).equals(table)
+    # Bitmaps may begin and end within a byte.
+    assert max(batch.nbytes for batch in found) <= 20 * LIMIT + 4 * len(kinds)
+    assert len(found) <= 2 * table.nbytes // (20 * LIMIT) + 2
+
+
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads that gave memory back."""
