@@ -8,7 +8,6 @@ runs again. Rows come from :class:`Ranges`, as batches by Spark partition.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from stateformat.backends.spark import runtime
 from stateformat.backends.spark.driver import SparkRun, epoch
 from stateformat.backends.spark.driver.epoch import EpochJob, checked
 from stateformat.backends.spark.options import SparkOptions
-from stateformat.backends.spark.protocol import EpochBroken, TaskReport
+from stateformat.backends.spark.protocol import EpochBroken, TaskReport, frames as mail
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sources import Offsets, Position, SparkSource
 from stateformat.backends.spark.worker import level
@@ -98,12 +97,11 @@ class Stand:
 
     def _run(self, job: EpochJob) -> dict[Any, TaskReport]:
         self.spoil()
-        rows = self._fed(job, job.slots)
+        sent = self._fed(job)
         for each in job.levels():
-            rows = self._exchanged(job.slots, [self._slot(each, slot, found) for slot, found in enumerate(rows)])
-        reports = [
-            pickle.loads(data.as_buffer()) for some in rows for batch in some for data in batch.column("payload")
-        ]
+            received = enumerate(self._exchanged(job.slots, sent))
+            sent = [self._slot(each, slot, payloads) for slot, payloads in received]
+        reports = (mail.unpack_report(payload) for some in sent for payload in some[1::2])
         found = checked(reports, [spec.task for spec in job.specs])
         if self.breaks:
             self.breaks -= 1
@@ -113,28 +111,29 @@ class Stand:
             self.opened_of[report.task.vertex][report.opened] += 1
         return found
 
-    def _slot(self, one: level.Level, slot: int, rows: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _slot(self, one: level.Level, slot: int, payloads: Sequence[bytes]) -> list[bytes]:
         worker = self.choose.randrange(len(self.caches))
         self._monkeypatch.setattr(level, "WORKER_CACHE", self.caches[worker])
         self._monkeypatch.setattr(level, "_SETUPS", self.setups[worker])
-        self.partition = slot
-        return list(one(iter(rows)))
+        return list(one(slot, iter(payloads)))
 
-    def _fed(self, job: EpochJob, slots: int) -> list[list[pa.RecordBatch]]:
+    def _fed(self, job: EpochJob) -> list[list[bytes]]:
         sent = []
         for feed in job.inputs:
             partitions: Any = feed.range.frame(None)  # type: ignore[arg-type]
             for self.partition, batches in enumerate(partitions):
-                sent.append(list(feed.encoder(iter(batches))))
-        return self._exchanged(slots, sent)
+                parts = feed.encoder(iter(batches))
+                sent.append([part for batch in parts for part in batch["part"].to_pylist()])
+        return sent
 
-    def _exchanged(self, slots: int, sent: Sequence[Sequence[pa.RecordBatch]]) -> list[list[pa.RecordBatch]]:
-        """As ``repartitionById`` does it: what goes to a slot comes in any order."""
-        received: list[list[pa.RecordBatch]] = [[] for _ in range(slots)]
-        for batch in (whole.slice(n, 1) for some in sent for whole in some for n in range(whole.num_rows)):
-            received[batch.column("target")[0].as_py()].append(batch)
-        for some in received:
-            self.choose.shuffle(some)
+    def _exchanged(self, slots: int, sent: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+        """As Spark does it: what goes to a slot comes in any order."""
+        received: list[list[bytes]] = [[] for _ in range(slots)]
+        for parts in sent:
+            for slot, payload in zip(parts[::2], parts[1::2], strict=True):
+                received[int.from_bytes(slot, "big")].append(payload)
+        for payloads in received:
+            self.choose.shuffle(payloads)
         return received
 
 

@@ -8,8 +8,8 @@ Four things go wrong with a session made by hand:
   our package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
 - Workers on unix domain sockets write a stack trace to the terminal when they have idled for a
   minute (PySpark 4.3), so they use TCP.
-- A shuffle whose map task runs again may give some readers another order than others, so both
-  settings of the order-independent checksum are on.
+- A shuffle of SQL whose map task runs again may give some readers another order than others, so
+  both settings of the order-independent checksum are on.
 
 ``docs/spark.md`` says what the executors of a cluster must have.
 """
@@ -50,7 +50,7 @@ JOB: Final[Mapping[str, str]] = {
     # alone.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
-    # The columns of an exchange have the types of ``frames.ROWS``.
+    # Our functions give Arrow's small types.
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     # Our stages have as many partitions as they should; planning them again between stages only
     # takes time.

@@ -3,10 +3,10 @@
 Two executors with a core each run the job at parallelism 4, so of each level two tasks run before
 two others. One of the late ones kills its executor, and with it what that one has shuffled. Its
 producers run again and, since spots are random, send something else than the early tasks have read.
-With ``orderIndependentChecksum`` Spark notices; without, the job has to notice by itself.
+Spark does not notice, so the job has to.
 
-``python -m tests.spark.spark_executors <directory> <checksum: true|false> <compare: true|false>
-<orders>`` prints for every order, as JSON, what happened and what :func:`judge` says of the end.
+``python -m tests.spark.spark_executors <directory> <compare: true|false> <orders>`` prints for each
+order, as JSON, what happened and what :func:`judge` says of the end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from stateformat.backends.runtime import EpochProgress, Progress
 from stateformat.backends.spark import sessions
 from stateformat.backends.spark.driver import epoch
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
-
-CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum.enabled"
-RETRY = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
 
 
 def cluster() -> Any:
@@ -85,11 +82,10 @@ def lose_an_executor(spark: Any, place: Place, hit: str) -> dict[str, Any]:
     }
 
 
-def main(directory: Path, checksum: str, compare: str, *hits: str) -> None:
+def main(directory: Path, compare: str, *hits: str) -> None:
     """See the module."""
     if compare == "false":
         vars(epoch.frames)["compare"] = lambda reports, consumed: None
-    vars(sessions)["JOB"] = {**sessions.JOB, CHECKSUM: checksum, RETRY: checksum}
     spark = cluster()
     with every_segment_an_object():
         for number, hit in enumerate(hits):

@@ -87,7 +87,8 @@ def test_a_batch_without_event_times_does_not_hide_those_before(world: World) ->
     schema = pa.schema([("at", pa.int64())])
     batches = [pa.record_batch([pa.array(at, pa.int64())], schema=schema) for at in ([5, 7], [3], [None, None])]
     sent = list(feeds.InputEncoder("in", 1, "at", schema)(iter(batches)))
-    frames = [mail.unpack(batch["payload"][0].as_buffer()) for batch in sent if batch["level"][0].as_py() == 0]
+    payloads = [part for batch in sent for part in batch["part"].to_pylist()[1::2]]
+    frames = [mail.unpack(payload) for payload in payloads if mail.level_of(payload) == 0]
     found = [element for frame in frames for _, element in mail.elements(*frame, {"rows of in": schema})]
     assert [element.timestamp for element in found if hasattr(element, "timestamp")] == [7]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,11 +26,11 @@ def records(*numbers: int, width: int = 3) -> ev.Records:
     return ev.Records(pa.record_batch([pa.array(numbers, pa.int64()), pa.array(texts)], schema=SCHEMA))
 
 
-def payloads(rows: Iterator[pa.RecordBatch]) -> list[pa.Buffer]:
-    return [payload.as_buffer() for batch in rows for payload in batch.column("payload")]
+def payloads(sent: Iterator[mail.Sent]) -> list[bytes]:
+    return [payload for _, payload in sent]
 
 
-def heard(frames: Sequence[pa.Buffer]) -> list[tuple[ev.Channel, Any]]:
+def heard(frames: Sequence[bytes]) -> list[tuple[ev.Channel, Any]]:
     """What a receiver hears: of records their numbers, joined; else the element."""
     found: list[tuple[ev.Channel, Any]] = []
     inbox = mail.Inbox(RECEIVER)
@@ -46,7 +47,7 @@ def heard(frames: Sequence[pa.Buffer]) -> list[tuple[ev.Channel, Any]]:
     return found
 
 
-def sent(*elements: tuple[ev.Channel, ev.Element], flush_every: int = 1000) -> tuple[mail.Outbox, list[pa.Buffer]]:
+def sent(*elements: tuple[ev.Channel, ev.Element], flush_every: int = 1000) -> tuple[mail.Outbox, list[bytes]]:
     outbox, frames = mail.Outbox(SENDER, ONE), []
     for number, (where, element) in enumerate(elements, start=1):
         outbox.put(RECEIVER, 2, where, element)
@@ -107,11 +108,11 @@ def test_an_outbox_is_large_when_much_waits_and_not_when_it_was_flushed(monkeypa
     assert list(outbox.flush()) == []
 
 
-def test_each_receiver_has_rows_of_its_own_with_its_slot_and_level() -> None:
+def test_each_receiver_has_frames_of_its_own_with_its_slot_and_level() -> None:
     outbox = mail.Outbox(SENDER, ONE)
     outbox.put(RECEIVER, 2, A, records(1))
     outbox.put(ANOTHER, 5, B, ev.Barrier(1))
-    found = {(batch["target"][0].as_py(), batch["level"][0].as_py()) for batch in outbox.flush()}
+    found = {(slot, mail.level_of(payload)) for slot, payload in outbox.flush()}
     assert found == {(3, 2), (1, 5)}
     assert outbox.sent == {RECEIVER: 1, ANOTHER: 1}
 
@@ -133,7 +134,7 @@ def test_frames_are_heard_in_order_however_they_come(seed: int) -> None:
 def take(inbox: mail.Inbox, number: int, *, token: bytes = ONE, sender: mail.Address = SENDER) -> list[int]:
     """Take one frame in; the numbers of those that can be read now."""
     header = mail.Header(sender, RECEIVER, token, number, ((A, ev.Watermark(number)),))
-    frame = mail.unpack(pa.py_buffer(mail.pack(header, ())))
+    frame = mail.unpack(mail.pack(1, header, ()))
     return [header.number for header, _ in inbox.take(*frame)]
 
 
@@ -195,6 +196,26 @@ def test_an_epoch_is_broken_where_what_was_consumed_is_not_what_was_sent(consume
         mail.compare({SENDER: (ONE, {RECEIVER: 2}), RECEIVER: (TWO, {}), ANOTHER: (TWO, {})}, {RECEIVER: consumed})
 
 
-def test_rows_of_an_exchange_have_the_columns_that_spark_is_told() -> None:
-    assert mail.row(1, 2, b"x").schema == mail.ROWS
-    assert mail.spark_rows().simpleString() == "struct<target:int,level:int,payload:binary>"
+def test_what_an_exchange_carries_stands_behind_its_slot_as_a_long_of_java() -> None:
+    sent = [(3, b"frame"), (2**31 - 1, b"")]
+    assert [*mail.keyed(sent)] == [struct.pack(">q", 3), b"frame", struct.pack(">q", 2**31 - 1), b""]
+
+
+def test_a_report_is_read_at_no_level() -> None:
+    report = mail.pack_report({"what": "all is well"})
+    assert mail.level_of(report) == mail.REPORT
+    assert mail.unpack_report(report) == {"what": "all is well"}
+
+
+@pytest.mark.parametrize("name", ["a", "a name of another length"])
+def test_batches_lie_aligned_in_what_came(name: str) -> None:
+    outbox = mail.Outbox(ev.TaskId(name, 0), ONE)
+    outbox.put(RECEIVER, 2, A, records(*range(5)))
+    (payload,) = payloads(outbox.flush())
+    ((_, element),) = mail.elements(*mail.unpack(payload), SCHEMAS)
+    assert isinstance(element, ev.Records)
+    start = pa.py_buffer(payload).address
+    for column in element.batch.columns:
+        for buffer in filter(None, column.buffers()):
+            assert buffer.address % 8 == 0
+            assert start <= buffer.address < start + len(payload)

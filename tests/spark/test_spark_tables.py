@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import NoSplit
+from stateformat.backends.spark.driver.exchanges import column_of
 from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder, frames as mail
 from stateformat.backends.spark.sources import OffsetTable, Range, SparkSource, arrow_schema_of, to_arrow
 from stateformat.errors import ErrorKind, InvalidInput
@@ -174,7 +175,8 @@ VALUES = {
 def arrived(spark: Any, found: Range, schema: pa.Schema) -> list[pa.RecordBatch]:
     """What the frames of a range hold."""
     sent = DataFrameInput(found, InputEncoder("in", 1, None, schema)).frame(spark)
-    frames = [mail.unpack(pa.py_buffer(row["payload"])) for row in sent.where(f"level < {mail.REPORT}").collect()]
+    payloads = column_of(sent).collect()[1::2]
+    frames = [mail.unpack(payload) for payload in payloads if mail.level_of(payload) == 0]
     elements: list[Any] = [element for frame in frames for _, element in mail.elements(*frame, {"rows of in": schema})]
     return [element.batch for element in elements]
 

@@ -1,7 +1,7 @@
 """One epoch as one Spark job: a line of levels, and the reports that come out at its end.
 
-Nothing is computed twice, nothing is cached, and there is one action. The DataFrame is built anew
-for each try, since Spark would not run the first levels of the same one again.
+Nothing is computed twice, nothing is cached, and there is one action. Its RDDs are built anew for
+each try, since Spark would not run the first levels of the same ones again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from ...dataflow.chain import FailsAgain
 from ...dataflow.graph import Vertex
 from ..protocol import DataFrameInput, Epoch, EpochBroken, Setup, Spec, TaskReport, frames
 from ..worker import Level
+from .exchanges import column_of, exchanged, nothing, transformed
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
 
@@ -96,25 +98,22 @@ class EpochJob:
         before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(self.description)
         try:
-            table = self._frame().toArrow()
+            sent = self._rdd().collect()[1::2]  # Without their slots.
         finally:
             context.setJobDescription(before)
-        reports = [pickle.loads(payload.as_buffer()) for payload in table.column("payload")]  # noqa: S301 - from our workers
-        return checked(reports, [spec.task for spec in self.specs])
+        return checked(map(frames.unpack_report, sent), [spec.task for spec in self.specs])
 
-    def _frame(self) -> DataFrame:
+    def _rdd(self) -> RDD[bytes]:
         if self.inputs:
             frame = self.inputs[0].frame(self.spark)
             for each in self.inputs[1:]:
                 frame = frame.union(each.frame(self.spark))
-            frame = frame.repartitionById(self.slots, "target")
+            rdd = exchanged(column_of(frame), self.slots)
         else:
-            frame = self.spark.range(0, self.slots, 1, self.slots)
+            rdd = nothing(self.spark.sparkContext, self.slots)
         for level in self.levels():
-            if level.number:
-                frame = frame.repartitionById(self.slots, "target")
-            frame = frame.mapInArrow(level, frames.spark_rows())
-        return frame
+            rdd = transformed(exchanged(rdd, self.slots) if level.number else rdd, level)
+        return rdd
 
     @property
     def slots(self) -> int:

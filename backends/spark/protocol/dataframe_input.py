@@ -7,10 +7,9 @@ and tells all of them the greatest event time that it has seen. It reports like 
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +23,9 @@ from . import frames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+PARTS: Final = pa.schema([("part", pa.binary())])
 
 
 class InputReport(NamedTuple):
@@ -49,10 +51,11 @@ class InputEncoder:
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From batches in the order of ``schema``, under any names, to rows of ``frames.ROWS``."""
-        return frames.join_small(self._rows(batches))
+        """From batches in the order of ``schema``, under any names, to ``frames.keyed`` as rows."""
+        for sent in self._sent(batches):
+            yield pa.record_batch([pa.array([*frames.keyed(sent)], pa.binary())], schema=PARTS)
 
-    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _sent(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[frames.Sent]]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -70,13 +73,13 @@ class InputEncoder:
                 if found is not None:
                     newest_us = found if newest_us is None else max(found, newest_us)
             if outbox.is_large:
-                yield from outbox.flush()
+                yield [*outbox.flush()]
         if newest_us is not None:
             for subtask in range(self.parallelism):
                 self._put(outbox, subtask, ev.Watermark(newest_us))
-        yield from outbox.flush()
+        sent = [*outbox.flush()]
         report = InputReport(name, token, dict(outbox.sent))
-        yield frames.row(partition % self.parallelism, frames.REPORT, pickle.dumps(report, protocol=5))
+        yield [*sent, (partition % self.parallelism, frames.pack_report(report))]
 
     def _put(self, outbox: frames.Outbox, subtask: int, element: ev.Element) -> None:
         outbox.put(ev.TaskId(self.uid, subtask), 0, input_channel(self.uid, subtask), element)
@@ -90,7 +93,7 @@ class DataFrameInput:
     encoder: InputEncoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The frames of its rows (``frames.ROWS``), built anew for each try.
+        """The frames of its rows (:data:`PARTS`), built anew for each try.
 
         Raises ``OperatorError`` for what the user's code raises; errors of Spark stay as they are.
         """
@@ -105,4 +108,4 @@ class DataFrameInput:
             raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
         # PySpark looks columns up by unquoted names: a dot in one would mean a field.
         numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
-        return numbered.mapInArrow(self.encoder, frames.spark_rows())
+        return numbered.mapInArrow(self.encoder, "part binary")

@@ -1,9 +1,9 @@
 """Frames: what goes between the tasks of an epoch, through Spark's shuffle.
 
-Every row of every exchange is ``target int, level int, payload binary``: the slot it goes to, the
-level at which it is read, and a frame. A frame is a run of elements from one task to another, over
-all channels between the two, in the order of sending: a pickled header, then record batches as
-Arrow IPC messages without their schemas. It has about four megabytes at most.
+What goes through an exchange is bytes, each with the slot to which it goes. They begin with the
+level at which they are read; then comes a frame, or a report. A frame is a run of elements from one
+task to another, over all channels between the two, in the order of sending: a pickled header, then
+record batches as Arrow IPC messages without their schemas. It has about four megabytes at most.
 
 Each frame has its sender, the token of the sender's attempt, and a number. A receiver takes the
 frames of a sender in order, and refuses a gap, a repeated number and a second token: a map task
@@ -14,12 +14,11 @@ a task sent to whom and consumed of whom; the driver compares the two.
 from __future__ import annotations
 
 import pickle
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
@@ -27,27 +26,16 @@ from stateformat.tables import rebatch
 
 from ...dataflow import events as ev
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
+Sent = tuple[int, bytes]
+"""The slot to which something goes, and its bytes."""
 REPORT: Final = 2**30
 """The level of reports: only the driver reads them."""
 FRAME_BYTES_MAX: Final = 4 << 20
+_PREFIX: Final = struct.Struct("<ii")
+"""The level, and the size of the header."""
 _ALIGNMENT: Final = 64
-_SMALL_BYTES: Final = 256 << 10
-"""Larger rows are not worth a copy."""
 _FRAME_ROWS_MAX: Final = 1 << 20
 _FLUSH_BYTES: Final = 16 << 20
-
-
-@cache
-def spark_rows() -> StructType:
-    """:data:`ROWS` as ``mapInArrow`` wants them: Spark would parse a text anew for each level."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    columns: StructType = from_arrow_schema(ROWS)
-    return columns
 
 
 Address = ev.TaskId | str
@@ -70,25 +58,48 @@ class Header(NamedTuple):
     entries: Entries
 
 
-def pack(header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """A frame as bytes. Batches are aligned, so that they can be used where they lie."""
+def pack(level: int, header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """A frame for a level. Batches are aligned, so that they can be used where they lie."""
     head = pickle.dumps(header, protocol=5)
-    parts = [len(head).to_bytes(8, "little"), head, _padding(8 + len(head))]
+    parts = [_PREFIX.pack(level, len(head)), head, _padding(_PREFIX.size + len(head))]
     for batch in batches:
         data = batch.serialize()
         parts += [data.size.to_bytes(_ALIGNMENT, "little"), data, _padding(data.size)]
     return b"".join(parts)
 
 
+def keyed(sent: Iterable[Sent]) -> Iterator[bytes]:
+    """As Spark's exchange reads it: before each payload its slot, as a long of Java."""
+    for target, payload in sent:
+        yield target.to_bytes(8, "big")
+        yield payload
+
+
 def _padding(size: int) -> bytes:
     return bytes(-size % _ALIGNMENT)
 
 
-def unpack(payload: pa.Buffer) -> tuple[Header, pa.Buffer]:
+def unpack(payload: bytes) -> tuple[Header, pa.Buffer]:
     """The header of a frame, and what follows it."""
-    size = int.from_bytes(payload.slice(0, 8), "little")
-    header: Header = pickle.loads(payload.slice(8, size))  # noqa: S301 - sent by our own tasks
-    return header, payload.slice(8 + size + -(8 + size) % _ALIGNMENT)
+    _, size = _PREFIX.unpack_from(payload)
+    end = _PREFIX.size + size
+    header: Header = pickle.loads(memoryview(payload)[_PREFIX.size : end])  # noqa: S301 - sent by our own tasks
+    return header, pa.py_buffer(payload).slice(end + -end % _ALIGNMENT)
+
+
+def level_of(payload: bytes) -> int:
+    """The level at which a frame is read, or :data:`REPORT`."""
+    return int(_PREFIX.unpack_from(payload)[0])
+
+
+def pack_report(report: object) -> bytes:
+    """A report, which every level passes on."""
+    return _PREFIX.pack(REPORT, 0) + pickle.dumps(report, protocol=5)
+
+
+def unpack_report(payload: bytes) -> Any:
+    """What :func:`pack_report` was given."""
+    return pickle.loads(memoryview(payload)[_PREFIX.size :])  # noqa: S301 - from our own workers
 
 
 def elements(
@@ -102,18 +113,9 @@ def elements(
             continue
         for _ in range(element):
             size = int.from_bytes(rest.slice(position, _ALIGNMENT), "little")
-            message = _aligned(rest.slice(position + _ALIGNMENT, size))
+            message = rest.slice(position + _ALIGNMENT, size)
             position += _ALIGNMENT + size + -size % _ALIGNMENT
             yield channel, ev.Records(pa.ipc.read_record_batch(message, schemas[channel.edge]))
-
-
-def _aligned(message: pa.Buffer) -> pa.Buffer:
-    """The message where it lies, or a copy if it is not aligned there: Arrow would warn."""
-    if message.address % 8 == 0:
-        return message
-    copy = pa.allocate_buffer(message.size)
-    np.frombuffer(copy, np.uint8)[:] = np.frombuffer(message, np.uint8)
-    return copy
 
 
 _Waiting = list[tuple[ev.Channel, ev.Element | list[pa.RecordBatch]]]
@@ -149,16 +151,16 @@ class Outbox:
     def is_large(self) -> bool:
         return self._size >= _FLUSH_BYTES
 
-    def flush(self) -> Iterator[pa.RecordBatch]:
+    def flush(self) -> Iterator[Sent]:
         waiting, self._waiting, self._size = self._waiting, defaultdict(list), 0
         for (receiver, level), elements_of_receiver in waiting.items():
             for entries, batches in _frames(elements_of_receiver):
                 number = self._numbers[receiver, level]
                 self._numbers[receiver, level] += 1
                 self.sent[receiver] += 1
-                payload = pack(Header(self._sender, receiver, self._token, number, entries), batches)
+                payload = pack(level, Header(self._sender, receiver, self._token, number, entries), batches)
                 self.sent_bytes += len(payload)
-                yield row(receiver.subtask, level, payload)
+                yield receiver.subtask, payload
 
 
 def _frames(waiting: _Waiting) -> Iterator[tuple[Entries, list[pa.RecordBatch]]]:
@@ -187,31 +189,6 @@ def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return
     tables = (pa.Table.from_batches([batch]) for batch in batches)
     yield from rebatch(tables, batches[0].schema, _FRAME_ROWS_MAX, FRAME_BYTES_MAX)
-
-
-def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
-    """One row of an exchange. Its payload is padded, so that the next one is aligned."""
-    payload += _padding(len(payload))
-    return pa.RecordBatch.from_arrays(
-        [pa.array([target], pa.int32()), pa.array([level], pa.int32()), pa.array([payload], pa.binary())], schema=ROWS
-    )
-
-
-def join_small(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of an exchange with small batches joined, since each batch costs Spark the same."""
-    small: list[pa.RecordBatch] = []
-    size = 0
-    for batch in rows:
-        if batch.nbytes >= _SMALL_BYTES:
-            yield batch
-            continue
-        small.append(batch)
-        size += batch.nbytes
-        if size >= FRAME_BYTES_MAX:
-            yield pa.concat_batches(small)
-            small, size = [], 0
-    if small:
-        yield pa.concat_batches(small)
 
 
 class Inbox:

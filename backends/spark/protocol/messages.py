@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,8 +170,9 @@ class TaskReport:
             for handle in snapshot.handles
         )
 
-    def rows(self) -> pa.RecordBatch:
-        return frames.row(self.task.subtask, frames.REPORT, pickle.dumps(self, protocol=5))
+    def sent_on(self) -> frames.Sent:
+        """As it goes through the rest of the epoch."""
+        return self.task.subtask, frames.pack_report(self)
 
     @property
     def failure(self) -> ev.TaskFailed | None:

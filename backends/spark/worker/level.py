@@ -1,7 +1,7 @@
 """What Spark runs: one level of an epoch in one slot.
 
 A slot runs, one after the other, every task of the level with the slot's number as its subtask, and
-passes rows for other levels on. Frames are read one by one, and output is sent when it is much.
+passes on what is for other levels. Frames are read one by one, and output is sent when it is much.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
@@ -52,7 +49,7 @@ def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Set
 
 @dataclass(frozen=True)
 class Level:
-    """The function of one ``mapInArrow``."""
+    """What each slot of one level does, with what came for it."""
 
     run: str
     setup: Broadcast[bytes]
@@ -63,27 +60,20 @@ class Level:
     heads: Mapping[int, tuple[ev.TaskId, ...]]
     """By slot, the heads of loops that end the epoch here."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From rows to rows (``frames.ROWS``). Spark tries again upon ``EpochBroken``."""
-        return frames.join_small(self._rows(batches))
+    def __call__(self, slot: int, received: Iterator[bytes]) -> Iterator[bytes]:
+        """From payloads to payloads behind their slots. Spark tries again upon ``EpochBroken``."""
+        return frames.keyed(self._sent(slot, received))
 
-    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        slot = context.partitionId()
+    def _sent(self, slot: int, received: Iterator[bytes]) -> Iterator[frames.Sent]:
         specs: list[Spec] = pickle.loads(self.specs[slot]) if slot in self.specs else []  # noqa: S301 - from our driver
-        received = (batch for batch in batches if batch.schema.names == frames.ROWS.names and batch.num_rows)
         try:
             setup = _setup_of(self.run, lambda: self.setup.value, self.epoch.live)
         except FailsAgain as error:
             # Reported, not raised: Spark would try again, as often as it may.
             for spec in specs:
                 events: list[ev.CoordinatorEvent] = [ev.TaskFailed(None, str(error))]
-                yield TaskReport(spec.task, events=events, errors=[(str(error), pack_error(error))]).rows()
-            for batch in received:
-                yield from self._of_others(batch)
+                yield TaskReport(spec.task, events=events, errors=[(str(error), pack_error(error))]).sent_on()
+            yield from ((slot, payload) for payload in received if frames.level_of(payload) != self.number)
             return
         epoch = self.epoch
         writing = replace(setup.context, checkpoint_id=epoch.checkpoint_id, attempt_id=epoch.attempt_id)
@@ -92,20 +82,16 @@ class Level:
             yield from task.begin()
         heads = {task: LoopEnd(setup, epoch, task, writing) for task in self.heads.get(slot, ())}
         receivers: dict[ev.TaskId, TaskRun | LoopEnd] = {**tasks, **heads}
-        for batch in received:
-            yield from self._of_others(batch)
-            for payload in batch.column("payload").filter(pc.equal(batch.column("level"), self.number)):
-                header, rest = frames.unpack(payload.as_buffer())
-                receiver = receivers.get(header.receiver)
-                if receiver is None:
-                    raise EpochBroken(
-                        f"slot {slot} of level {self.number} got a frame for {header.receiver}, which is not there"
-                    )
-                yield from receiver.receive(header, rest)
+        for payload in received:
+            if frames.level_of(payload) != self.number:
+                yield slot, payload
+                continue
+            header, rest = frames.unpack(payload)
+            receiver = receivers.get(header.receiver)
+            if receiver is None:
+                raise EpochBroken(
+                    f"slot {slot} of level {self.number} got a frame for {header.receiver}, which is not there"
+                )
+            yield from receiver.receive(header, rest)
         for receiver in receivers.values():
             yield from receiver.finish()
-
-    def _of_others(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = batch.filter(pc.not_equal(batch.column("level"), self.number))
-        if rows.num_rows:
-            yield rows

@@ -33,10 +33,10 @@ class Suspended(NamedTuple):
     is_own: bool
     """Whether a barrier that writes has asked for the snapshot."""
 
-    def rows(self, level: int) -> pa.RecordBatch:
+    def sent_on(self, level: int) -> frames.Sent:
         task = self.report.task
         header = frames.Header(task, task, self.report.token, _ITSELF, ())
-        return frames.row(task.subtask, level, frames.pack(header, ()) + pickle.dumps(self, protocol=5))
+        return task.subtask, frames.pack(level, header, ()) + pickle.dumps(self, protocol=5)
 
 
 class NoChain:
@@ -79,7 +79,7 @@ class LoopEnd:
         self._frames: list[tuple[frames.Header, pa.Buffer]] = []
         self._head: Suspended | None = None
 
-    def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[frames.Sent]:
         """Take a frame in, also the one that is the head. Sends nothing before the end."""
         if header.number != _ITSELF:
             self._frames += self._inbox.take(header, rest)
@@ -89,7 +89,7 @@ class LoopEnd:
             raise frames.EpochBroken(f"{self._task} came to the last level twice")
         yield from ()
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
+    def finish(self) -> Iterator[frames.Sent]:
         """The report of the head. Nothing if it failed at its own level, where it has reported."""
         self._inbox.check()
         if self._head is None:
@@ -132,4 +132,4 @@ class LoopEnd:
                 raise frames.EpochBroken(f"{self._task} got frames of two attempts of {sender}")
             report.consumed[sender] = (token, before[1] + count)
         report.core = pickle.dumps(core, protocol=5)
-        yield report.rows()
+        yield report.sent_on()

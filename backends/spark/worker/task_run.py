@@ -105,7 +105,7 @@ class _EndedChain(NoChain):
 class TaskRun:
     """One task. Call :meth:`begin`, :meth:`receive` for every frame, then :meth:`finish`.
 
-    Each yields rows to send.
+    Each yields what is to be sent.
     """
 
     def __init__(self, setup: Setup, epoch: Epoch, spec: Spec, context: WriteContext, cache: TaskCache) -> None:
@@ -153,7 +153,7 @@ class TaskRun:
                 ends[edge_id].append(_SendingEnd(channel, outbox, receiver, self._setup.level_of(channel)))
         return ends
 
-    def begin(self) -> Iterator[pa.RecordBatch]:
+    def begin(self) -> Iterator[frames.Sent]:
         """Open, process what had been fed back, timers of processing time, and mail.
 
         A source without frames reads.
@@ -177,7 +177,7 @@ class TaskRun:
         elif self._vertex.is_source:
             yield from self._read()
 
-    def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[frames.Sent]:
         for head, body in self._inbox.take(header, rest):
             for channel, element in frames.elements(head, body, self._schemas):
                 if self._worker.gone:
@@ -203,7 +203,7 @@ class TaskRun:
         while self._rows.has_rows and not self._worker.gone:
             self._worker.step(self._choose)
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
+    def finish(self) -> Iterator[frames.Sent]:
         """All frames have come: send the report, or the head of a loop for the last level."""
         self._inbox.check()
         if self.spec.reads_frames and not self._worker.gone:
@@ -224,9 +224,9 @@ class TaskRun:
         report.consumed = self._inbox.consumed
         report.core = pickle.dumps(self._core, protocol=5)
         if self._vertex.feedback and report.failure is None:
-            yield Suspended(report, snapshot, is_own).rows(self._setup.last_level)
+            yield Suspended(report, snapshot, is_own).sent_on(self._setup.last_level)
         else:
-            yield report.rows()
+            yield report.sent_on()
 
     def _take_mail(self, *items: Mail) -> None:
         self._worker.mailbox.extend(items)
@@ -246,7 +246,7 @@ class TaskRun:
             except Exception as error:
                 self._worker.fail(error)
 
-    def _read(self) -> Iterator[pa.RecordBatch]:
+    def _read(self) -> Iterator[frames.Sent]:
         """Let a source read until its share of the epoch is over, or nothing is there."""
         worker, epoch = self._worker, self._epoch
         end_us = None if epoch.read_us is None else worker.now_us() + epoch.read_us
@@ -259,7 +259,7 @@ class TaskRun:
                 return
         self.report.ran_dry = epoch.read_rows != 0
 
-    def _flush_if_large(self) -> Iterator[pa.RecordBatch]:
+    def _flush_if_large(self) -> Iterator[frames.Sent]:
         if self._outbox.is_large:
             yield from self._outbox.flush()
 

@@ -1,0 +1,50 @@
+"""The exchange between two levels: RDDs of bytes, by what PySpark's own `partitionBy` is made of.
+
+``partitionBy`` itself pickles pairs in lists: it holds ten for each partition before it sends any,
+which may be megabytes each. Here bytes go as they are, one by one, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import DataFrame
+
+
+def nothing(context: SparkContext, partitions: int) -> RDD[bytes]:
+    """So many partitions, and nothing in them."""
+    return _of_bytes(context._jsc.parallelize([], partitions), context)
+
+
+def column_of(frame: DataFrame) -> RDD[bytes]:
+    """The one column of a DataFrame, which is binary. Spark analyses and plans it here."""
+    context = frame.sparkSession.sparkContext
+    assert context._jvm is not None
+    binary = context._jvm.org.apache.spark.sql.Encoders.BINARY()
+    return _of_bytes(getattr(frame._jdf, "as")(binary).javaRDD(), context)
+
+
+def transformed(rdd: RDD[bytes], function: Callable[[int, Iterator[bytes]], Iterator[bytes]]) -> RDD[bytes]:
+    """What a function makes of each partition, by its number."""
+    made: Any = rdd.mapPartitionsWithIndex(function)
+    made._bypass_serializer = True
+    return made
+
+
+def exchanged(rdd: RDD[bytes], partitions: int) -> RDD[bytes]:
+    """From ``frames.keyed`` to the payloads, each in the partition that stood before it."""
+    jvm: Any = rdd.context._jvm
+    pairs = jvm.PairwiseRDD(rdd._jrdd.rdd()).asJavaPairRDD()
+    there = pairs.partitionBy(jvm.PythonPartitioner(partitions, 0))
+    return _of_bytes(jvm.PythonRDD.valueOfPair(there), rdd.context)
+
+
+def _of_bytes(jrdd: Any, context: SparkContext) -> RDD[bytes]:
+    from pyspark.core.rdd import RDD
+    from pyspark.serializers import NoOpSerializer
+
+    return RDD(jrdd, context, NoOpSerializer())
