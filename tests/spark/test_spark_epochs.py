@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import stateformat
-from stateformat.backends.connectors import MemorySource
+from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.backends.connectors.sources import ListEnumerator
 from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream
 from stateformat.backends.dataflow.chain import OperatorError
@@ -130,6 +130,21 @@ def test_a_split_that_comes_while_nothing_is_there_is_read_in_the_next_epoch(wor
     _Later.ready.append(Split("a", b""))
     run.step()
     assert run.rows_read == 1
+
+
+def test_sums_of_rows_that_were_added_up_in_many_batches_on_their_way_are_those_of_the_rows(world: World) -> None:
+    numbers = range(1, 2001)
+    table = pa.table({"k": [f"k{n % 7}" for n in numbers], "n": [*numbers]})
+    flow = Dataflow("sums", parallelism=2)
+    keyed = flow.source(MemorySource(table, batch_rows=30, splits=3), uid="in").key_by("k")
+    wanted = {"rows": ("*", "count"), "sum": ("n", "sum"), "least": ("n", "min"), "mean": ("n", "mean")}
+    keyed.aggregate(wanted, emit="end", uid="sums").apply(out := CollectSink(), uid="out")
+    to_end(world.begin(flow))
+    of_keys = [[n for n in numbers if n % 7 == k] for k in range(7)]
+    assert sorted(out.table().to_pylist(), key=str) == [
+        {"k": f"k{k}", "rows": len(some), "sum": sum(some), "least": min(some), "mean": sum(some) / len(some)}
+        for k, some in enumerate(of_keys)
+    ]
 
 
 def test_what_the_last_task_of_an_epoch_tells_its_coordinator_is_in_the_checkpoint(world: World) -> None:

@@ -175,7 +175,9 @@ class Operator(ABC):
         return None
 
     def process_combined(self, batch: pa.RecordBatch, input: int) -> Output:
-        """Process a batch that :meth:`combine` has made, or some of its rows."""
+        """Process combined rows: a part of what :meth:`combine` has returned, perhaps of several
+        calls at once, so a key may stand there more than once.
+        """
         raise InvalidState(f"{self!r} combines rows and has no process_combined. Give it one.")
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:

@@ -118,7 +118,8 @@ class Aggregate(Operator):
     def process_combined(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
         """Merge accumulators into the totals."""
         keys, values = batch.columns[: len(self._keys)], batch.columns[len(self._keys) :]
-        totals = self._merge_groups(keys, pa.RecordBatch.from_arrays(values, schema=self._accumulators))
+        accumulated = pa.RecordBatch.from_arrays(values, schema=self._accumulators)
+        totals = self._merge_groups(*self._aggregation.regroup(keys, accumulated))
         return totals if self._updates else None
 
     def _merge_gathered(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from ...runtime import VIRTUAL_ORIGIN_US, Options, clean, commit, pending_commit
 from .. import events as ev
 from ..api import Operator, OperatorContext, OperatorCoordinator, checked_message
 from ..casting import cast_to_schema
-from ..chain import Guard, OperatorChain, combiners_of
+from ..chain import Combiner, Guard, OperatorChain, combiners_of
 from ..graph import COMMITTABLES, Router
 from .stand_ins import JOB, OUTPUT, KeyBy, OperatorSetup, Rows, batches_of, flow_of, new_store
 
@@ -153,7 +153,7 @@ class OperatorHarness:
         """Give rows to an input: a record batch, a table, or dictionaries.
 
         They go to ``subtask``, or to each what its edge would bring it. ``combined``: by way of
-        ``combine``, which decides for each batch.
+        ``combine``, which is called for both halves of a batch; what it returns comes as one.
         """
         if input in self._ended:
             raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended; nothing follows")
@@ -161,12 +161,11 @@ class OperatorHarness:
         edge = self._edge(input)
         combiner = combiners_of(self._job, [edge]).get(edge.id) if combined else None
         for batch in batches_of(rows, self._setup.inputs[input]):
-            found = None if combiner is None else combiner.combine(batch)
-            sent = batch if found is None else found
-            parts = self._routers[input].route(sent) if chosen is None else [(chosen, sent)]
-            for number, part in parts:
-                self._of(number).process(edge.id, part, combined=found is not None)
-                self._deliver()
+            for sent, is_combined in [(batch, False)] if combiner is None else _in_halves(batch, combiner):
+                parts = self._routers[input].route(sent) if chosen is None else [(chosen, sent)]
+                for number, part in parts:
+                    self._of(number).process(edge.id, part, combined=is_combined)
+                    self._deliver()
         return self
 
     def advance(self, timestamp: int, input: int | None = None) -> OperatorHarness:
@@ -429,3 +428,17 @@ class _Output:
 
     def processing_time_us(self) -> int:
         return self._harness._processing_time_us
+
+
+def _in_halves(batch: pa.RecordBatch, combiner: Combiner) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Halves of a batch that are sent as they are, and what came of the others, as one batch."""
+    half = len(batch) // 2
+    combined = []
+    for rows in (batch.slice(0, half), batch.slice(half)):
+        found = combiner.combine(rows)
+        if found is None:
+            yield rows, False
+        else:
+            combined.append(found)
+    if combined:
+        yield pa.concat_batches(combined), True
