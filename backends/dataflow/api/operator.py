@@ -168,15 +168,14 @@ class Operator(ABC):
         are.
 
         Called in the tasks that send to this operator, on a copy that is never opened. An executor
-        calls it where sending costs more than combining, for any rows and as often as it likes, so
-        it must not matter to :meth:`process_combined` which rows were combined. Returns rows of
-        :meth:`combined_schema`.
+        may call it for any rows, or never, so results must not depend on which rows were combined.
+        Returns rows of :meth:`combined_schema`.
         """
         return None
 
     def process_combined(self, batch: pa.RecordBatch, input: int) -> Output:
-        """Process combined rows: a part of what :meth:`combine` has returned, perhaps of several
-        calls at once, so a key may stand there more than once.
+        """Process combined rows. They may come from several calls of :meth:`combine`, so a key may
+        be in more than one of them.
         """
         raise InvalidState(f"{self!r} combines rows and has no process_combined. Give it one.")
 

@@ -152,8 +152,8 @@ class OperatorHarness:
     ) -> OperatorHarness:
         """Give rows to an input: a record batch, a table, or dictionaries.
 
-        They go to ``subtask``, or to each what its edge would bring it. ``combined``: by way of
-        ``combine``, which is called for both halves of a batch; what it returns comes as one.
+        They go to ``subtask``, or to each what its edge would bring it. ``combined``: ``combine``
+        is called for each half of a batch, and what it returns is processed as one batch.
         """
         if input in self._ended:
             raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended; nothing follows")

@@ -1,7 +1,7 @@
-"""The exchange between two levels: RDDs of bytes, by what PySpark's own `partitionBy` is made of.
+"""The exchange between two levels: RDDs of bytes, from the parts of PySpark's ``partitionBy``.
 
-``partitionBy`` itself pickles pairs in lists: it holds ten for each partition before it sends any,
-which may be megabytes each. Here bytes go as they are, one by one, and nothing is pickled.
+``partitionBy`` itself pickles lists of pairs, and holds ten pairs for each partition before it
+sends any; ours may have megabytes each. Here each payload is sent at once, and nothing is pickled.
 """
 
 from __future__ import annotations
