@@ -14,7 +14,10 @@ from typing import Any, Final
 
 def label(text: object) -> str:
     """A stranger's text on one line, unprintable characters (line ends, escapes) spelled out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def lines_label(text: str) -> str:

@@ -45,7 +45,7 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
         numbers = chosen[start : start + _TOGETHER]
         low = int(numbers.min())
         near = handles.slice(low, int(numbers.max()) - low + 1)
-        tables.append(_cut(near, slices.slice(start, _TOGETHER), numbers - low, start))
+        tables.append(_cut(near, slices.slice(start, _TOGETHER).combine_chunks(), numbers - low, start))
     return pa.concat_tables(tables or [handles.slice(0, 0)])
 
 

@@ -140,6 +140,12 @@ def test_lines_are_wrapped_by_the_columns_that_their_characters_take() -> None:
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
+def test_a_text_of_millions_of_characters_takes_fifty_lines_and_says_what_is_left_out() -> None:
+    lines = render.wrap("x" * 7_000_000, 80)
+    assert len(lines) < 55
+    assert " ".join(lines).endswith("(and 6,996,000 more characters)")
+
+
 def test_a_table_that_is_too_wide_leaves_out_optional_columns_and_cuts_flexible_ones() -> None:
     columns = [Column("name", flexible=True), Column("n", right=True), Column("extra", optional=1)]
     rows = [["x" * 30, "1", "y" * 60]]

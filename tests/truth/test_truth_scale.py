@@ -20,7 +20,7 @@ PEAK_BYTES_MAX_LOOKING = 560_000_000
 """Of 0.41 to 0.49 GB, a process that has imported pyarrow is 0.08, and all handles are 0.24. A plan
 that is shown keeps 0.09 of them, and its slices are 0.12.
 """
-PEAK_BYTES_MAX_RESCALED = 2_000_000_000
+PEAK_BYTES_MAX_RESCALED = 1_800_000_000
 """A rescale makes more than two million handles of the million: nearly each is cut in two."""
 PAGE_LINES_MAX = 250
 

@@ -22,6 +22,8 @@ WIDTH_DEFAULT: Final = 80
 WIDTH_MAX: Final = 120
 NARROW: Final = 72
 """Pages with fewer columns use shorter titles."""
+_WRAPPED_MAX: Final = 4_000
+"""Characters of one text: fifty lines."""
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BARS_ASCII: Final = "12345678"
@@ -206,8 +208,13 @@ def page_head(title: str, pairs: Iterable[tuple[str, str]], look: Look) -> Itera
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The text on lines of at most ``width`` columns; longer words (paths) are broken."""
+    """The text on lines of at most ``width`` columns; longer words (paths) are broken.
+
+    A text that would fill pages is cut, and the last line says how much is left out.
+    """
     width = max(width, 20)
+    if len(text) > _WRAPPED_MAX:
+        text = f"{text[:_WRAPPED_MAX]} (and {words.count(len(text) - _WRAPPED_MAX)} more characters)"
     lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
     # textwrap counts characters, which is wrong for those that take two columns.
     return lines if all(text_width(line) <= width for line in lines) else _wrap_wide(text, width)
