@@ -134,6 +134,31 @@ def test_an_operator_that_combines_and_cannot_process_what_comes_of_it_says_whic
         harness.push(ROWS, combined=True)
 
 
+class Counted(Aggregate):
+    """Counts what comes to it, and leaves the rest to ``Aggregate``."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:
+        self.seen = getattr(self, "seen", 0) + batch.num_rows
+        return super().process(batch, input)
+
+
+class CountedToo(Counted):
+    """Counts combined rows, too."""
+
+    def process_combined(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:
+        return super().process_combined(batch, input)
+
+
+@pytest.mark.parametrize(("kind", "is_combined"), [(Aggregate, True), (Counted, False), (CountedToo, True)])
+def test_rows_are_not_combined_for_a_subclass_whose_own_process_would_miss_them(
+    kind: type[Aggregate], is_combined: bool
+) -> None:
+    flow = Dataflow("job")
+    flow.source(MemorySource(ROWS), uid="rows").key_by("k").apply(kind("k", {"n": ("*", "count")}), uid="counted")
+    made = compile_job(flow, graph_of(flow), unaligned=False)
+    assert bool(combiners_of(made, made.graph.edges)) is is_combined
+
+
 def job(*, keyed: bool, fed_back: bool = False, unaligned: bool = False) -> Job:
     """A job whose operator ``odd`` can combine rows."""
     flow = Dataflow("job", parallelism=2)

@@ -115,7 +115,7 @@ class Job:
         logic = self.logic(edge.target)
         if not isinstance(logic, Operator) or edge.partitioner is not Partitioner.HASH or self.logged(edge):
             return None
-        return logic.combined_schema(edge.input)
+        return None if _hides_rows(type(logic)) else logic.combined_schema(edge.input)
 
     def senders(self, edge_id: str, receiver: int) -> range:
         """The subtasks of the edge's source that send to a subtask of its target."""
@@ -167,6 +167,16 @@ def compile_job(
         schemas={edge.id: flow.steps[edge.source].schema for edge in graph.edges},
         unaligned=unaligned,
     )
+
+
+def _hides_rows(kind: type[Operator]) -> bool:
+    """Whether a subclass has a ``process`` of its own, but inherits ``process_combined``: combined
+    rows would never reach that ``process``.
+    """
+    bases = kind.__mro__
+    hooks = ("process", "process_combined")
+    process, combined = (next(i for i, base in enumerate(bases) if hook in vars(base)) for hook in hooks)
+    return process < combined and bases[combined] is not Operator
 
 
 def _resolved(operator: model.Operator) -> model.Operator:
