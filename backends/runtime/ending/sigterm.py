@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from .stop_soon import GRACE_SECONDS
+from .stop_soon import GRACE_SECONDS, grace_seconds
 
 TERMINATED: Final = 128 + signal.SIGTERM
 """The exit status of a program that was told to end, and ended without a new checkpoint."""
@@ -72,7 +72,7 @@ class SigtermWatch:
         last_words: Callable[[str], None] = _complain,
     ) -> None:
         self._runtime = runtime
-        self._grace = grace.total_seconds() if isinstance(grace, datetime.timedelta) else grace
+        self._grace = grace_seconds(grace)
         self._last_words = last_words
         self._ends: tuple[int, int] | None = None
         self._before: Any = None
@@ -88,7 +88,7 @@ class SigtermWatch:
         self._before = signal.signal(signal.SIGTERM, lambda *_: None)
         self._pipe_before = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
         self._undo = self._runtime.forward_sigterm(self._heard_elsewhere)
-        self._thread = threading.Thread(target=self._watch, args=(self._ends[0],), daemon=True, name="sigterm")
+        self._thread = threading.Thread(target=self._keep_watch, args=(self._ends[0],), daemon=True, name="sigterm")
         self._thread.start()
         return self
 
@@ -106,6 +106,13 @@ class SigtermWatch:
         if ends is not None:
             with contextlib.suppress(OSError):
                 os.write(ends[1], bytes([_ELSEWHERE]))
+
+    def _keep_watch(self, read_end: int) -> None:
+        """Watch, and end the process if that fails: the handler does nothing, so nobody else would."""
+        try:
+            self._watch(read_end)
+        except Exception as error:
+            self._leave(f"what waits for SIGTERM has failed, so the job has ended at once: {error!r}")
 
     def _watch(self, read_end: int) -> None:
         heard: Counter[int] = Counter()
@@ -155,6 +162,6 @@ def stop_soon_on_sigterm(
     The first SIGTERM is :meth:`.Runtime.stop_soon`. A second one, or a run that does not end when
     ``grace`` (seconds, or a timedelta) is over, ends the process at once with status 143, after one
     sentence that says what the newest checkpoint is. ``last_words`` shows it; by default on
-    standard error.
+    standard error. Raises ``InvalidInput`` if ``grace`` is no such time, or negative.
     """
     return SigtermWatch(runtime, grace=grace, last_words=last_words)

@@ -18,6 +18,14 @@ GRACE_SECONDS: Final = 25.0
 """Kubernetes kills a container 30 seconds after it has told it to end."""
 
 
+def grace_seconds(grace: float | datetime.timedelta) -> float:
+    """As a number of seconds. ``InvalidInput`` if it is none."""
+    seconds = grace.total_seconds() if isinstance(grace, datetime.timedelta) else grace
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+        raise InvalidInput(f"grace is {grace!r}; it is a number of seconds, at least 0, or a timedelta")
+    return seconds
+
+
 class Wakeable(Protocol):
     """What is asked of the run's clock."""
 
@@ -45,9 +53,7 @@ class SoonStop:
 
     def ask(self, grace: float | datetime.timedelta) -> None:
         """Ask for it. A later call changes nothing."""
-        seconds = grace.total_seconds() if isinstance(grace, datetime.timedelta) else grace
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
-            raise InvalidInput(f"grace is {grace!r}; it is a number of seconds, at least 0, or a timedelta")
+        seconds = grace_seconds(grace)
         if self.until_us is None:
             self._grace_us = int(1e6 * seconds)
             self.until_us = self._clock.now_us() + self._grace_us
