@@ -27,18 +27,20 @@ VALUE = {"value": pa.int64()}
 class Remembers(Told):
     """Says of each row what its states know of the key: (kind, number of the row, what)."""
 
-    def __init__(self, calls: Calls, clock: Any = "event_time", lives_us: int = LIVES_US) -> None:
+    def __init__(
+        self, calls: Calls, clock: Any = "event_time", lives_us: int = LIVES_US, drops: Sequence[str] = ()
+    ) -> None:
         super().__init__(calls)
-        self.clock, self.lives_us = clock, lives_us
+        self.clock, self.lives_us, self.drops = clock, lives_us, drops
 
     def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
-        written = sf.Ttl(self.lives_us, self.clock)
-        read = sf.Ttl(self.lives_us, self.clock, "read_and_write")
+        written = sf.Ttl(self.lives_us, self.clock) if self.clock else None
+        read = sf.Ttl(self.lives_us, self.clock, "read_and_write") if self.clock else None
         return [
-            df.ValueState("written", KEY, VALUE, ttl=written),
-            df.ValueState("read", KEY, VALUE, ttl=read),
-            df.MapState("map", KEY, pa.int64(), VALUE, ttl=written),
-            df.ListState("list", KEY, VALUE, ttl=written),
+            df.ValueState("written", KEY, VALUE, ttl=written, drops=self.drops),
+            df.ValueState("read", KEY, VALUE, ttl=read, drops=self.drops),
+            df.MapState("map", KEY, pa.int64(), VALUE, ttl=written, drops=self.drops),
+            df.ListState("list", KEY, VALUE, ttl=written, drops=self.drops),
             df.Timers("timers", KEY, VALUE),
         ]
 

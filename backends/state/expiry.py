@@ -64,6 +64,11 @@ class Expiry:
         times: Times = self._rows.buffers[-1][1].values  # type: ignore[attr-defined]
         return times
 
+    def go_on(self, saved: State) -> None:
+        """Go on from the time of a checkpoint, if that is of the same clock."""
+        if saved.ttl is not None and saved.ttl.clock == self.ttl.clock and saved.ttl_now_us is not None:
+            self.advance(saved.ttl_now_us)
+
     def advance(self, now_us: int) -> None:
         """The clock says this now; it never goes back. Rows without a time get its first one."""
         self.now_us = max(self.now_us, clock_us(now_us))

@@ -159,8 +159,8 @@ class SubtaskStates:
             if not self._fill(kept, task, current, quickly=not kept.changes.rows.used):
                 _replace(kept, ())
                 self._fill(kept, task, current, quickly=False)
-            if kept.expiry is not None and task.state.ttl is not None and task.state.ttl_now_us is not None:
-                kept.expiry.advance(task.state.ttl_now_us)
+            if kept.expiry is not None:
+                kept.expiry.go_on(task.state)
             if lives_longer(task.state, self._declared[name]):
                 kept.changes.cleared()
 

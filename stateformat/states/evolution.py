@@ -52,10 +52,14 @@ def evolve(
 
 def with_fields(saved: State, fields: tuple[Field, ...], last_field_id: int, ttl: Ttl | None) -> State:
     """Return the state with these fields as its newest schema, and this ttl; ``saved`` if equal."""
+    if ttl != saved.ttl:
+        # What another clock said is no time of this one.
+        now_us = saved.ttl_now_us if ttl and saved.ttl and ttl.clock == saved.ttl.clock else None
+        saved = replace(saved, ttl=ttl, ttl_now_us=now_us)
     if fields == saved.current.fields:
-        return saved if ttl == saved.ttl else replace(saved, ttl=ttl)
+        return saved
     version = SchemaVersion(saved.current.id + 1, fields)
-    return replace(saved, schemas=(*saved.schemas, version), last_field_id=last_field_id, ttl=ttl)
+    return replace(saved, schemas=(*saved.schemas, version), last_field_id=last_field_id)
 
 
 def _check_renames(previous: State, before: list[str], after: list[str], renames: Mapping[str, str]) -> None:

@@ -129,3 +129,32 @@ def test_what_expires_in_processing_time_does_so_while_the_job_stands_still(stag
     expected = said(job.batches[: len(moments)], times, 10**9)
     for kind in ("written", "read", "map", "list"):
         assert {row for row in job.out.seen if row[0] == kind} == {row for row in expected if row[0] == kind}
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    "clocks",
+    [(None, "event_time", "processing_time", None, "event_time"), ("processing_time", "event_time", None)],
+    ids=["to processing time", "to event time"],
+)
+def test_rows_go_on_under_another_clock_from_its_own_time(
+    stage: PlayedStage, executor: str, clocks: tuple[str | None, ...]
+) -> None:
+    job = ExpiringJob(stage.directory, seed=7)
+    wall_us, lives_us = 1_800_000_000_000_000, 10**9
+    for number, clock in enumerate(clocks, 1):
+        job.stream.let(0, 4 * number)
+        options: dict[str, Any] = {"drops": ["ttl_last_access"]} if any(clocks[: number - 1]) else {}
+        flow = job.flow(2, clock=clock, lives_us=lives_us, **options)
+        run = stage.begin(executor, flow, resume=True, clock=Wall(wall_us))
+        read = _last(job, 4 * number)
+        stopped(run, StopMode.NO_DRAIN, lambda read=read: max((row[1] for row in job.out.seen), default=0) >= read)
+        event_us = max(batch["at"][0].as_py() for batch in job.batches[: 4 * number])
+        now_us = {None: None, "event_time": event_us, "processing_time": wall_us}[clock]
+        assert {state.ttl_now_us for state in stage.newest.states if state.name in ("written", "list")} == {now_us}
+        executor = other(executor) if executor != "cluster" else executor
+    passed = job.batches[: 4 * len(clocks)]
+    # Nothing is as old as that by either clock.
+    expected = said(passed, {value: 0 for batch in passed for value in batch["value"].to_pylist()})
+    for kind in ("written", "read", "map", "list"):
+        assert {row for row in job.out.seen if row[0] == kind} == {row for row in expected if row[0] == kind}
