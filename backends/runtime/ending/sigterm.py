@@ -108,7 +108,7 @@ class SigtermWatch:
                 os.write(ends[1], bytes([_ELSEWHERE]))
 
     def _keep_watch(self, read_end: int) -> None:
-        """Watch, and end the process if that fails: the handler does nothing, so nobody else would."""
+        """Watch; if that fails, end the process: the handler does nothing, so nobody else would."""
         try:
             self._watch(read_end)
         except Exception as error:
