@@ -205,16 +205,19 @@ class SubtaskStates:
 
         ``tasks`` read the layers that are missing here, and ``layers`` names these by state, lowest
         first. A layer may hold changes that are here already. A base (layer 0, or a layer without
-        rows) replaces everything. Tasks of states without keys read everything. Nothing may be here
-        that is in no layer. Raises ``InvalidInput`` where layers and tasks differ; the object is of
-        no use then.
+        rows) replaces everything. Tasks of states without keys read everything, and those of states
+        whose rows expire say what time it is. Nothing may be here that is in no layer. Raises
+        ``InvalidInput`` where layers and tasks differ; the object is of no use then.
         """
         for name, kept in self.all.items():
             if isinstance(kept, Entries):
                 if name in tasks:
                     kept.replace(tasks[name].table(as_schema=self._declared[name].current))
-            elif layers.get(name):
+                continue
+            if layers.get(name):
                 self._take_layers(name, kept, tasks.get(name), layers[name])
+            if kept.expiry is not None and name in tasks:
+                kept.expiry.go_on(tasks[name].state)
 
     def _take_layers(self, name: str, kept: KeyedState, task: ReadTask | None, layers: Sequence[Layer]) -> None:
         stored = iter(()) if task is None else task.layers(as_schema=self._declared[name].current)

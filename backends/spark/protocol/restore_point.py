@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow.compute as pc
@@ -60,7 +60,7 @@ class RestorePoint:
             for name, versions in operator.versions.items():
                 layers = zip(by_layer(operator.snapshot, name), versions, strict=True)
                 handles[name] = [handle for layer, version in layers if _is_after(version, above) for handle in layer]
-        return _ReadTasks(context, uid, handles)
+        return _ReadTasks(context, uid, handles, dict(operator.snapshot.times))
 
     @property
     def has_layers(self) -> bool:
@@ -79,15 +79,21 @@ class RestorePoint:
 class _ReadTasks(Mapping[str, ReadTask]):
     """By state, how to read what an operator wrote in this run. A task is made on request."""
 
-    def __init__(self, context: WriteContext, uid: str, handles: Mapping[str, Sequence[model.Handle]]) -> None:
-        self._context, self._uid, self._handles = context, uid, handles
+    def __init__(
+        self,
+        context: WriteContext,
+        uid: str,
+        handles: Mapping[str, Sequence[model.Handle]],
+        times: Mapping[str, int],
+    ) -> None:
+        self._context, self._uid, self._handles, self._times = context, uid, handles, times
         others = (model.Mode.COMMITTABLES, model.Mode.COORDINATOR)
         self._names = [state.name for state in context.states if state.operator == uid and state.mode not in others]
 
     def __getitem__(self, name: str) -> ReadTask:
         if name not in self._names:
             raise KeyError(name)
-        return read_task(self._context, self._uid, name, self._handles.get(name, ()))
+        return read_task(self._context, self._uid, name, self._handles.get(name, ()), self._times.get(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -103,9 +109,15 @@ def _is_after(version: int | None, other: int) -> bool:
 _NO_MANIFEST: Final = model.ManifestRef("", 0, "", 0)
 
 
-def read_task(context: WriteContext, uid: str, name: str, handles: Sequence[model.Handle]) -> ReadTask:
-    """A task that reads what was written in this run, published or not."""
+def read_task(
+    context: WriteContext, uid: str, name: str, handles: Sequence[model.Handle], ttl_now_us: int | None = None
+) -> ReadTask:
+    """A task that reads what was written in this run, published or not.
+
+    ``ttl_now_us``: what the clock said then by which rows of the state expire.
+    """
     state = next(item for item in context.states if (item.operator, item.name) == (uid, name))
+    state = replace(state, ttl_now_us=ttl_now_us)
     record = model.Record(
         checkpoint_id=context.checkpoint_id,
         attempt_id=context.attempt_id,
