@@ -17,6 +17,7 @@ must not be.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
@@ -28,7 +29,7 @@ from stateformat.model import TimerClock
 from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
-from .api import Descriptor, Duration, EventTime, Operator, Source, microseconds
+from .api import Descriptor, Duration, EventTime, Operator, Source, TwoPhaseCommitSink, microseconds
 from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
 from .operators.per_key import ApplyPerKey
 
@@ -264,6 +265,9 @@ class Dataflow:
                 raise InvalidInput(
                     f"an input of {uid!r} belongs to dataflow {stream.flow.job_id!r}, not to {self.job_id!r}"
                 )
+        if any(step.logic is operator for step in self.steps.values()) and not isinstance(operator, TwoPhaseCommitSink):
+            # It keeps what it learns of its inputs. A sink stays the one that the user asks.
+            operator = copy(operator)
         schema = operator.output_schema(*(stream.schema for stream in inputs))
         _check_schema(f"output_schema() of operator {uid!r}", schema)
         edges = tuple(stream.input for stream in inputs)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import stateformat
+from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.backends.dataflow import (
     BroadcastJoin,
     BroadcastState,
@@ -29,6 +30,8 @@ from stateformat.backends.dataflow import (
 from stateformat.backends.dataflow.flow import Input, Step
 from stateformat.backends.dataflow.graph import Job, compile_job, graph_of, in_flight_name
 from stateformat.backends.dataflow.graph.runtime_states import states_of
+from stateformat.backends.dataflow.operators import Aggregate
+from stateformat.backends.local import LocalRuntime
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Partitioner
 from stateformat.model import Mode, Record
@@ -512,3 +515,14 @@ def test_a_vertex_that_is_not_there() -> None:
     for look in (job.vertex, job.vertex_of):
         with pytest.raises(InvalidInput, match="no vertex of 'nobody'"):
             look("nobody")
+
+
+def test_one_operator_at_two_places_learns_of_each_input_for_itself() -> None:
+    flow, add = Dataflow("sums"), Aggregate("key", {"sum": ("v", "sum")})
+    for uid, v in (("whole", pa.array([1, 2])), ("real", pa.array([0.5, 0.25]))):
+        rows = flow.source(MemorySource(pa.table({"key": ["a", "a"], "v": v})), uid=f"{uid} in")
+        rows.key_by("key").apply(add, uid=uid).apply(CollectSink(), uid=f"{uid} out", name=uid)
+    sinks = {step.name: step.logic for step in flow.steps.values() if step.name}
+    LocalRuntime(stateformat.open("memory://two-places")).run(flow)
+    found = {name: sink.table()["sum"].to_pylist()[-1] for name, sink in sinks.items()}  # type: ignore[union-attr]
+    assert found == {"whole": 3, "real": 0.75}
