@@ -140,13 +140,19 @@ class Expiry:
             times[self._rows.used - new : self._rows.used] = NO_TIME_US
         if at is not None:
             np.maximum.at(times, slots, at)  # type: ignore[arg-type]
-            self._bound(int(at.min(initial=TIME_MAX_US)), int(at.max(initial=NO_TIME_US)))
+            least = int(at.min(initial=TIME_MAX_US))
+            self._bound(least, int(at.max(initial=NO_TIME_US)))
+            self._waits |= least == NO_TIME_US
         else:
             times[slots] = now_us if self._greatest <= now_us else np.maximum(times[slots], now_us)
             self._bound(now_us, now_us)
             self._waits |= now_us == NO_TIME_US
         if self._bare:
             self._touched(slots)
+
+    def accessed(self, slots: Slots) -> Times:
+        """When the rows at these slots were last accessed."""
+        return self._times.take(slots)
 
     def _bound(self, least: int, greatest: int) -> None:
         self._least, self._greatest = min(self._least, least), max(self._greatest, greatest)

@@ -15,6 +15,7 @@ from stateformat.segments import row_key_codes
 
 from .columns import Mask, Slots, take_apart
 from .element_lists import ElementLists
+from .expiry import Times
 from .keyed_value import KeyedState, beside, check_lengths, one_row, one_values, spread
 from .rows import KeyedRows, RowNormalizer, Rows, key_grouping, without
 
@@ -56,6 +57,11 @@ class _Collection(KeyedState):
 
         A key that stands twice in ``keys`` gives its rows twice, unless ``distinct``.
         """
+        chosen, requests = self._joined(keys, distinct)
+        return pa.RecordBatch.from_arrays(self._shown_columns(chosen), schema=self._shown), requests
+
+    def _joined(self, keys: pa.RecordBatch, distinct: bool) -> tuple[Slots, Slots]:
+        """What :meth:`lookup` gives, as slots."""
         slots = self._key_rows.find(self._keys.fit(keys))
         requests = np.flatnonzero(slots >= 0)
         owners, place = np.unique(slots[requests], return_inverse=True)
@@ -74,7 +80,7 @@ class _Collection(KeyedState):
         counts = (begins[1:] - begins[:-1])[place]
         offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         chosen = elements[by_owner[np.repeat(begins[:-1][place], counts) + offsets]]
-        return pa.RecordBatch.from_arrays(self._shown_columns(chosen), schema=self._shown), np.repeat(requests, counts)
+        return chosen, np.repeat(requests, counts)
 
     def _order(self, elements: Slots) -> Slots:
         return np.argsort(elements)
@@ -214,8 +220,16 @@ class KeyedList(_Collection):
         self._open(operator, state, Rows([*self._index.fields, *self._stored.fields]))
         self._key_rows.add_array("next", np.int64)
 
-    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Append a row of values to the list of each key; a key may stand several times."""
+    def last_access(self, keys: pa.RecordBatch) -> Times:
+        """When each row that :meth:`lookup` gives was last accessed, µs; of rows that expire."""
+        assert self.expiry is not None
+        return self.expiry.accessed(self._joined(keys, distinct=False)[0])
+
+    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch, *, accessed: Times | None = None) -> None:
+        """Append a row of values to the list of each key; a key may stand several times.
+
+        ``accessed``, of rows that expire: when each was last accessed, if that was not now.
+        """
         check_lengths(len(keys), "values", len(values))
         fitted, columns = self._keys.fit(keys), self._values.fit(values)
         if not len(keys):
@@ -233,7 +247,7 @@ class KeyedList(_Collection):
         following[ordered[begins]] += counts
         new = self._add(owners, [pa.array(indexes), *columns])
         if self.expiry is not None:
-            self.expiry.wrote(new, len(owners))
+            self.expiry.wrote(new, len(owners), accessed)
 
     def _owners(self, keys: Sequence[pa.Array], groups: Any) -> Slots:
         owners, new = self._key_rows.ensure(keys, groups)

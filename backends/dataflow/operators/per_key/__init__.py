@@ -7,6 +7,7 @@ function key by key, and stores what has changed. Read ``operator``, then what i
 ``signature``   what a function takes, by its annotations
 ``grouping``    the rows of each key, as tuples, numpy or Arrow
 ``kept``        the states of the keys of a piece, as objects
+``matching``    which elements a list had before it was changed
 ``key_timers``  the timers that a function sets and deletes
 ``emitted``     what a function returns or yields, as batches
 ``conversion``  columns as Python values, and back

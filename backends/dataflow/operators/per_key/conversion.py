@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -75,12 +76,20 @@ def first_misfit(values: Sequence[Any], kind: pa.DataType) -> tuple[int, Excepti
     raise AssertionError(f"each of {len(values)} values is {kind}, but not all together")
 
 
+def holds_floats(kind: pa.DataType) -> bool:
+    """Whether values may be equal for Python and yet differ: 0.0 and −0.0."""
+    within = (kind.field(place).type for place in range(kind.num_fields))
+    return pa.types.is_floating(kind) or any(map(holds_floats, within))
+
+
 def differ(old: pa.Array, new: pa.Array) -> npt.NDArray[np.bool_]:
     """For each row whether two arrays of one type differ; floats by their bits."""
     kind = old.type
     if pa.types.is_nested(kind):
-        pairs = zip(old.to_pylist(), new.to_pylist(), strict=True)
-        return np.fromiter((before != after for before, after in pairs), np.bool_, len(old))
+        before, after = old.to_pylist(), new.to_pylist()
+        if holds_floats(kind):
+            before, after = list(map(repr, before)), list(map(repr, after))
+        return np.fromiter(map(operator.ne, before, after), np.bool_, len(old))
     if pa.types.is_floating(kind):
         words = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]
         old, new = old.view(words), new.view(words)

@@ -14,11 +14,12 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache, reduce
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
@@ -26,11 +27,13 @@ from stateformat.states import as_schema
 
 from ....state import KeyedList, KeyedMap, KeyedValue
 from ...api import Descriptor, ListState, MapState, OperatorContext, ValueState
-from .conversion import CONVERSION_ERRORS, as_python, differ, first_misfit, from_python
+from .conversion import CONVERSION_ERRORS, as_python, differ, first_misfit, from_python, holds_floats
 from .emitted import KeyFault
+from .matching import places_before
 
 _CLEAR: Final = "clear"
 _SET: Final = "_set"
+_NONE: Final = object()
 
 
 class Kept(ABC):
@@ -135,6 +138,7 @@ class _KeptRows(Kept):
         super().__init__(name)
         self._fields = fields
         self._nested = any(pa.types.is_nested(item.type) for item in fields)
+        self._signed = any(holds_floats(item.type) for item in fields)
         self._made: Callable[..., Any] | None = None
         if len(fields) != 1:
             self._made = namedtuple(name if name.isidentifier() else "Row", [item.name for item in fields])  # type: ignore[misc]
@@ -142,6 +146,17 @@ class _KeptRows(Kept):
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
         columns = [as_python(rows.column(item.name)) for item in self._fields]
         return columns[0] if self._made is None else list(map(self._made, *columns))
+
+    def _same(self, old: Any, new: Any) -> bool:
+        """Whether two lists or dicts are the same; −0.0 is not 0.0."""
+        return bool(old == new) and not (self._signed and self._holds_zero(new) and repr(old) != repr(new))
+
+    def _holds_zero(self, found: Any) -> bool:
+        values = found.values() if isinstance(found, Mapping) else found
+        return self._nested or 0.0 in (values if self._made is None else chain.from_iterable(values))
+
+    def _differ(self, was: Any, value: Any) -> bool:
+        return bool(was != value) or (self._signed and repr(was) != repr(value))
 
     def _columns(self, values: Sequence[Any], numbers: Sequence[int]) -> list[pa.Array]:
         if self._made is None:
@@ -180,7 +195,7 @@ class KeptMap(_KeptRows):
         put: tuple[list[int], list[Any], list[Any]] = [], [], []
         for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
             told = new.told if isinstance(new, _TellingDict) else ()
-            if new == old and not told:
+            if not told and self._same(old, new):
                 continue
             if new is not None and not isinstance(new, Mapping):
                 raise self._wrong(number, new, "a dict")
@@ -188,7 +203,8 @@ class KeptMap(_KeptRows):
                 cleared.extend((number,) if old else ())
                 continue
             for map_key, value in new.items():
-                if map_key not in old or old[map_key] != value or map_key in told:
+                was = old.get(map_key, _NONE)
+                if was is _NONE or map_key in told or (value is not was and self._differ(was, value)):
                     put[0].append(number)
                     put[1].append(map_key)
                     put[2].append(value)
@@ -241,9 +257,9 @@ def _dicts(rows: pa.RecordBatch, of_key: Any, count: int, values: Sequence[Any])
 class KeptList(_KeptRows):
     """List state as lists."""
 
-    def __init__(self, name: str, state: KeyedList, fields: Sequence[pa.Field]) -> None:
+    def __init__(self, name: str, state: KeyedList, fields: Sequence[pa.Field], *, expires: bool) -> None:
         super().__init__(name, fields)
-        self._state = state
+        self._state, self._expires = state, expires
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
         rows, of_key = self._state.lookup(keys)
@@ -259,24 +275,45 @@ class KeptList(_KeptRows):
         lengths: list[tuple[int, int]] = []
         added: list[Any] = []
         for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
-            if new == old:
+            if self._same(old, new):
                 continue
             if new is not None and not isinstance(new, list):
                 raise self._wrong(number, new, "a list")
             fresh = new or []
-            if old and fresh[: len(old)] == old:
+            if old and self._same(old, fresh[: len(old)]):
                 fresh = fresh[len(old) :]
             elif old:
                 cleared.append(number)
             lengths.append((number, len(fresh)))
             added.append(fresh)
         numbers = [number for number, length in lengths for _ in range(length)]
-        columns = self._columns(list(chain.from_iterable(added)), numbers) if numbers else []
+        if numbers:
+            # Before anything is cleared: a fault must leave the state as it was.
+            columns = self._columns(list(chain.from_iterable(added)), numbers)
+            values = pa.RecordBatch.from_arrays(columns, names=[item.name for item in self._fields])
+            accessed = self._accessed(keys, cleared, numbers, values) if self._expires and cleared else None
         if cleared:
             self._state.clear(keys.take(pa.array(cleared)))
         if numbers:
-            values = pa.RecordBatch.from_arrays(columns, names=[item.name for item in self._fields])
-            self._state.append(keys.take(pa.array(numbers)), values)
+            self._state.append(keys.take(pa.array(numbers)), values, accessed=accessed)
+
+    def _accessed(
+        self, keys: pa.RecordBatch, cleared: Sequence[int], numbers: Sequence[int], values: pa.RecordBatch
+    ) -> npt.NDArray[np.int64]:
+        """When each of ``values`` was last accessed: what a list had before keeps its time."""
+        assert self._state.expiry is not None
+        now = self._state.expiry.now_us
+        accessed = [now] * len(numbers)
+        times = iter(self._state.last_access(keys.take(pa.array(cleared))).tolist())
+        # As they come back from the state, where 1.0 may be 1.
+        new = list(map(repr, self._values(values)))
+        begins, ends = (np.searchsorted(numbers, cleared, side).tolist() for side in ("left", "right"))
+        for number, begin, end in zip(cleared, begins, ends, strict=True):
+            old = list(map(repr, self._old[number]))
+            # The place −1 is that of what is new.
+            before = [*islice(times, len(old)), now]
+            accessed[begin:end] = map(before.__getitem__, places_before(old, new[begin:end]))
+        return np.array(accessed, np.int64)
 
 
 def beside(keys: pa.RecordBatch, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:
@@ -347,7 +384,7 @@ def _opened(one: Descriptor, context: OperatorContext) -> Kept:
     if isinstance(one, ValueState):
         return KeptValue(one.name, context.value_state(one.name), fields, expires=one.ttl is not None)
     if isinstance(one, ListState):
-        return KeptList(one.name, context.list_state(one.name), fields)
+        return KeptList(one.name, context.list_state(one.name), fields, expires=one.ttl is not None)
     map_key = pa.field("_map_key", one.map_key)
     return KeptMap(one.name, context.map_state(one.name), map_key, fields, expires=one.ttl is not None)
 

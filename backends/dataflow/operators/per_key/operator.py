@@ -82,9 +82,13 @@ class ApplyPerKey(Operator):
       each column, each None for a new key; a map is a dict, a list is a list; entries of several
       columns are named tuples. Of several states, ``state`` has an attribute for each, by name.
       ``state.clear()`` deletes, and so does None in place of one of several. A value all of whose
-      attributes are None is none. With ``ttl=``, what is set lives on, also to the same
-      value; refreshed by reading, all that is kept of a key that has rows does. Event time goes
-      in steps, so a ttl by it should be many steps long (docs/dataflow.md).
+      attributes are None is none.
+    - ``ttl=`` of a state begins anew for a value when an attribute is set, and for an entry when it
+      is set in the dict, both also to what they were. An element of a list is written when it is
+      put in; those that stay in their order keep their time, whatever comes or goes between them.
+      Of a dict or list in place of another, what is equal stays. Refreshed by reading, all that is
+      kept of a key begins anew when the key has rows. Event time goes in steps, so a ttl by it
+      should be many steps long (docs/dataflow.md).
     - ``on_timer(key, timestamp, state, timers)``, or the first two or three of these: called when a
       time has come that ``timers.set(timestamp)`` has set for that key, by the clock ``timers``:
       ``"event_time"``, the watermark, or ``"processing_time"``. It gives rows as ``fn`` does. A
