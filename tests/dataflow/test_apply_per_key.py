@@ -382,6 +382,44 @@ def test_a_function_may_yield_more_than_memory_should_hold_at_once() -> None:
     assert pc.sum(output["n"]).as_py() == 2 * sum(range(200_000))
 
 
+TABLE = pa.table({"city": ["x", "y"], "n": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        lambda key, made: (made() for _ in range(5)),
+        lambda key, made: (made() if n % 3 else (key, n) for n in range(9)),
+        lambda key, made: (made().to_batches()[0] if n > 3 else {"city": key, "n": n} for n in range(9)),
+        lambda key, made: made(),
+        lambda key, made: [made()],
+        lambda key, made: [(key, 0), made(), (key, 1)],
+    ],
+)
+def test_a_table_goes_out_before_the_next_one_is_made(many: Callable[..., Any]) -> None:
+    events: list[str] = []
+
+    def made() -> pa.Table:
+        events.append("made")
+        return TABLE
+
+    driven = harness(lambda key, rows: many(key, made))
+    cities = [str(n) for n in range(4)]
+    rows = pa.record_batch({"city": cities, "item": cities, "n": [0] * 4}, SALES)
+    total = 0
+    for batch in driven.operator().process(rows, 0):
+        total += len(batch)
+        if batch["city"][0].as_py() == "x":
+            events.append("out")
+    made_in_all = events.count("made")
+    assert events == ["made", "out"] * made_in_all
+    gathered: list[Any] = []
+    for city in cities:
+        given = many(city, lambda: TABLE)
+        gathered.extend([given] if isinstance(given, pa.Table) else given)
+    assert total == sum(len(one) if isinstance(one, pa.Table | pa.RecordBatch) else 1 for one in gathered)
+
+
 @pytest.mark.parametrize("keys", [3, 70_000, 200_000])
 def test_grouping_keeps_the_order_of_rows_and_of_first_rows(keys: int) -> None:
     rows = pa.table({"k": np.random.default_rng(1).integers(0, keys, 150_000), "n": np.arange(150_000)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from types import GeneratorType
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ from ...casting import columns_text
 from .conversion import CONVERSION_ERRORS, first_misfit, from_python
 
 BATCH_ROWS: Final = 65_536
-"""How many rows are gathered before they are emitted."""
+"""How many rows are gathered before they are emitted. A table goes at once, as it may be large."""
 
-_ARROW: Final = (pa.RecordBatch, pa.Table)
+_ARROW: Final = frozenset({pa.RecordBatch, pa.Table})
 
 
 class KeyFault(Exception):
@@ -56,21 +56,32 @@ class Emitted:
                 kind = type(result)
                 if kind is tuple or kind is dict:
                     items.append(result)
-                elif kind is list:
+                elif kind is list and _ARROW.isdisjoint(map(type, result)):
                     items.extend(result)
                 else:
                     given = result if kind is GeneratorType else self._rows_of(result)
-                    items.extend(islice(given, BATCH_ROWS))
-                    while len(items) >= BATCH_ROWS:
+                    # Most often there is but one.
+                    for item in given:
+                        items.append(item)
+                        if type(item) not in _ARROW:
+                            break
                         yield from self._flush()
-                        items.extend(islice(given, BATCH_ROWS))
+                    for kind, alike in groupby(given, type):
+                        yield from self._take(alike, 1 if kind in _ARROW else BATCH_ROWS)
             marks.append(len(items))
             if len(items) >= BATCH_ROWS:
                 yield from self._flush()
         yield from self._flush()
 
+    def _take(self, given: Iterator[Any], most: int) -> Iterator[pa.RecordBatch]:
+        """Gather what is given; batches of it whenever there is so much."""
+        self._items.extend(islice(given, most))
+        while len(self._items) >= most:
+            yield from self._flush()
+            self._items.extend(islice(given, most))
+
     def _rows_of(self, result: Any) -> Iterator[Any]:
-        if isinstance(result, (*_ARROW, tuple, Mapping)):
+        if type(result) in _ARROW or isinstance(result, tuple | Mapping):
             return iter((result,))
         if isinstance(result, Iterable) and not isinstance(result, str | bytes | bytearray):
             return iter(result)
@@ -98,7 +109,7 @@ class Emitted:
                 rows.append(item)
             elif isinstance(item, Mapping):
                 rows.append(self._of_mapping(item, place))
-            elif isinstance(item, _ARROW):
+            elif type(item) in _ARROW:
                 if rows:
                     yield self._batch(rows, place - len(rows))
                     rows = []
