@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from stateformat.backends.dataflow.operators.per_key import operator as per_key
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
 from stateformat.ttl import Ttl
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult as Hidden
 
 SALES = pa.schema([("city", pa.string()), ("item", pa.string()), ("n", pa.int64())])
 OUT = {"city": pa.string(), "n": pa.int64()}
@@ -122,6 +126,49 @@ def test_rows_are_of_a_class_that_names_some_columns() -> None:
         harness(of_unknown)
 
 
+def of_named_beside_hidden(key: str, rows: list[Sale], state: Hidden) -> list[tuple[str, int]]:
+    return [(key, row.n) for row in rows]
+
+
+def of_named_among_more(factor: int, key: str, rows: list[Sale]) -> list[tuple[str, int]]:
+    return [(key, factor * row.n) for row in rows]
+
+
+def of_hidden_values(key: str, rows: list[tuple[Hidden, ...]]) -> list[tuple[str, int]]:
+    return [(key, row[2]) for row in rows]
+
+
+def of_hidden(key: str, rows: list[Hidden]) -> None:
+    pass
+
+
+def test_names_of_other_annotations_need_no_value() -> None:
+    expected = [("Oslo", 3), ("Oslo", 4), ("Rome", 1)]
+    assert taken(harness(of_named_beside_hidden, state=N).push(ROWS)) == expected
+    assert taken(harness(of_hidden_values).push(ROWS)) == expected
+    thrice = functools.partial(functools.partial(of_named_among_more), 3)
+    assert taken(harness(thrice).push(ROWS)) == [(city, 3 * n) for city, n in expected]
+
+
+def test_a_class_of_rows_without_a_value_is_refused() -> None:
+    class Local(NamedTuple):
+        n: int
+
+    def of_local(key: str, rows: Sequence[Local]) -> None:
+        pass
+
+    for fn, text in ((of_local, r"Sequence\[Local\]"), (of_hidden, r"list\[Hidden\]")):
+        with pytest.raises(
+            InvalidInput, match=f"{fn.__qualname__} are annotated as {text}, and not all of these names"
+        ):
+            harness(fn)
+
+    def of_captured(key: str, rows: Sequence[Local]) -> list[tuple[str, int]]:
+        return [(key, Local(row.n).n) for row in rows]
+
+    assert taken(harness(of_captured).push(ROWS)) == [("Oslo", 3), ("Oslo", 4), ("Rome", 1)]
+
+
 EVERY_TYPE = pa.schema(
     [
         ("k", pa.int32()),
@@ -185,10 +232,134 @@ def test_every_type_goes_through_rows_state_and_output_unchanged(nulls: bool) ->
     assert arrays[3]["at"] == np.datetime64(moment)
     assert arrays[3]["several"] == [3, 3]
     assert (arrays[3]["small"], arrays[3]["text"], arrays[3]["raw"]) == (3, "é3", b"\3")
+    given: list[Any] = []
+
+    def in_numpy(key: int, rows: np.ndarray, state: Any) -> Iterator[tuple[Any, ...]]:
+        for name in values.names:
+            given.append(getattr(state.one, name))
+            setattr(state.one, name, rows[name][0])
+        state.two[rows["at"][0]] = rows["zoned"][0], rows["day"][0]
+        state.three.append(rows["day"].max())
+        yield key, *(rows[name][0] for name in values.names)
+
+    states = [
+        ValueState("one", (), values),
+        MapState("two", (), pa.timestamp("us"), {"zoned": pa.timestamp("us", "UTC"), "day": pa.date32()}),
+        ListState("three", (), {"day": pa.date32()}),
+    ]
+    driven = harness(in_numpy, "k", EVERY_TYPE, state=states, output=EVERY_TYPE)
+    # Null and NaN of floats are one in numpy.
+    expected = rows.set_column(3, "real", pc.fill_null(rows["real"], float("nan")))
+    found = driven.push(rows).take_output().to_pylist()
+    assert repr(found) == repr(expected.to_pylist())
+    assert repr(driven.push(rows).take_output().to_pylist()) == repr(expected.to_pylist())
+    assert driven.state("one").num_rows == rows.num_rows
+    assert repr(given[len(given) // 2 :]) == repr([row[name] for row in expected.to_pylist() for name in values.names])
+    assert driven.state("two").select(["_map_key", "zoned", "day"]).to_pylist() == [
+        {"_map_key": row["at"], "zoned": row["zoned"], "day": row["day"]} for row in rows.to_pylist()
+    ]
+    assert driven.state("three")["day"].to_pylist() == rows["day"].to_pylist() * 2
     if nulls:
         assert (arrays[9]["small"], arrays[9]["flag"], arrays[9]["text"]) == (None, None, None)
         assert np.isnan(arrays[9]["real"])
         assert np.isnat(arrays[9]["at"])
+
+
+def moments(*values: Any) -> list[Any]:
+    """What becomes of these in a column of moments in UTC."""
+    field = {"at": pa.timestamp("us", "UTC")}
+    driven = harness(lambda key, rows: [(value,) for value in values], output=field).push(ROWS[:1])
+    return driven.take_output()["at"].cast(pa.int64()).to_pylist()
+
+
+def test_moments_of_numpy_are_those_of_any_unit_among_others() -> None:
+    second = datetime.fromtimestamp(1, UTC)
+    nat = np.datetime64("NaT")
+    assert moments(np.datetime64(5, "us"), second, None, nat) == [5, 1_000_000, None, None]
+    assert moments(np.datetime64(5_000, "ns"), np.datetime64(1, "D")) == [5, 86_400_000_000]
+    assert moments(nat) == [None]
+    for wrong in (np.datetime64(5_001, "ns"), np.datetime64(1 << 40, "D")):
+        with pytest.raises(OperatorError, match=r"of key 'Oslo' gave np.datetime64.* its output, which is timestamp"):
+            moments(np.datetime64(5, "us"), wrong)
+
+
+def test_a_timer_is_set_by_a_moment_of_numpy() -> None:
+    def latest(key: str, rows: np.ndarray, state: Any, timers: Any) -> None:
+        timers.set(rows["at"].max())
+        timers.set(np.datetime64(1, "D"))
+        timers.delete(np.datetime64(86_400, "s"))
+
+    driven = harness(latest, schema=AT, on_timer=lambda key, timestamp: (key, timestamp))
+    driven.push([at("Oslo", 0, 5), at("Oslo", 0, 7)])
+    assert taken(driven.advance(ev.MAX_WATERMARK)) == [("Oslo", 7)]
+    for wrong in (np.datetime64("NaT"), np.datetime64(1 << 40, "D"), np.datetime64(5, "ns")):
+        driven = harness(lambda key, rows, state, timers, wrong=wrong: timers.set(wrong), on_timer=over)
+        with pytest.raises(OperatorError, match=r"a timer at np.datetime64\(.*\)\. Give whole microseconds"):
+            driven.push(ROWS)
+
+
+FAR = pa.array([5, 1 << 62], pa.timestamp("us"))
+
+
+def test_a_time_that_python_does_not_have_is_said_with_its_key_and_column() -> None:
+    said = "a time outside of the years 1 to 9999, 4611686018427387904 as timestamp[us], in"
+    rows = pa.table({"city": ["Oslo", "Rome"], "n": [1, 2], "at": FAR})
+    many = pa.array([[5], [1 << 62]], pa.list_(pa.timestamp("us")))
+
+    def push(fn: Callable[..., Any], rows: pa.Table, key: str = "city", **given: Any) -> str:
+        driven = harness(fn, key, rows.schema, **{"output": (), **given})
+        with pytest.raises(OperatorError) as caught:
+            driven.push(rows).push(rows)
+        return str(caught.value)
+
+    found = push(lambda key, rows: None, rows)
+    assert f"of key 'Rome' has a row with {said} column 'at'. Annotate its rows as pa.RecordBatch" in found
+    found = push(lambda key, rows: None, rows.set_column(2, "many", many))
+    assert "of key 'Rome' has a row with a time outside of the years 1 to 9999, in column 'many'." in found
+    found = push(lambda key, rows: None, rows, "at")
+    assert f"<lambda> cannot be called: a key has {said} column 'at'. Cast the column to int64 before key_by." in found
+
+    def keeps(key: str, rows: np.ndarray, state: Any) -> None:
+        state.at = rows["at"][0]
+
+    kept = "of key 'Rome' set 'at' of state 'state' to np.datetime64('148108-07-06T14:00:27.387904'), which Python's"
+    assert kept in push(keeps, rows, state={"at": pa.timestamp("us")})
+
+    def keeps_many(key: str, rows: pa.RecordBatch, state: Any) -> None:
+        state["x"] = rows["many"].to_numpy(zero_copy_only=False)[0]
+
+    states = MapState("held", (), pa.string(), {"many": many.type})
+    found = push(keeps_many, rows.set_column(2, "many", many), state=states)
+    assert "of key 'Rome' has a time outside of the years 1 to 9999, in 'many' of state 'held'." in found
+
+
+def test_rows_in_numpy_or_arrow_have_any_time() -> None:
+    def later(key: str, rows: np.ndarray) -> Any:
+        yield key, rows["at"][0]
+
+    rows = pa.table({"city": ["Oslo", "Rome"], "at": FAR})
+    output = harness(later, schema=rows.schema, output=rows.schema).push(rows).take_output()
+    assert output["at"].cast(pa.int64()).to_pylist() == [5, 1 << 62]
+
+
+def test_an_attribute_that_is_deleted_is_none() -> None:
+    def deletes(key: str, rows: list[Any], state: Any) -> None:
+        match rows[0][1]:
+            case "set":
+                state.one.n, state.two["x"] = 1, 1
+            case "value":
+                del state.one.n
+            case "map":
+                del state.two
+
+    states = [ValueState("one", (), N), MapState("two", (), pa.string(), N)]
+    driven = harness(deletes, state=states, output=())
+
+    def step(what: str) -> tuple[int, int]:
+        driven.push([{"city": city, "item": what, "n": 1} for city in ("Oslo", "Rome")])
+        return driven.state("one").num_rows, driven.state("two").num_rows
+
+    assert [step("set"), step("value"), step("map")] == [(2, 2), (0, 2), (0, 0)]
 
 
 def test_a_state_goes_by_clear_and_by_none_and_one_of_nulls_is_none() -> None:
@@ -485,6 +656,9 @@ SEVERAL = [ValueState("one", (), N), MapState("two", (), pa.string(), STRICT), L
         (rome(("Rome", None)), {"output": [*CITY_FIELD, *N_FIELD]}, "of key 'Rome' gave None in column 'n' of its"),
         (rome(NULLS), {"output": [*CITY_FIELD, *N_FIELD]}, "of key 'Rome' gave None in column 'n' of its output"),
         (sets(n="x"), {"state": N}, "of key 'Rome' set 'n' of state 'state' to 'x', which is int64"),
+        (sets(n="x" * 9_999), {"state": N}, "of key 'Rome' set 'n' of state 'state' to 'xxx"),
+        (rome(("Rome", "x" * 9_999)), {}, "of key 'Rome' gave 'xxx"),
+        (sets(two={"a": "x" * 9_999}), {"state": SEVERAL}, "of key 'Rome' put 'xxx"),
         (sets(m=1), {"state": N}, "raised AttributeError"),
         (sets(s="x"), {"state": STRICT}, "of key 'Rome' left 'n' of state 'state' None, which is declared without"),
         (sets(one=1), {"state": SEVERAL}, "set state 'one' to int. Keep the object, and set its attributes, or set"),
@@ -502,6 +676,7 @@ def test_what_is_wrong_is_said_with_the_key(fn: Callable[..., Any], given: dict[
         driven.push([{"city": city, "item": "", "n": 1} for city in ("Bonn", "Rome", "Oslo")])
     assert said in str(caught.value)
     assert "process of 'operator', subtask 0, failed: PerKeyError: " in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_timer_that_raises_is_said_with_the_key_and_has_its_cause() -> None:
@@ -532,6 +707,7 @@ def test_a_timer_that_raises_is_said_with_the_key_and_has_its_cause() -> None:
         ({"state": {"clear": pa.int64()}}, "column 'clear'"),
         ({"state": [ValueState("a b", (), N)]}, "state 'a b' cannot be an attribute"),
         ({"state": Timers("t", CITY)}, "state 't' of apply_per_key is a Timers."),
+        ({"state": []}, "state 'state' of apply_per_key has no columns. Name at least one."),
         ({"state": ListState("held", (), {})}, "state 'held' of apply_per_key has no columns"),
     ],
 )
@@ -545,8 +721,16 @@ def test_rows_of_another_kind_are_refused() -> None:
     def by_dict(key: str, rows: dict[str, int]) -> None:
         pass
 
-    with pytest.raises(InvalidInput, match=r"the rows of .*by_dict are annotated as dict.*pa\.RecordBatch, pa\.Table"):
+    with pytest.raises(
+        InvalidInput, match=r"the rows of .*by_dict are annotated as dict\[.*pa\.RecordBatch, pa\.Table"
+    ):
         ApplyPerKey("city", by_dict)
+
+    def by_lists(key: str, rows: list[list[int]]) -> None:
+        pass
+
+    with pytest.raises(InvalidInput, match=r"the rows of .*by_lists are annotated as list\[list\[int\]\], which"):
+        ApplyPerKey("city", by_lists)
 
 
 def test_timers_of_processing_time_go_by_the_clock_on_the_wall() -> None:

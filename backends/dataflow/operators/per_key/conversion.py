@@ -14,7 +14,30 @@ import pyarrow.compute as pc
 # The first and last moment of Python's datetime, in µs since 1970.
 _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
+_DAY_US: Final = 86_400_000_000
 _WHOLE: Final = frozenset({int, type(None)})
+
+
+CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""What :func:`from_python` raises for values of another type."""
+
+
+class OutsideYears(Exception):
+    """A column has a time that Python's datetime does not: at ``place``."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self.place = next(place for place in range(len(column)) if not _has_python(column[place]))
+        kind = column.type
+        shown = f", {column[self.place].cast(pa.int64())} as {kind}" if pa.types.is_timestamp(kind) else ""
+        super().__init__(f"a time outside of the years 1 to 9999{shown}")
+
+
+def _has_python(value: pa.Scalar) -> bool:
+    try:
+        value.as_py()
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def as_python(column: pa.Array) -> list[Any]:
@@ -28,7 +51,10 @@ def as_python(column: pa.Array) -> list[Any]:
     if texts or (plain and not column.null_count):
         values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return values
-    listed: list[Any] = column.to_pylist()
+    try:
+        listed: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise OutsideYears(column) from error
     return listed
 
 
@@ -53,7 +79,13 @@ def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(np.array(values, np.int64))
     if types == {float} and kind == pa.float64():
         return pa.array(np.array(values, np.float64))
-    array = pa.array(values, kind)
+    try:
+        array = pa.array(values, kind)
+    except CONVERSION_ERRORS:
+        if np.datetime64 not in types or not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
+            raise
+        unit = kind.unit if pa.types.is_timestamp(kind) else "D"
+        array = pa.array([number_of(one, unit) if isinstance(one, np.datetime64) else one for one in values], kind)
     if pa.types.is_integer(kind) and not types <= _WHOLE:
         # Arrow drops fractions without a word.
         for value, stored in zip(values, array.to_pylist(), strict=True):
@@ -62,8 +94,29 @@ def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return array
 
 
-CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""What :func:`from_python` raises for values of another type."""
+def number_of(moment: np.datetime64, unit: str) -> int | None:
+    """A moment as a number of ``unit`` since 1970, None for NaT. ``ValueError`` if it has none."""
+    if np.isnat(moment):
+        return None
+    counted = moment.astype(f"datetime64[{unit}]")
+    if counted.astype(moment.dtype) != moment:
+        raise ValueError(f"{moment} is no whole number of {unit}, or too far away")
+    return int(counted.astype(np.int64))
+
+
+def first_outside_years(column: pa.Array) -> int:
+    """The place of the first time that Python's datetime does not have, −1 if there is none."""
+    kind = column.type
+    if kind == pa.date32():
+        days = column.view(pa.int32())
+        outside = pc.or_(pc.less(days, _FIRST_US // _DAY_US), pc.greater(days, _LAST_US // _DAY_US))
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        times = column.view(pa.int64())
+        outside = pc.or_(pc.less(times, _FIRST_US), pc.greater(times, _LAST_US))
+    else:
+        return -1
+    place: int = outside.index(True).as_py()
+    return place
 
 
 def first_misfit(values: Sequence[Any], kind: pa.DataType) -> tuple[int, Exception]:

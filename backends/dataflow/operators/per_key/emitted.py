@@ -166,7 +166,7 @@ class Emitted:
                 raise self._fault(
                     first + place,
                     f"gave {short(values[place])} in column {item.name!r} of its output, which is {item.type}: "
-                    f"{error}. Convert it, or declare another type.",
+                    f"{clipped(str(error), 160)}. Convert it, or declare another type.",
                 ) from error
         return self._checked(columns, first, 1)
 
@@ -184,5 +184,9 @@ class Emitted:
 
 def short(value: object) -> str:
     """A value for an error, on one line of bounded length."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return clipped(repr(value))
+
+
+def clipped(text: str, most: int = 80) -> str:
+    """A text of bounded length."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

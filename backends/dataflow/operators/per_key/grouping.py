@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import repeat
 from operator import getitem
@@ -14,9 +15,14 @@ import pyarrow as pa
 
 from stateformat.segments import row_key_codes
 
-from .conversion import as_numpy, as_python
+from .conversion import OutsideYears, as_numpy, as_python
+from .emitted import KeyFault
 
 _HALF: Final = 1 << 16
+
+
+class KeyWithoutValue(Exception):
+    """A function cannot get a key."""
 
 
 class RowsAs(Enum):
@@ -54,12 +60,29 @@ class Grouped:
             return (whole.slice(begin, end - begin) for begin, end in zip(self._begins, self._ends, strict=True))
         rows: Any
         if how is RowsAs.NUMPY:
-            rows = _records(self._rows)
+            rows = self._records()
         else:
             names = self._rows.schema.names if row is None else row._fields
-            plain = zip(*(as_python(self._rows.column(name)) for name in names), strict=True)
+            plain = zip(*(self._converted(as_python, name) for name in names), strict=True)
             rows = list(plain if row is None else map(tuple.__new__, repeat(row), plain))
         return map(getitem, repeat(rows), map(slice, self._begins, self._ends))
+
+    def _converted(self, convert: Callable[[pa.Array], Any], name: str) -> Any:
+        try:
+            return convert(self._rows.column(name))
+        except OutsideYears as error:
+            raise KeyFault(
+                bisect_right(self._ends, error.place),
+                f"has a row with {error}, in column {name!r}. Annotate its rows as pa.RecordBatch or np.ndarray.",
+            ) from error
+
+    def _records(self) -> npt.NDArray[Any]:
+        """The rows as one structured array."""
+        columns = {name: self._converted(as_numpy, name) for name in self._rows.schema.names}
+        records = np.empty(len(self._rows), np.dtype([(name, column.dtype) for name, column in columns.items()]))
+        for name, column in columns.items():
+            records[name] = column
+        return records
 
 
 def _stable_order(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -71,17 +94,14 @@ def _stable_order(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return order[np.argsort(high[order], kind="stable")]
 
 
-def _records(batch: pa.RecordBatch) -> npt.NDArray[Any]:
-    """The rows as one structured array."""
-    columns = [as_numpy(column) for column in batch.columns]
-    kinds = [(name, column.dtype) for name, column in zip(batch.schema.names, columns, strict=True)]
-    records = np.empty(len(batch), np.dtype(kinds))
-    for name, column in zip(batch.schema.names, columns, strict=True):
-        records[name] = column
-    return records
-
-
 def key_values(keys: pa.RecordBatch) -> list[Any]:
     """Each key as functions get it: the value of one key column, a tuple of several."""
-    columns = [as_python(column) for column in keys.columns]
+    columns = []
+    for name, column in zip(keys.schema.names, keys.columns, strict=True):
+        try:
+            columns.append(as_python(column))
+        except OutsideYears as error:
+            raise KeyWithoutValue(
+                f"a key has {error}, in column {name!r}. Cast the column to int64 before key_by."
+            ) from error
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

@@ -27,13 +27,25 @@ from stateformat.states import as_schema
 
 from ....state import KeyedList, KeyedMap, KeyedValue
 from ...api import Descriptor, ListState, MapState, OperatorContext, ValueState
-from .conversion import CONVERSION_ERRORS, as_python, differ, first_misfit, from_python, holds_floats
-from .emitted import KeyFault
+from .conversion import (
+    CONVERSION_ERRORS,
+    OutsideYears,
+    as_python,
+    differ,
+    first_misfit,
+    first_outside_years,
+    from_python,
+    holds_floats,
+)
+from .emitted import KeyFault, clipped, short
 from .matching import places_before
 
 _CLEAR: Final = "clear"
 _SET: Final = "_set"
 _NONE: Final = object()
+
+Numbers = Sequence[int] | npt.NDArray[np.signedinteger[Any]]
+"""Of which key of the piece each row is."""
 
 
 class Kept(ABC):
@@ -59,13 +71,28 @@ class Kept(ABC):
             number = place if numbers is None else numbers[place]
             raise KeyFault(
                 number,
-                f"set {item.name!r} of state {self.name!r} to {values[place]!r}, which is {item.type}: {error}. "
-                "Convert it, or declare another type.",
+                f"set {item.name!r} of state {self.name!r} to {short(values[place])}, which is {item.type}: "
+                f"{clipped(str(error), 160)}. Convert it, or declare another type.",
             ) from error
+        place = first_outside_years(array)
+        if place >= 0:
+            raise KeyFault(
+                place if numbers is None else numbers[place],
+                f"set {item.name!r} of state {self.name!r} to {short(values[place])}, which Python's datetime does not "
+                "hold. Keep it as int64.",
+            )
         if array.null_count and not item.nullable and numbers is not None:
             place = array.is_null().index(True).as_py()
             raise self._null(item, numbers[place])
         return array
+
+    def _python(self, column: pa.Array, name: str, numbers: Numbers | None = None) -> list[Any]:
+        """A column as Python values. ``numbers`` as of :meth:`_array`."""
+        try:
+            return as_python(column)
+        except OutsideYears as error:
+            number = error.place if numbers is None else int(numbers[error.place])
+            raise KeyFault(number, f"has {error}, in {name!r} of state {self.name!r}. Keep it as int64.") from error
 
     def _null(self, item: pa.Field, number: int) -> KeyFault:
         return KeyFault(
@@ -89,13 +116,13 @@ class KeptValue(Kept):
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
         self._old, self._found = self._state.get(keys)
-        return list(map(self._made, *map(as_python, self._old.columns)))
+        return list(map(self._made, *map(self._python, self._old.columns, self._old.schema.names)))
 
     def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
         if set(map(type, objects)) != {self._made}:
             objects = self._without_none(objects)
         new = [
-            self._array(item, list(map(getter, objects)))
+            self._array(item, _attributes(objects, getter, item.name))
             for item, getter in zip(self._fields, self._getters, strict=True)
         ]
         changed = reduce(np.logical_or, map(differ, self._old.columns, new))
@@ -143,8 +170,8 @@ class _KeptRows(Kept):
         if len(fields) != 1:
             self._made = namedtuple(name if name.isidentifier() else "Row", [item.name for item in fields])  # type: ignore[misc]
 
-    def _values(self, rows: pa.RecordBatch) -> list[Any]:
-        columns = [as_python(rows.column(item.name)) for item in self._fields]
+    def _values(self, rows: pa.RecordBatch, numbers: Numbers) -> list[Any]:
+        columns = [self._python(rows.column(item.name), item.name, numbers) for item in self._fields]
         return columns[0] if self._made is None else list(map(self._made, *columns))
 
     def _same(self, old: Any, new: Any) -> bool:
@@ -166,7 +193,7 @@ class _KeptRows(Kept):
             if not isinstance(value, tuple) or len(value) != width:
                 names = ", ".join(item.name for item in self._fields)
                 raise KeyFault(
-                    number, f"put {value!r} into state {self.name!r}. Put tuples of its {width} columns, {names}."
+                    number, f"put {short(value)} into state {self.name!r}. Put tuples of its {width} columns, {names}."
                 )
         return [
             self._array(item, list(map(itemgetter(place), values)), numbers) for place, item in enumerate(self._fields)
@@ -185,9 +212,17 @@ class KeptMap(_KeptRows):
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
         rows, of_key = self._state.lookup(keys)
-        self._old = _dicts(rows, of_key, len(keys), self._values(rows))
-        found = _dicts(rows, of_key, len(keys), self._values(rows)) if self._nested else self._old
+        self._old = self._dicts(rows, of_key, len(keys))
+        found = self._dicts(rows, of_key, len(keys)) if self._nested else self._old
         return list(map(self._made_dict, found))
+
+    def _dicts(self, rows: pa.RecordBatch, of_key: Any, count: int) -> list[dict[Any, Any]]:
+        if not len(rows):
+            return [{} for _ in range(count)]
+        map_keys = self._python(rows.column("_map_key"), "_map_key", of_key)
+        bounds = np.searchsorted(of_key, np.arange(count + 1)).tolist()
+        pairs = list(zip(map_keys, self._values(rows, of_key), strict=True))
+        return [dict(pairs[begin:end]) for begin, end in pairwise(bounds)]
 
     def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
         cleared: list[int] = []
@@ -245,15 +280,6 @@ class _TellingDict(dict[Any, Any]):
         return self
 
 
-def _dicts(rows: pa.RecordBatch, of_key: Any, count: int, values: Sequence[Any]) -> list[dict[Any, Any]]:
-    if not len(rows):
-        return [{} for _ in range(count)]
-    map_keys = as_python(rows.column("_map_key"))
-    bounds = np.searchsorted(of_key, np.arange(count + 1)).tolist()
-    pairs = list(zip(map_keys, values, strict=True))
-    return [dict(pairs[begin:end]) for begin, end in pairwise(bounds)]
-
-
 class KeptList(_KeptRows):
     """List state as lists."""
 
@@ -265,8 +291,8 @@ class KeptList(_KeptRows):
         rows, of_key = self._state.lookup(keys)
         bounds = np.searchsorted(of_key, np.arange(len(keys) + 1)).tolist()
         pairs = list(pairwise(bounds))
-        values = self._values(rows)
-        again = self._values(rows) if self._nested else values
+        values = self._values(rows, of_key)
+        again = self._values(rows, of_key) if self._nested else values
         self._old = [again[begin:end] for begin, end in pairs]
         return [values[begin:end] for begin, end in pairs]
 
@@ -306,7 +332,7 @@ class KeptList(_KeptRows):
         accessed = [now] * len(numbers)
         times = iter(self._state.last_access(keys.take(pa.array(cleared))).tolist())
         # As they come back from the state, where 1.0 may be 1.
-        new = list(map(repr, self._values(values)))
+        new = list(map(repr, self._values(values, numbers)))
         begins, ends = (np.searchsorted(numbers, cleared, side).tolist() for side in ("left", "right"))
         for number, begin, end in zip(cleared, begins, ends, strict=True):
             old = list(map(repr, self._old[number]))
@@ -340,7 +366,15 @@ class KeptStates:
             self.parts[0].store(keys, objects)
             return
         for part in self.parts:
-            part.store(keys, list(map(attrgetter(part.name), objects)))
+            part.store(keys, _attributes(objects, attrgetter(part.name), part.name))
+
+
+def _attributes(objects: Sequence[Any], getter: Callable[[Any], Any], name: str) -> list[Any]:
+    """An attribute of each object, None where the function has deleted it (``del state.n``)."""
+    try:
+        return list(map(getter, objects))
+    except AttributeError:
+        return [getattr(one, name, None) for one in objects]
 
 
 class Declared:
@@ -356,7 +390,7 @@ class Declared:
             self.descriptors = list(state)
         else:
             self.descriptors = [ValueState("state", (), as_schema(state))]
-        self._several = isinstance(state, Sequence) and isinstance(state[0], Descriptor)
+        self._several = isinstance(state, Sequence) and self.descriptors == list(state)
         for one in self.descriptors:
             if not isinstance(one, ValueState | MapState | ListState):
                 raise InvalidInput(

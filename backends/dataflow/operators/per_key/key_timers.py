@@ -8,20 +8,22 @@ from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
 
 from ....state import TimerSet
 from ...api import OperatorContext
+from .conversion import number_of
 from .kept import beside
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
 _BOUND: Final = 1 << 63
 
-Moment = int | datetime
-"""µs since 1970, or a datetime; one without a zone is UTC, as in Arrow."""
+Moment = int | datetime | np.datetime64
+"""µs since 1970, or a datetime; one without a zone is UTC, as in Arrow and numpy."""
 
 
 class _Log:
@@ -76,8 +78,10 @@ def whole_us(timestamp: Moment) -> int:
         aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
         return (aware - _EPOCH) // _US
     try:
-        whole = operator.index(timestamp)
-    except TypeError:
+        # None for NaT.
+        number = number_of(timestamp, "us") if isinstance(timestamp, np.datetime64) else timestamp
+        whole = operator.index(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
         whole = _BOUND
     if not -_BOUND <= whole < _BOUND:
         raise InvalidInput(f"a timer at {timestamp!r}. Give whole microseconds since 1970 (int), or a datetime.")

@@ -23,7 +23,7 @@ from ..row_steps import check_columns
 from .conversion import as_python
 from .emitted import Emitted, KeyFault, short
 from .few_collections import few_collections
-from .grouping import Grouped, key_values
+from .grouping import Grouped, KeyWithoutValue, key_values
 from .kept import Declared, KeptStates
 from .key_timers import TimersOfPiece
 from .signature import count_arguments, name_of, rows_form
@@ -74,7 +74,8 @@ class ApplyPerKey(Operator):
     - ``rows`` by annotation: a list of tuples in the order of the columns (no annotation, or
       ``list[tuple]``), of a ``NamedTuple`` with the columns that it names, a numpy array with a
       field for each column (``np.ndarray``), a ``pa.RecordBatch``, or a ``pa.Table``. In numpy,
-      integers and booleans are objects where there are nulls among them.
+      integers and booleans are objects where there are nulls among them; its times
+      (``np.datetime64``) may be given, kept and set as timers, and NaT is null.
     - ``output``: the columns of what ``fn`` returns or yields: tuples in that order, dicts, or
       Arrow tables. A tuple is one row, a list several. None is nothing.
     - ``state``: columns of one value per key, or a ``ValueState``, ``MapState``, ``ListState``
@@ -92,7 +93,8 @@ class ApplyPerKey(Operator):
     - ``on_timer(key, timestamp, state, timers)``, or the first two or three of these: called when a
       time has come that ``timers.set(timestamp)`` has set for that key, by the clock ``timers``:
       ``"event_time"``, the watermark, or ``"processing_time"``. It gives rows as ``fn`` does. A
-      method ``on_timer`` of ``fn`` will do.
+      method ``on_timer`` of ``fn`` will do. When the input ends, timers of processing time that are
+      not due yet are dropped.
 
     All is stored for the keys together, when ``fn`` has been called for each of them: what differs
     from what was read. So change ``state`` in the call, and keep nothing of it.
@@ -174,8 +176,11 @@ class ApplyPerKey(Operator):
         for piece in rebatch([table], batch.schema, PIECE_ROWS, PIECE_BYTES):
             with few_collections():
                 grouped = Grouped(piece, self._keys)
-                keys = key_values(grouped.keys)
-                arguments = [keys, grouped.rows(self._rows_as, self._row)]
+                keys = self._values_of(grouped.keys)
+                try:
+                    arguments = [keys, grouped.rows(self._rows_as, self._row)]
+                except KeyFault as fault:
+                    raise self._error(self._fn, keys[fault.number], str(fault)) from fault.__cause__
                 yield from self._run(self._fn, arguments, range(len(keys)), grouped.keys, keys)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one set
@@ -185,7 +190,7 @@ class ApplyPerKey(Operator):
             codes = row_key_codes([piece.column(name) for name in self._keys])
             _, first = np.unique(codes, return_index=True)
             distinct = piece.select(self._keys).take(pa.array(first))
-            keys, numbers = key_values(distinct), codes.tolist()
+            keys, numbers = self._values_of(distinct), codes.tolist()
             timestamps = as_python(piece.column("_timestamp"))
             arguments = [map(keys.__getitem__, numbers), timestamps]
             with few_collections():
@@ -203,7 +208,10 @@ class ApplyPerKey(Operator):
         """Call for each of ``numbers``, places in ``distinct`` and ``keys``; then store."""
         kept = self._kept if callback.arguments >= _STATE else None
         timers = self._timers if callback.arguments >= _TIMERS else None
-        objects = None if kept is None else kept.fetch(distinct)
+        try:
+            objects = None if kept is None else kept.fetch(distinct)
+        except KeyFault as fault:
+            raise self._error(callback, keys[fault.number], str(fault)) from fault.__cause__
         if callback.arguments >= _STATE:
             arguments.append(repeat(None) if objects is None else map(objects.__getitem__, numbers))
         if callback.arguments >= _TIMERS:
@@ -229,6 +237,12 @@ class ApplyPerKey(Operator):
             raise self._error(callback, keys[fault.number], str(fault)) from fault.__cause__
         if timers is not None:
             timers.store(distinct)
+
+    def _values_of(self, keys: pa.RecordBatch) -> list[Any]:
+        try:
+            return key_values(keys)
+        except KeyWithoutValue as error:
+            raise PerKeyError(f"{name_of(self._fn.fn)} cannot be called: {error}") from error.__cause__
 
     @staticmethod
     def _error(callback: _Callback, key: Any, said: str) -> PerKeyError:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -19,11 +22,19 @@ _FORMS: Final = (
     "Annotate it as pa.RecordBatch, pa.Table, np.ndarray, list[tuple] or a list of a NamedTuple, or not at all."
 )
 _LEAST, _MOST = 2, 4
+# Texts that need no value: list, typing.Sequence[Any], "list[tuple[str, Hidden]]".
+_TUPLES: Final = re.compile(r"[\w.]+\s*(\[\s*([\w.]+\.)?(tuple|Tuple|Any)\b.*\])?\s*", re.DOTALL)
 
 
 def name_of(fn: Callable[..., Any]) -> str:
     """The name of a function for errors."""
+    fn = _bare(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def _bare(fn: Any) -> Any:
+    """What is called when a ``functools.partial`` is."""
+    return _bare(fn.func) if isinstance(fn, partial) else fn
 
 
 def count_arguments(fn: object, what: str, arguments: Sequence[str]) -> int:
@@ -61,22 +72,36 @@ def rows_form(fn: Callable[..., Any]) -> tuple[RowsAs, type[Any] | None]:
         return RowsAs.TUPLES, None
     if len(parameters) < _LEAST or parameters[1].annotation is inspect.Parameter.empty:
         return RowsAs.TUPLES, None
-    asked = parameters[1].annotation
-    hinted = fn if inspect.isroutine(fn) else type(fn).__call__
-    # What is imported for type checkers only has no value: the text has to do.
-    with suppress(NameError, AttributeError, TypeError):
-        asked = typing.get_type_hints(hinted).get(parameters[1].name, asked)
+    asked = _evaluated(parameters[1].annotation, fn)
     form = _form_of_text(asked) if isinstance(asked, str) else _form(asked)
     if form is None:
         raise InvalidInput(
             f"the rows of {name_of(fn)} are annotated as {_shown(asked)}, which apply_per_key does not know. {_FORMS}"
         )
+    if form is RowsAs.TUPLES and isinstance(asked, str) and not _TUPLES.fullmatch(asked):
+        raise InvalidInput(
+            f"the rows of {name_of(fn)} are annotated as {asked}, and not all of these names are known in its module. "
+            "Define or import them there, not within a function and not for type checkers only."
+        )
     named = [one for one in typing.get_args(asked) if form is RowsAs.TUPLES and hasattr(one, "_fields")]
     return form, named[0] if named else None
 
 
+def _evaluated(asked: Any, fn: Callable[..., Any]) -> Any:
+    """An annotation of ``fn``; one that names what has no value, as text."""
+    fn = _bare(fn)
+    plain: Any = inspect.unwrap(fn if inspect.isroutine(fn) else type(fn).__call__)
+    plain = getattr(plain, "__func__", plain)
+    # Of this argument only: the others may name what is imported for type checkers.
+    alone = SimpleNamespace(__annotations__={"rows": asked})
+    within = inspect.getclosurevars(plain).nonlocals if inspect.isfunction(plain) else {}
+    with suppress(NameError, AttributeError, TypeError, SyntaxError):
+        asked = typing.get_type_hints(alone, getattr(plain, "__globals__", {}), dict(within))["rows"]
+    return asked
+
+
 def _shown(asked: Any) -> str:
-    return asked if isinstance(asked, str) else getattr(asked, "__qualname__", None) or str(asked)
+    return asked.__qualname__ if isinstance(asked, type) and not typing.get_args(asked) else str(asked)
 
 
 def _form(asked: Any) -> RowsAs | None:
