@@ -115,3 +115,21 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(stage: PlayedStage, 
 @BOTH
 def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(stage: PlayedStage, executor: str) -> None:
     Folder(stage, executor).check_copy_and_rollback()
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_files_that_come_one_by_one_go_to_the_readers_in_turn_on_spark(stage: PlayedStage, parallelism: int) -> None:
+    """A reader that got no file would hold time up. In process it is chance who asks first."""
+    folder = Folder(stage, "spark")
+    flow = df.Dataflow("one by one", parallelism=parallelism)
+    files = flow.source(ParquetSource(folder.path, schema=ROWS, grows=True, until=END), uid="in", event_time="at")
+    files.apply(folder.out, uid="out")
+    run = folder.begin(flow)
+    for _ in range(4 * parallelism):
+        folder.add(1)
+        folder.read(run)
+    # The row of a file has its number as its time.
+    assert run.progress().watermark == folder.files - parallelism
+    folder.end()
+    to_end(run)
+    folder.check()

@@ -31,6 +31,8 @@ class SplitAssigner:
         self._job = job
         self._driver = driver
         self._spark = spark
+        self._next: dict[str, int] = {}
+        """By source, the subtask that is first to get a split."""
         self.waits = False
         """Whether the loops of the job hold so much that no source is to read in the next epoch."""
 
@@ -55,8 +57,7 @@ class SplitAssigner:
             if readers and isinstance(logic, SparkSource):
                 inputs += self._fix_range(vertex.id, logic, readers)
             elif readers and isinstance(logic, Source):
-                for reader in readers:
-                    self._assign_splits(reader)
+                self._assign_splits(vertex.id, readers)
         return inputs
 
     def _fix_range(self, uid: str, source: SparkSource, readers: Sequence[DriverTask]) -> list[DataFrameInput]:
@@ -78,13 +79,24 @@ class SplitAssigner:
         parallelism = self._job.vertex(uid).parallelism
         return [DataFrameInput(found, InputEncoder(uid, parallelism, column, source.schema))]
 
-    def _assign_splits(self, reader: DriverTask) -> None:
-        reader.was_deferred = False
-        if reader.no_more_splits:
-            reader.mail.append(SplitAssigned(NoSplit.NEVER))
-        elif reader.wants_split:
-            for _ in range(reader.splits_ahead):
+    def _assign_splits(self, uid: str, readers: Sequence[DriverTask]) -> None:
+        """One for each reader in turn, and in the next epoch for the next one first.
+
+        So what comes one by one does not all go to the first reader, and the others, for which
+        event time waits, get their share.
+        """
+        for reader in readers:
+            reader.was_deferred = False
+            if reader.no_more_splits:
+                reader.mail.append(SplitAssigned(NoSplit.NEVER))
+        parallelism, next_ = self._job.vertex(uid).parallelism, self._next.get(uid, 0)
+        asking = [task for task in readers if task.wants_split and not task.no_more_splits]
+        asking.sort(key=lambda task: (task.core.id.subtask - next_) % parallelism)
+        for number in range(max((task.splits_ahead for task in asking), default=0)):
+            for reader in [task for task in asking if number < task.splits_ahead]:
                 answer = self._driver.assign_split(reader.core.id)
                 if isinstance(answer, NoSplit):
                     reader.no_more_splits, reader.was_deferred = answer is NoSplit.NEVER, answer is NoSplit.LATER
-                    return
+                    asking.remove(reader)
+                else:
+                    self._next[uid] = reader.core.id.subtask + 1
