@@ -54,7 +54,8 @@ class Remembers(Told):
             key, value = row["key"], row["value"]
             known = [(name, context.value_state(name).get_one(key)) for name in ("written", "read")]
             found += [(name, value, -1 if old is None else old["value"]) for name, old in known]
-            found.append(("watermark", value, context.watermark))
+            now_us = context.processing_time_us if self.clock == "processing_time" else context.watermark
+            found.append(("now", value, now_us))
             found.append(("map", value, sum(context.map_state("map").get_one(key))))
             found.append(("list", value, sum(item["value"] for item in context.list_state("list").get_one(key))))
             if value % 3 == 0:
@@ -114,11 +115,16 @@ class ExpiringJob:
         while newest_id() < enough:
             yield
 
-    def check(self, *, restarted: bool = True) -> None:
+    @property
+    def times(self) -> dict[int, int]:
+        """What time it was at each row, by its number."""
+        return {number: time for kind, number, time in self.out.seen if kind == "now"}
+
+    def check(self, *, restarted: bool = True, lives_us: int = LIVES_US) -> None:
         """All of the stream has been read, and everything has come out once."""
-        times = {number: time for kind, number, time in self.out.seen if kind == "watermark"}
-        expected = said(self.batches, times)
-        expected.update(("watermark", number, time) for number, time in times.items())
+        times = self.times
+        expected = said(self.batches, times, lives_us)
+        expected.update(("now", number, time) for number, time in times.items())
         assert (self.out.seen - expected, expected - self.out.seen) == (Counter(), Counter())
         assert self.once.seen == self.expected_once
         if not restarted:

@@ -132,6 +132,28 @@ def test_what_expires_in_processing_time_does_so_while_the_job_stands_still(stag
 
 
 @ON_BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_what_expires_in_processing_time_does_so_alike_with_crashes_and_a_lost_driver(
+    stage: PlayedStage, executor: str, seed: int
+) -> None:
+    # A restart waits for a second, so some rows expire meanwhile, and others do not.
+    job, clock, lives_us = ExpiringJob(stage.directory, seed=seed), VirtualClock(us_per_event=50_000), 3_000_000
+    flow = job.flow(2, clock="processing_time", lives_us=lives_us)
+    run = stage.begin(executor, flow, clock=clock)
+    job.stream.let(0, 9)
+    until(run, lambda: len(job.out.seen) > 20)
+    lose(run, published=run.published + 1)
+    job.stream.let(0)
+    for call in ("op/0 snapshot", *(f"op/{subtask} row {row}" for subtask in (0, 1) for row in (25, 33, 41, 50))):
+        job.calls.fails(call)
+    assert stage.run(other(executor), flow, clock=clock, checkpoint_rows=5, max_restarts=9).restarts
+    job.check(lives_us=lives_us)
+    # Some had expired, some had not.
+    for other_us in (1, 10**12):
+        assert said(job.batches, job.times, other_us) - job.out.seen
+
+
+@ON_BOTH
 @pytest.mark.parametrize(
     "clocks",
     [(None, "event_time", "processing_time", None, "event_time"), ("processing_time", "event_time", None)],

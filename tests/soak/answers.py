@@ -27,6 +27,7 @@ EXPECTED = {
     "bought": f"""
         SELECT customer, (at_us // {WINDOW_US} + 1) * {WINDOW_US} AS until_us, count(*) AS orders
         FROM named GROUP BY ALL""",
+    "later": 'SELECT "order", customer FROM named',
     # What begins with no lap left goes round once all the same.
     "laps": f"""
         SELECT customer, sum(greatest("order" % {LAPS}, 1))::BIGINT AS laps FROM named GROUP BY customer""",

@@ -18,6 +18,8 @@ REPEATED = 100
 US_PER_FILE = 1_000_000
 OUT_OF_ORDER_US = 3 * US_PER_FILE
 CUSTOMERS_FILE = "customers.parquet"
+FOLDERS = ("orders", "quiet")
+"""Of the second, a job reads one row at its begin, and then only that no more come."""
 END = "END"
 """Once a file of this name is there, no more come."""
 
@@ -42,9 +44,11 @@ def _new(number: int) -> pa.Table:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folders of a job, and its bounded table."""
-    for name in ("orders", "out"):
+    """Make the folders of a job, its bounded table, and the quiet row, which has no amount."""
+    for name in (*FOLDERS, "out"):
         (folder / name).mkdir(parents=True)
+    at = np.zeros(1, "datetime64[us]")
+    pq.write_table(pa.table([[-1], [0], [0], at], schema=ORDERS), folder / "quiet" / "orders.parquet")
     ids = np.arange(CUSTOMERS)
     table = pa.table({"customer": ids, "segment": pa.array([f"segment {each % SEGMENTS}" for each in ids])})
     pq.write_table(table, folder / CUSTOMERS_FILE)
@@ -56,7 +60,7 @@ class Feeder(threading.Thread):
     def __init__(self, folders: list[Path], *, every_s: float) -> None:
         super().__init__(name="feeder", daemon=True)
         self.files = 0
-        self._folders = [folder / "orders" for folder in folders]
+        self._folders = folders
         self._every_s = every_s
         self._over = threading.Event()
 
@@ -64,12 +68,13 @@ class Feeder(threading.Thread):
         """A file is complete when it appears, so it gets its name last."""
         while not self._over.wait(self._every_s):
             for folder in self._folders:
-                hidden = folder / ".being-written"
+                hidden = folder / "orders" / ".being-written"
                 pq.write_table(orders_of(self.files), hidden)
-                hidden.rename(folder / f"orders-{self.files:06d}.parquet")
+                hidden.rename(folder / "orders" / f"orders-{self.files:06d}.parquet")
             self.files += 1
         for folder in self._folders:
-            (folder / END).touch()
+            for name in FOLDERS:
+                (folder / name / END).touch()
 
     def end(self) -> None:
         """No more files come: the jobs end when they have read all."""

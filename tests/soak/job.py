@@ -1,4 +1,5 @@
-"""The job of a soak, with every ready-made operator and a loop.
+"""The job of a soak, with every ready-made operator, a loop, state that expires, timers of both
+clocks and a source that falls idle.
 
 ``python -m tests.soak.job local|spark FOLDER`` reads what the feeder writes into FOLDER/orders,
 keeps its checkpoints in FOLDER/store and writes to FOLDER/out. It ends when the feeder has said
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,13 @@ from tests.soak.feeding import CUSTOMERS_FILE, END, ORDERS, OUT_OF_ORDER_US
 WINDOW_US = 10_000_000
 FORGOTTEN_US = 6 * WINDOW_US
 """For how long an order is known: it comes again within a second."""
+REMEMBERED_US = 2 * WINDOW_US
+LONG_GONE_US = 2 * FORGOTTEN_US
+"""What was written so long ago has expired, whatever the steps of time were."""
+DAY_US = 86_400_000_000
+END_US = 2**63 - 1
+LATER_US = 2_000_000
+IDLE_US = 2_000_000
 PARALLELISM = 2
 CHECKPOINT_US = 1_000_000
 LAP = pa.schema([("customer", pa.int64()), ("laps", pa.int64())])
@@ -49,20 +58,65 @@ def with_laps(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch["customer"], laps], schema=LAP)
 
 
+class Both(df.Operator):
+    """Passes on both of its inputs."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
+        return batch
+
+
+LATER = pa.schema([("order", pa.int64()), ("customer", pa.int64())])
+
+
+class Later(df.Operator):
+    """Holds each order in a timer of processing time; at the end, no order waits any longer."""
+
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.Timers("held", {"order": pa.int64()}, {"customer": pa.int64()}, clock="processing_time")]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return LATER
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:
+        due = pa.repeat(self.context.processing_time_us + LATER_US, len(batch))
+        self.context.timers("held").set(batch.select(LATER.names).append_column("_timestamp", due))
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch:
+        return timers.select(LATER.names)
+
+    def end_input(self, input: int) -> pa.RecordBatch | None:
+        left = self.context.timers("held").due(END_US)
+        return None if left is None else left.select(LATER.names)
+
+
 BOUGHT = pa.schema([("customer", pa.int64()), ("until_us", pa.int64()), ("orders", pa.int64())])
+COUNT = {"orders": pa.int64()}
+WINDOWS = (
+    # It expires only if the job stands for a day: the timer fails if it finds no count.
+    df.MapState("windows", (), pa.int64(), COUNT, ttl=sf.Ttl(DAY_US, "processing_time")),
+    # The same once more. Nothing is ever deleted of it, so it grows unless it expires.
+    df.MapState("recent", (), pa.int64(), COUNT, ttl=sf.Ttl(REMEMBERED_US)),
+)
 
 
-def count_by_window(key: int, rows: np.ndarray, state: dict[int, int], timers: Any) -> None:
+def count_by_window(key: int, rows: np.ndarray, state: Any, timers: Any) -> None:
     """The orders of one customer by the ends of windows, with a timer at each."""
     for at_us in rows["at"].astype(np.int64).tolist():
         until_us = (at_us // WINDOW_US + 1) * WINDOW_US
-        if until_us not in state:
+        if until_us not in state.windows:
             timers.set(until_us)
-        state[until_us] = state.get(until_us, 0) + 1
+        state.recent[until_us] = state.windows[until_us] = state.windows.get(until_us, 0) + 1
 
 
-def window_has_ended(key: int, timestamp: int, state: dict[int, int]) -> tuple[int, int, int]:
-    return key, timestamp, state.pop(timestamp)
+def window_has_ended(key: int, timestamp: int, state: Any, timers: Any) -> tuple[int, int, int]:
+    """The count, or -1 if the state beside it has another one or remembers for too long.
+
+    The end of time is no time: nothing expires at it.
+    """
+    count = state.windows.pop(timestamp)
+    is_known = state.recent.get(timestamp, count) == count
+    is_old = timers.watermark < END_US and min(state.recent, default=timestamp) <= timestamp - LONG_GONE_US
+    return key, timestamp, count if is_known and not is_old else -1
 
 
 def soaked(folder: Path) -> df.Dataflow:
@@ -74,7 +128,15 @@ def soaked(folder: Path) -> df.Dataflow:
         uid="orders",
         event_time=df.EventTime("at", out_of_order_us=OUT_OF_ORDER_US),
     )
-    paid = orders.filter(pc.field("amount") > 0, uid="paid").select("order", "customer", "amount", "at", uid="columns")
+    # Its one row holds time up for all that follows, until it is idle.
+    quiet = flow.source(
+        ParquetSource(folder / "quiet", schema=ORDERS, grows=True, until=END),
+        uid="quiet",
+        event_time="at",
+        idle_after=IDLE_US,
+    )
+    both = orders.apply(Both(), quiet, uid="both")
+    paid = both.filter(pc.field("amount") > 0, uid="paid").select("order", "customer", "amount", "at", uid="columns")
     once = paid.key_by("order").deduplicate(within=FORGOTTEN_US, time="at", uid="once")
     named = once.apply(BroadcastJoin("customer", columns=["segment"]), customers.broadcast(), uid="segments")
 
@@ -87,13 +149,15 @@ def soaked(folder: Path) -> df.Dataflow:
 
     bought = named.key_by("customer").apply_per_key(
         count_by_window,
-        state=df.MapState("windows", (), pa.int64(), {"orders": pa.int64()}),
+        state=WINDOWS,
         timers="event_time",
         on_timer=window_has_ended,
         output=BOUGHT,
         uid="bought",
     )
     bought.apply(sink(folder, "bought"), uid="bought-out")
+
+    named.key_by("order").apply(Later(), uid="later").apply(sink(folder, "later"), uid="later-out")
 
     loop = flow.loop(LAP)
     begun = named.map(with_laps, LAP, uid="with-laps")

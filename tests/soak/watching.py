@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -33,6 +35,8 @@ class Sample(NamedTuple):
     prepared: int
     """Files that its sinks have prepared and not committed."""
     checkpoint_id: int
+    taken_s: float
+    """When the newest checkpoint was taken, by the clock."""
     processor_s: float
     """Of the process and all below it."""
 
@@ -41,14 +45,16 @@ def sample(folder: Path, pid: int, *, at_s: float, age_s: float) -> Sample:
     pids = family(pid)
     # What is under way has another name, and all of it may be gone at the next look: ``walk``
     # passes that over.
-    records = [int(path.stem) for path in (folder / "store" / "checkpoints").glob("[0-9]*.json")]
+    records = {int(path.stem): path for path in (folder / "store" / "checkpoints").glob("[0-9]*.json")}
+    newest = max(records, default=0)
     return Sample(
         at_s=at_s,
         age_s=age_s,
         memory_bytes=sum(map(_resident, pids)),
         objects=sum(len(names) for _, _, names in os.walk(folder / "store")),
         prepared=sum(name.endswith(".prepared") for _, _, names in os.walk(folder / "out") for name in names),
-        checkpoint_id=max(records, default=0),
+        checkpoint_id=newest,
+        taken_s=json.loads(records[newest].read_text())["created_at_us"] / 1e6 if newest else 0,
         processor_s=processor_seconds(*pids),
     )
 
@@ -68,33 +74,40 @@ class Growth(NamedTuple):
     what: str
     before: float
     after: float
-    slack: float
-    """By how much the second may be more, besides a quarter."""
+    slack: float = math.inf
+    """By how much the second may be more, besides a quarter. Infinite: it is shown, not judged."""
 
     @property
     def is_flat(self) -> bool:
         return self.after <= 1.25 * self.before + self.slack
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.before:,.1f}, later {self.after:,.1f}{'' if self.is_flat else ': it grows'}"
+        judged = "" if self.is_flat else ": it grows"
+        if self.slack == math.inf:
+            judged = " (it depends on what else the machine does, so it is not judged)"
+        return f"{self.what}: {self.before:,.1f}, later {self.after:,.1f}{judged}"
 
 
-def growth(samples: Sequence[Sample]) -> list[Growth]:
-    """The second quarter of the soak against the last, of processes that are warm."""
+def growth(samples: Sequence[Sample], *, samples_min: int = SAMPLES_MIN) -> list[Growth]:
+    """The second quarter of the soak against the last, of processes that are warm.
+
+    None if either has fewer samples than ``samples_min``.
+    """
     warm = [each for each in samples if each.age_s >= WARM_UP_S]
     quarters = [_quarter(warm, samples[-1].at_s, number) for number in (1, 3)]
-    if min(map(len, quarters)) < SAMPLES_MIN:
+    if min(map(len, quarters)) < samples_min:
         return []
 
-    def figure(what: str, of: Callable[[Sequence[Sample]], float], slack: float) -> Growth:
+    def figure(what: str, of: Callable[[Sequence[Sample]], float], *slack: float) -> Growth:
         before, after = map(of, quarters)
-        return Growth(what, before, after, slack)
+        return Growth(what, before, after, *slack)
 
     return [
         figure("memory, MB", lambda some: statistics.median(each.memory_bytes for each in some) / 1e6, 30),
         figure("objects of the store", lambda some: statistics.median(each.objects for each in some), 10),
         figure("prepared files", lambda some: statistics.median(each.prepared for each in some), 10),
-        figure("processor time of a checkpoint, ms", cost_of_checkpoint_ms, 5),
+        figure("processor time of a checkpoint, ms", lambda some: _of_checkpoint_ms(some, "processor_s"), 5),
+        figure("from one checkpoint to the next, ms", lambda some: _of_checkpoint_ms(some, "taken_s")),
     ]
 
 
@@ -102,10 +115,10 @@ def _quarter(samples: Sequence[Sample], end_s: float, number: int) -> list[Sampl
     return [each for each in samples if number <= 4 * each.at_s / end_s <= number + 1]
 
 
-def cost_of_checkpoint_ms(samples: Sequence[Sample]) -> float:
-    """The median of the processor time between two samples, by the checkpoints in between."""
+def _of_checkpoint_ms(samples: Sequence[Sample], time: str) -> float:
+    """The median of a time between two samples, by the checkpoints in between."""
     costs = [
-        1000 * (after.processor_s - before.processor_s) / (after.checkpoint_id - before.checkpoint_id)
+        1000 * (getattr(after, time) - getattr(before, time)) / (after.checkpoint_id - before.checkpoint_id)
         for before, after in itertools.pairwise(samples)
         if after.age_s > before.age_s
         and after.checkpoint_id > before.checkpoint_id

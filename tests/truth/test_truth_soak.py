@@ -1,7 +1,10 @@
-"""A minute of a soak: a job with every operator on both executors, fed and killed."""
+"""A minute of a soak: a job with every operator on both executors, fed and killed. And a minute and
+a half of it in process without a kill, in which a leak shows.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,10 @@ pytestmark = [pytest.mark.truth, pytest.mark.spark, pytest.mark.timeout(1500)]
 
 OBJECTS_MAX = 80
 """Of a store that keeps ten checkpoints: three objects each, and the layers below them."""
+MEMORY_MAX_MB = {"local": 600, "spark": 4_000}
+"""About twice of what the processes of a job have."""
+LEAK_MAX_MB = 50
+"""In three quarters of a minute. The memory of a job in process is the same to 20 MB."""
 
 
 def test_a_job_that_is_fed_and_killed_loses_and_repeats_nothing_and_its_store_stays_small(
@@ -25,11 +32,25 @@ def test_a_job_that_is_fed_and_killed_loses_and_repeats_nothing_and_its_store_st
             assert answers.differences(job.folder) == dict.fromkeys(answers.EXPECTED, 0)
             assert max(sample.objects for sample in job.samples) <= OBJECTS_MAX
             assert max(sample.prepared for sample in job.samples) <= OBJECTS_MAX
+            assert max(sample.memory_bytes for sample in job.samples) / 1e6 <= MEMORY_MAX_MB[job.executor]
+
+
+def test_a_job_in_process_that_is_not_killed_leaks_nothing_and_a_quiet_source_holds_nothing_up(
+    tmp_path: Path,
+) -> None:
+    [job] = soak(tmp_path, minutes=1.5, executors=["local"], kill_every_s=math.inf)
+    assert answers.differences(job.folder) == dict.fromkeys(answers.EXPECTED, 0)
+    memory, objects, prepared, *_ = watching.growth(job.samples, samples_min=8)
+    assert memory.after <= memory.before + LEAK_MAX_MB
+    assert objects.is_flat
+    assert prepared.is_flat
+    windows_written_at = {path.stat().st_mtime // 5 for path in (job.folder / "out" / "windows").glob("*.parquet")}
+    assert len(windows_written_at) >= 3
 
 
 def test_what_grows_from_the_second_quarter_of_a_soak_to_the_last_is_told() -> None:
     def sample(at_s: int, *, memory: int, objects: int) -> watching.Sample:
-        return watching.Sample(at_s, 100 + at_s, memory, objects, 0, at_s, at_s / 100)
+        return watching.Sample(at_s, 100 + at_s, memory, objects, 0, at_s, at_s**2, at_s / 100)
 
     flat = [sample(at_s, memory=200_000_000 + at_s, objects=30 + at_s % 5) for at_s in range(160)]
     assert [figure.what for figure in watching.growth(flat) if not figure.is_flat] == []
