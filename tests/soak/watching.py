@@ -1,4 +1,4 @@
-"""Whether a job grows: its memory, the objects in its store, and what a checkpoint costs."""
+"""Whether a job grows: its memory, the objects in its store, and what its work costs."""
 
 from __future__ import annotations
 
@@ -106,8 +106,10 @@ def growth(samples: Sequence[Sample], *, samples_min: int = SAMPLES_MIN) -> list
         figure("memory, MB", lambda some: statistics.median(each.memory_bytes for each in some) / 1e6, 30),
         figure("objects of the store", lambda some: statistics.median(each.objects for each in some), 10),
         figure("prepared files", lambda some: statistics.median(each.prepared for each in some), 10),
-        figure("processor time of a checkpoint, ms", lambda some: _of_checkpoint_ms(some, "processor_s"), 5),
-        figure("from one checkpoint to the next, ms", lambda some: _of_checkpoint_ms(some, "taken_s")),
+        # Orders come at the same rate all the time. A busy machine takes fewer checkpoints of more
+        # orders each, so the cost of a checkpoint would say more of the machine than of the job.
+        figure("processor time in a second, ms", lambda some: _rate_ms(some, "processor_s", "at_s"), 20),
+        figure("from one checkpoint to the next, ms", lambda some: _rate_ms(some, "taken_s", "checkpoint_id")),
     ]
 
 
@@ -115,13 +117,13 @@ def _quarter(samples: Sequence[Sample], end_s: float, number: int) -> list[Sampl
     return [each for each in samples if number <= 4 * each.at_s / end_s <= number + 1]
 
 
-def _of_checkpoint_ms(samples: Sequence[Sample], time: str) -> float:
-    """The median of a time between two samples, by the checkpoints in between."""
-    costs = [
-        1000 * (getattr(after, time) - getattr(before, time)) / (after.checkpoint_id - before.checkpoint_id)
+def _rate_ms(samples: Sequence[Sample], time: str, unit: str) -> float:
+    """The median of a time that passes between two samples, for each unit in between."""
+    rates = [
+        1000 * (getattr(after, time) - getattr(before, time)) / (getattr(after, unit) - getattr(before, unit))
         for before, after in itertools.pairwise(samples)
         if after.age_s > before.age_s
         and after.checkpoint_id > before.checkpoint_id
         and after.processor_s >= before.processor_s
     ]
-    return statistics.median(costs) if costs else 0.0
+    return statistics.median(rates) if rates else 0.0

@@ -49,14 +49,16 @@ def test_a_job_in_process_that_is_not_killed_leaks_nothing_and_a_quiet_source_ho
 
 
 def test_what_grows_from_the_second_quarter_of_a_soak_to_the_last_is_told() -> None:
-    def sample(at_s: int, *, memory: int, objects: int) -> watching.Sample:
-        return watching.Sample(at_s, 100 + at_s, memory, objects, 0, at_s, at_s**2, at_s / 100)
+    def sample(at_s: int, *, memory: int, objects: int, processor_s: float) -> watching.Sample:
+        return watching.Sample(at_s, 100 + at_s, memory, objects, 0, at_s, at_s**2, processor_s)
 
-    flat = [sample(at_s, memory=200_000_000 + at_s, objects=30 + at_s % 5) for at_s in range(160)]
+    flat = [
+        sample(at_s, memory=200_000_000 + at_s, objects=30 + at_s % 5, processor_s=at_s / 100) for at_s in range(160)
+    ]
     assert [figure.what for figure in watching.growth(flat) if not figure.is_flat] == []
-    growing = [sample(at_s, memory=2_000_000 * at_s, objects=at_s) for at_s in range(160)]
+    growing = [sample(at_s, memory=2_000_000 * at_s, objects=at_s, processor_s=at_s**2 / 1000) for at_s in range(160)]
     told = [figure.what for figure in watching.growth(growing) if not figure.is_flat]
-    assert told == ["memory, MB", "objects of the store"]
+    assert told == ["memory, MB", "objects of the store", "processor time in a second, ms"]
 
 
 def test_an_order_that_is_fed_twice_and_one_that_is_lost_are_both_told(tmp_path: Path) -> None:
