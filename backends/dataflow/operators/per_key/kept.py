@@ -174,13 +174,11 @@ class _KeptRows(Kept):
         columns = [self._python(rows.column(item.name), item.name, numbers) for item in self._fields]
         return columns[0] if self._made is None else list(map(self._made, *columns))
 
-    def _same(self, old: Any, new: Any) -> bool:
-        """Whether two lists or dicts are the same; −0.0 is not 0.0."""
-        return bool(old == new) and not (self._signed and self._holds_zero(new) and repr(old) != repr(new))
-
-    def _holds_zero(self, found: Any) -> bool:
-        values = found.values() if isinstance(found, Mapping) else found
-        return self._nested or 0.0 in (values if self._made is None else chain.from_iterable(values))
+    def _signs_differ(self, old: Any, new: Any) -> bool:
+        """Whether equal lists or dicts of floats have 0.0 and −0.0 at the same place."""
+        values = new if isinstance(new, list) else new.values()
+        zero = self._nested or 0.0 in (values if self._made is None else chain.from_iterable(values))
+        return zero and repr(old) != repr(new)
 
     def _differ(self, was: Any, value: Any) -> bool:
         return bool(was != value) or (self._signed and repr(was) != repr(value))
@@ -230,7 +228,7 @@ class KeptMap(_KeptRows):
         put: tuple[list[int], list[Any], list[Any]] = [], [], []
         for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
             told = new.told if isinstance(new, _TellingDict) else ()
-            if not told and self._same(old, new):
+            if new == old and not told and not (self._signed and self._signs_differ(old, new)):
                 continue
             if new is not None and not isinstance(new, Mapping):
                 raise self._wrong(number, new, "a dict")
@@ -301,12 +299,13 @@ class KeptList(_KeptRows):
         lengths: list[tuple[int, int]] = []
         added: list[Any] = []
         for number, (old, new) in enumerate(zip(self._old, objects, strict=True)):
-            if self._same(old, new):
+            if new == old and not (self._signed and self._signs_differ(old, new)):
                 continue
             if new is not None and not isinstance(new, list):
                 raise self._wrong(number, new, "a list")
             fresh = new or []
-            if old and self._same(old, fresh[: len(old)]):
+            begin = fresh[: len(old)]
+            if old and begin == old and not (self._signed and self._signs_differ(old, begin)):
                 fresh = fresh[len(old) :]
             elif old:
                 cleared.append(number)
