@@ -1,6 +1,6 @@
 """``python -m tests.soak --minutes 60``: a job with every operator on both executors, fed for an
 hour, and killed once a minute, every second time by SIGTERM. Its output must equal what SQL makes
-of the same files, and nothing may grow: memory, objects, the cost of a checkpoint. The exit status
+of the same files, and nothing may grow: memory, objects, what its work costs. The exit status
 is 0 only then.
 """
 
