@@ -18,6 +18,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -367,6 +368,8 @@ def _same(found: pa.Table | None, wanted: pa.Table, what: str) -> None:
 def attach(port: int, secret: str) -> Any:
     """The Spark of another process, for a driver in this one."""
     os.environ |= {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    # The server of forks may be older than the session, whose fixture sets it.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
