@@ -1,4 +1,4 @@
-"""The core broken on purpose, in eighteen ways that somebody could break it without noticing. The
+"""The core broken on purpose, in nineteen ways that somebody could break it without noticing. The
 simulator must.
 
 Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS`
@@ -269,6 +269,17 @@ def return_what_has_expired() -> AbstractContextManager[Any]:
     return patch.object(Expiry, "hide", lambda self, slots, at=None: slots)
 
 
+def expire_by_event_time_only() -> AbstractContextManager[Any]:
+    """The clock of rows that expire by processing time stands still."""
+    right = Expiry.advance
+
+    def advance(self: Expiry, now_us: int) -> None:
+        if self.ttl.clock == "event_time":
+            right(self, now_us)
+
+    return patch.object(Expiry, "advance", advance)
+
+
 MUTATIONS: dict[str, Mutation] = {
     "drop the ended-channel mark": drop_the_ended_channel_mark,
     "log all loop records": log_all_loop_records,
@@ -288,4 +299,5 @@ MUTATIONS: dict[str, Mutation] = {
     "name parents by id only": name_parents_by_id_only,
     "forget what a sink put off": forget_what_a_sink_put_off,
     "return what has expired": return_what_has_expired,
+    "expire by event time only": expire_by_event_time_only,
 }

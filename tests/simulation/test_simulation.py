@@ -50,6 +50,7 @@ FINDS = {
     "name parents by id only": (43,),
     "forget what a sink put off": (0, 1),
     "return what has expired": (27, 28),
+    "expire by event time only": (9, 13),
 }
 """Seeds that find each, the first to be tried; ``python -m tests.simulation --mutations`` finds
 them anew.

@@ -65,7 +65,10 @@ LIFE = SplitList("life", LIFE_SCHEMA)
 TABLE_SCHEMA = pa.schema([("id", pa.int64()), ("path", pa.string())])
 
 Rows = list[dict[str, Any]]
+AT = pa.schema([pa.field("at_us", pa.int64())])
 DELAY_US = 9_000
+FRESH_US = 30_000
+"""How long an element of a list lives by the clock."""
 
 
 def batch_of(rows: Rows, schema: pa.Schema = RECORD) -> pa.RecordBatch:
@@ -195,12 +198,39 @@ class Merge(Watched):
     """The same for several inputs; it keeps its life."""
 
 
-class Count(Watched):
+class Remembering(Watched):
+    """Keeps when the records of each key came, in a list that expires by the clock and in one that
+    does not, and compares both.
+    """
+
+    holds = (
+        ListState("fresh", KEY, AT, ttl=Ttl(FRESH_US, clock="processing_time")),
+        ListState("all", KEY, AT),
+    )
+
+    def remember(self, key: int) -> None:
+        """Compare what both lists hold of a key, and add the time it is to both."""
+        fresh, kept = (self.context.list_state(name) for name in ("fresh", "all"))
+        now_us = self.context.processing_time_us
+        came = [row["at_us"] for row in kept.get_one(key)]
+        found, wanted = [row["at_us"] for row in fresh.get_one(key)], [at for at in came if now_us < at + FRESH_US]
+        if found != wanted:
+            self.witness._violated(self.uid, self.subtask, f"at {now_us} key {key} holds {found}, and not {wanted}")
+        if len(came) > len(wanted) + 2:
+            kept.clear_one(key)
+            for at in wanted:
+                kept.append_one((key,), at_us=at)
+        for state in (fresh, kept):
+            state.append_one((key,), at_us=now_us)
+
+
+class Count(Remembering):
     """Counts the records of each key, for ever and lately, and looks at one of them again and
     again; it writes all of this into them.
     """
 
     holds = (
+        *Remembering.holds,
         ValueState("count", KEY, {"n": pa.int64()}),
         ValueState("lately", KEY, {"n": pa.int64()}, ttl=Ttl(LIVES_US)),
         MapState("looked", KEY, pa.int64(), {}, ttl=Ttl(LIVES_US, refresh="read_and_write")),
@@ -211,6 +241,7 @@ class Count(Watched):
         out = []
         for row in rows:
             key = row["key"]
+            self.remember(key)
             old = counts.get_one(key)
             n = old["n"] + 1 if old else 1
             counts.put_one((key,), n=n)
@@ -271,15 +302,16 @@ def window_end(ts: int) -> int:
     return (ts // WINDOW_US + 1) * WINDOW_US
 
 
-class Latest(Watched):
+class Latest(Remembering):
     """Holds the newest record of each key in a map, and the others go."""
 
-    holds = (MapState("latest", KEY, pa.string(), {"row": pa.string()}),)
+    holds = (*Remembering.holds, MapState("latest", KEY, pa.string(), {"row": pa.string()}))
 
     def take(self, rows: Rows, input: int) -> Rows:
         state = self.context.map_state("latest")
         out: Rows = []
         for row in rows:
+            self.remember(row["key"])
             out += [json.loads(old["row"]) for old in state.get_one(row["key"]).values()]
             state.clear_one(row["key"])
             state.put_one((row["key"],), f"{row['id']}{row['path']}", row=json.dumps(row))
@@ -312,14 +344,15 @@ class Recent(Watched):
         return [{name: row[name] for name in RECORD.names} for row in rows]
 
 
-class Delay(Watched):
+class Delay(Remembering):
     """Holds each record in a timer of processing time; what is left at the end goes out then."""
 
-    holds = (Timers("later", KEY, VALUES, clock="processing_time"),)
+    holds = (*Remembering.holds, Timers("later", KEY, VALUES, clock="processing_time"))
 
     def take(self, rows: Rows, input: int) -> Rows:
         now_us = self.context.processing_time_us
         for row in rows:
+            self.remember(row["key"])
             held = {name: value for name, value in row.items() if name != "key"}
             tag = f"{now_us} {row['id']}{row['path']}"
             self.context.timers("later").set_one((row["key"],), now_us + row["id"] % 5 * DELAY_US, tag, **held)
