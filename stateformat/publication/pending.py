@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -191,9 +191,10 @@ class PendingCheckpoint:
         """Say what time it was for an operator, before :meth:`publish`.
 
         Event time is the least watermark of its subtasks. Readers hide the rows of its states that
-        had expired by then, and processing time goes on from there. Where snapshots say it
-        (``SnapshotWriter.set_now``), their least time counts instead. A state whose time is not
-        said keeps that with which it was declared, so that of the checkpoint it comes from.
+        had expired by then, and processing time goes on from there. Snapshots may say it too
+        (``SnapshotWriter.set_now``): of event time, their least counts instead; of processing
+        time, the latest of all. A state whose time is not said keeps that with which it was
+        declared, so that of the checkpoint it comes from.
         """
         self._draft.graph.operator(operator)
         times = {"event_time": event_time_us, "processing_time": processing_time_us}
@@ -419,17 +420,25 @@ class PendingCheckpoint:
 
 
 def _with_times(states: tuple[State, ...], snapshots: Iterable[Snapshot]) -> tuple[State, ...]:
-    """Return the states with the least time that a snapshot says for each."""
-    least: dict[tuple[str, str], int] = {}
+    """Return the states with the times that the snapshots say: the least of event time.
+
+    The latest of processing time, as a subtask may have dropped what had expired by then.
+    """
+    said: dict[tuple[str, str], list[int]] = {}
     for snapshot in snapshots:
         for name, now_us in snapshot.times:
-            place = (snapshot.operator, name)
-            least[place] = min(now_us, least.get(place, now_us))
-    times = [least.get((state.operator, state.name)) for state in states]
-    return tuple(
-        state if now_us is None else replace(state, ttl_now_us=clock_us(now_us))
-        for state, now_us in zip(states, times, strict=True)
-    )
+            said.setdefault((snapshot.operator, name), []).append(now_us)
+    return tuple(_with_time(state, said.get((state.operator, state.name), ())) for state in states)
+
+
+def _with_time(state: State, said: Sequence[int]) -> State:
+    if not said:
+        return state
+    if state.by_processing_time:
+        now_us = max(said) if state.ttl_now_us is None else max(*said, state.ttl_now_us)
+    else:
+        now_us = min(said)
+    return replace(state, ttl_now_us=clock_us(now_us))
 
 
 def _unanswered(missing: Outstanding) -> Problem:

@@ -18,7 +18,7 @@ import stateformat as sf
 from stateformat.backends.querying import query
 from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.inspecting import key_history, top_document
-from stateformat.model import State
+from stateformat.model import State, TimerClock
 from stateformat.reading import key_table
 from stateformat.ttl import NO_TIME_US, TTL_COLUMN, Ttl
 from tests.data_world import same_rows
@@ -219,6 +219,33 @@ def test_the_clock_of_another_kind_does_not_count(tmp_path: Path) -> None:
     store = published(tmp_path, state(Ttl(10, "processing_time")), rows((1, 100)), 1000)
     assert store.open().states[0].ttl_now_us is None
     assert keys_of(store) == [1]
+
+
+@pytest.mark.parametrize(
+    ("clock", "job_us", "found_us"),
+    [
+        ("event_time", None, 100),
+        ("event_time", 90, 100),
+        ("processing_time", None, 109),
+        ("processing_time", 90, 109),
+        ("processing_time", 120, 120),
+    ],
+)
+def test_of_the_subtasks_times_the_least_of_event_time_counts_and_the_latest_of_processing_time(
+    tmp_path: Path, clock: TimerClock, job_us: int | None, found_us: int
+) -> None:
+    """The second subtask may have dropped at 109 what the first still had at 100."""
+    store = sf.open(str(tmp_path))
+    graph = sf.JobGraph((sf.Operator("op", 2, 4),))
+    pending = store.begin(job_id="j", graph=graph, states=[state(Ttl(10, clock))], parent=None)
+    for subtask, now_us in enumerate((100, 109)):
+        with pending.context.subtask("op", subtask) as writer:
+            writer.empty("s")
+            writer.set_now("s", now_us)
+        pending.add(writer)
+    pending.set_now("op", event_time_us=job_us, processing_time_us=job_us)
+    pending.publish()
+    assert store.open().states[0].ttl_now_us == found_us
 
 
 def test_a_restore_hides_by_the_saved_ttl_whatever_the_program_declares(tmp_path: Path) -> None:
