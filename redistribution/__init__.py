@@ -1,10 +1,10 @@
-"""Who gets what: the plan of a restore. Handles in, plan out; nothing here opens a file.
+"""Who gets what: makes the plan of a restore from handles. Nothing here opens a file.
 
 Read ``restore_plan`` (how a plan is made) and ``tables`` (the arrays that all rules work on), then
 one rule for each mode: ``keyed``, ``even_split``, ``union``, ``broadcast``, ``in_flight``,
-``progress``. ``rules`` refuses what cannot be restored. A plan is read in ``plan``, ``plan_text``,
-``plan_document``, ``operator_plan`` and ``columns``; ``rescale`` makes the content of a new
-checkpoint of it.
+``progress``. ``rules`` refuses what cannot be restored. ``plan``, ``plan_text``, ``plan_document``,
+``operator_plan`` and ``columns`` are for reading a plan; ``rescale`` makes the content of a new
+checkpoint from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Broadcast state: every new subtask gets exactly one copy, and all copies are equal.
 
-New subtask *i* gets its own copy where old subtask *i* reported one, otherwise that of the running
+New subtask *i* gets its own copy if old subtask *i* reported one, otherwise that of the running
 reporter number *i* mod *k* of *k*. An empty copy is a copy.
 """
 
@@ -26,7 +26,8 @@ def copy_broadcast(handles: Handles, states: States) -> Slices:
     reporters = np.bincount(state, minlength=len(states.operator))
     first_reporter = np.cumsum(reporters) - reporters
 
-    # Pairs of a state with reporters and a new subtask, and the reporter whose copy it gets.
+    # Pairs of a state with reporters and a new subtask, and the reporter whose copy the subtask
+    # gets.
     target_state, target = spread(np.where(reporters > 0, states.parallelism, 0))
     widest = int(max(subtask.max(), target.max(initial=0))) + 1
     reporter_key, target_key = state * widest + subtask, target_state * widest + target

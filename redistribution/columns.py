@@ -13,7 +13,7 @@ from stateformat.states import type_text, widening_faults
 
 
 class ColumnAction(StrEnum):
-    """What becomes of a column: the first of these that applies."""
+    """What happens to a column: the first of these that applies."""
 
     REFUSED = "refused"
     DROPPED = "dropped"
@@ -31,7 +31,7 @@ class ColumnPlan:
     state: str
     action: ColumnAction
     column: str | None
-    """The name that the program declares; None if the column goes."""
+    """The name that the program declares; None if the column is dropped."""
     saved: str | None
     """The name in the checkpoint; None if the column is added."""
     type: str | None = None
@@ -41,7 +41,7 @@ class ColumnPlan:
     """The value of an added column in older rows, as text; None means null."""
 
     def __str__(self) -> str:
-        """Return the column and what becomes of it, as a phrase."""
+        """Return the column and what happens to it, as a phrase."""
         before, after = f"{self.saved} {self.saved_type}", f"{self.column} {self.type}"
         if self.saved is None:
             then = "null" if self.default is None else repr(self.default)
@@ -54,10 +54,11 @@ class ColumnPlan:
 
 
 def column_plans(saved: State, wanted: State | None, given_up: Collection[str]) -> tuple[ColumnPlan, ...]:
-    """Plan the columns of a state: those that are declared, in their order, then those that go.
+    """Plan the columns of a state: those that are declared, in their order, then those to be
+    dropped.
 
     ``wanted``: the declaration of the program; None keeps all columns but those ``given_up``.
-    Nested fields follow their column where it is kept and they change.
+    Nested fields follow their column if it is kept and they change.
     """
     fixed = {*saved.key_columns, "_map_key"}
     wanted = wanted or _without(saved, given_up)
@@ -66,7 +67,7 @@ def column_plans(saved: State, wanted: State | None, given_up: Collection[str]) 
 
 
 def lost_columns(plans: Sequence[ColumnPlan]) -> list[str]:
-    """Return the columns that would go though the caller has not given them up."""
+    """Return the columns that would be dropped although the caller has not given them up."""
     return [str(plan.saved) for plan in plans if plan.action is ColumnAction.REFUSED and plan.column is None]
 
 

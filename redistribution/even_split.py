@@ -1,10 +1,11 @@
 """Even-split state: lists of entries, put together and cut into contiguous chunks.
 
-Where the parallelism stays and every subtask runs, each keeps its own entries. Otherwise, for each
-state of an operator in byte order of names: the entries of all reporters, in subtask order, are cut
-into *p* chunks, of which the first ``entries mod p`` are one longer. Chunks go to subtasks start,
-start + 1, … modulo *p*. The start of an operator's first state is 0 and moves on by ``entries mod
-p`` from state to state, so the remainders of several short lists go to different subtasks.
+If the parallelism stays the same and every subtask runs, each keeps its own entries. Otherwise, for
+each state of an operator in byte order of names: the entries of all reporters, in subtask order,
+are cut into *p* chunks, of which the first ``entries mod p`` are one longer. Chunks go to subtasks
+start, start + 1, … modulo *p*. The start of an operator's first state is 0 and moves on by
+``entries mod p`` from state to state, so the remainders of several short lists go to different
+subtasks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Chunks:
 def distribute_evenly(rows: Ints, sharer: Ints, parallelism: Ints) -> Chunks:
     """Cut units of ``rows`` entries into ``parallelism`` chunks each, the longer chunks first.
 
-    Units with equal ``sharer`` are neighbors; the start runs on from one to the next.
+    Units with equal ``sharer`` are neighbors; the start moves on from one to the next.
     """
     base, longer = rows // parallelism, rows % parallelism
     passed = before(longer)[:-1]
@@ -58,7 +59,7 @@ def split_evenly(handles: Handles, states: States) -> Slices:
 def _split(handles: Handles, states: States) -> Slices:
     if not len(handles):
         return Slices.none()
-    # Handles and chunks both tile the axis of all entries of all states.
+    # Both handles and chunks cover the axis of all entries of all states, without gaps or overlaps.
     handle_start = before(handles.rows)[:-1]
     first = np.flatnonzero(run_starts(handles.state))
     state = handles.state[first]

@@ -3,11 +3,11 @@
 They belong to the receiver, under the state of their edge. By the edge's partitioner:
 
 - *hash*: they go to the owner of the key group, as keyed state does.
-- *rebalance*, and feedback edges that are forward or rescale: where the receiver's parallelism
-  stays and all its subtasks run, each keeps its own. Otherwise each old channel (sender to
-  receiver) is cut into chunks as even-split state is. The start runs on over the channels of an
-  operator: edges in byte order of their states' names, then receivers, then senders. - *broadcast*,
-  which only a feedback edge may be: each keeps its own; another parallelism is refused.
+- *rebalance*, and feedback edges that are forward or rescale: if the receiver's parallelism stays
+  the same and all its subtasks run, each keeps its own. Otherwise each old channel (sender to
+  receiver) is cut into chunks as even-split state is. The start moves on over the channels of an
+  operator: edges in byte order of their states' names, then receivers, then senders.
+- *broadcast*, allowed only for feedback edges: each keeps its own; another parallelism is refused.
 
 No other edge may hold records (``compatibility`` refuses). On edges that are not hash edges groups
 are senders (SPEC.md section 4.3), so the manifest knows the length of every channel.
@@ -33,8 +33,8 @@ from .tables import Handles, Slices, States
 def distribute_in_flight(handles: Handles, states: States, *, by_key: Mask, stays: Mask) -> Slices:
     """Return slices of in-flight handles.
 
-    ``by_key`` and ``stays`` say of each state whether it goes by key group or is kept as it is. A
-    slice may be a part of a channel: then its groups are one sender, and it has fewer rows than
+    ``by_key`` and ``stays`` say of each state whether it is distributed by key group or kept as it
+    is. A slice may be part of a channel: then its groups are one sender, and it has fewer rows than
     that group.
     """
     keyed = by_key[handles.state]
@@ -52,7 +52,7 @@ def distribute_in_flight(handles: Handles, states: States, *, by_key: Mask, stay
 def in_segment_order(slices: Slices, table: pa.Table) -> Slices:
     """Sort in-flight slices so that each subtask reads a segment, and so each channel, in order.
 
-    ``table`` is the manifest. Segments follow each other as they first appear in it.
+    ``table`` is the manifest. Segments are in the order in which they first appear in it.
     """
     if not len(slices):
         return slices
@@ -60,7 +60,7 @@ def in_segment_order(slices: Slices, table: pa.Table) -> Slices:
     handle = slices.handle - low
     named = np.bincount(handle)
     used, table = np.flatnonzero(named), table.slice(low, len(named))
-    # Usually each handle is a whole segment, which it shares with no other.
+    # Usually each handle is a whole segment that no other handle shares.
     if bool((table["rows"].to_numpy()[used] == table["segment_rows"].to_numpy()[used]).all()):
         return slices
     segments = pc.dictionary_encode(table["path"].take(pa.array(used)).combine_chunks())

@@ -19,10 +19,10 @@ _WALK = 8
 
 
 def cut_keyed(handles: Handles, states: States) -> Slices:
-    """Cut each handle at the borders of the new subtasks' ranges; a part without rows is no slice.
+    """Cut each handle at the borders of the new subtasks' ranges; parts without rows make no slice.
 
-    A slice holds whole key groups and begins and ends with one that has rows. The slices of a
-    handle ascend by key group. Raises ``DamagedCheckpoint`` where the rows per group do not add up.
+    A slice has whole key groups and begins and ends with one that has rows. The slices of a handle
+    ascend by key group. Raises ``DamagedCheckpoint`` if the rows per group do not add up.
     """
     handles = handles.where(handles.rows > 0)
     owner_first, owner_last, bounds, bounds_start = _owners(handles, states)
@@ -50,7 +50,7 @@ def _owners(handles: Handles, states: States) -> tuple[Ints, Ints, Ints, Ints]:
     sizes = np.array([len(table) for table in tables], dtype=np.int64)
     bounds = np.concatenate([*tables, np.zeros(1, dtype=np.int64)])
     bounds_start = before(sizes)[shape_of] if tables else shape_of
-    # One search for all: each table of bounds is lifted above the one before it, as are its groups.
+    # One search for all: each table of bounds, and its groups, is shifted above the one before it.
     lifted = bounds[:-1] + np.repeat(np.arange(len(tables)), sizes) * _LIFT
     lift, start = shape_of[handles.state] * _LIFT, bounds_start[handles.state]
     first = np.searchsorted(lifted, handles.first_group + lift, side="right") - 1 - start
@@ -65,7 +65,7 @@ def _owners(handles: Handles, states: States) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _pieces(handles: Handles, chosen: Ints, owner: Ints, first: Ints, last: Ints) -> Slices:
-    """Return slices of the groups ``first`` … ``last``, which tile the ``chosen`` handles."""
+    """Return slices of the groups ``first`` … ``last``, which cover the ``chosen`` handles."""
     shift = handles.group_start[chosen] - handles.first_group[chosen]
     first, last = first + shift, last + shift
     rows = handles.group_rows.sums(first, last + 1)
@@ -98,7 +98,7 @@ def _trim(group_rows: GroupRows, end: Ints, step: int) -> Ints:
     if not len(bare):
         return end
     end = end.copy()
-    # Most runs of empty groups are short, where walking is cheapest; a search ends the long ones.
+    # Most runs of empty groups are short, so walking is cheapest; a search ends the long ones.
     for _ in range(_WALK):
         end[bare] += step
         bare = bare[group_rows.at(end[bare]) == 0]

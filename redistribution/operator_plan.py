@@ -49,7 +49,7 @@ class OperatorPlan:
 
 
 def operator_plans(match: Match, resolved: JobGraph) -> tuple[OperatorPlan, ...]:
-    """Plan the operators of the resolved topology in its order, then those that it lacks."""
+    """Plan the operators of the resolved topology in its order, then those not in it."""
     rows: Counter[str] = Counter()
     for (uid, _), count in match.rows.items():
         rows[uid] += count

@@ -1,4 +1,4 @@
-"""A restore plan as a value: who reads what, what is not started, what is refused and why."""
+"""A restore plan as a value: who reads what, what is not started, and what is refused and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHARED = (Mode.UNION.value, Mode.PROGRESS.value)
 
 @dataclass(frozen=True, repr=False)
 class RestorePlan(PlanDocument):
-    """Who reads what, what is not started, what is refused and why."""
+    """Who reads what, what is not started, and what is refused and why."""
 
     def __repr__(self) -> str:
         return (
@@ -35,7 +35,7 @@ class RestorePlan(PlanDocument):
         )
 
     def _repr_html_(self) -> str:
-        """Who starts how, and what refuses, for notebooks."""
+        """Which operators start and how, and what is refused, for notebooks."""
         from stateformat.html import plan_html
 
         def document() -> dict[str, Any]:
@@ -55,13 +55,13 @@ class RestorePlan(PlanDocument):
 
     @property
     def refused(self) -> bool:
-        """Whether anything refuses."""
+        """Whether anything is refused."""
         return bool(self.refusals)
 
     def check(self, checkpoint: ParentRef | None = None) -> None:
         """Raise ``RestoreRefused`` with every refusal, if there is any.
 
-        Raises ``InvalidInput`` if the plan was made of another checkpoint than this one.
+        Raises ``InvalidInput`` if the plan was made from another checkpoint.
         """
         if checkpoint is not None and checkpoint != self.source:
             raise InvalidInput(
@@ -78,8 +78,8 @@ class RestorePlan(PlanDocument):
     def slices(self) -> pa.Table:
         """All slices (``SLICE_SCHEMA``), one per subtask that reads it; null for the driver's.
 
-        Grows with old times new parallelism for union state; ``assigned`` and :meth:`slices_of` do
-        not.
+        For union state their number grows with the old parallelism times the new; that of
+        ``assigned`` and :meth:`slices_of` does not.
         """
         every = self._shared
         if not every.any():
@@ -100,8 +100,8 @@ class RestorePlan(PlanDocument):
     def slices_of(self, operator: str, subtask: int | None, state: str | None = None) -> pa.Table:
         """Return the slices (``SLICE_SCHEMA``) that one new subtask reads, of one state or of all.
 
-        ``subtask`` None gives what the driver takes: coordinator state and committables. Empty for
-        names that do not exist. Costs a lookup and a binary search per state.
+        With ``subtask`` None, returns what the driver takes: coordinator state and committables.
+        Empty for names that do not exist. Costs a lookup and a binary search per state.
         """
         names = [state] if state is not None else self._states_of.get(operator, [])
         found = [self._slices_of(operator, name, subtask) for name in names]
@@ -129,7 +129,7 @@ class RestorePlan(PlanDocument):
         and bytes int64.
 
         One row per subtask that is started, in order of ``operators`` and subtask. Bytes are stored
-        sizes, and rows of layers are counted as stored. What the driver takes is left out.
+        sizes, and rows of layers are counted as stored. What the driver takes is not included.
         """
         started = [operator for operator in self.operators if operator.starts]
         sizes = np.array([operator.parallelism for operator in started], dtype=np.int64)

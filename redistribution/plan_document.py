@@ -1,4 +1,4 @@
-"""A restore plan as a JSON document, with what becomes of each state in words."""
+"""A restore plan as a JSON document, with what happens to each state in words."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str | None = None) -> Document:
-    """The plan as ``RestorePlan.to_json`` writes it, what each subtask reads, and the states.
+    """Return the plan as ``RestorePlan.to_json`` writes it, what each subtask reads, and the
+    states.
 
-    Whatever is as long as the plan stays in columns (``documents``).
+    Whatever grows with the plan stays in columns (``documents``).
     """
     operators = {operator.uid: operator for operator in plan.operators}
     columns: dict[tuple[str, str], list[ColumnPlan]] = {}
@@ -52,7 +53,7 @@ def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str 
 
 
 def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
-    """The columns of a state that the program does not declare: they stay if it is restored."""
+    """Return the columns of a state that the program does not declare: all, if it is restored."""
     from stateformat.model import Mode
 
     operator = plan.by_operator[state.operator]
@@ -67,7 +68,7 @@ def _column(column: ColumnPlan) -> Document:
 
 
 def _loads(plan: RestorePlan) -> Iterator[Document]:
-    """What each operator that starts reads, together and per subtask."""
+    """Yield what each operator that starts reads, in total and per subtask."""
     load = plan.load()
     columns = {name: load[name].to_numpy() for name in ("subtask", "rows", "bytes")}
     start = 0
@@ -85,7 +86,7 @@ def _loads(plan: RestorePlan) -> Iterator[Document]:
 
 
 def rule(record: Record, plan: RestorePlan, uid: str, name: str) -> str:
-    """What becomes of a state, in words (in full: docs/redistribution.md)."""
+    """Return what happens to a state, in words (in full: docs/redistribution.md)."""
     from stateformat.graph import Status
     from stateformat.model import Mode
 
@@ -102,7 +103,7 @@ def rule(record: Record, plan: RestorePlan, uid: str, name: str) -> str:
     same = operator.parallelism == operator.old_parallelism and operator.status is Status.RUNNING
     number = operator.parallelism
     return {
-        Mode.KEYED: "each keeps its key groups" if same else f"key groups are cut anew for {number} subtasks",
+        Mode.KEYED: "each keeps its key groups" if same else f"key groups are redistributed over {number} subtasks",
         Mode.EVEN_SPLIT: "each keeps its own entries" if same else f"entries are split into {number} even chunks",
         Mode.UNION: "every subtask gets every entry",
         Mode.BROADCAST: "every subtask gets one copy",

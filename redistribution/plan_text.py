@@ -42,9 +42,11 @@ class PlanDocument:
     """The checkpoint."""
     job_id: str
     topology: JobGraph
-    """Resolved: max parallelism and key hash are filled in, and broken chains are gone."""
+    """Resolved: max parallelism and key hash are filled in, and broken chains are removed."""
     operators: tuple[OperatorPlan, ...]
-    """The operators of the topology in its order, then those of the checkpoint that it lacks."""
+    """The operators of the topology in its order, then those of the checkpoint that it does not
+    have.
+    """
     assigned: pa.Table
     """``SLICE_SCHEMA``. A slice that every subtask of its operator reads has a null subtask."""
     refusals: tuple[Refusal, ...] = ()
@@ -63,7 +65,7 @@ class PlanDocument:
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the object that :meth:`to_json` writes, ``slices`` still as Arrow columns."""
+        """Return the object that :meth:`to_json` writes, with ``slices`` still as Arrow columns."""
         return {
             "format": _FORMAT,
             "version": 1,

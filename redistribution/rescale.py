@@ -1,10 +1,10 @@
 """Rescales a checkpoint by a plan: which rows of which handle each new subtask owns.
 
-No segment is touched: the result is slices of the old manifest, from which ``manifest.slicing``
+Segments are not touched: the result is slices of the old manifest, from which ``manifest.slicing``
 makes the new one (SPEC.md sections 4.6 and 6.4). Keyed, even-split, in-flight and broadcast state
-go where the plan puts them. Of union state and progress, which a restore gives to every subtask,
-each handle has one owner: the handles of old reporter *j* of *k* go to new subtask ⌊j·p/k⌋. A
-running subtask that gets nothing of a state gets an empty handle.
+go where the plan puts them. Union state and progress, which a restore gives to every subtask, have
+one owner per handle: the handles of old reporter *j* of *k* go to new subtask ⌊j·p/k⌋. A running
+subtask that gets nothing of a state gets an empty handle.
 
 Fully finished operators stay as they are. Every other operator is running in all its subtasks;
 ``rescaled_from`` keeps its status for the rules of the graph.
@@ -50,10 +50,10 @@ class Rescaled:
 
 
 def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
-    """Distribute a checkpoint to new subtasks by a plan that was made of it.
+    """Distribute a checkpoint to new subtasks by a plan made from it.
 
-    Raises ``RestoreRefused`` where the plan refuses, and ``InvalidInput`` for another checkpoint's
-    plan.
+    Raises ``RestoreRefused`` if the plan refuses, and ``InvalidInput`` for a plan made from another
+    checkpoint.
     """
     record = checkpoint.record
     plan.check(record.ref)
@@ -73,7 +73,7 @@ def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
         for state, keep in zip(ordered, kept, strict=True)
     ]
     reporting = np.where(running, parallelism, 0)
-    # The plan is in the order of states too, so each block of handles has a part of it.
+    # The plan is in the order of states too, so each block of handles has one part of it.
     planned_state = handles.state[plan.assigned["handle"].to_numpy()]
     tables = []
     for numbers, bounds in blocks(handles.state, ordered):
@@ -101,7 +101,7 @@ def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
 
 
 def _is_kept(state: State, plan: RestorePlan) -> bool:
-    """Whether a state is not given up, and its operator, edge or coordinator still exists."""
+    """Return whether a state is not given up and its operator, edge or coordinator exists."""
     operator = plan.topology.by_uid.get(state.operator)
     if operator is None or f"{state.operator}/{state.name}" in plan.drop:
         return False

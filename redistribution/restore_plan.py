@@ -1,11 +1,11 @@
 """Plans who reads what when a checkpoint is restored into a topology.
 
-A plan is made from the record and the planning columns of the manifest and opens no segment. The
-rule of each mode turns the handles of many operators into slices in one pass. All rules that refuse
-are asked, so a plan names all reasons at once; it still shows the slices of operators whose numbers
-make sense.
+A plan is made from the record and the planning columns of the manifest, without opening a segment.
+The rule of each mode turns the handles of many operators into slices in one pass. All rules are
+checked, so a plan gives all reasons for a refusal at once; it still shows the slices of operators
+whose numbers make sense.
 
-A fully finished operator is not started, and only its committables are left. Every subtask of any
+A fully finished operator is not started, and only its committables remain. Every subtask of any
 other operator is started, even if it had finished: what the running ones reported is distributed
 among all.
 """
@@ -58,10 +58,10 @@ def plan_restore(
 ) -> RestorePlan:
     """Plan the restore of a checkpoint into a topology.
 
-    ``states``: what the new program declares; if empty, whatever the checkpoint has. Where an
-    operator declares any, it declares all its keyed, even-split, union and broadcast states that
-    have rows, with all their columns by field id. ``drop``: what the caller gives up: an operator
-    that is gone (``uid``), a state (``uid/state``) or a column (``uid/state.column``).
+    ``states``: what the new program declares; if empty, what the checkpoint has. An operator that
+    declares any state must declare all its keyed, even-split, union and broadcast states that have
+    rows, with all their columns by field id. ``drop``: what to discard: an operator that is gone
+    (``uid``), a state (``uid/state``) or a column (``uid/state.column``).
 
     Raises ``InvalidInput`` for a ``drop`` that names nothing, and ``DamagedCheckpoint`` for a
     manifest that contradicts its record. Everything else is a refusal in the plan.
@@ -102,7 +102,8 @@ def plan_restore(
     ]
     operators = operator_plans(match, resolved)
     of_modes = _Rules(match, ordered, _state_arrays(match, ordered, operators))
-    # All handles at once take more memory than the parts under way, read again.
+    # All handles at once take more memory than the parts being worked on, even if these are read
+    # again.
     tables = _in_threads(lambda part: of_modes.slices(read_part(table, ordered, numbers, part[1]), table), parts)
     return RestorePlan(
         source=record.ref,

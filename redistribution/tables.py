@@ -236,7 +236,7 @@ def read_handles(table: pa.Table, states: Sequence[State]) -> Handles:
 
 
 def read_part(table: pa.Table, states: Sequence[State], numbers: Ints, bounds: tuple[int, int]) -> Handles:
-    """Return one of :func:`blocks` of a manifest as :func:`read_handles` would.
+    """Return one of :func:`blocks` of a manifest, as :func:`read_handles` would.
 
     ``numbers`` are the :func:`state_numbers` of the whole manifest.
     """
@@ -258,7 +258,9 @@ def _read(table: pa.Table, states: Sequence[State], state: Ints, first_row: int)
 
 
 def _narrow(column: pa.ChunkedArray) -> Any:
-    """Return an integer column in its own type, nulls as -1; without a copy if there are none."""
+    """Return an integer column in its own type, with nulls as -1. Copies nothing if there are no
+    nulls.
+    """
     filled = pc.fill_null(column, -1) if column.null_count else column
     return one_chunk(filled).to_numpy(zero_copy_only=False)
 

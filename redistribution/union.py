@@ -1,7 +1,7 @@
 """Union state: every new subtask gets every entry, in the order of the old subtasks.
 
-The plan names each handle once, for all. No operator with finished subtasks may have union state,
-because any of them may have been the one that kept an entry: ``rules.checkpoint`` refuses it.
+The plan lists each handle once, for all. No operator with finished subtasks may have union state,
+because any of them may have been the only one with an entry: ``rules.checkpoint`` refuses it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """stateformat: an open checkpoint format on Arrow and Parquet, and its library.
 
-The whole door for authors of runtimes::
+Everything that the author of a runtime needs::
 
     store = stateformat.open("/path/to/store")            # or s3://bucket/prefix, memory://name
-    permit = store.start("my-job")                        # what to go on from; None for a first run
+    permit = store.start("my-job")                        # where to resume; None for a first run
     pending = store.begin(job_id="my-job", graph=graph, states=states, parent=permit)
     with pending.context.subtask("counts", 0) as writer:  # in any process
         writer.write("total", table)
@@ -13,7 +13,8 @@ The whole door for authors of runtimes::
     plan = store.open().plan_restore(graph.at(parallelism=6))
     tasks = store.open().restore(plan, "counts", 0)       # Arrow batches of the new subtask 0
 
-``SPEC.md`` beside this file is the format, ``docs/library.md`` the guide; ``errors`` lists errors.
+``SPEC.md`` beside this file defines the format, ``docs/library.md`` is the guide, and ``errors``
+lists the errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Doors that import a name when it is first used, so that a program pays only for what it uses."""
+"""Packages that import a name when it is first used, so a program pays only for what it uses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names live in the modules of
-    ``homes``.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports names lazily.
 
     ``homes`` maps a module, relative to the package, to its public names, separated by spaces.
     """

@@ -25,7 +25,7 @@ from typing import Any
 
 
 class ErrorKind(StrEnum):
-    """Precise causes. Append-only: a released code never changes its meaning."""
+    """The precise cause of an error. Append-only: a released code never changes its meaning."""
 
     INVALID_ARGUMENT = "invalid_argument"
     INVALID_PARALLELISM = "invalid_parallelism"
@@ -83,7 +83,7 @@ REPAIR_ADVICE = ". `ckpt repair` says what can be done"
 
 
 class CheckpointError(Exception):
-    """Root of all errors. ``kind`` is the precise cause, ``details`` the values in the message."""
+    """Base of all errors. ``kind`` is the precise cause, ``details`` the values in the message."""
 
     default_kind: ErrorKind = ErrorKind.INVALID_ARGUMENT
 
@@ -104,7 +104,7 @@ def _rebuild(cls: type[CheckpointError], message: str, kind: ErrorKind, details:
 
 
 class InvalidInput(CheckpointError, ValueError):
-    """The caller's fault: an argument, graph, key type or path that can never be right."""
+    """The caller's fault: an argument, graph, key type or path that can never be valid."""
 
 
 class InvalidState(InvalidInput):
@@ -125,19 +125,19 @@ class RestoreRefused(CheckpointError):
 
 
 class PublishConflict(CheckpointError):
-    """Another run has published. This run must commit nothing and stop; a restart goes on."""
+    """Another run has published. This run must commit nothing and stop; a restart resumes."""
 
     default_kind = ErrorKind.PUBLISH_LOST
 
 
 class OutcomeUnknown(CheckpointError):
-    """The storage did not say whether the record was created. Commit nothing and restart."""
+    """It is unknown whether the storage created the record. Commit nothing and restart."""
 
     default_kind = ErrorKind.OUTCOME_UNKNOWN
 
 
 class NotFound(CheckpointError, LookupError):
-    """There is no such store or checkpoint."""
+    """The store or checkpoint does not exist."""
 
     default_kind = ErrorKind.CHECKPOINT_NOT_FOUND
 
@@ -161,12 +161,12 @@ class UnsupportedFormat(CheckpointError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Stored bytes differ from what was written. ``ckpt repair`` says what can be done."""
+    """Stored bytes differ from what was written. ``ckpt repair`` shows what can be done."""
 
     default_kind = ErrorKind.DAMAGED_SEGMENT
 
 
 class StorageError(CheckpointError, OSError):
-    """The storage failed, or lacks a guarantee that SPEC.md section 2 demands."""
+    """The storage failed, or lacks a guarantee that SPEC.md section 2 requires."""
 
     default_kind = ErrorKind.STORAGE_FAILED

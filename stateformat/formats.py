@@ -1,8 +1,8 @@
-"""Checkpoints of other systems, where a store of ours was looked for.
+"""Checkpoints of other systems, found where a stateformat store was expected.
 
 Packages bring formats through the entry-point group ``stateformat.formats``. Each entry is a
-function ``(folder: Storage, outside: Outside | None) -> ForeignCheckpoints | None``, which looks
-whether the folder holds what it reads. An address may name the format: ``flink:PATH``.
+function ``(folder: Storage, outside: Outside | None) -> ForeignCheckpoints | None``, which checks
+whether the folder holds what it can read. An address may name the format: ``flink:PATH``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ GROUP: Final = "stateformat.formats"
 Outside = Callable[[str], Storage]
 """Opens the folder at a URL that the metadata of a foreign checkpoint names."""
 
-# Not the schemes of URLs (`s3://`), which are no formats.
+# Schemes of URLs (`s3://`) are not formats.
 _PREFIX: Final = re.compile(r"([a-z][a-z0-9-]+):(?!//)(.+)", re.DOTALL)
 
 
 class ForeignCheckpoints(Protocol):
-    """The checkpoints of another system in one folder, of which at least one is there."""
+    """The checkpoints of another system in one folder; there is at least one."""
 
     @property
     def system(self) -> str:
@@ -46,7 +46,7 @@ class ForeignCheckpoints(Protocol):
 
 
 def split_format(address: str) -> tuple[str | None, str]:
-    """Return the format and the rest of ``flink:PATH``; None where the address names no format.
+    """Return the format and the rest of ``flink:PATH``; None if the address names no format.
 
     Only formats that are installed count; ``other:PATH`` is a path.
     """
@@ -57,10 +57,10 @@ def split_format(address: str) -> tuple[str | None, str]:
 def foreign_checkpoints(
     storage: Storage, name: str | None = None, outside: Outside | None = None
 ) -> ForeignCheckpoints | None:
-    """Return what lies in the folder of a storage, or None where no format knows it.
+    """Return the checkpoints in the folder of a storage, or None if no format recognizes them.
 
-    ``name``: look for this format only, and raise ``NotFound`` where it is not there. ``outside``
-    opens the files that the metadata names elsewhere; without it they are not read.
+    ``name``: look for this format only, and raise ``NotFound`` if it is not there. ``outside``
+    opens files in other folders that the metadata names; without it they are not read.
     """
     folder = folder_of(storage)
     found = None
@@ -87,19 +87,19 @@ def foreign_checkpoints(
 
 
 def refuse_foreign(storage: Storage, name: str | None = None) -> None:
-    """Raise ``InvalidInput`` where a run would begin in another system's checkpoint."""
+    """Raise ``InvalidInput`` if a run would begin in another system's checkpoint."""
     found = foreign_checkpoints(storage, name)
     if found is not None:
         raise InvalidInput(
             f"{storage.url} is {found.system}, and nothing is ever written there. `ckpt import {storage.url} --to "
-            "STORE` makes a checkpoint of it in a store of its own",
+            "STORE` imports it into a store of its own",
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=storage.url,
         )
 
 
 def open_folder(url: str, options: Mapping[str, Any]) -> Storage:
-    """Return the folder at a URL. Raises ``InvalidInput`` where its storage has none."""
+    """Return the folder at a URL. Raises ``InvalidInput`` if its storage has no folders."""
     folder = folder_of(open_storage(url, **options))
     if folder is None:
         raise InvalidInput(f"the storage of {url} holds only stores of checkpoints; give a folder or s3://")

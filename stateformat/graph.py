@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Partitioner(StrEnum):
-    """How records choose their channel on an edge."""
+    """How an edge routes records to channels."""
 
     FORWARD = "forward"
     RESCALE = "rescale"
@@ -52,7 +52,7 @@ class SubtaskSet:
 
     @classmethod
     def of(cls, indexes: Iterable[int]) -> SubtaskSet:
-        """Return the set of these indexes, in any order, repeated or not."""
+        """Return the set of these indexes; they may come in any order and repeat."""
         ranges: list[tuple[int, int]] = []
         for index in sorted(set(indexes)):
             if ranges and ranges[-1][1] == index - 1:
@@ -88,22 +88,26 @@ class SubtaskSet:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A node of the graph."""
+    """An operator of the job graph."""
 
     uid: OperatorId
     parallelism: int
     max_parallelism: int | None = None
-    """None only in a topology: the checkpoint's, or ``key_groups.default_max_parallelism``."""
+    """None is allowed only in a topology, and means the checkpoint's value, or else
+    ``key_groups.default_max_parallelism``.
+    """
     name: str = ""
     key_hash: str | None = None
-    """A registered name; None only in a topology: the checkpoint's, or the default."""
+    """A registered name. None is allowed only in a topology, and means the checkpoint's, or else
+    the default.
+    """
     chain: str | None = None
     finished: SubtaskSet = SubtaskSet()
-    """Empty in a topology, as ``finishing`` is."""
+    """Empty in a topology, like ``finishing``."""
     finishing: SubtaskSet = SubtaskSet()
     coordinator: bool = False
     pinned: bool = False
-    """In a topology: the operator's chain must not be broken up."""
+    """In a topology: the operator's chain must not be split."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.uid, str):
@@ -125,7 +129,7 @@ class Operator:
 
     @property
     def status(self) -> Status:
-        """Fully finished when every subtask is finished or finishing."""
+        """The status; fully finished when every subtask is finished or finishing."""
         if not (self.finished or self.finishing):
             return Status.RUNNING
         count = len(self.finished) + len(self.finishing)
@@ -133,7 +137,7 @@ class Operator:
 
     @property
     def display_name(self) -> str:
-        """The name, or the uid where there is none."""
+        """The name, or the uid if the operator has no name."""
         return self.name or self.uid
 
 
@@ -172,7 +176,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class JobGraph:
-    """Operators, stateless ones too, in the user's order, and edges."""
+    """The operators of a job, stateless ones too, in the user's order, and the edges."""
 
     operators: tuple[Operator, ...]
     edges: tuple[Edge, ...] = ()
@@ -197,11 +201,14 @@ class JobGraph:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every operator has fully finished, so that no checkpoint follows."""
+        """Whether every operator has fully finished, so no checkpoint follows."""
         return bool(self.operators) and all(one.status is Status.FULLY_FINISHED for one in self.operators)
 
     def operator(self, uid: str) -> Operator:
-        """Return the operator of a uid. Raises ``InvalidInput`` (kind ``UNKNOWN_OPERATOR``)."""
+        """Return the operator with this uid.
+
+        Raises ``InvalidInput`` (kind ``UNKNOWN_OPERATOR``) if there is none.
+        """
         found = self.by_uid.get(OperatorId(uid))
         if found is None:
             raise InvalidInput(
@@ -228,9 +235,11 @@ class JobGraph:
     ) -> JobGraph:
         """Return the topology of the same job at another parallelism, with no subtask finished.
 
-        ``parallelism`` is for every operator that is not fully finished; ``per_operator`` takes
-        precedence. Without ``max_parallelism`` the checkpoint's is adopted. The planner checks
-        ranges.
+        ``parallelism`` applies to every operator that is not fully finished; ``per_operator``, by
+        uid, takes precedence. Without ``max_parallelism`` the checkpoint's is used. The planner
+        checks ranges.
+
+        Raises ``InvalidInput`` for an unknown uid and for a number that is no integer.
         """
         chosen = dict(per_operator or {})
         for uid in chosen:

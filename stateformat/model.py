@@ -68,7 +68,7 @@ def new_write_id() -> WriteId:
 
 
 class Mode(StrEnum):
-    """How a state is redistributed to another parallelism (SPEC.md section 3.6)."""
+    """How a state is redistributed when the parallelism changes (SPEC.md section 3.6)."""
 
     KEYED = "keyed"
     EVEN_SPLIT = "even_split"
@@ -85,7 +85,7 @@ PER_SUBTASK_MODES = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BRO
 
 
 class Kind(StrEnum):
-    """Kinds of keyed state; they differ in their row key (SPEC.md section 5.3)."""
+    """The kind of a keyed state; kinds differ in their row key (SPEC.md section 5.3)."""
 
     VALUE = "value"
     MAP = "map"
@@ -97,7 +97,7 @@ TimerClock = Literal["event_time", "processing_time"]
 
 
 class CheckpointKind(StrEnum):
-    """How a checkpoint came to be."""
+    """How a checkpoint was made."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -156,11 +156,11 @@ class State:
     ttl: Ttl | None = None
     """How long a row lives after its ``ttl_last_access``."""
     ttl_now_us: int | None = field(default=None, compare=False)
-    """What the clock of ``ttl`` said at the checkpoint: what had expired by then is hidden."""
+    """The time of ``ttl``'s clock at the checkpoint, in µs. Rows expired by then are hidden."""
     clock: TimerClock = "event_time"
-    """By which timers fire."""
+    """The clock by which timers fire."""
     clock_now_us: int | None = field(default=None, compare=False)
-    """Of timers of processing time: what the clock said when the checkpoint was made."""
+    """For processing-time timers: the time of the clock when the checkpoint was made, in µs."""
 
     def __repr__(self) -> str:
         kind = f" {self.kind}" if self.kind else ""
@@ -169,7 +169,7 @@ class State:
 
     @property
     def current(self) -> SchemaVersion:
-        """The newest schema: writers use it, and readers unless they ask for another."""
+        """The newest schema. Writers use it, and so do readers unless they ask for another."""
         return self.schemas[-1]
 
     @cached_property
@@ -179,24 +179,24 @@ class State:
 
     @property
     def by_processing_time(self) -> bool:
-        """Whether its rows expire, or its timers fire, by processing time."""
+        """Whether rows expire or timers fire by processing time."""
         return "processing_time" in (self.clock, self.ttl.clock if self.ttl else None)
 
     @property
     def processing_now_us(self) -> int | None:
-        """The processing time of the checkpoint, where the state goes by it."""
+        """The processing time of the checkpoint in µs, if the state uses it; else None."""
         if not self.by_processing_time:
             return None
         return self.clock_now_us if self.ttl is None else self.ttl_now_us
 
     @property
     def ttl_field(self) -> Field | None:
-        """The column of the last access; None for a state whose rows do not expire."""
+        """The column with the last access; None for a state whose rows do not expire."""
         return next((item for item in self.current.fields if item.name == TTL_COLUMN), None) if self.ttl else None
 
     @property
     def row_key(self) -> tuple[str, ...]:
-        """Columns of the row key (SPEC.md section 5.3); empty for modes without keys."""
+        """The columns of the row key (SPEC.md section 5.3); empty for modes without keys."""
         extra = {Kind.MAP: ("_map_key",), Kind.LIST: ("_index",), Kind.TIMERS: ("_timestamp", "_tag")}
         return self.key_columns + (extra.get(self.kind, ()) if self.kind else ())
 
@@ -244,7 +244,7 @@ class ParentRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job stops at this checkpoint, by this request."""
+    """The stop of a job at a checkpoint, and the id of the request that asked for it."""
 
     mode: StopMode
     request: str

@@ -12,7 +12,7 @@ MANIFESTS = "manifests/"
 SEGMENTS = "segments/"
 REQUESTS = "requests/"
 SAVEPOINTS = "savepoints/"
-"""Where savepoints lie by default: below the store, and no part of it."""
+"""Where savepoints are by default: below the store, but not part of it."""
 
 _RECORD_NAME = re.compile(r"checkpoints/(\d{20})\.json")
 _OWNED_NAME = re.compile(r"(?:checkpoints/(\d{20})\.|manifests/(\d{20})-|segments/(\d{20})/).+")
@@ -26,76 +26,79 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def record_path(checkpoint_id: CheckpointId) -> str:
-    """Where a record lies."""
+    """Return the path of a record."""
     return f"{RECORDS}{checkpoint_id:020d}.json"
 
 
 def manifest_path(checkpoint_id: CheckpointId, attempt_id: AttemptId) -> str:
-    """Where the manifest of an attempt lies."""
+    """Return the path of the manifest of an attempt."""
     return f"{MANIFESTS}{checkpoint_id:020d}-{attempt_id}.parquet"
 
 
 def segment_path(checkpoint_id: CheckpointId, write_id: WriteId, *, label: str) -> str:
-    """The path of a segment; ``label`` is for people, and made safe here."""
+    """Return the path of a segment; ``label`` is for people, and is made safe here."""
     readable = _UNSAFE.sub("_", label).strip("_")[:80] or "state"
     return f"{SEGMENTS}{checkpoint_id:020d}/{readable}-{write_id}.parquet"
 
 
 def record_id(path: str) -> CheckpointId | None:
-    """The checkpoint id in the name of a record; None for any other name."""
+    """Return the checkpoint id in the name of a record; None for any other name."""
     match = _RECORD_NAME.fullmatch(path)
     return CheckpointId(int(match[1])) if match and int(match[1]) > 0 else None
 
 
 def owner_id(path: str) -> CheckpointId | None:
-    """The id under which a record, manifest or segment lies or would lie; None for other names."""
+    """Return the id in the path of a record, manifest or segment; None for other names.
+
+    The object need not exist.
+    """
     match = _OWNED_NAME.fullmatch(path)
     return CheckpointId(int(match[match.lastindex or 0])) if match else None
 
 
 def attempt_of(path: str) -> AttemptId | None:
-    """The attempt id in the name of a manifest; None for any other name."""
+    """Return the attempt id in the name of a manifest; None for any other name."""
     match = _MANIFEST_NAME.fullmatch(path)
     return AttemptId(match[1]) if match else None
 
 
 def request_path(newest: int, request_id: str, kind: str = "stop") -> str:
-    """The path of a request, asked while ``newest`` was the newest id (0: none)."""
+    """Return the path of a request, asked while ``newest`` was the newest id (0: none)."""
     return f"{REQUESTS}{newest:020d}-{kind}-{request_id}.json"
 
 
 def answer_path(newest: int, request_id: str) -> str:
-    """The path of the answer to that request."""
+    """Return the path of the answer to that request."""
     return f"{REQUESTS}{newest:020d}-answer-{request_id}.json"
 
 
 def request_of(path: str) -> tuple[int, str, str] | None:
-    """The newest id, the kind and the id of a request; None for any other name."""
+    """Return the newest id, the kind and the id of a request; None for any other name."""
     match = _REQUEST_NAME.fullmatch(path)
     return (int(match[1]), match[2], match[3]) if match else None
 
 
 def answer_of(path: str) -> tuple[int, str] | None:
-    """The newest id and the request id of an answer; None for any other name."""
+    """Return the newest id and the request id of an answer; None for any other name."""
     match = _ANSWER_NAME.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
 
 
 def asked_under(path: str) -> int | None:
-    """The newest id in any name below ``requests/``, even one cut short; None if it has none."""
+    """Return the newest id in a name below ``requests/``, even a truncated one, or None."""
     match = _ASKED_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
 
 def savepoint_url(store_url: str, name: str) -> str:
-    """Where a savepoint lies by default. ``InvalidInput`` for a ``name`` with other characters."""
+    """Return a savepoint's default URL. Raises ``InvalidInput`` for an illegal ``name``."""
     if not _SAVEPOINT_NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no name of a savepoint; take letters, digits, '.', '_' and '-'", name=name)
     return f"{store_url}{'' if store_url.endswith('/') else '/'}{SAVEPOINTS}{name}"
 
 
 def check_pin_name(name: str) -> str:
-    """The name, if a pin can have it; else ``InvalidInput``. Digits alone would be an id."""
+    """Return a name that a pin can have, or raise ``InvalidInput``. Digits alone would be an id."""
     if not _PIN_NAME.fullmatch(name):
         why = " (it would be the id of a checkpoint)" if name.isdecimal() else ""
         raise InvalidInput(

@@ -1,8 +1,8 @@
-"""Pins: checkpoints that a user keeps under a name, and ``STORE@NAME``, their address.
+"""Pins: checkpoints that a user keeps under a name, with the address ``STORE@NAME``.
 
 A pin is a savepoint (SPEC.md section 10) in ``savepoints/NAME/`` below the store, made by
-``publication.copy``: a store of its own, which retention and garbage collection never see. The
-savepoints of running jobs lie there too, and have addresses like pins.
+``publication.copy``: a separate store, which retention and garbage collection never see. The
+savepoints of running jobs are there too, and have the same kind of address.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Savepoint:
     name: str
     url: str
     record: Record | None = None
-    """That of its newest checkpoint; None where it cannot be read."""
+    """The record of its newest checkpoint; None if it cannot be read."""
     checkpoints: int = 1
-    """How many records it has: more than one where a job has gone on in it."""
+    """How many records it has: more than one if a job has gone on in it."""
     fault: CheckpointError | None = None
     """Why the record cannot be read."""
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a job has gone on in it, so that it is no savepoint any more."""
+        """Whether a job has gone on in it, so it is no longer a savepoint."""
         return self.checkpoints > 1 or (self.record is not None and self.record.kind is not CheckpointKind.SAVEPOINT)
 
 
@@ -60,7 +60,7 @@ class Pinned(NamedTuple):
     record: Record
     url: str
     made: bool
-    """False where the checkpoint was pinned under this name before."""
+    """False if the checkpoint was already pinned under this name."""
 
 
 def pin(
@@ -72,9 +72,9 @@ def pin(
 ) -> Pinned:
     """Make a savepoint of a checkpoint in ``savepoints/NAME/`` below its store.
 
-    It may be repeated: a copy that was interrupted is completed. Raises ``InvalidInput`` for a name
-    that is none or taken (kind ``STORE_NOT_EMPTY``), for another system's checkpoint and for a
-    storage that holds no savepoints; and what ``publication.copy`` raises.
+    It may be repeated: an interrupted copy is completed. Raises ``InvalidInput`` for a name that is
+    illegal or taken (kind ``STORE_NOT_EMPTY``), for another system's checkpoint and for a storage
+    that cannot hold savepoints; and what ``publication.copy`` raises.
     """
     layout.check_pin_name(name)
     store = checkpoint.storage
@@ -91,8 +91,8 @@ def pin(
 def pins(store: Storage) -> list[Savepoint]:
     """Return the savepoints below a store, by name: pins, and those of jobs.
 
-    One listing, and a listing and a read for each. Folders without a record are passed over; where
-    the storage holds no savepoints, there are none.
+    Costs one listing, and a listing and a read for each savepoint. Folders without a record are
+    skipped; if the storage cannot hold savepoints, there are none.
     """
     if not isinstance(store, HoldsSavepoints):
         return []
@@ -103,11 +103,11 @@ def pins(store: Storage) -> list[Savepoint]:
 
 
 def unpin(store: Storage, name: str) -> Savepoint | None:
-    """Remove the savepoint ``savepoints/NAME``, record first; it may be repeated.
+    """Remove the savepoint ``savepoints/NAME``, its record first; it may be repeated.
 
-    Returns it, or None where only what an interrupted pin or unpin had left was removed. Raises
-    ``NotFound`` where nothing is there, and ``InvalidInput`` for a store in which a job has gone
-    on, whose record cannot be read, or that is reached by a link.
+    Returns it, or None if only the remains of an interrupted pin or unpin were removed. Raises
+    ``NotFound`` if nothing is there, and ``InvalidInput`` for a store in which a job has gone on,
+    whose record cannot be read, or that is reached by a link.
     """
     place = _place(store, name)
     held = _held(place, name)
@@ -137,9 +137,9 @@ def unpin(store: Storage, name: str) -> Savepoint | None:
 def open_address(url: str | os.PathLike[str], **options: Any) -> Storage:
     """Return the storage of a URL or path, or of the savepoint that ``STORE@NAME`` names.
 
-    A store or another system's checkpoint whose own name ends so goes first, and so does a place
-    where nothing is yet, if the other is no savepoint either. Only an address that ends in a name
-    costs a look. ``options`` go to the storage.
+    A store or another system's checkpoint at a path that ends in ``@NAME`` takes precedence. So
+    does an empty place, if there is no such savepoint either. Only an address that ends in a name
+    costs a look-up. ``options`` go to the storage.
     """
     url = as_url(url)
     place = open_storage(url, **options)
@@ -151,7 +151,7 @@ def open_address(url: str | os.PathLike[str], **options: Any) -> Storage:
         if not isinstance(store, HoldsSavepoints) or not names(store.savepoint(name), layout.RECORDS):
             return place
     except StorageError as error:
-        # A file lies where the other's folder would be, or its owner is somebody else.
+        # A file is where the other's folder would be, or somebody else owns it.
         if error.kind in REFUSALS:
             return place
         raise
@@ -161,7 +161,7 @@ def open_address(url: str | os.PathLike[str], **options: Any) -> Storage:
 
 
 def is_named(storage: Storage, url: str) -> bool:
-    """Whether :func:`open_address` took ``url`` for ``STORE@NAME``, and not for a place."""
+    """Return whether :func:`open_address` took ``url`` as ``STORE@NAME``, not as a place."""
     name = split_name(url)[1]
     return name is not None and storage.url.endswith(f"/{layout.SAVEPOINTS}{name}")
 
@@ -177,7 +177,7 @@ def _place(store: Storage, name: str) -> Storage:
 
 
 def _held(place: Storage, name: str) -> Savepoint | None:
-    """Return what lies in a folder of savepoints; None without a record."""
+    """Return what is in a folder of savepoints; None without a record."""
     ids = record_ids(place)
     if not ids:
         return None

@@ -12,7 +12,9 @@ from .model import CheckpointId, CheckpointKind
 
 Severity = Literal["error", "warning"]
 Level = Literal["quick", "full"]
-"""What a validation reads: record, manifest, sizes and footers; or every byte and row."""
+"""What a validation reads: ``quick`` the record, manifest, sizes and footers, ``full`` every
+byte and row.
+"""
 
 ADVICE_RESTORE = "`ckpt repair` says which whole checkpoint can take its place"
 """For stored bytes that are wrong."""
@@ -42,13 +44,13 @@ UNDECIDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding. An error makes the checkpoint unfit to restore from; a warning does not."""
+    """One finding. An error means that the checkpoint must not be restored; a warning does not."""
 
     kind: ErrorKind
     clause: str
-    """The section of the specification, as ``SPEC 4.6``."""
+    """The section of the specification, such as ``SPEC 4.6``."""
     message: str
-    """A sentence that names the object and the values that disagree."""
+    """A sentence that names the object and the values that conflict."""
     advice: str = ADVICE_WRITER
     path: str = ""
     """The object, relative to the store."""
@@ -61,7 +63,7 @@ class Problem:
         return f"{self.severity}: {self.message} ({self.clause})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the problem as plain values, without empty ones."""
+        """Return the problem as plain values; empty ones are left out."""
         found = {name: getattr(self, name) for name in self.__slots__}
         return {
             name: str(value) if name == "kind" else value for name, value in found.items() if value not in ("", None)
@@ -88,7 +90,7 @@ class Report:
 
     url: str
     checkpoint_id: CheckpointId | None
-    """None where the store has no checkpoint at all."""
+    """None if the store has no checkpoint."""
     level: Level
     findings: tuple[Problem, ...] = ()
     counts: Counts = field(default_factory=Counts)
@@ -104,12 +106,12 @@ class Report:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """Findings that do no harm to this checkpoint."""
+        """Findings that do not harm this checkpoint."""
         return tuple(found for found in self.findings if found.severity == "warning")
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
+        """Whether there are no errors."""
         return not self.problems
 
 

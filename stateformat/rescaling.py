@@ -1,4 +1,4 @@
-"""The parallelism that a rescale asks for, and how a stop's record hands it to the next run."""
+"""The parallelism that a rescale requests, and how a stop's record passes it to the next run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .words import label
 
 @dataclass(frozen=True)
 class WantedParallelism:
-    """The parallelism that is asked for. Operators that have fully finished have no part in it."""
+    """The requested parallelism. It does not apply to operators that have fully finished."""
 
     parallelism: int | None = None
-    """Of every operator that ``operators`` does not name; None: each keeps its own."""
+    """The parallelism of every operator not in ``operators``; None: each keeps its own."""
     operators: Mapping[str, int] = field(default_factory=dict)
-    """By uid."""
+    """The parallelism by uid."""
 
     def of(self, graph: JobGraph) -> dict[str, int]:
-        """The parallelism of every operator of a graph that has not fully finished, by uid."""
+        """Return the parallelism of each operator that has not fully finished, by uid."""
         return {
             operator.uid: self.operators.get(operator.uid, self.parallelism or operator.parallelism)
             for operator in graph.operators
@@ -29,21 +29,21 @@ class WantedParallelism:
         }
 
     def describe(self) -> str:
-        """In words: ``parallelism 4, 'planes' at 1``."""
+        """Return it in words: ``parallelism 4, 'planes' at 1``."""
         every = [] if self.parallelism is None else [f"parallelism {self.parallelism}"]
         own = [f"{label(uid)!r} at {number}" for uid, number in self.operators.items()]
         more = [f"{len(own) - 5} more"] if len(own) > 5 else []
         return ", ".join([*every, *own[:5], *more])
 
     def encode(self) -> str:
-        """The value of the record's property."""
+        """Return the value of the record's property."""
         members = {"parallelism": self.parallelism, "operators": dict(self.operators)}
         return json.dumps({name: value for name, value in members.items() if value}, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> WantedParallelism:
-        """Raises ``ValueError`` for what :meth:`encode` cannot have made."""
-        # Few records say one, and whoever reads a record would import how keys are hashed.
+        """Return what was encoded. Raises ``ValueError`` for text not made by :meth:`encode`."""
+        # Few records have one, and every reader of a record would import the code for key hashes.
         from .keys import MAX_PARALLELISM_LIMIT
 
         members = json.loads(text)
@@ -60,9 +60,9 @@ class WantedParallelism:
 
 
 def rescale_of(record: Record) -> WantedParallelism | None:
-    """The parallelism at which the job goes on from this checkpoint, a stop of a rescale.
+    """Return the parallelism at which the job resumes from this checkpoint, the stop of a rescale.
 
-    None for every other checkpoint. So it is for a copy: it has left the job whose run was asked.
+    None for every other checkpoint, and for a copy, which is no longer part of that job.
     """
     stop, text = record.stop, record.properties.get(RESCALE_PROPERTY)
     if (
@@ -79,5 +79,5 @@ def rescale_of(record: Record) -> WantedParallelism | None:
 
 
 def lasting_stop(record: Record) -> Stop | None:
-    """The stop that ended the job at this checkpoint; None where it goes on by itself."""
+    """Return the stop that ended the job at this checkpoint; None if the job goes on by itself."""
     return None if rescale_of(record) is not None else record.stop

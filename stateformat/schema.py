@@ -1,4 +1,4 @@
-"""Arrow schemas of everything the format stores; :data:`PRIMITIVES` is the closed list of types."""
+"""The Arrow schemas of all that the format stores; :data:`PRIMITIVES` lists all simple types."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ SLICE_SCHEMA: Final = pa.schema(
 """Slices of a restore plan, sorted by (operator, state, subtask, layer, order of reading).
 
 Rows row_start … row_start + rows − 1 of the segment of manifest row ``handle`` go to the new
-``subtask``: null for the driver, and in a compact plan for what all subtasks get alike. ``bytes``
-is stored size in proportion to the rows. A slice with groups has whole ones, or a part of one
+``subtask``. It is null for the driver, and in a compact plan for what every subtask gets. ``bytes``
+is the stored size in proportion to the rows. A slice with groups has whole groups, or a part of one
 sender's. The texts are dictionaries: there may be millions of slices.
 """
 
@@ -99,12 +99,12 @@ _OWN: Final[Mapping[Mode | Kind, tuple[pa.Field, ...]]] = {
 
 
 def has_key_groups(state: State) -> bool:
-    """Whether rows have ``_key_group``: keyed state, and state in flight on hash edges."""
+    """Return whether rows have ``_key_group``: in keyed state, and in flight on hash edges."""
     return state.mode is Mode.KEYED or (state.mode is Mode.IN_FLIGHT and bool(state.key_columns))
 
 
 def segment_schema(state: State, schema_id: int | None = None, *, delta: bool = False) -> pa.Schema:
-    """The Arrow schema of a segment (SPEC.md 5.1): own columns, then fields, all nullable."""
+    """Return a segment's Arrow schema (SPEC.md 5.1): own columns, then fields, all nullable."""
     version = state.current if schema_id is None else state.by_schema_id.get(schema_id)
     if version is None:
         raise InvalidInput(
@@ -120,9 +120,9 @@ def segment_schema(state: State, schema_id: int | None = None, *, delta: bool = 
 
 
 def row_schema(state: State) -> pa.Schema:
-    """The columns of a state's rows as users see them: without ``_key_group`` and field ids.
+    """Return the columns of a state's rows as users see them: without ``_key_group`` and field ids.
 
-    Nested fields have none either: writers of other tools would keep half of the ids.
+    Nested fields have no ids either: writers of other tools would keep half of them.
     """
     return pa.schema([_without_ids(item) for item in segment_schema(state) if item.name != KEY_GROUP.name])
 
@@ -139,12 +139,15 @@ def _without_ids(item: pa.Field) -> pa.Field:
 
 
 def arrow_field(item: Field) -> pa.Field:
-    """A field of a segment: nullable, with its id where Parquet keeps field ids."""
+    """Return a field of a segment: nullable, with its id where Parquet keeps field ids."""
     return pa.field(item.name, arrow_type(item.type), metadata={"PARQUET:field_id": str(item.id)})
 
 
 def arrow_type(kind: FieldType) -> pa.DataType:
-    """The Arrow type of a field type; ``InvalidInput`` (UNSUPPORTED_TYPE) for an unknown name."""
+    """Return the Arrow type of a field type.
+
+    Raises ``InvalidInput`` (UNSUPPORTED_TYPE) for an unknown name.
+    """
     if isinstance(kind, str):
         if kind in PRIMITIVES:
             return PRIMITIVES[kind]
@@ -163,7 +166,7 @@ def arrow_type(kind: FieldType) -> pa.DataType:
 
 @dataclass
 class _Ids:
-    """Gives out field ids. ``known`` ones are kept, by the names from the outermost on."""
+    """Assigns field ids. ``known`` ids are kept, by the path of names from the outermost on."""
 
     last: int
     known: Mapping[tuple[str, ...], int]
@@ -214,7 +217,7 @@ def _nested(item: pa.Field, path: tuple[str, ...], ids: _Ids, depth: int = -1) -
 
 
 def children(item: Field) -> tuple[Field, ...]:
-    """The nested fields of a field, in order."""
+    """Return the nested fields of a field, in order."""
     if isinstance(item.type, str):
         return ()
     if item.type[0] == "struct":
@@ -223,7 +226,7 @@ def children(item: Field) -> tuple[Field, ...]:
 
 
 def nesting(kind: FieldType, inner: tuple[Field, ...]) -> FieldType:
-    """A struct, list or map type with other nested fields."""
+    """Return the struct, list or map type with other nested fields."""
     return ("struct", inner) if kind[0] == "struct" else cast("FieldType", (kind[0], *inner))
 
 
@@ -234,7 +237,7 @@ def make_fields(
     last_field_id: int = 0,
     known_ids: Mapping[tuple[str, ...], int] | None = None,
 ) -> tuple[tuple[Field, ...], int]:
-    """Fields for Arrow columns, and the greatest id; ``known_ids`` are kept, by path."""
+    """Return fields for Arrow columns, and the greatest id; ``known_ids`` are kept, by path."""
     ids = _Ids(last_field_id, known_ids or {})
     fields = []
     for column in columns:
@@ -248,7 +251,7 @@ def make_fields(
 
 
 def default_scalar(text: str, kind: FieldType) -> pa.Scalar:
-    """The value of a default's text (SPEC.md section 3.7); ``InvalidInput`` if it is none."""
+    """Return the value of a default's text (SPEC 3.7). Raises ``InvalidInput`` if it has none."""
     import base64
     import datetime
     import decimal

@@ -29,17 +29,17 @@ RowData: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one subtask or coordinator reports. Picklable, and portable as Arrow bytes."""
+    """What one subtask or coordinator reports to a checkpoint. Picklable; portable as bytes."""
 
     operator: str
     subtask: int | None
     """None for the coordinator."""
     handles: tuple[Handle, ...] = ()
     carried: tuple[str, ...] = ()
-    """Keyed states whose layers in the parent stay underneath the new ones."""
+    """Keyed states whose layers in the parent stay below the new ones."""
     finishing: bool = False
     times: tuple[tuple[str, int], ...] = ()
-    """By state whose rows expire: what its clock said here (``State.ttl_now_us``)."""
+    """For each state whose rows expire, its clock's time here (``State.ttl_now_us``)."""
 
     def __repr__(self) -> str:
         who = "coordinator" if self.subtask is None else f"subtask {self.subtask}"
@@ -64,7 +64,7 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
-        """Return the snapshot of :meth:`to_bytes`. Raises ``InvalidInput`` for other bytes."""
+        """Decode the bytes of :meth:`to_bytes`. Raises ``InvalidInput`` for other bytes."""
         try:
             table = pa.ipc.open_stream(data).read_all()
             facts = json.loads(table.schema.metadata[b"snapshot"])
@@ -73,7 +73,7 @@ class Snapshot:
             return cls(facts["operator"], facts["subtask"], handles, tuple(facts["carried"]), facts["finishing"], times)
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
             raise InvalidInput(
-                f"{len(data)} bytes that should be a snapshot are none: {error}; send Snapshot.to_bytes() whole"
+                f"{len(data)} bytes are not a snapshot: {error}; send Snapshot.to_bytes() whole"
             ) from error
 
 
@@ -94,7 +94,7 @@ class WriteContext:
         return f"WriteContext(checkpoint {self.checkpoint_id} of {shortened(self.job_id)}, {shortened(uids, 40)})"
 
     def only(self, operator: str) -> WriteContext:
-        """Return the small context of one operator, to send to its workers."""
+        """Return the context of one operator only, smaller to send to its workers."""
         return replace(
             self,
             graph=JobGraph((self.graph.operator(operator),)),
@@ -102,7 +102,7 @@ class WriteContext:
         )
 
     def owners(self, operator: str, state: str, rows: pa.Table | pa.RecordBatch) -> np.ndarray:
-        """Return the subtask of each row of a keyed state, as int32 (SPEC.md section 5.3).
+        """Return the subtask that owns each row of a keyed state, as int32 (SPEC.md section 5.3).
 
         ``rows`` has at least the key columns, as for :meth:`SnapshotWriter.write`. Raises
         ``InvalidInput`` for a state without keys, ``InvalidState`` for wrong key columns.
@@ -119,7 +119,10 @@ class WriteContext:
         return owners
 
     def subtask(self, operator: str, subtask: int, *, finishing: bool = False) -> SnapshotWriter:
-        """Return a writer for one subtask; a ``finishing`` one writes committables only."""
+        """Return a writer for one subtask; if ``finishing``, for committables only.
+
+        Raises ``InvalidInput`` for an unknown operator or subtask.
+        """
         found = self.graph.operator(operator)
         if not 0 <= subtask < found.parallelism:
             raise InvalidInput(
@@ -129,13 +132,20 @@ class WriteContext:
         return SnapshotWriter(self, operator, subtask, finishing=finishing)
 
     def coordinator(self, operator: str, *, finished: bool = False) -> SnapshotWriter:
-        """Return a writer for the coordinator; for committables only if ``finished``."""
+        """Return a writer for the coordinator; if ``finished``, for committables only.
+
+        Raises ``InvalidInput`` for an unknown operator.
+        """
         self.graph.operator(operator)
         return SnapshotWriter(self, operator, None, finishing=finished)
 
 
 class SnapshotWriter:
-    """Writes the states of one subtask; nothing is visible before publish. Not thread-safe."""
+    """Writes the states of one subtask or coordinator. Not thread-safe.
+
+    Nothing is visible before the checkpoint is published. Each state is reported once; another
+    report of it raises ``InvalidState``, an unknown name ``InvalidInput``.
+    """
 
     def __init__(self, context: WriteContext, operator: str, subtask: int | None, *, finishing: bool) -> None:
         self._context = context
@@ -187,10 +197,12 @@ class SnapshotWriter:
     def write(self, name: str, rows: RowData, *, delta: bool = False) -> Handle:
         """Write all rows of a state, or with ``delta`` a layer on top of the parent's.
 
-        ``rows``: the declared columns by name, in any order, and the kind's own (SPEC.md section
-        5.1: ``_index``, ``_timestamp`` and ``_tag``, ``_sender`` …, and ``_op`` in a delta). Keyed
-        rows come in any order; rows sorted by a column ``_key_group`` need less memory. List-like
-        modes keep the order. Raises ``InvalidState`` for rows that contradict the declaration.
+        ``rows``: an Arrow table, a record batch or record batches, with the declared columns by
+        name, in any order, and the format's own for the kind (SPEC.md section 5.1: ``_index``;
+        ``_timestamp`` and ``_tag``; ``_sender`` …; and ``_op`` in a delta). Keyed rows may come in
+        any order; if sorted by a column ``_key_group``, they need less memory. List-like modes
+        keep the order. Raises ``InvalidState`` for rows that contradict the declaration or belong
+        to another subtask.
         """
         state = self._claim(name)
         if delta and state.mode is not Mode.KEYED:
@@ -218,10 +230,11 @@ class SnapshotWriter:
         return handle
 
     def repeat(self, handle: Handle) -> None:
-        """Report a state as an earlier snapshot of this run did, without writing.
+        """Report a state as an earlier snapshot of this run did, without writing it again.
 
-        ``handle`` is what :meth:`write` returned then for the same subtask. Its object must be the
-        parent's, or under this checkpoint's id. For keyed state use :meth:`carry`.
+        ``handle`` is what :meth:`write` returned then for the same subtask; else ``InvalidInput``.
+        Its object must be the parent's, or under this checkpoint's id. Raises ``InvalidState`` for
+        keyed state: use :meth:`carry`.
         """
         state = self._claim(handle.state)
         if (handle.operator, handle.subtask, handle.mode) != (self._operator, self._subtask, state.mode):
@@ -250,29 +263,33 @@ class SnapshotWriter:
             )
 
     def carry(self, name: str) -> None:
-        """Keep a keyed state as the parent checkpoint has it, without writing."""
+        """Keep a keyed state as in the parent checkpoint, without writing it again.
+
+        Raises ``InvalidState`` for a state that is not keyed.
+        """
         if self._claim(name).mode is not Mode.KEYED:
             raise InvalidState(f"state {name!r} is {self._states[name].mode}; only keyed state is carried")
         self._carried.append(name)
 
     def empty(self, name: str) -> None:
-        """Report that a state has no rows, which must be reported too (SPEC.md section 4.6)."""
+        """Report a state without rows; it must be reported, too (SPEC.md section 4.6)."""
         state = self._claim(name)
         if state.mode is not Mode.COMMITTABLES:
             handle = Handle(self._operator, name, state.mode, self._subtask, 0, state.edge, state.current.id)
             self._handles.append(handle)
 
     def set_now(self, name: str, now_us: int) -> None:
-        """Say what the clock of a state whose rows expire shows here: see ``Ttl``.
+        """Set the time in µs of the clock of a state whose rows expire (see ``Ttl``).
 
-        The least time of all subtasks is that of the checkpoint.
+        The checkpoint has the lowest event time of its subtasks, or the latest processing time.
+        Raises ``InvalidInput`` for a state whose rows do not expire.
         """
         if name not in self._states or self._states[name].ttl is None:
             raise InvalidInput(f"{self._where} has no state {name!r} whose rows expire", kind=ErrorKind.UNKNOWN_STATE)
         self._times[name] = now_us
 
     def snapshot(self) -> Snapshot:
-        """Return the snapshot. Raises ``InvalidState`` where a declared state was left out."""
+        """Return the snapshot. Raises ``InvalidState`` if a declared state was not reported."""
         if self._finishing:
             due = set()
         elif self._subtask is None:
@@ -331,7 +348,7 @@ def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:
         return value.snapshot()
     if not isinstance(value, Snapshot):
         raise InvalidInput(
-            f"{value!r} is of type {type(value).__name__} and no snapshot; give what SnapshotWriter.snapshot() "
+            f"{value!r} is of type {type(value).__name__} and not a snapshot; give what SnapshotWriter.snapshot() "
             "returned, the writer itself, or Snapshot.to_bytes()"
         )
     return value

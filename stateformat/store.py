@@ -60,15 +60,14 @@ def open(  # noqa: A001 - stateformat.open(url) is the whole door
 ) -> CheckpointStore:
     """Return the store at a URL or path. Touches nothing: the first checkpoint creates the store.
 
-    Where another system's checkpoint lies, a Flink savepoint or the checkpoint of a Structured
-    Streaming query, its checkpoints are opened for reading; ``flink:PATH`` and ``spark:PATH`` look
-    for no other. ``allow_outside``: read files that its metadata names in other folders, too.
+    If a Flink savepoint or the checkpoint of a Structured Streaming query is there, its checkpoints
+    are opened for reading; ``flink:PATH`` and ``spark:PATH`` look for nothing else.
+    ``allow_outside``: also read files in other folders that its metadata names.
 
-    ``STORE@NAME`` is the savepoint ``STORE/savepoints/NAME``, unless a store itself has that name
-    (:meth:`CheckpointStore.pin`); of such an address the checkpoints are looked for at once.
+    ``STORE@NAME`` is the savepoint ``STORE/savepoints/NAME`` (:meth:`CheckpointStore.pin`), unless
+    a store itself has that name; such an address is looked up immediately.
 
-    ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage
-    serves.
+    ``options`` go to the storage. Raises ``InvalidInput`` for a scheme without a storage.
     """
     form, place = split_format(as_url(url))
     outside = partial(open_folder, options=options) if allow_outside else None
@@ -77,10 +76,10 @@ def open(  # noqa: A001 - stateformat.open(url) is the whole door
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Thread-safe. ``sleep`` is called between tries at publishing.
+    """The checkpoints of one job. Thread-safe. ``sleep`` is called between attempts to publish.
 
-    ``format`` and ``outside`` are for the checkpoints of other systems (:func:`open`): the one
-    format to look for, and what opens the folders that their metadata names.
+    ``format`` and ``outside`` are for the checkpoints of other systems (:func:`open`): the only
+    format to look for, and a function that opens the folders that their metadata names.
     """
 
     def __init__(
@@ -109,22 +108,22 @@ class CheckpointStore:
 
     @property
     def url(self) -> str:
-        """The storage's address."""
+        """The address of the storage."""
         return self.storage.url
 
     @property
     def stats(self) -> Stats:
-        """What the store has done in this process, in numbers that go up."""
+        """Counters of what the store has done in this process; they only go up."""
         return stats_of(self.storage)
 
     def history(self, limit: int | None = None) -> list[Record]:
-        """Return the checkpoints, newest first along their parents; at most ``limit``.
+        """Return the records of the newest checkpoint and its ancestors; at most ``limit``.
 
-        Raises ``NotFound``, and ``DamagedCheckpoint`` or ``UnsupportedFormat`` where a record on
-        the way is unreadable or lost; see :meth:`survey`.
+        Newest first. Raises ``NotFound``, and ``DamagedCheckpoint`` or ``UnsupportedFormat`` if a
+        record among them is unreadable or lost; see :meth:`survey`.
         """
         if limit is not None and limit < 1:
-            raise InvalidInput(f"a history of {limit} checkpoints is none; ask for at least 1")
+            raise InvalidInput(f"a history of {limit} checkpoints is empty; ask for at least 1")
         found = self.survey(limit)
         fault = found.fault(self.storage)
         if fault is not None and (limit is None or len(found.chain) < limit):
@@ -132,7 +131,7 @@ class CheckpointStore:
         return list(found.chain)
 
     def survey(self, limit: int | None = None) -> Survey:
-        """Return all records, or those down to ``limit`` checkpoints. Raises ``NotFound``."""
+        """Survey all records, or those down to ``limit`` checkpoints. Raises ``NotFound``."""
         found = Survey() if self.format is not None else history.survey(self.storage, limit=limit)
         if not found.listed and (foreign := self._foreign()) is not None:
             records, damaged = foreign.history()
@@ -143,14 +142,14 @@ class CheckpointStore:
         return found
 
     def strays(self) -> list[ParentRef]:
-        """Return records that are no checkpoints, by id; a damaged one has attempt ``""``."""
+        """Return records that are not checkpoints, by id; a damaged one has attempt ``""``."""
         return list(history.survey(self.storage).strays)
 
     def open(self, checkpoint_id: int | None = None) -> Checkpoint:
         """Return a checkpoint to look at, by default the newest. To run from it, use :meth:`start`.
 
-        Damage above the id does not matter. Raises ``NotFound`` for a store or id that does not
-        exist and for a stray, ``CheckpointExpired``, ``DamagedCheckpoint``.
+        Damage to later checkpoints does not matter. Raises ``NotFound`` for a store or id that does
+        not exist and for a stray, ``CheckpointExpired``, ``DamagedCheckpoint``.
         """
         wanted = None if checkpoint_id is None else _ids([checkpoint_id])[0]
         foreign = self._foreign() if self.format is not None else None
@@ -164,9 +163,9 @@ class CheckpointStore:
         return foreign.open(wanted)
 
     def checkpoints(self, ids: Sequence[int] | None = None) -> list[Checkpoint]:
-        """Return checkpoints to look at, newest first: these, or all of the history.
+        """Return checkpoints to look at, newest first: those with these ids, or all.
 
-        Raises as :meth:`history` for all, and as :meth:`open` for an id.
+        Raises as :meth:`history` does for all, and as :meth:`open` for an id.
         """
         if ids is None:
             return [self.checkpoint_of(record) for record in self.history()]
@@ -178,7 +177,7 @@ class CheckpointStore:
         ]
 
     def checkpoint_of(self, record: Record) -> Checkpoint:
-        """Return the checkpoint of a record of the :meth:`history`, which is not read again."""
+        """Return the checkpoint of a record of :meth:`history`, without reading that again."""
         # Of another system's checkpoints the record has no manifest; its format opens them.
         return Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
 
@@ -188,12 +187,12 @@ class CheckpointStore:
         """Return what changed in a state from checkpoint ``start`` to ``end``, for any Arrow tool.
 
         ``operator`` is a uid, or the name of one operator. ``every``: the changes of each
-        checkpoint on the way, in order. Rows that expired on the way are deleted; ``with_expired``:
-        they stay, as they are stored. Where one side has no such state, all rows of the other
-        have come or gone.
+        checkpoint in between, in order. Rows that expired in between count as deleted;
+        ``with_expired``: they stay, as stored. If one side has no such state, all rows of the
+        other are inserted or deleted.
 
-        Raises ``InvalidInput`` where no checkpoint has the state, for a ``start`` after ``end``,
-        and for two states that only share a name; and as :meth:`open`.
+        Raises ``InvalidInput`` if no checkpoint has the state, for a ``start`` after ``end``, and
+        for two states that only share a name; and as :meth:`open` does.
         """
         from .inspecting import StateChanges
 
@@ -214,8 +213,8 @@ class CheckpointStore:
         """Return the rows of a state in these checkpoints, by default in all, for any Arrow tool.
 
         ``operator`` is a uid, or the name of one operator. ``with_expired``: also rows that had
-        expired at their checkpoint. Raises ``InvalidInput`` where no
-        checkpoint has the state, and for states that only share a name; and as :meth:`checkpoints`.
+        expired at their checkpoint. Raises ``InvalidInput`` if no checkpoint has the state, and for
+        states that only share a name; and as :meth:`checkpoints` does.
         """
         from .inspecting import StateRange
 
@@ -246,10 +245,10 @@ class CheckpointStore:
             return ()
 
     def start(self, job_id: str) -> CommitPermit | None:
-        """Return the permit of the newest checkpoint, which a run restores; None for a first run.
+        """Return the permit of the newest checkpoint for a run to restore; None for a first run.
 
-        Raises ``JobMismatch`` for another job's store, and ``DamagedCheckpoint`` for a damaged
-        newest. A run that meets ``CheckpointExpired`` later starts over.
+        Raises ``JobMismatch`` for another job's store, and ``DamagedCheckpoint`` if the newest is
+        damaged. A run that gets ``CheckpointExpired`` later starts over.
         """
         record = history.newest_record(self.storage)
         if record is None or self.format is not None:
@@ -269,14 +268,15 @@ class CheckpointStore:
         """Begin this empty store with the content of another store's checkpoint or savepoint.
 
         The permit is for the first checkpoint of this store: id + 1, with the other as its parent.
-        The job id stays the same, since segments hold it. Raises as ``publication.begin_from``.
+        The job id stays the same: segments hold it. Raises ``InvalidInput`` (``STORE_NOT_EMPTY``),
+        and as :meth:`copy` and :meth:`PendingCheckpoint.publish` do.
         """
         return publication.begin_from(
             checkpoint, self.storage, properties=properties, progress=progress, sleep=self._sleep
         )
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
-        """Return the permit to build on the newest, opened before. Raises ``PublishConflict``."""
+        """Return the permit for an open checkpoint. ``PublishConflict`` if it is not the newest."""
         newest = self.start(checkpoint.record.job_id)
         if newest is None or newest.ref != checkpoint.record.ref:
             now = newest.ref.checkpoint_id if newest else "gone"
@@ -308,19 +308,19 @@ class CheckpointStore:
     ) -> PendingCheckpoint:
         """Begin the checkpoint after ``parent``, the permit that the run holds.
 
-        The id is the parent's + 1. Nothing is listed or read: a run that builds on a checkpoint
-        whose state it never had loses output (publish-protocol F1).
+        The id is the parent's + 1. Nothing is listed or read: a run that built on a checkpoint
+        whose state it never had would lose output (publish-protocol F1).
 
-        - ``graph`` may hold finished subtasks from before.
+        - ``graph`` may hold subtasks that finished earlier.
         - ``parent`` is None only for the first checkpoint of a job. A permit or :class:`Checkpoint`
           of another store requires that this one is empty, and :meth:`adopt_objects` first.
         - ``source`` is the checkpoint whose content a rescale, rewrite or rollback has, by default
           the parent.
-        - ``carried``: handles to carry state from where the parallelism has changed since the
+        - ``carried``: the handles of state to carry if the parallelism has changed since the
           parent, cut for ``graph`` by :meth:`Checkpoint.carried`.
 
-        Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this store that is no permit,
-        and for a graph, states or properties that could never be published.
+        Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this store that is not a
+        permit, and for a graph, states or properties that could never be published.
         """
         is_new, named = kind is CheckpointKind.CHECKPOINT, {} if properties is None else properties
         declared = publication.check_arguments(graph, states, job_id, job_name, named, is_new=is_new)
@@ -331,14 +331,14 @@ class CheckpointStore:
             )
         if held is not None and held.system is not None:
             raise InvalidInput(
-                f"{held.storage.url} is {held.system}, of which nothing is rewritten or carried on; `ckpt import "
-                f"{held.storage.url} --to STORE` makes a checkpoint of ours of it"
+                f"{held.storage.url} is {held.system}, which cannot be rewritten or carried on; `ckpt import "
+                f"{held.storage.url} --to STORE` converts it to a stateformat checkpoint"
             )
         if held is not None:
             self._check_job(job_id, held.record)
             if not isinstance(parent, CommitPermit) and held.storage.url == self.url:
                 raise InvalidInput(
-                    f"{held!r} was opened to be looked at; build on the permit of start() or publish() in its own store"
+                    f"{held!r} was opened for reading; build on the permit of start() or publish() in its own store"
                 )
         if source is None and held is not None and kind in _DERIVED:
             source = held.record.ref
@@ -369,16 +369,16 @@ class CheckpointStore:
         now_us: int | None = None,
         delete: bool = True,
     ) -> Garbage:
-        """Delete all but the newest ``keep`` ids, then what nothing names (``history.expire``).
+        """Delete all but the newest ``keep`` ids, then unreferenced objects (``history.expire``).
 
-        ``older_than_us``: of these only what is older, lowest first; alone, all but the newest.
+        ``older_than_us``: only those older than that, lowest ids first; the newest always stays.
         """
         return history.expire(
             self.storage, keep, older_than_us=older_than_us, now_us=now_us, delete=delete, read=self._uses
         )
 
     def collect_garbage(self, *, delete: bool) -> Garbage:
-        """Find what nothing names, and perhaps delete it (``history.collect_garbage``)."""
+        """Find unreferenced objects; ``delete`` removes them (``history.collect_garbage``)."""
         return history.collect_garbage(self.storage, delete=delete)
 
     def copy(
@@ -392,8 +392,8 @@ class CheckpointStore:
     def pin(self, checkpoint_id: int | None, name: str, progress: publication.Progress | None = None) -> Record:
         """Keep a checkpoint, or the newest, under a name: a savepoint in ``savepoints/NAME/``.
 
-        Retention does not see it; its address is ``STORE@NAME``. Pinning it again changes nothing.
-        Raises as ``pins.pin``.
+        It never expires; its address is ``STORE@NAME``. Pinning it again changes nothing. Raises
+        ``InvalidInput`` for a name that is illegal or taken, and as :meth:`open` and :meth:`copy`.
         """
         return pins.pin(self.open(checkpoint_id), name, progress=progress, sleep=self._sleep).record
 
@@ -406,7 +406,7 @@ class CheckpointStore:
         pins.unpin(self.storage, name)
 
     def adopt_objects(self, checkpoint: Checkpoint, progress: publication.Progress | None = None) -> None:
-        """Copy another store's segments here for a checkpoint that is begun from it."""
+        """Copy the segments of another store's checkpoint here, to begin from it."""
         publication.copy_objects(checkpoint, self.storage, progress=progress)
 
     def rollback(self, checkpoint_id: int) -> CommitPermit:
@@ -420,19 +420,19 @@ class CheckpointStore:
     def repair(
         self, source: int | None = None, *, level: Level = "quick", diagnosis: publication.Diagnosis | None = None
     ) -> CommitPermit:
-        """Publish a whole checkpoint's content over a damaged newest (``publication.repair``)."""
+        """Publish an intact checkpoint's content over a damaged newest (``publication.repair``)."""
         return publication.repair(self.storage, source, level=level, diagnosis=diagnosis, sleep=self._sleep)
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store.
 
         The caller polls :meth:`request_answer`, and calls :meth:`withdraw_request` at the end.
-        Raises ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
+        Raises ``NotFound`` if there is no store, ``InvalidInput`` for the URL, ``StorageError``.
         """
         return requests.ask(self.storage, StopRequest, _as_url(savepoint), sleep=self._sleep, mode=mode)
 
     def request_savepoint(self, savepoint: str | os.PathLike[str] | None = None) -> SavepointRequest:
-        """Ask the running job for a savepoint, while it goes on; as :meth:`request_stop` does."""
+        """Ask the running job for a savepoint; it goes on. Otherwise as :meth:`request_stop`."""
         return requests.ask(self.storage, SavepointRequest, _as_url(savepoint), sleep=self._sleep)
 
     def request_rescale(
@@ -441,27 +441,27 @@ class CheckpointStore:
         operators: Mapping[str, int] | None = None,
         savepoint: str | os.PathLike[str] | None = None,
     ) -> RescaleRequest:
-        """Ask the running job to stop with a savepoint and to go on at another parallelism.
+        """Ask the running job to stop with a savepoint and resume at another parallelism.
 
-        ``operators``: by uid, before ``parallelism``. Otherwise as :meth:`request_stop`.
+        ``operators``, by uid, overrides ``parallelism``. Otherwise as :meth:`request_stop`.
         """
         wanted = {"parallelism": parallelism, "operators": dict(operators or {})}
         return requests.ask(self.storage, RescaleRequest, _as_url(savepoint), sleep=self._sleep, **wanted)
 
     def requests(self) -> list[JobRequest]:
-        """Return the unanswered requests of every kind, the least ``newest`` first; for runs."""
+        """Return the unanswered requests of every kind, the lowest ``newest`` first; for runs."""
         return requests.waiting_requests(self.storage, warned=self._warned)
 
     def answer_request(self, answer: RequestAnswer) -> bool:
-        """Answer a request, after its last step; return False where none waits."""
+        """Answer a request, after its last step; return False if it was withdrawn or answered."""
         return requests.answer_request(self.storage, answer, sleep=self._sleep)
 
     def request_answer(self, request_id: str) -> RequestAnswer | None:
-        """Return the answer to a request; None as long as there is none."""
+        """Return the answer to a request; None if there is none yet."""
         return requests.request_answer(self.storage, request_id, warned=self._warned)
 
     def withdraw_request(self, request_id: str) -> None:
-        """Remove a request and its answer. A run that has begun with it may still carry it out."""
+        """Remove a request and its answer. A run that has started on it may still carry it out."""
         requests.withdraw_request(self.storage, request_id)
 
     def _foreign(self) -> ForeignCheckpoints | None:

@@ -33,8 +33,9 @@ class Ttl:
     """How long a row lives after its last access.
 
     ``duration_us`` is in microseconds. ``clock`` is ``"event_time"`` (the operator's watermark) or
-    ``"processing_time"``. ``refresh`` says what is an access: ``"write"``, or ``"read_and_write"``,
-    where a read writes the row with its new time. Raises ``InvalidInput`` for other values.
+    ``"processing_time"``. ``refresh`` says what counts as an access: ``"write"``, or
+    ``"read_and_write"``, where a read writes the row with its new time. Raises ``InvalidInput`` for
+    other values.
     """
 
     duration_us: int
@@ -45,7 +46,7 @@ class Ttl:
         whole = isinstance(self.duration_us, int) and not isinstance(self.duration_us, bool)
         if not whole or not 1 <= self.duration_us <= TIME_MAX_US:
             raise InvalidInput(
-                f"a time to live of {self.duration_us!r} is no whole number of microseconds from 1 to 2**53 - 1; an "
+                f"a time to live of {self.duration_us!r} is not a whole number of microseconds from 1 to 2**53 - 1; an "
                 "hour is 3_600_000_000"
             )
         for what, given, known in (("clock", self.clock, CLOCKS), ("refresh", self.refresh, REFRESHES)):
@@ -57,10 +58,10 @@ class Ttl:
         return f"{duration(self.duration_us)} after {after}, by {self.clock.replace('_', ' ')}"
 
     def expired(self, last_access: pa.Array | pa.ChunkedArray | NDArray[np.int64], now_us: int) -> NDArray[np.bool_]:
-        """Return the mask of rows that have expired at ``now_us``: last access + duration <= now.
+        """Return the mask of rows expired at ``now_us``: last access + duration <= now.
 
-        ``last_access`` is a column of timestamps, or their int64 microseconds. Nothing has expired
-        while the clock has no time, and no row whose last access has none.
+        ``last_access`` is a column of timestamps, or their int64 microseconds. Nothing expires
+        while the clock has no time, nor does a row whose last access has none.
         """
         import numpy as np
 

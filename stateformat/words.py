@@ -1,7 +1,7 @@
-"""Words for people: numbers, sizes, times and names as text, wherever they are shown.
+"""Text for people: numbers, sizes, times and names, wherever they are shown.
 
-A name out of a checkpoint goes through :func:`label` first: a stranger's text must neither break a
-line nor steer a terminal. Imports nothing but the standard library.
+A name from a checkpoint goes through :func:`label` first: untrusted text must neither break a line
+nor control a terminal. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 
 def label(text: object) -> str:
-    """A stranger's text on one line, unprintable characters (line ends, escapes) spelled out."""
+    """Return untrusted text on one line; unprintable characters, as line ends, are escaped."""
     line = str(text)
     if line.isprintable():
         return line
@@ -21,22 +21,22 @@ def label(text: object) -> str:
 
 
 def lines_label(text: str) -> str:
-    """Our own text of several lines (help, stack traces): :func:`label` of each line."""
+    """Return our own text of several lines (help, stack traces), each through :func:`label`."""
     return "\n".join(map(label, text.split("\n")))
 
 
 def named(main: str, other: str) -> str:
-    """``main (other)``, safe to print; only ``main`` if the other name says nothing new."""
+    """Return ``main (other)``, safe to print; only ``main`` if the other name adds nothing."""
     return label(main if other in ("", main) else f"{main} ({other})")
 
 
 def count(number: int | None) -> str:
-    """A count with thousands separators; a dash where nobody has counted."""
+    """Return a count with thousands separators; a dash if it is unknown."""
     return "-" if number is None else f"{number:,}"
 
 
 def size(byte_count: int) -> str:
-    """Bytes for people: a binary unit and one decimal."""
+    """Return a number of bytes with a binary unit and one decimal."""
     if byte_count < 1024:
         return f"{byte_count} B"
     value = float(byte_count)
@@ -48,12 +48,12 @@ def size(byte_count: int) -> str:
 
 
 def plural(number: int, noun: str, many: str = "") -> str:
-    """``1 segment``, ``2 segments``."""
+    """Return a number and its noun: ``1 segment``, ``2 segments``."""
     return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
 
 
 def cell(value: Any) -> str:
-    """A value of a row as text: JSON for nested values, ``null`` for null, text as it is."""
+    """Return a value of a row as text: JSON for nested values, ``null`` for null, text as it is."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -62,9 +62,9 @@ def cell(value: Any) -> str:
 
 
 def sentence(text: object) -> str:
-    """A stranger's text as a sentence: on one line, with a capital and a full stop, if it has none.
+    """Return untrusted text as a sentence: on one line, capital and full stop added if missing.
 
-    A path or a name in front stays as it is: `state/0` is not `State/0`.
+    A leading path or name stays as it is: `state/0` does not become `State/0`.
     """
     safe = label(text)
     first = safe.partition(" ")[0].rstrip(".,:;")
@@ -73,12 +73,12 @@ def sentence(text: object) -> str:
 
 
 def ranges(pairs: Sequence[Sequence[int]]) -> str:
-    """Inclusive ranges as ``0-2, 5``."""
+    """Return inclusive ranges as ``0-2, 5``."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def status_of(operator: Mapping[str, Any]) -> str:
-    """An operator's status in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
+    """Return an operator's status in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
     if operator["status"] == "fully_finished":
         return "finished"
     for what in ("finished", "finishing"):
@@ -89,31 +89,31 @@ def status_of(operator: Mapping[str, Any]) -> str:
 
 
 def edge_of(edge: Mapping[str, Any]) -> str:
-    """An incoming edge: its source, and how records choose their channel."""
+    """Return an incoming edge: its source, and how records choose their channel."""
     by = f" by {', '.join(map(label, edge['key_columns']))}" if edge["key_columns"] else ""
     return f"{label(edge['from'])} {edge['partitioner']}{by}{' (feedback)' if edge['feedback'] else ''}"
 
 
 def operator_of(operator: Mapping[str, Any]) -> str:
-    """An operator's name, and its uid if that differs."""
+    """Return an operator's name, and its uid if that differs."""
     return named(operator["name"] or operator["uid"], operator["uid"])
 
 
 def mode_of(state: Mapping[str, Any]) -> str:
-    """The mode and kind of a state, and what its timers fire by if it is not event time."""
+    """Return the mode and kind of a state, and what its timers fire by if it is not event time."""
     if state.get("clock") == "processing_time":
         return f"processing-time {state['kind']}"
     return f"{state['mode']} {state['kind']}" if state.get("kind") else str(state["mode"])
 
 
 def field(item: Mapping[str, Any]) -> str:
-    """A column of a schema: its name, its type, and what is unusual about it."""
+    """Return a column of a schema: its name, its type, and what is unusual about it."""
     default = f" = {label(item['default'])}" if "default" in item else ""
     return f"{label(item['name'])} {type_text(item['type'])}{'' if item['nullable'] else ' not null'}{default}"
 
 
 def type_text(kind: Any) -> str:
-    """A type of SPEC.md section 3.7 for people: ``list<int64>``, ``struct<a int64, b utf8>``."""
+    """Return a type of SPEC.md section 3.7 as ``list<int64>`` or ``struct<a int64, b utf8>``."""
     if isinstance(kind, str):
         return kind
     if "list" in kind:
@@ -124,7 +124,7 @@ def type_text(kind: Any) -> str:
 
 
 def skew(values: Sequence[int]) -> float:
-    """The greatest value over the mean; 1.0 for no values."""
+    """Return the greatest value over the mean; 1.0 for no values."""
     total = sum(values)
     return round(max(values) * len(values) / total, 2) if total else 1.0
 
@@ -133,7 +133,7 @@ _LAST: Final = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 
 
 def _instant(epoch_us: int) -> datetime.datetime | None:
-    """A time in UTC; None beyond the calendar."""
+    """Return a time in UTC; None beyond the calendar."""
     try:
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
     except OverflowError:
@@ -141,17 +141,17 @@ def _instant(epoch_us: int) -> datetime.datetime | None:
 
 
 def moment(epoch_us: int) -> str:
-    """A record's time as ISO 8601 in UTC, to the second."""
+    """Return a record's time as ISO 8601 in UTC, to the second."""
     return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def clock(epoch_us: int, *, seconds: bool = True) -> str:
-    """A record's time in UTC, for people."""
+    """Return a record's time in UTC, for people."""
     return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
 
 
 def precise_moment(epoch_us: int) -> str:
-    """An event time as ISO 8601 in UTC, to the µs; beyond the calendar the number of µs."""
+    """Return an event time as ISO 8601 in UTC, to the µs; beyond the calendar the number of µs."""
     found = _instant(epoch_us)
     return f"{epoch_us} us" if found is None else found.isoformat().removesuffix("+00:00") + "Z"
 
@@ -166,7 +166,7 @@ _UNITS: Final = (
 
 
 def duration(length_us: int) -> str:
-    """A length of time, exactly, in the greatest unit that it is whole in: ``90 minutes``."""
+    """Return an exact length of time in the largest unit that divides it: ``90 minutes``."""
     for unit, name in _UNITS:
         if length_us % unit == 0:
             return plural(length_us // unit, name)
@@ -174,14 +174,14 @@ def duration(length_us: int) -> str:
 
 
 def ttl_of(ttl: Mapping[str, Any]) -> list[str]:
-    """How long rows live (``documents``), in parts: ``1 hour``, ``event time``, ``now …``."""
+    """Return how long rows live (``documents``): ``1 hour``, ``event time``, ``now …``."""
     refreshed = ["refreshed by reading too"] if ttl["refresh"] == "read_and_write" else []
     now = "no time yet" if ttl["now_at"] == "none" else f"now {str(ttl['now_at']).replace('T', ' ').removesuffix('Z')}"
     return [duration(ttl["duration_us"]), ttl["clock"].replace("_", " "), *refreshed, now]
 
 
 def age(epoch_us: int, now_us: int) -> str:
-    """How long ago, in its greatest unit; empty for a time in the future."""
+    """Return how long ago, in the largest unit; empty for a time in the future."""
     seconds = (now_us - epoch_us) // 1_000_000
     if seconds < 0:
         return ""
@@ -192,13 +192,13 @@ def age(epoch_us: int, now_us: int) -> str:
 
 
 def published(epoch_us: int, now_us: int) -> str:
-    """When a checkpoint was published: ``2026-11-22 20:15:00 UTC, 3 min ago``."""
+    """Return when a checkpoint was published: ``2026-11-22 20:15:00 UTC, 3 min ago``."""
     ago = age(epoch_us, now_us)
     return f"{clock(epoch_us)} UTC{f', {ago} ago' if ago else ''}"
 
 
 def stopped(stop: Mapping[str, Any]) -> str:
-    """What a job did at the checkpoint of a stop (``documents``): ``stopped (no drain)``."""
+    """Return what a job did at the checkpoint of a stop (``documents``): ``stopped (no drain)``."""
     if stop["goes_on_at"] is not None:
         return f"stopped to go on at {stop['goes_on_at']}"
     return f"stopped ({stop['mode'].replace('_', ' ')})"

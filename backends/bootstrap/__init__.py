@@ -1,10 +1,9 @@
-"""Rows as the state of a job: the first checkpoint of a store, made of a batch of history.
+"""Rows as the state of a job: the first checkpoint of a store, made from a batch of history.
 
-Users call ``bootstrap``, with ``Rows`` where the rows of a state need options. Read
-``declared`` (the states of a dataflow, by name), ``inputs`` (which rows fit a state, and how they
-are told apart), ``latest``, ``work`` (what one task does), ``threads`` (the engine in this
-process), ``sources`` and ``bootstrap``. ``stateformat.backends.spark.bootstrap`` is the same
-function for DataFrames of Spark.
+Users call ``bootstrap``, with ``Rows`` if the rows of a state need options. Read ``declared`` (the
+states of a dataflow, by name), ``inputs`` (which rows fit a state, and what identifies them),
+``latest``, ``work`` (what one task does), ``threads`` (the engine in this process), ``sources`` and
+``bootstrap``. ``stateformat.backends.spark.bootstrap`` is the same function for Spark DataFrames.
 """
 
 from __future__ import annotations

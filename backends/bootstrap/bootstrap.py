@@ -44,18 +44,18 @@ class Engine(Protocol):
     """Reads the rows of a state and writes them."""
 
     def schema(self, where: str, rows: Any) -> tuple[pa.Schema, Any]:
-        """The columns of what a user gave, and what :meth:`write` takes. Reads no row.
+        """Return the columns of the given rows, and what :meth:`write` takes. Reads no row.
 
-        Raises ``InvalidInput``, about ``where``, for what the engine cannot read.
+        Raises ``InvalidInput``, naming ``where``, for what the engine cannot read.
         """
         ...
 
     def write(
         self, context: WriteContext, input: StateInput, rows: Any, done: Callable[[int], None]
     ) -> Iterable[Written]:
-        """Write the rows of a state: what each subtask that has some got, in any order.
+        """Write the rows of a state; return what each subtask with rows got, in any order.
 
-        It calls ``done`` with numbers of rows as they are written, from any thread.
+        It calls ``done`` with the number of rows just written, from any thread.
         """
         ...
 
@@ -66,9 +66,9 @@ class Bootstrapped:
 
     permit: CommitPermit
     rows: Mapping[str, int]
-    """The rows written of each state given, by ``operator/state``."""
+    """The number of rows written for each given state, by ``operator/state``."""
     positions: Mapping[str, str]
-    """By uid of a source, behind what it goes on."""
+    """By uid of a source, what it continues after."""
 
     @property
     def record(self) -> Record:
@@ -103,18 +103,20 @@ def bootstrap(
             positions={"orders": "orders/2025/"},
         )
 
-    - ``states``: by ``operator/state``, rows that speak the Arrow C stream, or :class:`Rows` of
-      them. Every other state of the dataflow is empty. :func:`columns_of` says which columns.
-    - ``parallelism``, ``per_operator``: as of a run.
-    - ``positions``: by uid of a source, what the history covers; ``Source.behind`` of each says
-      what it takes. A source without one begins at its beginning.
-    - ``order_by``, ``on_duplicate``: of every state that is not given as :class:`Rows`.
-    - ``properties``: of the record. Ours are ``bootstrap.states`` and ``bootstrap.source.UID``.
-    - ``progress``: takes ``operator/state`` and a number of rows just written, from any thread.
+    - ``states``: by ``operator/state``, rows that export the Arrow C stream, or :class:`Rows` of
+      them. Every other state of the dataflow is empty. :func:`columns_of` returns the columns.
+    - ``parallelism``, ``per_operator``: as for a run.
+    - ``positions``: by uid of a source, what the history covers; see the source's ``behind``. A
+      source without one starts from the beginning.
+    - ``order_by``, ``on_duplicate``: for every state that is not given as :class:`Rows`.
+    - ``properties``: of the record. stateformat adds ``bootstrap.states`` and
+      ``bootstrap.source.UID``.
+    - ``progress``: called with ``operator/state`` and the number of rows just written, from any
+      thread.
 
     Raises ``InvalidInput`` for what does not fit, by name, and for a store with a checkpoint;
-    ``InvalidState`` for rows that contradict a state, with three of the keys if they stand on
-    several rows; ``JobMismatch`` for another job's store; and what publishing raises.
+    ``InvalidState`` for rows that contradict a state, with up to three keys if several rows have
+    them; ``JobMismatch`` for another job's store; and what publishing raises.
     """
     place = store if isinstance(store, CheckpointStore) else sf.open(store)
     job = compiled(flow, parallelism, per_operator)
@@ -158,8 +160,8 @@ def _check_empty(store: CheckpointStore, flow: Dataflow) -> None:
     permit = store.start(flow.job_id)
     if permit is not None:
         raise InvalidInput(
-            f"{store.url} holds checkpoint {permit.ref.checkpoint_id} of job {shortened(flow.job_id)} already, and a "
-            "bootstrap is the first one. Give an empty store",
+            f"{store.url} already holds checkpoint {permit.ref.checkpoint_id} of job {shortened(flow.job_id)}, and a "
+            "bootstrap must be the first. Give an empty store",
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=store.url,
         )

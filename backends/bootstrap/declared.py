@@ -27,7 +27,7 @@ def compiled(flow: Dataflow, parallelism: int | None, per_operator: Mapping[str,
 
 
 def columns_of(flow: Dataflow) -> dict[str, pa.Schema]:
-    """The columns that rows of each declared state have, by ``operator/state``.
+    """Return the columns of the rows of each declared state, by ``operator/state``.
 
     ``_index`` of a list, ``_tag`` of timers and ``ttl_last_access`` may be left out.
     """

@@ -27,13 +27,13 @@ SEQUENCE: Final = pa.field("_sequence", pa.int64(), nullable=False)
 
 @dataclass(frozen=True, repr=False)
 class Rows:
-    """Rows of one state, and how they are taken.
+    """The rows of one state, and their options.
 
-    - ``rows``: whatever speaks the Arrow C stream, or a DataFrame of Spark.
+    - ``rows``: anything that exports the Arrow C stream, or a Spark DataFrame.
     - ``order_by``: a column of numbers, dates or timestamps, without nulls. It need not be a column
-      of the state. Of a list and of state without keys it is the order of the entries.
-    - ``on_duplicate``: what happens to several rows with one key. ``refuse``, or ``last`` by
-      ``order_by``.
+      of the state. For lists and state without keys it is the order of the entries.
+    - ``on_duplicate``: what to do about several rows with the same key: ``refuse`` them, or keep
+      the ``last`` by ``order_by``.
     """
 
     rows: Any
@@ -46,36 +46,36 @@ class Rows:
 
 @dataclass(frozen=True)
 class StateInput:
-    """What a task must know of the rows of one state. Picklable."""
+    """What a task must know about the rows of one state. Picklable."""
 
     operator: Operator
     """With its parallelism, max parallelism and key hash."""
     state: State
     order_by: str | None
     last: bool
-    """Whether the last of several rows with one key is kept."""
+    """Whether the last of several rows with the same key is kept."""
     indexed: bool
-    """Of a list: whether the rows say their ``_index``."""
+    """For a list: whether the rows have an ``_index``."""
     now_us: int = field(default_factory=lambda: time.time_ns() // 1000)
-    """The last access of rows that do not say it, in processing time."""
+    """The last access of rows without one, in processing time (µs)."""
 
     @property
     def name(self) -> str:
-        """As users and messages name it."""
+        """The name in messages: ``operator/state``."""
         return f"{self.state.operator}/{self.state.name}"
 
     @property
     def where(self) -> str:
-        """How messages begin."""
+        """The beginning of messages."""
         return f"the rows of state {self.state.name!r} of operator {self.state.operator!r}"
 
     @property
     def keyed(self) -> bool:
-        """Whether rows go to the subtask that owns their key."""
+        """Whether each row goes to the subtask that owns its key."""
         return self.state.mode is Mode.KEYED
 
     def sorted_by(self, *, in_order: bool) -> tuple[str, ...]:
-        """The columns by which rows of one key group, or of one subtask, are put in order.
+        """Return the columns by which rows of a key group, or of a subtask, are sorted.
 
         ``in_order``: the rows come in the order in which they were given.
         """
@@ -101,7 +101,7 @@ def state_input(operator: Operator, state: State, given: Rows, schema: pa.Schema
     for item in wanted:
         kind = schema.field(item.name).type if item.name in schema.names and item.name not in twice else item.type
         if not keeps_values(kind, item.type) and not (item.name == "_timestamp" and pa.types.is_timestamp(kind)):
-            faults.append(f"{item.name!r} is {kind} and should be {item.type}, which does not take every value of it")
+            faults.append(f"{item.name!r} is {kind} and should be {item.type}, which cannot hold all of its values")
     if faults:
         raise InvalidState(
             f"{found.where} do not fit: {'; '.join(faults)}. The state has {shown(state)}: select, rename and cast to "
@@ -118,7 +118,7 @@ def _check_options(found: StateInput, given: Rows, schema: pa.Schema) -> None:
         raise InvalidInput(f"on_duplicate is {given.on_duplicate!r} for {found.where}. Give 'refuse' or 'last'")
     if given.order_by is not None and schema.names.count(given.order_by) != 1:
         raise InvalidInput(
-            f"{found.where} are to be ordered by {given.order_by!r}, of which they have "
+            f"{found.where} are to be ordered by {given.order_by!r}, but have "
             f"{schema.names.count(given.order_by) or 'no'} columns; they have {', '.join(schema.names)}",
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
@@ -158,7 +158,7 @@ def stream_of(where: str, rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch
         rows = pa.Table.from_batches([rows])
     if not hasattr(rows, "__arrow_c_stream__"):
         raise InvalidInput(
-            f"{where} are of type {type(rows).__name__}, which does not speak the Arrow C stream. Give a table, a "
+            f"{where} are of type {type(rows).__name__}, which does not support the Arrow C stream. Give a table, a "
             "record batch reader, a DuckDB relation, a polars or pandas DataFrame, a dataset, or the state of another "
             "checkpoint"
         )
@@ -179,4 +179,4 @@ def _read(where: str, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 def _unreadable(where: str, error: Exception) -> InvalidInput:
     text = str(error).partition(" Detail: Python exception: ")[0]
     said = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return InvalidInput(f"{where} cannot be read: {said.rstrip('.')}. Nothing was published; mend what they come from")
+    return InvalidInput(f"{where} cannot be read: {said.rstrip('.')}. Nothing was published; fix their source")

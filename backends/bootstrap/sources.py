@@ -15,7 +15,7 @@ from ..dataflow.graph import ENUMERATOR, SPLITS, SPLITS_SCHEMA
 
 
 def source_states(uid: str, start: StartingPoint) -> tuple[State, State]:
-    """Return what a source declares: the splits of its readers, and its enumerator."""
+    """Return the states of a source: the splits of its readers, and its enumerator's."""
     return (
         even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA),
         coordinator_state(uid, ENUMERATOR, columns=start.enumerator.schema),
@@ -23,7 +23,7 @@ def source_states(uid: str, start: StartingPoint) -> tuple[State, State]:
 
 
 def source_snapshots(context: WriteContext, uid: str, start: StartingPoint) -> Iterator[Snapshot]:
-    """Write the states of a source. Yields the snapshot of its coordinator and of each reader."""
+    """Write the states of a source; yield the snapshots of its coordinator and each reader."""
     with context.coordinator(uid) as coordinator:
         coordinator.write(ENUMERATOR, start.enumerator)
     yield coordinator.snapshot()

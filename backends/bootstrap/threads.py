@@ -23,19 +23,19 @@ _AHEAD: Final = 2
 
 
 class ThreadEngine:
-    """Writes rows that speak the Arrow C stream, of which it reads each batch once."""
+    """Writes rows that export the Arrow C stream, and reads each batch once."""
 
     def __repr__(self) -> str:
         return brief(self)
 
     def schema(self, where: str, rows: Any) -> tuple[pa.Schema, Any]:
-        """The columns of the rows, and what :meth:`write` reads."""
+        """Return the columns of the rows, and what :meth:`write` reads."""
         return stream_of(where, rows)
 
     def write(
         self, context: WriteContext, input: StateInput, rows: Iterator[pa.RecordBatch], done: Callable[[int], None]
     ) -> list[Written]:
-        """Write a state: what each subtask with rows has of it, in order."""
+        """Write a state; return what each subtask with rows has of it, in order."""
         context = context.only(input.state.operator)
         buckets: Spill[int] = Spill()
         with buckets, closing(prefetch(_deals(rows, input), workers=_AHEAD, depth=_AHEAD + 1)) as dealt:

@@ -43,19 +43,20 @@ _RUN_BYTES: Final = 32 << 20
 
 
 class Written(NamedTuple):
-    """What one subtask has of a state; or why it has nothing."""
+    """What one subtask has of a state, or why it has nothing."""
 
     handle: Handle | None
     repeated: tuple[str, ...] = ()
-    """Up to three keys that stand on several rows, as text with the number of their rows."""
+    """Up to three keys that several rows have, as text with the number of their rows."""
 
 
 def conformed(rows: pa.Table, input: StateInput, first: int) -> pa.Table:
-    """The rows with the columns of a segment but ``_key_group``; then ``_order``, ``_sequence``.
+    """Return the rows with a segment's columns except ``_key_group``, then ``_order``,
+    ``_sequence``.
 
-    These two are there if the state needs them. ``first`` is the sequence number of the first row.
-    Raises ``InvalidState`` for a value that is not one of its column's type, and for a null where
-    none may be.
+    The last two exist only if the state needs them. ``first`` is the sequence number of the first
+    row. Raises ``InvalidState`` for a value that does not fit its column's type, and for a null
+    that is not allowed.
     """
     own = {}
     names = [name for name in rows.column_names if name != input.order_by or input.order_by in _columns(input)]
@@ -107,11 +108,11 @@ def _numbers(column: pa.ChunkedArray, what: str) -> pa.ChunkedArray:
 
 
 def deal(rows: pa.Table, input: StateInput, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Conforming rows by the subtask that will hold them.
+    """Yield conforming rows by the subtask that will hold them.
 
-    Keyed rows go to the owner of their key group. Of state without keys: entries of an even split
-    are cut into a part for each subtask, beginning with subtask ``turn``; of a union the first
-    subtask has all; broadcast rows go to every subtask.
+    Keyed rows go to the owner of their key group. Without keys: even-split entries are divided
+    into a part for each subtask, beginning with subtask ``turn``; union entries all go to the first
+    subtask; broadcast rows go to every subtask.
     """
     parallelism = input.operator.parallelism
     if input.keyed:
@@ -137,9 +138,9 @@ def write_place(
     *,
     in_order: bool = False,
 ) -> Written:
-    """Write all that was dealt to one subtask, in bounded memory.
+    """Write all rows of one subtask, in bounded memory.
 
-    ``batches`` come in any order, or ``in_order``, that in which their rows were given.
+    ``batches`` may come in any order; ``in_order``: they come in the order the rows were given.
     """
     place = segment_place(context, Place(input.state.operator, input.state.name, subtask))
     options = replace(context.options, trust_key_groups=True, check_unique=not input.last)

@@ -1,8 +1,8 @@
 """Ready-made sources and sinks of dataflows.
 
-``sources`` reads files, memory and made-up rows; ``sinks`` writes files and collects; ``sql``
-writes tables. S3 and PostgreSQL are imported when they are used. Operators without input or output
-are in ``stateformat.backends.dataflow.operators``.
+``sources`` reads files, memory and generated rows; ``sinks`` writes files or collects rows;
+``sql`` writes tables. S3 and PostgreSQL libraries are imported only when used. Operators that
+neither read nor write are in ``stateformat.backends.dataflow.operators``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What authors import: dataflows, operators, sources, sinks, and the states that they declare.
 
-Read ``api``, what authors write, then ``flow``, which connects it, and ``operators``, which are
-ready. The rest is the runtime core, which makes every decision of running a dataflow, without
-storage, Spark or clock: ``graph``, ``events``, ``coordinator``, ``task`` (these two are pure), and
-``chain``, which calls the operators. ``testing`` is a harness for the code of operators.
+Read ``api``, what authors write, then ``flow``, which connects it, and ``operators``, the
+ready-made ones. The rest is the runtime core, which makes every decision of running a dataflow,
+without storage, Spark or clock: ``graph``, ``events``, ``coordinator``, ``task`` (these two are
+pure), and ``chain``, which calls the operators. ``testing`` is a harness for testing operators.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Step:
 
 
 class StepOptions(TypedDict, total=False):
-    """What every step takes besides its operator; see :meth:`Dataflow.apply`."""
+    """The options of every step; see :meth:`Dataflow.apply`."""
 
     uid: Required[str]
     name: str
@@ -97,9 +97,9 @@ class GraphOptions(_Parallelism, total=False):
 
 
 class Loop:
-    """A feedback edge. It is the last input of its head; :meth:`close` says where it begins.
+    """A feedback edge. It is the last input of its head; :meth:`close` sets where it begins.
 
-    Watermarks and ends do not travel on it.
+    It carries no watermarks and no end of input.
     """
 
     def __init__(self, flow: Dataflow, schema: pa.Schema) -> None:
@@ -111,19 +111,23 @@ class Loop:
         return brief(self, self._flow.job_id)
 
     def stream(self) -> Stream:
-        """The records that are fed back, as an input of the head."""
+        """Return the records that are fed back, as an input of the head."""
         return Stream(self._flow, Input(self, self.schema))
 
     def key_by(self, *columns: str) -> Stream:
-        """The same, by key."""
+        """Return the records that are fed back, partitioned by key; see :meth:`Stream.key_by`."""
         return self.stream().key_by(*columns)
 
     def rebalance(self) -> Stream:
-        """The same, in turn."""
+        """Return the records that are fed back, to all subtasks in turn."""
         return self.stream().rebalance()
 
     def close(self, tail: Stream) -> None:
-        """Feed back what ``tail`` emits."""
+        """Feed back what ``tail`` emits.
+
+        Raises ``InvalidInput`` if the loop is already closed, if ``tail`` is the output of a loop,
+        or if its columns are not the loop's.
+        """
         if self.tail is not None:
             raise InvalidInput(f"the loop is closed by {self.tail!r} already. Make a loop of its own for each tail.")
         if isinstance(tail.input.source, Loop):
@@ -140,8 +144,8 @@ class Loop:
 class Dataflow:
     """A job: its steps and their connections.
 
-    ``parallelism``: of steps that name no other. None: that of the checkpoint from which the job
-    goes on, and 1 in its first run.
+    ``parallelism``: the default for steps without their own. None: that of the checkpoint that the
+    job resumes from, and 1 in its first run.
     """
 
     def __init__(self, job_id: str, *, parallelism: int | None = None, name: str = "") -> None:
@@ -165,23 +169,26 @@ class Dataflow:
         return dataflow_html(self.name or self.job_id, self.document)
 
     def graph(self, **options: Unpack[GraphOptions]) -> JobGraph:
-        """The job graph with which a first run of these options starts.
+        """Return the job graph that a first run with these options starts with.
 
-        Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
+        Raises ``InvalidInput`` for anything wrong with the dataflow, its states included.
         """
         return self._compiled(**options).graph
 
     def document(self, **options: Unpack[GraphOptions]) -> dict[str, Any]:
-        """The graph and the states of :meth:`graph` as JSON, named as in a record (SPEC.md section
-        3.2).
+        """Return the graph of :meth:`graph` and the states as JSON, named as in a record (SPEC.md
+        section 3.2).
 
-        Members: ``job_id``, ``job_name``, ``operators``, ``edges``, ``states``.
+        Members: ``job_id``, ``job_name``, ``operators``, ``edges``, ``states``. Raises as
+        :meth:`graph` does.
         """
         job = self._compiled(**options)
         return {"job_id": self.job_id, "job_name": self.name, **graph_members(job.graph, job.states)}
 
     def describe(self, **options: Unpack[GraphOptions]) -> str:
-        """The same as text: operators in order with their inputs, and states with their columns."""
+        """Return :meth:`document` as text: operators in order with their inputs, and states with
+        their columns.
+        """
         from .graph import described
 
         return described(self.document(**options))
@@ -203,10 +210,12 @@ class Dataflow:
     ) -> Stream:
         """Read a source. With ``event_time``, its readers emit watermarks.
 
-        ``idle_after``: after so much processing time (µs, or a timedelta) a split, or a reader,
-        without rows holds event time up no longer. From its next row on it holds time up again; its
-        rows that are older than what time has reached are late. By default time waits for every
-        split.
+        ``idle_after``: a split or reader without rows for this much processing time (µs, or a
+        timedelta) no longer holds back event time. From its next row on it does again; rows older
+        than the event time reached by then are late. By default event time waits for every split.
+
+        Raises ``InvalidInput`` for ``event_time`` that is not a column of the source, and for
+        ``idle_after`` without ``event_time``.
         """
         if not isinstance(source, Source):
             raise InvalidInput(f"source {uid!r} is {source!r}. Give an instance of a Source.")
@@ -221,7 +230,7 @@ class Dataflow:
                 f"source {uid!r} has no column {timed.column!r}. It has {', '.join(source.schema.names)}."
             )
         if idle_after is not None and timed is None:
-            raise InvalidInput(f"source {uid!r} has no event time that it could hold up. Give event_time too.")
+            raise InvalidInput(f"source {uid!r} has idle_after but no event time. Give event_time too.")
         step = Step(
             uid,
             source,
@@ -246,11 +255,13 @@ class Dataflow:
     ) -> Stream:
         """Apply an operator to its inputs, in order.
 
-        - ``uid``: names its state for ever, so choose it with care.
+        - ``uid``: identifies its state permanently, so choose it with care.
         - ``name``: for pages and logs; need not be unique.
         - ``parallelism``, ``max_parallelism``: how many subtasks and key groups; derived if not
           given.
         - ``chain`` False: it runs in a task of its own, or as the first operator of one.
+
+        Raises ``InvalidInput`` for a uid that is taken, and for inputs that do not fit.
         """
         if not isinstance(operator, Operator):
             raise InvalidInput(f"operator {uid!r} is {operator!r}. Give an instance of an Operator.")
@@ -274,7 +285,7 @@ class Dataflow:
         return self._add(Step(uid, operator, edges, schema, name, parallelism, max_parallelism, chain))
 
     def loop(self, schema: Columns) -> Loop:
-        """Open a loop through which records of this schema are fed back."""
+        """Open a loop that feeds back records of this schema."""
         return Loop(self, as_schema(schema))
 
     def _add(self, step: Step) -> Stream:
@@ -290,10 +301,10 @@ class Dataflow:
 
 @dataclass(frozen=True)
 class Stream:
-    """What a step emits, and how it reaches the next one. Immutable: methods return other streams.
+    """What a step emits, and how it reaches the next one. Immutable: methods return new streams.
 
-    The methods named after ready-made operators take the options of :meth:`Dataflow.apply`. Those
-    by key use the columns of :meth:`key_by`.
+    The methods named after ready-made operators take the options of :meth:`Dataflow.apply`. Keyed
+    operators use the columns of :meth:`key_by`.
     """
 
     flow: Dataflow = field(repr=False)
@@ -305,7 +316,7 @@ class Stream:
         return self.input.schema
 
     def key_by(self, *columns: str) -> Stream:
-        """Records of one key go to one subtask: the one that owns its key group."""
+        """Send records of the same key to the same subtask: the owner of its key group."""
         missing = [column for column in columns if column not in self.schema.names]
         if missing or not columns:
             raise InvalidInput(
@@ -314,23 +325,23 @@ class Stream:
         return self._with(Partitioner.HASH, columns)
 
     def rebalance(self) -> Stream:
-        """Batches go to all subtasks in turn."""
+        """Send batches to all subtasks in turn."""
         return self._with(Partitioner.REBALANCE)
 
     def rescale(self) -> Stream:
-        """Batches go in turn to the few subtasks that are near."""
+        """Send batches in turn to a few nearby subtasks."""
         return self._with(Partitioner.RESCALE)
 
     def forward(self) -> Stream:
-        """Records stay in their subtask; both sides have the same parallelism."""
+        """Keep records in their subtask; both sides must have the same parallelism."""
         return self._with(Partitioner.FORWARD)
 
     def broadcast(self) -> Stream:
-        """Every record goes to every subtask."""
+        """Send every record to every subtask."""
         return self._with(Partitioner.BROADCAST)
 
     def apply(self, operator: Operator, *others: Stream, **step: Unpack[StepOptions]) -> Stream:
-        """Apply an operator to this stream, its input 0, and others. See :meth:`Dataflow.apply`."""
+        """Apply an operator to this stream (input 0) and others. See :meth:`Dataflow.apply`."""
         return self.flow.apply(operator, self, *others, **step)
 
     def map(
@@ -382,10 +393,10 @@ class Stream:
         on_timer: Callable[..., Any] | None = None,
         **step: Unpack[StepOptions],
     ) -> Stream:
-        """Call plain Python for each key.
+        """Call a plain Python function for each key.
 
         See :class:`~stateformat.backends.dataflow.operators.per_key.operator.ApplyPerKey`, also for
-        what a key costs.
+        the cost per key.
         """
         keys = self.input.key_columns
         if not keys:

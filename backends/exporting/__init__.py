@@ -1,9 +1,9 @@
 """State in the formats of other tools: Parquet, partitioned or not, Iceberg and Delta tables.
 
 Read ``source`` (what is exported), ``columns`` (what a format lacks or refuses), ``data_files``,
-then ``iceberg`` or ``delta`` (data files become a table by one commit; ``held``: which checkpoints
-are in it), ``parquet`` (folders by value), and ``export``, the door of all. ``place`` is the folder
-that is written into.
+then ``iceberg`` or ``delta`` (one commit turns data files into a table; ``held``: which checkpoints
+are in it), ``parquet`` (folders by value), and ``export``, the entry point for all. ``place`` is
+the folder that is written into.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The columns of an exported table: what a format lacks is widened, what it refuses is renamed."""
+"""The columns of an exported table: types that a format lacks are widened, names it refuses are
+changed.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Note:
-    """What is not in the table as it is in the state."""
+    """A column that is not in the table as it is in the state."""
 
     column: str
-    """As the state names it; nested ones with dots."""
+    """Its name in the state; nested ones with dots."""
     message: str
 
 
@@ -36,16 +38,18 @@ class Column:
     """A column of a table, or a field in one."""
 
     key: str
-    """What it is called for ever: ``#7`` for the field with id 7 of the state, else its name."""
+    """Its permanent name: ``#7`` for the field with id 7 of the state, else its name."""
     name: str
     type: pa.DataType
-    """With the names of the table, without field ids."""
+    """With the names in the table, without field ids."""
     children: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table, in the order of the stream, and what the user must know of them."""
+    """The columns of a table, in the order of the stream, and what the user must know about
+    them.
+    """
 
     all: tuple[Column, ...]
     notes: tuple[Note, ...]
@@ -58,7 +62,8 @@ class Columns:
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the stream as rows of the table.
 
-        Raises ``DamagedCheckpoint`` for text that is no UTF-8: readers of tables would fail on it.
+        Raises ``DamagedCheckpoint`` for text that is not UTF-8, which readers of tables would fail
+        on.
         """
         try:
             batch.validate(full=True)
@@ -75,7 +80,9 @@ class Columns:
 
 _LABELS: Final = {Format.ICEBERG: "Iceberg", Format.DELTA: "Delta"}
 _REFUSED: Final = {Format.ICEBERG: re.compile(r"[.]"), Format.DELTA: re.compile(r"[ ,;{}()\n\t=]")}
-"""What a name may not have in it. A dot is the way to a nested column for readers of Iceberg."""
+"""Characters that a name may not have. Readers of Iceberg take a dot as the path to a nested
+column.
+"""
 
 
 def plan_columns(state: State, stream: pa.Schema, file_format: Format) -> Columns:
@@ -103,7 +110,7 @@ class _Planner:
         )
 
     def _names(self, given: Sequence[str], path: tuple[str, ...]) -> Iterator[str]:
-        # A name that can stay does, wherever a name that must change stands.
+        # A name that can stay is kept, wherever a name that must change is.
         used: set[str] = set()
         kept = []
         for name in given:
@@ -157,7 +164,7 @@ _PLAIN: Final = {
     pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
 }
-"""What a stream of another tool may have in place of the format's own types."""
+"""Types that another tool's stream may have in place of the format's own types."""
 
 
 def _numbered(name: str) -> Iterator[str]:
@@ -169,7 +176,7 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def _inner(kind: Any) -> list[pa.Field]:
-    """The fields of a nested type, in the order of ``schema.children``."""
+    """Return the fields of a nested type, in the order of ``schema.children``."""
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_map(kind):
@@ -180,7 +187,7 @@ def _inner(kind: Any) -> list[pa.Field]:
 
 
 def nested(kind: Any, types: Sequence[pa.DataType], names: Sequence[str], ids: Sequence[int] = ()) -> pa.DataType:
-    """A nested type of the same sort with other fields, as Parquet names them."""
+    """Return a nested type of the same sort with other fields, named as in Parquet."""
     parts = [
         pa.field(name, inner, metadata={"PARQUET:field_id": str(ids[i])} if ids else None)
         for i, (name, inner) in enumerate(zip(names, types, strict=True))
@@ -221,7 +228,9 @@ def as_type(array: Any, kind: Any) -> Any:
 
 
 def _same_names(one: Any, other: Any) -> bool:
-    """Whether nested types have the same names: Arrow holds lists of other names for equal."""
+    """Return whether nested types have the same names: Arrow ignores names when it compares
+    lists.
+    """
     inner, there = _fields(one), _fields(other)
     return [item.name for item in inner] == [item.name for item in there] and all(
         _same_names(a.type, b.type) for a, b in zip(inner, there, strict=True)
@@ -233,7 +242,7 @@ def _fields(kind: Any) -> list[pa.Field]:
 
 
 def _rebuilt(array: Any, kind: Any, entries: Any) -> Any:
-    """A list or map array with other entries."""
+    """Return a list or map array with other entries."""
     validity, offsets = array.buffers()[:2]
     return pa.Array.from_buffers(
         kind, len(array), [validity, offsets], null_count=array.null_count, offset=array.offset, children=[entries]

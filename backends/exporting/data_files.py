@@ -14,10 +14,10 @@ from stateformat.tables import rebatch, release_memory_after
 from .place import Place
 
 FILE_BYTES: Final = 128 << 20
-"""A file ends with the row group that brings it here."""
+"""A file ends with the row group that reaches this size."""
 GROUP_ROWS: Final = 1 << 19
 GROUP_BYTES: Final = 16 << 20
-"""The most of a row group, as it is in memory."""
+"""The most that a row group takes in memory."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,15 @@ class DataFile:
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Join small batches, so that row groups are worth their headers."""
+    """Join small batches, so that row groups are worth the cost of their headers."""
     return rebatch((pa.Table.from_batches([batch]) for batch in batches), schema, GROUP_ROWS, GROUP_BYTES)
 
 
 def write_file(place: Place, path: str, schema: pa.Schema, groups: Iterator[pa.RecordBatch]) -> DataFile | None:
-    """Write one file of the next row groups; it appears when it is whole.
+    """Write one file of the next row groups; it becomes visible when it is complete.
 
-    It ends at ``FILE_BYTES`` or with the rows. None, and no file, where there are no rows.
+    It ends at ``FILE_BYTES`` or with the rows. Returns None, and writes no file, if there are no
+    rows.
     """
     from pyarrow import parquet as pq
 
@@ -52,7 +53,7 @@ def write_file(place: Place, path: str, schema: pa.Schema, groups: Iterator[pa.R
         with pq.ParquetWriter(counted, schema, compression="zstd", store_decimal_as_integer=True) as writer:
             batch: pa.RecordBatch | None = first
             while batch is not None:
-                # The writer would cut at its own number of rows.
+                # The writer would split at its own number of rows.
                 writer.write_batch(batch, row_group_size=GROUP_ROWS)
                 rows += batch.num_rows
                 release_memory_after(batch.nbytes)
@@ -62,9 +63,9 @@ def write_file(place: Place, path: str, schema: pa.Schema, groups: Iterator[pa.R
 
 
 def write_files(place: Place, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-    """Write all rows as files of a table, under names that no file has ever had.
+    """Write all rows as files of a table, under names that were never used before.
 
-    If that fails the files that were written are deleted.
+    If that fails, the files written so far are deleted.
     """
     written: list[DataFile] = []
     run = secrets.token_hex(16)

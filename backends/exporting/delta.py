@@ -1,9 +1,9 @@
 """Delta tables, through deltalake: data files first, then one entry of the log.
 
 The log keeps the last version of each *application transaction*, and an export commits two of its
-own: one says of which state the table is, the other which checkpoint is in it. A table of several
-checkpoints has one for each, so an export adds those that are missing, whatever became of the log's
-older entries.
+own: one identifies the state that the table holds, the other the checkpoint. A table of several
+checkpoints has one for each, so an export adds those that are missing, even if older entries of the
+log are gone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
 _OURS: Final = "; by ckpt export"
-"""How the description of a table that an export has made ends."""
+"""How the description of a table made by an export ends."""
 _ONE: Final = 1
 _SEVERAL: Final = 2
-"""What the rows of a table are of: one checkpoint, or several."""
+"""Whose rows a table has: those of one checkpoint, or of several."""
 _NTZ: Final = "timestampNtz"
 
 
@@ -55,7 +55,7 @@ class DeltaTarget:
         """Ids of the checkpoints that the table does not have."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-        """Write the rows as data files, which are in no table yet."""
+        """Write the rows as data files, which do not belong to a table yet."""
         converted = (self.columns.convert(batch) for batch in batches)
         self._files = write_files(self.place, "", self.columns.schema, converted)
         return self._files
@@ -66,7 +66,9 @@ class DeltaTarget:
         self._files = []
 
     def commit(self) -> str:
-        """Make the data files the table, or part of it. Returns the number of the new version."""
+        """Commit the data files as the table, or part of it. Returns the number of the new
+        version.
+        """
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -105,7 +107,7 @@ class DeltaTarget:
         )
 
     def _change(self, table: DeltaTable, schema: Schema) -> None:
-        """One version that adds rows, or has new rows in the place of all that were there."""
+        """Commit one version that adds rows, or replaces all existing rows by new ones."""
         features = table.protocol().reader_features or []
         if _has_plain_timestamps(self.columns.schema) and _NTZ not in features:
             from deltalake import TableFeatures
@@ -153,7 +155,7 @@ class DeltaTarget:
         return CommitProperties(
             custom_metadata={"stateformat": json.dumps(facts)},
             app_transactions=transactions,
-            # A retry would add the rows to the table that another export has made meanwhile.
+            # A retry would add the rows to a table that another export has made meanwhile.
             max_commit_retries=0,
         )
 
@@ -211,7 +213,9 @@ class DeltaTarget:
         return missing_of(source, self.place, has)
 
     def _new_columns(self, table: DeltaTable) -> list[pa.Field]:
-        """Columns that the table lacks; ``InvalidInput`` for a type that would have to change."""
+        """Return columns that the table lacks. Raises ``InvalidInput`` for a type that would have
+        to change.
+        """
         if not self.source.several:
             return []
         from deltalake import Schema
@@ -232,7 +236,9 @@ class DeltaTarget:
 
 
 def check_no_table(root: Place) -> None:
-    """Raise ``InvalidInput`` for a folder of tables that is one: its vacuum would delete them."""
+    """Raise ``InvalidInput`` if a folder of tables is itself a table: its vacuum would delete
+    them.
+    """
     _require(root)
     from deltalake import DeltaTable
 
@@ -247,11 +253,11 @@ def check_no_table(root: Place) -> None:
 
 
 def _require(place: Place) -> None:
-    # Before 1.6 commits of our own data files left the application transactions out.
+    # Before 1.6, commits of our own data files omitted the application transactions.
     require("deltalake", "deltalake", (1, 6), "delta")
     if "%" in place.location:
         raise InvalidInput(
-            f"deltalake reads the % in {place} as the begin of an escape; export to a folder without one",
+            f"deltalake reads the % in {place} as the start of an escape; export to a folder without one",
             kind=ErrorKind.INVALID_URL,
         )
 
@@ -278,7 +284,9 @@ def _has_plain_timestamps(schema: pa.Schema) -> bool:
 
 
 def _statistics(file: DataFile, schema: pa.Schema) -> dict[str, Any]:
-    """Rows, and of columns of integers the least, the greatest, and how many are null."""
+    """Return the row count, and for integer columns the least, the greatest, and how many are
+    null.
+    """
     integers = {field.name for field in schema if pa.types.is_integer(field.type)}
     found: dict[str, list[Any]] = {}
     for group in range(file.metadata.num_row_groups):
@@ -298,7 +306,7 @@ def _statistics(file: DataFile, schema: pa.Schema) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _translated(place: Place) -> Iterator[None]:
-    """Turn deltalake's errors into sentences."""
+    """Translate deltalake's errors into plain sentences."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -307,7 +315,8 @@ def _translated(place: Place) -> Iterator[None]:
         raise
     except (DeltaError, OSError) as error:
         if place.local is None:
-            # What our own client meets there it says in full: no bucket, no right, no answer.
+            # stateformat's own client reports such errors in full: no bucket, no permission, no
+            # answer.
             next(iter(place.storage.list("_delta_log/")), None)
         text = str(error).partition("\n")[0]
         raise StorageError(f"the Delta table in {place} could not be read or written: {text}") from error

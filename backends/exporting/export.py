@@ -25,7 +25,7 @@ WriteFile = Callable[[Any, pa.Schema, Iterator[pa.RecordBatch]], int]
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of one state."""
+    """What happened to one state."""
 
     operator: str
     state: str
@@ -33,19 +33,19 @@ class Exported:
     added: tuple[int, ...]
     """Ids of the checkpoints whose rows were written."""
     present: tuple[int, ...]
-    """Ids of those that the table had before."""
+    """Ids of the checkpoints whose rows the table had before."""
     rows: int
     files: int
     bytes: int
     version: str | None
-    """Iceberg's snapshot or Delta's version; None for files, and where nothing was added."""
+    """Iceberg's snapshot or Delta's version; None for files, and if nothing was added."""
     notes: tuple[Note, ...]
 
 
 class TableExport:
-    """States on their way into tables; :meth:`run` writes. Close it, or use it in a ``with``.
+    """States being exported into tables; :meth:`run` writes. Close it, or use it in a ``with``.
 
-    ``targets`` says what will be written where: ``place``, ``columns`` with its notes, and
+    ``targets`` describes what will be written and where: ``place``, ``columns`` with its notes, and
     ``missing``, the checkpoints that the table does not have.
     """
 
@@ -76,14 +76,14 @@ class TableExport:
         self.close()
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Close the catalog."""
         self._open.close()
 
     def run(self, step: Step = lambda _rows: None) -> list[Exported]:
         """Write all data files, and only then commit the tables, one after the other.
 
         A failure before the first commit leaves every table as it was. What was committed before a
-        later failure stays, and the next export passes it over.
+        later failure stays, and the next export skips it.
         """
         pending = [target for target in self.targets if target.missing]
         done: dict[int, Exported] = {}
@@ -144,8 +144,8 @@ def export_files(
 ) -> list[Exported]:
     """Write ``OPERATOR/STATE.SUFFIX`` for each state into a folder that is new or empty.
 
-    With ``partition_by`` a state has a folder of Parquet files instead: ``to`` itself if it is
-    ``alone``. Raises ``InvalidInput`` for a folder that holds something.
+    With ``partition_by`` a state gets a folder of Parquet files instead: ``to`` itself if it is
+    ``alone``. Raises ``InvalidInput`` for a folder that is not empty.
     """
     for source in sources:
         schema = source.stream().schema

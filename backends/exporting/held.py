@@ -1,4 +1,4 @@
-"""Which checkpoints are in a table, and what is said of a table that is another one."""
+"""Which checkpoints are in a table, and the errors for a table that belongs to something else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .source import Source
 
 
 def require(library: str, module: str, least: tuple[int, int], extra: str) -> None:
-    """Raise ``InvalidInput`` where a library is missing, or too old to keep what is promised.
+    """Raise ``InvalidInput`` if a library is missing, or too old to work as promised.
 
-    ``least`` is the first release that will do, as (major, minor).
+    ``least`` is the first suitable release, as (major, minor).
     """
     try:
         import_module(module)
@@ -60,7 +60,7 @@ def missing_of(source: Source, place: Place, has: Mapping[int, str]) -> tuple[in
 
 
 def other_table(place: Place, what: str, found: str | None, wanted: str) -> InvalidInput:
-    """Return the error for a table that something else is in."""
+    """Return the error for a table that holds something else."""
     if found is None:
         message = f"{place} has a table that no export of a state has written"
     elif what == "rows":
@@ -74,7 +74,7 @@ def other_table(place: Place, what: str, found: str | None, wanted: str) -> Inva
 
 
 def lost_race(place: Place) -> StorageError:
-    """Return the error for a commit that another one came before."""
+    """Return the error for a commit that another commit preceded."""
     return StorageError(
         f"another export or program changed the table in {place} meanwhile; nothing was added: export again"
     )

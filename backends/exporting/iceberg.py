@@ -1,14 +1,14 @@
 """Iceberg tables, through pyiceberg: one SQLite catalog in the folder, or none on S3.
 
-Theory of operation. The rows become data files first, which no reader looks for. One commit makes
-them the table: the catalog exchanges the name of the table's metadata file if it is still what was
-read. Then ``metadata/version-hint.text`` names that file, for readers that have only the folder. On
-S3, where no SQLite file can lie, the hint is all there is, and the last of two exports that commit
-at once wins.
+Theory of operation. The rows first become data files, which no reader looks for. One commit makes
+them the table: the catalog replaces the name of the table's metadata file if it is still the one
+that was read. Then ``metadata/version-hint.text`` gets the name of that file, for readers that have
+only the folder. On S3, which cannot hold a SQLite file, there is only the hint, and the last of two
+exports that commit at once wins.
 
-A summary of a snapshot says which checkpoints are in the table (``stateformat.checkpoints``):
-``id:attempt`` of each. Properties of the table say of which state it is, and which of Iceberg's
-field ids its fields have.
+The summary of a snapshot lists the checkpoints in the table (``stateformat.checkpoints``):
+``id:attempt`` of each. Properties of the table identify its state, and give the Iceberg field ids
+of its fields.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class IcebergCatalog:
         """Whether another export was seen to use the catalog."""
 
     def table(self, place: Place, name: tuple[str, str], source: Source) -> IcebergTarget:
-        """Return the table of a state at a place, which may be there already.
+        """Return the table of a state at a place, which may exist already.
 
-        Raises ``InvalidInput`` for a table of another state, and for one that is not of this
+        Raises ``InvalidInput`` for a table of another state, and for one that is not in this
         catalog.
         """
         found = self._find(place, name, source)
         return IcebergTarget(self, place, name, source, found)
 
     def open(self) -> Catalog:
-        """Return pyiceberg's catalog, made where there is none; ``StorageError`` where it fails."""
+        """Return pyiceberg's catalog, created if it is missing; ``StorageError`` if that fails."""
         from pyiceberg.catalog.sql import SqlCatalog
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -80,14 +80,14 @@ class IcebergCatalog:
             try:
                 self._catalog = SqlCatalog(CATALOG_NAME, uri=url, warehouse=self._root.location, **properties)
             except SQLAlchemyError as error:
-                # Two that make it at once.
+                # Two exports that create it at once.
                 self.is_shared = True
                 raise catalog_failed(self._root, error) from error
         catalog: Catalog = self._catalog
         return catalog
 
     def make_namespace(self, name: str) -> None:
-        """Make a namespace where there is none; ``StorageError`` where the catalog fails."""
+        """Create a namespace if it is missing; ``StorageError`` if the catalog fails."""
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
@@ -97,9 +97,9 @@ class IcebergCatalog:
             raise catalog_failed(self._root, error) from error
 
     def close(self) -> None:
-        """Let go of the catalog; one that was made here for no table is deleted.
+        """Close the catalog, and delete it if it was created here and has no table.
 
-        Not where another export uses it: its table may be in the catalog the next moment.
+        Not if another export uses it: its table may be added to the catalog at any moment.
         """
         if self._catalog is None:
             return
@@ -172,7 +172,7 @@ class IcebergTarget:
         """Ids of the checkpoints that the table does not have."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-        """Write the rows as data files, which are in no table yet."""
+        """Write the rows as data files, which do not belong to a table yet."""
         table = self._table
         if table is None:
             self._schema = new_schema(self.columns)
@@ -191,7 +191,7 @@ class IcebergTarget:
         self._files = []
 
     def commit(self) -> str:
-        """Make the data files the table, or part of it. Returns the id of the new snapshot."""
+        """Commit the data files as the table, or part of it. Returns the id of the new snapshot."""
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -208,11 +208,12 @@ class IcebergTarget:
             self.discard()
             raise lost_race(self.place) from error
         except SQLAlchemyError as error:
-            # Whether it has the table is not known, so nothing is deleted.
+            # Whether the table has it is not known, so nothing is deleted.
             self._catalog.is_shared = True
             raise catalog_failed(self.place, error) from error
         if self.place.local is None and _read_hint(self.place) != self._hint:
-            # No catalog tells two writers apart; so short is the time in which one can be lost.
+            # Without a catalog nothing separates two writers; this check shortens the time in which
+            # one can be lost.
             self.discard()
             raise lost_race(self.place)
         self._table, self._files = table, []
@@ -221,7 +222,7 @@ class IcebergTarget:
         return str(snapshot.snapshot_id) if snapshot is not None else ""
 
     def mend(self) -> None:
-        """Let the hint name the table's metadata, which it does not after a crash."""
+        """Let the hint name the table's metadata, which it may not do after a crash."""
         assert self._table is not None
         version = _version(self._table)
         if _read_hint(self.place) != version:
@@ -240,7 +241,9 @@ class IcebergTarget:
         return transaction.commit_transaction()
 
     def _changed(self, table: Table) -> Table:
-        """One snapshot that adds rows, or has new rows in the place of all that were there."""
+        """Commit one snapshot that adds rows, or replaces all existing ones. Returns the table
+        after it.
+        """
         transaction = table.transaction()
         self._evolve(transaction)
         has = _exported(table)
@@ -251,8 +254,8 @@ class IcebergTarget:
                 change.delete_data_file(old)
             for file in self._data_files(transaction):
                 change.append_data_file(file)
-        # Not ``transaction.commit_transaction``: it would add the rows again, behind those of
-        # another export that came first.
+        # Not ``transaction.commit_transaction``: it would add the rows again, after those of
+        # another export that committed first.
         self._catalog.open().commit_table(table, transaction._requirements, transaction._updates)
         return table.refresh()
 
@@ -325,9 +328,11 @@ class IcebergTarget:
 
 
 def _unbounded(metadata: Any, plan: Mapping[int, Any], ids: Mapping[str, int]) -> dict[int, Any]:
-    """Return those of a plan of statistics, without bounds, whose bounds Python has no objects for.
+    """Return, without bounds, those parts of a plan of statistics whose bounds Python cannot
+    represent.
 
-    So are dates and timestamps before the year 1 and after 9999, which pyiceberg cannot hold.
+    These include dates and timestamps before the year 1 and after 9999, which pyiceberg cannot
+    hold.
     """
     from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode
 
@@ -345,13 +350,13 @@ def _unbounded(metadata: Any, plan: Mapping[int, Any], ids: Mapping[str, int]) -
 
 
 def catalog_failed(place: Place, error: Exception) -> StorageError:
-    """The error of SQLite, by its first line: the rest is the statement."""
+    """Return SQLite's error as its first line: the rest is the statement."""
     reason = str(error).partition("\n")[0]
     return StorageError(f"the catalog of {place} failed: {reason}; export again")
 
 
 def _identity(source: Source) -> dict[str, str]:
-    """The properties that say what a table is of."""
+    """Return the properties that identify the content of a table."""
     held = {
         "job-id": source.job_id,
         "operator": source.state.operator,
@@ -370,7 +375,7 @@ def check_same(place: Place, source: Source, properties: Mapping[str, str]) -> N
 
 
 def _exported(table: Table) -> Sequence[tuple[int, str]]:
-    """The checkpoints in the table, by the nearest snapshot that an export made."""
+    """Return the checkpoints in the table, by the nearest snapshot that an export made."""
     from pyiceberg.table.snapshots import ancestors_of
 
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
@@ -383,7 +388,7 @@ def _exported(table: Table) -> Sequence[tuple[int, str]]:
 
 
 def _sqlite_url(file: Path) -> str:
-    """Return the URL that SQLAlchemy takes for this file, whatever characters its path has."""
+    """Return the URL that SQLAlchemy accepts for this file, whatever characters its path has."""
     from sqlalchemy import URL, make_url
 
     url = URL.create("sqlite", database=os.fspath(file)).render_as_string()

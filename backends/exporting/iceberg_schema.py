@@ -1,4 +1,6 @@
-"""Schemas of Iceberg tables: field ids that stay with a column, and what may become of a type."""
+"""Schemas of Iceberg tables: field ids that stay with a column, and which types may become
+which.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType, NestedField
 
 Ids = dict[str, int]
-"""Iceberg's field ids, by what a column is called for ever."""
+"""Iceberg's field ids, by the columns' permanent names."""
 
 
 def new_schema(columns: Columns) -> Schema:
-    """Return the schema of a table that is created; its ids are those that Iceberg will give."""
+    """Return the schema of a table that is created; its ids are those that Iceberg will assign."""
     from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
     builder = _Builder({}, None)
@@ -30,9 +32,10 @@ def new_schema(columns: Columns) -> Schema:
 def evolved_schema(columns: Columns, old: Schema, ids: Mapping[str, int], last_id: int, *, rows_stay: bool) -> Schema:
     """Return the schema that a table has after an export.
 
-    A column keeps its id through a new name, a new place and a wider type. What is new, or of a
-    type that the old one cannot become, gets a new id; what is gone is left out. If ``rows_stay``,
-    raises ``InvalidInput`` for such a type: the rows that are there would lose their values.
+    A column keeps its id when its name or position changes or its type is widened. A new column, or
+    one whose type the old one cannot become, gets a new id; removed columns are left out. If
+    ``rows_stay``, raises ``InvalidInput`` for such a type: the existing rows would lose their
+    values.
     """
     from pyiceberg.schema import Schema
 
@@ -41,12 +44,12 @@ def evolved_schema(columns: Columns, old: Schema, ids: Mapping[str, int], last_i
 
 
 def ids_of(columns: Columns, schema: Schema) -> Ids:
-    """Return the id of each column of a schema that was made of ``columns``."""
+    """Return the id of each column of a schema that was made from ``columns``."""
     return {column.key: item.field_id for column, item in _pairs(columns.all, schema.fields)}
 
 
 def arrow_schema(columns: Columns, schema: Schema) -> pa.Schema:
-    """Return the columns of data files: with the ids of a schema that was made of ``columns``."""
+    """Return the columns of data files: with the ids of a schema that was made from ``columns``."""
     ids = {id(column): item.field_id for column, item in _pairs(columns.all, schema.fields)}
 
     def typed(column: Column) -> pa.DataType:

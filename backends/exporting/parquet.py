@@ -1,4 +1,4 @@
-"""Partitioned Parquet: a folder for each value of some columns, as Hive names them."""
+"""Partitioned Parquet: a folder for each value of some columns, named as in Hive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .source import Step, batches_of
 PARTITIONS_MAX: Final = 10_000
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES_MAX: Final = 255
-"""Of a folder, on the file systems in use."""
+"""The limit for the name of a folder, on the file systems in use."""
 
 
 def check_partitions(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
@@ -36,7 +36,7 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], what: str) -> No
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind):
             raise InvalidInput(
-                f"column {name!r} of {what} is {kind}, which makes no name of a folder; partition by integers, text, "
+                f"column {name!r} of {what} is {kind}, which cannot be a folder name; partition by integers, text, "
                 "booleans, decimals, dates or timestamps",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
                 column=name,
@@ -51,9 +51,9 @@ def write_partitioned(
 ) -> list[DataFile]:
     """Write a folder ``column=value`` for each value, with the other columns in its files.
 
-    Rows wait in a temporary file, so any number of folders takes the same memory. Their order in a
-    folder is that of the stream. Raises ``InvalidInput`` for more than ``PARTITIONS_MAX`` folders,
-    and for a value that is too long for a name.
+    Rows wait in a temporary file, so memory does not grow with the number of folders. Their order
+    in a folder is that of the stream. Raises ``InvalidInput`` for more than ``PARTITIONS_MAX``
+    folders, and for a value that is too long for a name.
     """
     others = [i for i, name in enumerate(stream.schema.names) if name not in columns]
     schema = pa.schema([stream.schema.field(i) for i in others])
@@ -85,7 +85,7 @@ def _files(place: Place, folder: str, schema: pa.Schema, batches: Iterable[pa.Re
 
 
 def _folders(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """The folder of each row."""
+    """Return the folder of each row."""
     parts = []
     for name in columns:
         values = pc.dictionary_encode(batch[name], null_encoding="encode")
@@ -105,4 +105,6 @@ def _folders(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
 
 
 _SAFE: Final = " "
-"""Every other character that is not plain in a URL is written as readers of such folders expect."""
+"""Every other character that is not plain in a URL is encoded, as readers of such folders
+expect.
+"""

@@ -19,7 +19,7 @@ from stateformat.storage import Storage, folder_of, open_storage, without_secret
 
 
 class CountedOutput:
-    """An object being written, as pyarrow's writers want a file."""
+    """An object being written, with the methods of a file that pyarrow's writers need."""
 
     closed = False
 
@@ -38,7 +38,7 @@ class CountedOutput:
         return self.size_bytes
 
     def flush(self) -> None:
-        """Do nothing: bytes are visible only when all are there."""
+        """Do nothing: bytes become visible only when all are written."""
 
 
 _LEFT_BEHIND: Final = re.compile(
@@ -52,23 +52,23 @@ def _path_of(url: str) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, and how it is reached. Opening it writes nothing."""
+    """A folder, and how to access it. Opening it writes nothing."""
 
     address: str
     """A path, or a URL."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the storage of the URL."""
+    """The options of the URL's storage."""
 
     def __str__(self) -> str:
         return without_secrets(self.address)
 
     @cached_property
     def storage(self) -> Storage:
-        """The folder, for files with any relative path. Raises ``InvalidInput``."""
+        """The folder as a storage, for files with any relative path. Raises ``InvalidInput``."""
         storage = folder_of(open_storage(self.address, **self.options))
         if storage is None:
             raise InvalidInput(
-                f"{self} is no folder that tables can lie in; give a path, or a URL that begins with s3://",
+                f"{self} cannot hold tables; give a path, or a URL that begins with s3://",
                 kind=ErrorKind.INVALID_URL,
             )
         if storage.url.startswith("file://") and _path_of(storage.url).is_file():
@@ -77,7 +77,7 @@ class Place:
 
     @cached_property
     def local(self) -> Path | None:
-        """The directory; None for what is not local."""
+        """The directory; None if the place is not local."""
         url = self.storage.url
         return _path_of(url) if url.startswith("file://") else None
 
@@ -91,15 +91,15 @@ class Place:
         return Place("/".join((self.address.rstrip("/") or "/", *names)), self.options)
 
     def files(self) -> list[str]:
-        """List what lies here, by relative path; the least first."""
+        """List the files here, by relative path; the smallest first."""
         return [item.path for item in self.storage.list("")]
 
     def holds_others(self) -> bool:
-        """Whether there is anything but what an export left that was killed."""
+        """Return whether there is anything but the remains of an export that was killed."""
         return not all(_LEFT_BEHIND.fullmatch(path) for path in self.files())
 
     def remove(self, paths: list[str]) -> None:
-        """Delete files, and the local directories that they leave empty. Never raises."""
+        """Delete files, and the local directories that become empty. Never raises."""
         with contextlib.suppress(Exception):
             self.storage.delete(paths)
         if self.local is not None:
@@ -111,9 +111,9 @@ class Place:
 
     @contextlib.contextmanager
     def new_file(self, name: str, *, replace: bool = False) -> Iterator[CountedOutput]:
-        """Give a file to write, which is there when the block ends well, and only then.
+        """Provide a file to write, which exists once the block has succeeded, and not before.
 
-        Raises ``InvalidInput`` where there is one, and it is not to be replaced.
+        Raises ``InvalidInput`` if there is one that is not to be replaced.
         """
         if not replace:
             with contextlib.suppress(FileNotFoundError):
@@ -123,7 +123,7 @@ class Place:
             yield CountedOutput(output)
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write a small file, in place of the one that may be there, so that it is always whole."""
+        """Write a small file, replacing an existing one, so that it is always complete."""
         if self.local is None:
             with self.storage.open_output(path) as output:
                 output.write(data)
@@ -139,10 +139,10 @@ class Place:
 
 @contextlib.contextmanager
 def whole_folder(place: Place) -> Iterator[Place]:
-    """Give a folder whose files appear at ``place`` all together, when the block ends well.
+    """Provide a folder whose files appear at ``place`` all at once, when the block has succeeded.
 
     ``place`` does not exist, or is empty. On S3 the files appear one by one, and are deleted if the
-    block fails. Raises ``InvalidInput`` for a place that holds something.
+    block fails. Raises ``InvalidInput`` for a place that is not empty.
     """
     found = os.listdir(place.local) if place.local is not None and place.local.is_dir() else place.files()  # noqa: PTH208
     if found:

@@ -1,4 +1,4 @@
-"""The options of an ``s3://`` storage, as pyiceberg and deltalake name them."""
+"""The options of an ``s3://`` storage, under the names of pyiceberg and deltalake."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 from .place import Place
 
 _PATIENCE: Final = {"max_retries": "5", "retry_timeout": "30s", "connect_timeout": "4s"}
-"""Of deltalake, as our storages have it; its own would wait for minutes."""
+"""For deltalake, the same as for stateformat's storages; its defaults would wait for minutes."""
 
 
 def iceberg_properties(place: Place) -> dict[str, str]:
-    """Return the properties of a catalog whose tables lie there."""
+    """Return the properties of a catalog whose tables are there."""
     if place.local is not None:
         return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
     names = {
@@ -30,7 +30,7 @@ def iceberg_properties(place: Place) -> dict[str, str]:
 
 
 def delta_options(place: Place) -> dict[str, str]:
-    """Return the storage options of a Delta table that lies there."""
+    """Return the storage options of a Delta table that is there."""
     if place.local is not None:
         return {}
     names = {
@@ -44,12 +44,15 @@ def delta_options(place: Place) -> dict[str, str]:
     found = {names[name]: value for name, value in access.items() if name in names}
     plain = {"AWS_ALLOW_HTTP": "true"} if access.get("endpoint", "").startswith("http://") else {}
     anonymous = {"AWS_SKIP_SIGNATURE": "true"} if place.options.get("anon") else {}
-    # A commit creates its log entry if it is not there; servers that ignore that would lose one.
+    # A commit creates its log entry if it is absent; servers that ignore that condition would lose
+    # one.
     return {"AWS_CONDITIONAL_PUT": "etag", **_PATIENCE, **found, **plain, **anonymous}
 
 
 def _access(options: Mapping[str, Any]) -> dict[str, str]:
-    """Where the server is, and who asks: options before the environment."""
+    """Return where the server is, and the credentials: options take precedence over the
+    environment.
+    """
     client = options.get("client_kwargs") or {}
     found = {
         "endpoint": options.get("endpoint_url") or client.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL"),

@@ -17,7 +17,7 @@ from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
 
 Step = Callable[[int], None]
-"""Takes the number of rows that were read, after each batch."""
+"""Called with the number of rows read, after each batch."""
 Stream = Callable[[Sequence[int]], ArrowStream]
 """From the ids of checkpoints to the rows of a state in them."""
 
@@ -37,15 +37,15 @@ class Source:
     where: str | None = None
     with_expired: bool = False
     beside: frozenset[tuple[str, str]] = frozenset()
-    """Operator and name of all states of the checkpoints, which may have the same folder."""
+    """Operator and name of all states of the checkpoints, which may get the same folder."""
 
     def __str__(self) -> str:
         return f"{self.state.operator}/{self.state.name}"
 
     def stream(self, checkpoint_ids: Sequence[int] | None = None) -> ArrowStream:
-        """Return the rows, of all the checkpoints or of some of them.
+        """Return the rows of all the checkpoints, or of some of them.
 
-        Raises ``InvalidInput`` for a condition that is none on the columns of the state.
+        Raises ``InvalidInput`` for a condition that is not valid on the columns of the state.
         """
         ids = [int(ref.checkpoint_id) for ref in self.checkpoints] if checkpoint_ids is None else checkpoint_ids
         rows = self.rows_of(ids)
@@ -62,19 +62,21 @@ class Source:
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are; None where only reading them would show it."""
+        """How many rows there are; None if only reading them would show it."""
         rows = None if self.several or self.where is not None else self.stream()
         if not isinstance(rows, StateRows):
             return None
         counts = rows.task.slices["rows"].to_pylist()
-        # Other systems do not say how many rows they have, and nobody how many have expired.
+        # Other systems do not record how many rows they have, and no system how many have expired.
         return None if -1 in counts or rows.state.ttl_now_us is not None else sum(counts)
 
     @property
     def selection(self) -> str:
-        """Which of the rows of the state these are, as JSON: the same text for the same choice."""
+        """Which of the rows of the state these are, as JSON: the same text for the same
+        selection.
+        """
         chosen: dict[str, object] = {"subtask": self.subtask, "where": self.where}
-        # Tables that an older release began know no other members.
+        # Tables that an older release began have only these members.
         return json.dumps({**chosen, "with_expired": True} if self.with_expired else chosen)
 
     @property
@@ -139,7 +141,7 @@ def several_checkpoints(
 ) -> Source:
     """Return the rows of a state in several checkpoints of a history, with ``_checkpoint_id``.
 
-    ``records`` are of ``store.history()``. The rows have the columns that the state has in
+    ``records`` are from ``store.history()``. The rows have the columns that the state has in
     ``newest``, or, if that does not have the state, in the newest of the others that does. Raises
     as ``CheckpointStore.states_over``; no record is read again.
     """
@@ -166,10 +168,10 @@ def _names_in(records: Sequence[Record]) -> frozenset[tuple[str, str]]:
 
 
 def folder_names(sources: Sequence[Source]) -> Iterator[tuple[str, str]]:
-    """Return a folder for each operator and state, told apart on every file system.
+    """Return a folder for each operator and state, distinct on every file system.
 
-    A name that cannot be that of a folder, and one that differs from another of the checkpoints in
-    case only, gets the digest of what it was: the same in every export of them, also of one state.
+    A name that cannot be that of a folder, or that differs from another of the checkpoints in case
+    only, gets the digest of the original name: the same in every export of them, also of one state.
     """
     names = {(source.state.operator, source.state.name) for source in sources}
     names.update(*(source.beside for source in sources))
@@ -203,7 +205,7 @@ def digest63(*parts: object) -> int:
 
 
 def batches_of(stream: ArrowStream, step: Step) -> Iterator[pa.RecordBatch]:
-    """Stream the rows; ``step`` gets the number of each batch."""
+    """Stream the rows; ``step`` is called with the number of each batch."""
     for batch in stream.batches():
         yield batch
         step(batch.num_rows)

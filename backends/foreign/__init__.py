@@ -1,7 +1,7 @@
-"""Checkpoints of other systems, read as if they were ours: Flink's and Structured Streaming's.
+"""Checkpoints of other systems, read like stateformat's: those of Flink and Structured Streaming.
 
 Pure functions from bytes to Arrow; no JVM, no pyspark. Read ``source`` (what every format
-provides), ``checkpoint`` (a source as users hold one), ``formats`` (which formats there are), then
+provides), ``checkpoint`` (a source as users see it), ``formats`` (which formats there are), then
 ``byte_strings``, ``framing``, ``cursor``, ``sst`` (bytes), ``spark`` or ``flink`` (a format), and
 ``importing``. `docs/foreign.md` says what is read, kept opaque and refused.
 """

@@ -1,4 +1,4 @@
-"""Many byte strings in one buffer: what the readers of files hand to the decoders of rows.
+"""Many byte strings in one buffer: what the readers of files pass to the decoders of rows.
 
 Nothing here loops over strings in Python.
 """
@@ -19,8 +19,8 @@ Positions: TypeAlias = "npt.NDArray[np.int64]"
 
 _LOW = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(13)], np.uint64)
 _HIGH = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(13)], np.uint32)
-"""By the length of a short string: which of its first eight bytes, and of the next four, are its
-own.
+"""By the length of a short string: which of its first eight bytes, and of the next four, belong to
+it.
 """
 
 
@@ -46,12 +46,12 @@ class ByteStrings:
     def fixed(self, offset: int, dtype: str) -> npt.NDArray[Any]:
         """Return the value of ``dtype`` (``"<i8"``, ``">u2"`` …) at ``offset`` bytes of each.
 
-        None may be too short for it: check lengths first.
+        No string may be too short for it: check lengths first.
         """
         kind = np.dtype(dtype)
         if not len(self):
             return np.zeros(0, kind)
-        # A view of the buffer that has a value beginning at every byte: one gather, no copies.
+        # A view of the buffer with a value beginning at every byte: one gather, no copies.
         every = np.ndarray((len(self.data) - kind.itemsize + 1,), kind, np.ascontiguousarray(self.data), strides=(1,))
         return every[self.start + offset]
 
@@ -60,7 +60,7 @@ class ByteStrings:
         return _gathered(self, pa.binary())
 
     def to_text(self) -> pa.Array:
-        """Return them as a ``string`` array; raises ``pa.ArrowInvalid`` where one is not UTF-8."""
+        """Return them as a ``string`` array; raises ``pa.ArrowInvalid`` if one is not UTF-8."""
         found = _gathered(self, pa.string())
         found.validate(full=True)
         return found
@@ -75,7 +75,7 @@ def from_arrow(values: pa.Array) -> ByteStrings:
 
 
 def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
-    """Copy by way of Arrow views: 16 bytes a string, and one gather inside Arrow."""
+    """Copy through Arrow views: 16 bytes a string, and one gather inside Arrow."""
     count = len(strings)
     view_type = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
     if not count:
@@ -92,7 +92,7 @@ def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
     short = strings.length <= 12
     longer = ~short
     data = np.ascontiguousarray(strings.data)
-    # A view has the first four bytes of a long string, or all of a short one, in itself.
+    # A view contains the first four bytes of a long string, or all of a short one.
     if short.any():
         chosen = slice(None) if short.all() else short
         start, length = strings.start[chosen], strings.length[chosen]
@@ -103,7 +103,7 @@ def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
         high = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))[start + 8] & _HIGH[length]
         views[chosen, 1:3] = low.view(np.int32).reshape(-1, 2)
         views[chosen, 3] = high.view(np.int32)
-    # Buffers of a view are addressed by 32 bits.
+    # Buffers of a view are addressed with 32 bits.
     if longer.any():
         start = strings.start[longer]
         views[longer, 1] = np.ndarray((len(data) - 3,), "<i4", data, strides=(1,))[start]
@@ -113,7 +113,7 @@ def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
     else:
         crossing = 0
     whole = pa.py_buffer(data)
-    # Buffer i begins at i GiB and reaches to the end, so that no string is cut.
+    # Buffer i begins at i GiB and extends to the end, so no string is cut.
     buffers = [whole.slice(i << 30) for i in range(crossing + 1)]
     found = pa.Array.from_buffers(view_type, count, [None, pa.py_buffer(views), *buffers])
     return found.cast(kind)

@@ -1,7 +1,7 @@
-"""A foreign checkpoint as users hold one: everything that reads ours reads it.
+"""A foreign checkpoint as users see it: whatever reads stateformat's checkpoints reads it.
 
-A part of a source is a handle. What its metadata does not say, the number of rows, is counted when
-somebody first asks for ``handles``: planning and import do, reading and ``ckpt inspect`` do not.
+A part of a source is a handle. If the metadata does not give the number of rows, they are counted
+when ``handles`` is first needed: planning and import need it, reading and ``ckpt inspect`` do not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
 @dataclass(frozen=True)
 class ForeignFormat:
-    """How one foreign format is found and opened. ``backends.foreign`` has the list."""
+    """How one foreign format is recognised and opened. ``backends.foreign`` has the list."""
 
     system: str
-    """As a sentence says it: "a Flink savepoint"."""
+    """As in a sentence: "a Flink savepoint"."""
     recognises: Callable[[Storage], bool]
-    """Whether a folder holds what this format reads; by a few small requests."""
+    """Returns whether a folder has what this format reads, with a few small requests."""
     sources: Callable[[Storage, Outside | None], Opened]
-    """All checkpoints that can be opened."""
+    """Returns all checkpoints that can be opened."""
     source: Callable[[Storage, int | None, Outside | None], ForeignSource]
     """Opens one, by default the newest. Raises ``NotFound`` for an unknown id."""
 
@@ -83,7 +83,7 @@ class ForeignFolder:
             chosen = source.record.checkpoint_id
             counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
         except (DamagedCheckpoint, UnsupportedFormat, InvalidInput) as error:
-            # What it stands on cannot be read; the check may have said so, and more.
+            # What it is based on cannot be read; the check may have reported that, and more.
             if not any(problem.severity == "error" for problem in findings):
                 path = str(error.details.get("path", ""))
                 findings.append(Problem(error.kind, self.system, str(error), advice=_ADVICE, path=path))
@@ -94,7 +94,7 @@ class ForeignFolder:
 
 
 def record_of(source: ForeignSource) -> Record:
-    """Return the record of a source; rows are -1 in its totals where nobody has counted them."""
+    """Return the record of a source; rows are -1 in its totals if they have not been counted."""
     record, parts = source.record, source.parts
     known = [part.rows for part in parts]
     rows = -1 if None in known else sum(filter(None, known))
@@ -104,7 +104,7 @@ def record_of(source: ForeignSource) -> Record:
 
 
 class _Seen:
-    """Passes progress on, and keeps how many bytes were checked."""
+    """Passes progress on, and remembers how many bytes were checked."""
 
     def __init__(self, progress: Callable[[int, int], None] | None) -> None:
         self._progress = progress
@@ -143,7 +143,7 @@ class ForeignCheckpoint(Checkpoint):
 
     @property
     def manifest(self) -> Manifest:
-        """All parts as handles, with exact rows: reads data files at first use."""
+        """All parts as handles, with exact rows: reads data files on first use."""
         with self._reading:
             if self._manifest is None:
                 self._manifest = Manifest(handles_table([self._counted(part) for part in self.source.parts]))
@@ -151,9 +151,9 @@ class ForeignCheckpoint(Checkpoint):
 
     @property
     def outline(self) -> pa.Table:
-        """The handles without reading a data file: where rows are unknown, they are null.
+        """The handles without reading a data file: unknown rows are null.
 
-        ``segment_rows`` is a share of the stored bytes there.
+        ``segment_rows`` is then a share of the stored bytes.
         """
         parts = self.source.parts
         known = pa.array([part.rows for part in parts], pa.int64())
@@ -164,7 +164,7 @@ class ForeignCheckpoint(Checkpoint):
         return handles.set_column(rows, pa.field("rows", pa.int64()), known)
 
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
-        """As of any checkpoint; nothing is counted first, so rows of ``slices`` may be -1."""
+        """See ``Checkpoint.read``; nothing is counted first, so rows of ``slices`` may be -1."""
         operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
         parts = [
@@ -221,7 +221,7 @@ class ForeignCheckpoint(Checkpoint):
             layer=0,
             edge=None,
             schema_id=state.current.id,
-            # Parts in one file, or in the metadata, are told apart by what they are.
+            # Parts in one file, or in the metadata, are distinguished by what they are.
             path=f"{part.path or 'inline'}#{part.operator}/{part.state}/{part.subtask}" if rows else None,
             rows=rows,
             segment_rows=rows,
@@ -230,10 +230,9 @@ class ForeignCheckpoint(Checkpoint):
         )
 
     def carried(self, plan: Any) -> NoReturn:  # noqa: ARG002 - as of any checkpoint
-        """Refused: no checkpoint of ours can name files of another system."""
+        """Refused: no stateformat checkpoint can refer to files of another system."""
         raise InvalidInput(
-            f"{self.storage.url} is {self.system}; a checkpoint cannot carry its files on. `ckpt import` makes one of "
-            "ours of it"
+            f"{self.storage.url} is {self.system}; a checkpoint cannot carry its files on. `ckpt import` converts it"
         )
 
 
@@ -246,7 +245,7 @@ class ForeignReadTask(ReadTask):
     """By the number that ``slices`` have as ``handle``."""
 
     def at_groups(self, groups: Groups) -> ReadTask:
-        """As of any task; how many rows a key group has, nobody has counted."""
+        """See ``ReadTask.at_groups``; how many rows a key group has is not known."""
         chosen = [
             {**row, "rows": -1, "first_group": first, "last_group": last}
             for row in self.slices.to_pylist()
@@ -256,7 +255,9 @@ class ForeignReadTask(ReadTask):
         return self.with_slices(pa.Table.from_pylist(chosen, SLICE_SCHEMA))
 
     def split(self, parts: int) -> list[ReadTask]:
-        """As of any task, but between the parts of the source: none is read in pieces."""
+        """See ``ReadTask.split``, but splits between the parts of the source: none is read in
+        pieces.
+        """
         if self.state.mode in (Mode.PROGRESS, Mode.BROADCAST) or parts < 2:
             return [self]
         tables = split_between_owners(self.slices, parts)
@@ -306,7 +307,7 @@ class _ForeignReader:
         state = self._task.state
         slices = [row for row in self._task.slices.to_pylist() if row["rows"]]
         if has_key_groups(state):
-            # Owners come as they are; what one owns comes by key group.
+            # Owners come in their order; the rows of each come by key group.
             for _, owned in groupby(slices, key=lambda row: row["subtask"]):
                 for row in sorted(owned, key=lambda row: row["first_group"]):
                     yield from _named(state, self._keyed(row))
@@ -345,7 +346,7 @@ class _ForeignReader:
 
 
 def _runs(groups: Groups, first: int | None, last: int | None) -> Iterator[tuple[int | None, int | None]]:
-    """Yield runs of the groups that lie in first … last, or these where no groups are known."""
+    """Yield runs of the groups in first … last, or these two if no groups are known."""
     if first is None or last is None:
         yield first, last
         return
@@ -355,7 +356,9 @@ def _runs(groups: Groups, first: int | None, last: int | None) -> Iterator[tuple
 
 
 def _named(state: State, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The tables; what nobody can decode is told with its state, as `--drop` takes it."""
+    """Yield the tables; an error for what cannot be decoded names its state, in the form for
+    `--drop`.
+    """
     try:
         yield from tables
     except UnsupportedFormat as error:

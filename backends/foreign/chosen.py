@@ -1,4 +1,4 @@
-"""A foreign checkpoint as its import asks for it: without some states, with rows that expire."""
+"""A foreign checkpoint as its import requests it: without some states, with rows that expire."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .source import ForeignSource, Level, Note, Part, Progress
 
 
 def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[str, Ttl]) -> ForeignCheckpoint:
-    """The checkpoint without some operators and states, of which then nothing is read.
+    """Return the checkpoint without some operators and states, of which nothing is then read.
 
-    Rows of the states that ``ttl`` names expire, by the time that Flink kept. ``InvalidInput`` for
-    a name of nothing, for a state that cannot be read and is not named in ``drop``, and for one
-    with a ttl that has no such times.
+    Rows of the states that ``ttl`` names expire, by the time that Flink kept. Raises
+    ``InvalidInput`` for a name that matches nothing, for a state that cannot be read and is not
+    named in ``drop``, and for a state with a ttl that has no such times.
     """
     record = checkpoint.record
     subjects = [note.subject for note in checkpoint.notes if note.kind == "refused"]
@@ -67,7 +67,7 @@ def _check_times(record: Record, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A source of which some operators and states are left out, and rows expire; picklable."""
+    """A source without some operators and states, whose rows may expire; picklable."""
 
     source: ForeignSource
     drop: frozenset[str]

@@ -1,4 +1,4 @@
-"""Reading small big-endian things one after another, never beyond their end."""
+"""Reads small big-endian values one after another, never beyond their end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind
 from .framing import modified_utf8
 
 DEPTH_MAX = 32
-"""How deep things may stand in one another; nothing real comes near it."""
+"""How deep structures may be nested; nothing real comes near it."""
 
 NAME_MAX = 1024
-"""Characters of a class, field or constant; Java allows more, and nobody writes them."""
+"""The most characters of a class, field or constant name; Java allows more, but nobody uses
+them.
+"""
 
 
 class Cursor:
-    """A place in bytes that moves on. All that goes wrong is a ``DamagedCheckpoint`` with path and
-    offset.
+    """A position in bytes that moves forward. Every failure is a ``DamagedCheckpoint`` with path
+    and offset.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Cursor:
         return self.end - self.position
 
     def damaged(self, what: str) -> NoReturn:
-        """Raise ``DamagedCheckpoint`` for the place where the cursor stands."""
+        """Raise ``DamagedCheckpoint`` for the cursor's position."""
         raise DamagedCheckpoint(
             f"{self.path} is damaged at byte {self.position}: {what}; take another checkpoint or savepoint",
             kind=self.kind,
@@ -84,11 +86,11 @@ class Cursor:
         return found == 1
 
     def count(self, least: int, what: str) -> int:
-        """Take an i32 count of things with at least ``least`` bytes each, which must fit."""
+        """Take an i32 count of items of at least ``least`` bytes each, which must fit."""
         return self.fitting(self.i32(), least, what)
 
     def fitting(self, count: int, least: int, what: str) -> int:
-        """Return ``count`` if as many things of ``least`` bytes can follow."""
+        """Return ``count`` if that many items of ``least`` bytes can follow."""
         if not 0 <= count * max(least, 1) <= self.left:
             self.damaged(f"{count} {what} should follow in {self.left} bytes")
         return count
@@ -99,7 +101,7 @@ class Cursor:
 
     def text(self, size: int) -> str:
         """Take ``size`` bytes of modified UTF-8: NUL is C0 80, a character beyond U+FFFF two
-        surrogates of three bytes. A lone surrogate stays one.
+        surrogates of three bytes each. A lone surrogate stays one.
         """
         raw = bytes(self.take(size))
         if raw.isascii() and 0 not in raw:
@@ -111,7 +113,9 @@ class Cursor:
             self.damaged("a name is not modified UTF-8")
 
     def name(self, what: str) -> str:
-        """Take a ``UTF`` that is printable and short: it may stand in messages and values."""
+        """Take a ``UTF`` that is printable and short, so that it may appear in messages and
+        values.
+        """
         begin = self.position
         found = self.utf()
         if not found.isprintable() or len(found) > NAME_MAX:
@@ -120,6 +124,6 @@ class Cursor:
         return found
 
     def finish(self, what: str) -> None:
-        """Check that nothing is left of ``what``."""
+        """Check that nothing of ``what`` is left."""
         if self.left:
             self.damaged(f"{what} should end here, and {self.left} bytes are left")

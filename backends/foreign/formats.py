@@ -1,4 +1,4 @@
-"""The foreign formats that come with us, as the entry points of ``stateformat.formats``."""
+"""The foreign formats included with stateformat, as the entry points of ``stateformat.formats``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .checkpoint import ForeignFolder, ForeignFormat
 
 
 def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
-    """The checkpoint of a Structured Streaming query; None where the folder holds none."""
+    """Return the checkpoint of a Structured Streaming query; None if the folder has none."""
     from .spark import SparkSource, recognises, sources
 
     form = ForeignFormat(
@@ -22,7 +22,7 @@ def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
 
 
 def flink(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
-    """A savepoint or checkpoints of Flink's; None where the folder holds none."""
+    """Return a savepoint or checkpoints of Flink; None if the folder has none."""
     from .flink import FlinkSource, recognises, sources
 
     form = ForeignFormat("a Flink checkpoint or savepoint", recognises, sources=sources, source=FlinkSource)

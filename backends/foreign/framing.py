@@ -1,9 +1,9 @@
 """Streams of compressed frames, and Java's text, as Flink and Spark write them.
 
 Spark: the four codecs of ``spark.sql.streaming.stateStore.compression.codec``. Flink: the framed
-snappy stream. Every length is judged before memory is taken for it, every checksum is compared, and
-a stream that ends early or goes on after its end is damaged. Loops go over frames, never over
-entries.
+snappy stream. Every length is checked before memory is allocated for it, every checksum is
+compared, and a stream that ends early or continues after its end is damaged. Loops run over frames,
+never over entries.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from .byte_strings import Octets
 
 LIMIT_BYTES: Final = 1 << 36
-"""Above this no decompressed file is taken into memory, whatever it declares."""
+"""A decompressed file larger than this is not read into memory, whatever it declares."""
 _ZSTD_RATIO, _ZSTD_SMALL = 2048, 1 << 28
-"""How many times its size a zstd file may hold, and what any may: zstd declares no size."""
+"""How many times its size a zstd file may contain, and what any file may: zstd declares no size."""
 
 _LZ4_MAGIC: Final = b"LZ4Block"
 _LZ4_HEAD: Final = struct.Struct("<8sBiiI")
@@ -32,7 +32,7 @@ _LZ4_SEED: Final = 0x9747B28C
 _LZ4_STORED, _LZ4_PACKED = 0x10, 0x20
 _LZ4_FRAME: Final = 1 << 15
 _LZ4_LEVEL: Final = 5
-"""A frame holds 2 ** (10 + level) bytes."""
+"""A frame contains 2 ** (10 + level) bytes."""
 _LZ4_FRAME_MAX: Final = 1 << 25
 _XERIAL_HEAD: Final = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -60,7 +60,9 @@ def damaged(path: str, what: str, *, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT
 
 
 def spark_codec(name: str) -> str:
-    """Return the codec's short name; ``UnsupportedFormat`` for ``lzf`` and all unknown ones."""
+    """Return the codec's short name. Raises ``UnsupportedFormat`` for ``lzf`` and all unknown
+    ones.
+    """
     known = _SPARK_CODECS.get(name) or _SPARK_CODECS.get(name.lower())
     if known is None or known == "lzf":
         raise UnsupportedFormat(
@@ -73,7 +75,7 @@ def spark_codec(name: str) -> str:
 
 
 def spark_decode(codec: str, data: Any, path: str) -> Octets:
-    """Return what Spark compressed by ``codec`` (:func:`spark_codec`) into one file."""
+    """Return what Spark compressed with ``codec`` (:func:`spark_codec`) into one file."""
     view = memoryview(data).cast("B")
     return {"lz4": _lz4_decode, "snappy": _xerial_decode, "zstd": _zstd_decode}[spark_codec(codec)](view, path)
 
@@ -85,7 +87,9 @@ def spark_encode(codec: str, data: Any) -> bytes:
 
 
 def spark_joined(codec: str, files: Iterable[Any]) -> Iterator[Any]:
-    """Yield the bytes of one file with the content of several that :func:`spark_encode` gave."""
+    """Yield the bytes of one file with the content of several that :func:`spark_encode`
+    returned.
+    """
     known = spark_codec(codec)
     end = b""
     for number, data in enumerate(files):
@@ -103,7 +107,7 @@ class _Frames:
     """Decompressed frames in one growing buffer."""
 
     def __init__(self, path: str, expected: int = 1 << 16, limit: int = LIMIT_BYTES) -> None:
-        """``expected`` bytes are made room for at once; nobody has proven yet that they come."""
+        """Room for ``expected`` bytes is allocated at once; they have not been verified to come."""
         self.path, self.limit = path, min(limit, LIMIT_BYTES)
         self.data: Octets = np.empty(expected, np.uint8)
         self.size = 0
@@ -143,7 +147,7 @@ def _lz4_decode(view: memoryview, path: str) -> Octets:
         body = at + _LZ4_HEAD.size
         if magic != _LZ4_MAGIC or method not in (_LZ4_STORED, _LZ4_PACKED):
             raise damaged(path, f"no LZ4Block frame stands at byte {at}", offset=at)
-        # One byte of LZ4 yields 255 bytes at most.
+        # One byte of LZ4 expands to 255 bytes at most.
         if not (0 <= packed <= len(view) - body and 0 <= raw <= most and raw <= 255 * packed):
             raise damaged(
                 path,
@@ -170,7 +174,7 @@ def _lz4_decode(view: memoryview, path: str) -> Octets:
 
 
 def _lz4_room(view: memoryview) -> int:
-    """Return what the heads of frames declare, as far as it is not much for the file's size."""
+    """Return the size that the headers of frames declare, at most 16 times that of the file."""
     at, total = 0, 0
     while len(view) - at >= _LZ4_HEAD.size:
         _, _, packed, raw, _ = _LZ4_HEAD.unpack_from(view, at)
@@ -194,13 +198,13 @@ def _lz4_encode(view: memoryview) -> bytes:
 
 
 def _snappy_size(body: memoryview, path: str, at: int) -> int:
-    """Return the size that raw snappy declares, judged by what its bytes can hold."""
+    """Return the size that raw snappy declares, checked against what its bytes can contain."""
     size = shift = 0
     for byte in body[:5]:
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            # A copy of 64 bytes takes three.
+            # A copy of 64 bytes takes three bytes.
             if size <= 32 * len(body):
                 return size
             break
@@ -249,7 +253,7 @@ def _zstd_encode(view: memoryview) -> bytes:
 
 
 def snappy_frames_decode(data: Any, path: str) -> Octets:
-    """Return what one framed snappy stream holds (Flink's compressed state)."""
+    """Return what one framed snappy stream contains (Flink's compressed state)."""
     return snappy_streams_decode(data, [0], [memoryview(data).nbytes], path)[0]
 
 
@@ -258,8 +262,8 @@ def snappy_streams_decode(
 ) -> tuple[Octets, npt.NDArray[np.int64]]:
     """Decode framed snappy streams ``data[start:end]``, one after another into one buffer.
 
-    Returns it, and where in it each stream's bytes end. All checksums (CRC-32C) are compared in one
-    go, which is much cheaper than one stream at a time.
+    Returns the buffer, and where in it each stream's bytes end. All checksums (CRC-32C) are
+    compared at once, which is much cheaper than one stream at a time.
     """
     view, frames, codec = memoryview(data).cast("B"), _Frames(path), pa.Codec("snappy")
     bounds: list[int] = []
@@ -348,15 +352,15 @@ def modified_utf8(data: Any, path: str) -> str:
 
 
 def encode_modified_utf8(text: str) -> bytes:
-    """Return the bytes of Java's ``DataOutput.writeUTF`` without the length before them."""
+    """Return the bytes of Java's ``DataOutput.writeUTF``, without the length in front of them."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
     halves = "".join(map(chr, units.tolist()))
     return halves.encode("utf-8", "surrogatepass").replace(b"\x00", b"\xc0\x80")
 
 
-# CRC-32C by lanes. The checksum is linear over GF(2): long strings are cut into lanes of one
-# length, all lanes take a step of two bytes at once, and neighbours are joined by tables that shift
-# a checksum past the bytes of the right one.
+# CRC-32C by lanes. The checksum is linear over GF(2): long strings are cut into lanes of equal
+# length, all lanes advance by two bytes at once, and neighbours are joined with tables that shift a
+# checksum past the bytes of the right one.
 _Table = npt.NDArray[np.uint32]
 _LANE: Final = 128
 _tables: dict[int, _Table] = {}
@@ -366,7 +370,7 @@ def crc32c(data: Octets, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]
     """Return the CRC-32C of each of the strings of ``sizes`` that make up ``data``."""
     found = np.zeros(len(sizes), np.uint32)
     ends = np.cumsum(sizes)
-    # Strings of similar length go together, and not more at once than a few MiB.
+    # Strings of similar length are processed together, at most a few MiB at once.
     classes = np.ceil(np.log2(np.maximum(sizes, _LANE) / _LANE)).astype(np.int64)
     for level in np.unique(classes):
         width = _LANE << int(level)
@@ -380,11 +384,11 @@ def crc32c(data: Octets, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]
 def _crc_padded(
     data: Octets, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], width: int
 ) -> npt.NDArray[np.uint32]:
-    # Zeros in front change nothing when the checksum starts at zero.
+    # Leading zeros change nothing when the checksum starts at zero.
     padded = np.zeros((len(ends), width), np.uint8)
     for row, (end, size) in enumerate(zip(ends.tolist(), sizes.tolist(), strict=True)):
         padded[row, width - size :] = data[end - size : end]
-    # By columns, so that a step reads neighbours.
+    # By columns, so that a step reads neighbouring bytes.
     lanes = np.ascontiguousarray(padded.reshape(-1, _LANE // 2, 2).view("<u2")[:, :, 0].T)
     pairs, sums = _pair_table(), np.zeros(lanes.shape[1], np.uint32)
     for step in lanes:
@@ -393,7 +397,7 @@ def _crc_padded(
     while len(sums) > len(ends):
         sums = _shifted(sums[0::2], shift) ^ sums[1::2]
         shift *= 2
-    # What the start value, all ones, becomes past the string's own bytes.
+    # What the start value, all ones, becomes after the string's own bytes.
     begun = np.full(len(ends), 0xFFFFFFFF, np.uint32)
     for bit in range(int(sizes.max()).bit_length() if len(sizes) else 0):
         ahead = (sizes >> bit) & 1 == 1

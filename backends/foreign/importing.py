@@ -1,8 +1,8 @@
-"""A foreign checkpoint as the first checkpoint of a store of ours: ``import_checkpoint``.
+"""A foreign checkpoint as the first checkpoint of a stateformat store: ``import_checkpoint``.
 
 An import is a rewrite into an empty store: ``backends.rewrite`` plans it, and its engines write it.
-What is special stands here: the key hash, names that users give as text, what a reader must know,
-kept as properties, and the positions of sources.
+This module has what is specific to an import: the key hash, names that users give as text, what a
+reader must know, kept as properties, and the positions of sources.
 """
 
 from __future__ import annotations
@@ -52,21 +52,23 @@ if TYPE_CHECKING:
 
 KeyHash = Literal["rehash", "keep"]
 SPARK_MAX_PARALLELISM: Final = 128
-"""What a Spark query gets: the number of its partitions is no number of key groups."""
+"""The default for a Spark query: its number of partitions is not a number of key groups."""
 PROPERTY: Final = "import."
-"""Properties of an imported checkpoint that say what it was begin so."""
+"""Properties of an imported checkpoint that describe its origin begin with this."""
 PROPERTY_CHARS: Final = 1000
-"""What one property of ours may have. The page and ``Imported.notes`` have all."""
+"""The most that one of stateformat's properties may have. The page and ``Imported.notes`` have
+all.
+"""
 
 
 @dataclass(frozen=True)
 class ImportSpec:
-    """What a user may ask of an import. What is left out stays as it is."""
+    """What a user may request of an import. Anything not given stays as it is."""
 
     key_hash: KeyHash = "rehash"
-    """``rehash``: keys by our own hash. ``keep``: key groups as they are."""
+    """``rehash``: keys by stateformat's own hash. ``keep``: key groups as they are."""
     max_parallelism: int | None = None
-    """By default that of each operator, of Spark queries :data:`SPARK_MAX_PARALLELISM`."""
+    """By default that of each operator, for Spark queries :data:`SPARK_MAX_PARALLELISM`."""
     job_id: str | None = None
     job_name: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -74,25 +76,27 @@ class ImportSpec:
     ``NEW_COLUMN``, and ``UID/STATE.COLUMN.FIELD`` → a column of its own. Old uids everywhere."""
     drop: Sequence[str] = ()
     """Operators (``UID``) and states (``UID/STATE``) that are left out. A state that cannot be read
-    must be, so that nobody takes the rest for all there was."""
+    must be left out explicitly, so that nobody takes the rest for everything.
+    """
     ttl: Mapping[str, Ttl] = field(default_factory=dict)
-    """How long rows live, by ``UID/STATE``: Flink keeps when each was accessed, and not how long it
-    lives. A state that is not named keeps the times as a column, until a program says."""
+    """How long rows live, by ``UID/STATE``: Flink stores when each was accessed, but not how long
+    it lives. A state that is not named keeps the times as a column, until a program declares a ttl.
+    """
     sources: Mapping[str, str] = field(default_factory=dict)
-    """By uid of a source in the dataflow that goes on, where it does: see ``positions``."""
+    """By uid of a source in the dataflow that continues, where it continues: see ``positions``."""
     options: WriteOptions = field(default_factory=WriteOptions)
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The published checkpoint, and what users must know of it."""
+    """The published checkpoint, and what users must know about it."""
 
     rewritten: Rewritten
     notes: tuple[Note, ...]
     positions: tuple[tuple[str, str], ...]
-    """By uid of a source, behind what it goes on."""
+    """By uid of a source, the position after which it continues."""
     left: tuple[tuple[int, str], ...]
-    """Offsets of the sources of the query that nobody goes on with, by number."""
+    """Offsets of those of the query's sources that no source continues from, by number."""
 
     @property
     def record(self) -> Record:
@@ -110,10 +114,11 @@ def import_checkpoint(
 ) -> Imported:
     """Publish a foreign checkpoint as checkpoint 1 of an empty store.
 
-    Raises ``InvalidInput`` for what cannot be as asked, by name; ``DamagedCheckpoint`` (also for
-    the first key that lies in another key group than its hash says, where the hash is known);
-    ``RestoreRefused`` where our rules refuse what is in it; and what publishing raises. A failure
-    leaves the store empty, but for segments that nothing names.
+    Raises ``InvalidInput``, naming the cause, for a request that is impossible;
+    ``DamagedCheckpoint`` (also for the first key that is in another key group than its hash gives,
+    if the hash is known); ``RestoreRefused`` if stateformat's rules refuse something in it; and
+    what publishing raises. A failure leaves the store empty, except for segments that nothing
+    refers to.
     """
     spec = spec or ImportSpec()
     whole = check_places(checkpoint, target)
@@ -140,7 +145,8 @@ def import_checkpoint(
         for snapshot in source_snapshots(pending.context, one.operator.uid, one.start):
             pending.add(snapshot)
     if template is not None:
-        # What a savepoint needs that only Flink can say, so that the state can go back.
+        # Information that a savepoint needs and only Flink has, so that the state can be exported
+        # back.
         with pending.context.coordinator(TEMPLATE_OPERATOR) as writer:
             writer.write(TEMPLATE_STATE, template.table())
         pending.add(writer)
@@ -153,7 +159,7 @@ def import_checkpoint(
 
 
 def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
-    """The tasks of an import. Counts rows, so it may read data files; writes nothing."""
+    """Return the tasks of an import. Counts rows, so it may read data files; writes nothing."""
     record = checkpoint.record
     rewrite = _rewrite_of(record, spec)
     if spec.key_hash == "rehash":
@@ -164,7 +170,7 @@ def plan_import(checkpoint: ForeignCheckpoint, spec: ImportSpec) -> RewritePlan:
 
 
 def _rewrite_of(record: Record, spec: ImportSpec) -> RewriteSpec:
-    """The rewrite that an import is."""
+    """Return the rewrite that an import is."""
     ceiling = _max_parallelism(record, spec)
     renames, states, columns = resolve_names(record, spec.names)
     return RewriteSpec(
@@ -190,27 +196,27 @@ def prove_import(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckpointDiff:
-    """Compare a foreign checkpoint with its import; ``same`` if nothing was lost on the way.
+    """Compare a foreign checkpoint with its import; ``same`` if the import lost nothing.
 
-    What the spec renames or leaves out is no difference, nor are the sources that it adds. Reads
+    What the spec renames or leaves out is not a difference, nor are the sources that it adds. Reads
     all data of the foreign checkpoint once more. Raises as ``diff_checkpoints``.
     """
     spec = spec or ImportSpec()
     if not isinstance(checkpoint, ForeignCheckpoint):
-        raise InvalidInput(f"{checkpoint!r} is a checkpoint of ours, which nobody imports; use diff_checkpoints")
+        raise InvalidInput(f"{checkpoint!r} is a stateformat checkpoint, which needs no import; use diff_checkpoints")
     found = chosen_of(checkpoint, spec.drop, spec.ttl)
     apart = frozenset({*spec.sources, *({TEMPLATE_OPERATOR} - {*found.record.graph.by_uid})})
     return prove_rewrite(found, result, _rewrite_of(found.record, spec), apart=apart, progress=progress)
 
 
 def check_places(checkpoint: Checkpoint, target: CheckpointStore) -> ForeignCheckpoint:
-    """Return the checkpoint, if it is foreign and the target an empty store outside of its folder.
+    """Return the checkpoint if it is foreign, and the target is an empty store outside its folder.
 
     Raises ``InvalidInput``.
     """
     if not isinstance(checkpoint, ForeignCheckpoint):
         raise InvalidInput(
-            f"{checkpoint!r} is a checkpoint of ours already; `ckpt copy` copies it and `ckpt rewrite` changes it"
+            f"{checkpoint!r} is already a stateformat checkpoint; `ckpt copy` copies it and `ckpt rewrite` changes it"
         )
     folder = checkpoint.storage.url.rstrip("/")
     if lies_in(target.url, folder):
@@ -234,7 +240,7 @@ def _is_spark(record: Record) -> bool:
 
 
 def _max_parallelism(record: Record, spec: ImportSpec) -> int | None:
-    """The max parallelism of every operator; None: each keeps its own."""
+    """Return the max parallelism of every operator; None: each keeps its own."""
     wanted = spec.max_parallelism
     if wanted is not None and not 1 <= wanted <= MAX_PARALLELISM_LIMIT:
         raise InvalidInput(
@@ -254,7 +260,7 @@ def _max_parallelism(record: Record, spec: ImportSpec) -> int | None:
 
 
 def _check_keys_known(record: Record) -> None:
-    """Raise ``InvalidInput`` for keys that are opaque: our hash of their bytes means nothing."""
+    """Raise ``InvalidInput`` for keys that are opaque: a hash of their bytes would mean nothing."""
     opaque = [
         state
         for state in record.states
@@ -274,7 +280,7 @@ def _check_keys_known(record: Record) -> None:
 
 
 def _check_keys_stay(record: Record, rewrite: RewriteSpec) -> None:
-    """Raise ``InvalidInput`` where a key would be split in columns: its hash would be another."""
+    """Raise ``InvalidInput`` if a key would be split into columns: its hash would change."""
     for (uid, name), columns in rewrite.columns.items():
         keys = record.state(uid, name).key_columns
         split = [given for given in columns if given not in keys and given.startswith(tuple(f"{key}." for key in keys))]
@@ -290,9 +296,9 @@ Names = tuple[dict[str, str], dict[tuple[str, str], str], dict[tuple[str, str], 
 
 
 def resolve_names(record: Record, names: Mapping[str, str]) -> Names:
-    """The new names of operators, of states and of columns, from what a user typed.
+    """Return the new names of operators, of states and of columns, from a user's text.
 
-    ``InvalidInput`` for a name that is not there, with those that are.
+    Raises ``InvalidInput`` for a name that does not exist, with those that do.
     """
     uids: dict[str, str] = {}
     states: dict[tuple[str, str], str] = {}
@@ -318,7 +324,7 @@ def resolve_names(record: Record, names: Mapping[str, str]) -> Names:
 
 
 def _uid_of(record: Record, given: str) -> str | None:
-    """The uid for a uid, or for the name of exactly one operator."""
+    """Return the uid for a uid, or for the name of exactly one operator."""
     if given in record.graph.by_uid:
         return given
     named = [operator.uid for operator in record.graph.operators if operator.name == given]
@@ -364,7 +370,7 @@ def _left(record: Record, starts: Sequence[Start]) -> dict[int, str]:
 
 
 def _properties(checkpoint: ForeignCheckpoint, spec: ImportSpec, starts: Sequence[Start]) -> dict[str, str]:
-    """What the source says of itself, and what has become of it."""
+    """Return what the source says of itself, and what happened to it."""
     record = checkpoint.record
     kept = {name: text for name, text in record.properties.items() if not name.startswith(RESERVED_PROPERTIES)}
     found: dict[str, Any] = {
@@ -392,7 +398,7 @@ def _properties(checkpoint: ForeignCheckpoint, spec: ImportSpec, starts: Sequenc
 
 
 def bounded(said: Sequence[str]) -> str:
-    """Sentences as one text of at most :data:`PROPERTY_CHARS`, and how many are left out."""
+    """Return sentences as one text of at most :data:`PROPERTY_CHARS`, and how many are left out."""
     kept: list[str] = []
     for text in said:
         more = f"{len(said) - len(kept)} more"

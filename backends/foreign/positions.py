@@ -1,12 +1,12 @@
-"""Where the sources of a foreign query are, as positions of sources of ours that read the same.
+"""Where the sources of a foreign query are, as positions of stateformat sources that read the same.
 
-A user says which: ``UID=KIND[:NUMBER][@POSITION]``, the uid of the source in the dataflow that goes
-on, how it reads, and the number of the source in the foreign query (0 by default). Kinds:
+A user gives them as ``UID=KIND[:NUMBER][@POSITION]``: the uid of the source in the dataflow that
+continues, how it reads, and the number of the source in the foreign query (0 by default). Kinds:
 
 - ``files``: ``ParquetSource`` or ``CsvSource`` over a directory that ``grows``. It has seen the
-  files that the query has read. They stand in the log of Spark's file source.
-- ``rate``: ``RateSource`` with one shard. ``rate-micro-batch`` tells the row; of ``rate`` only the
-  user knows how many rows a second are, and gives the position.
+  files that the query has read, according to the log of Spark's file source.
+- ``rate``: ``RateSource`` with one shard. ``rate-micro-batch`` gives the row; for ``rate`` only the
+  user knows the rows per second, and gives the position.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ OFFSETS: Final = "spark.offsets."
 KINDS: Final = ("files", "rate")
 _FORM: Final = re.compile(r"(?P<kind>[a-z]+)(?::(?P<number>[0-9]{1,4}))?(?:@(?P<position>[0-9]{1,18}))?")
 LOG_BYTES_MAX: Final = 256 << 20
-"""What one file of a source's log may have: some million names."""
+"""The most bytes of one file of a source's log: some million names."""
 
 
 class Start(NamedTuple):
-    """Where a source of the dataflow goes on."""
+    """Where a source of the dataflow continues."""
 
     uid: str
     kind: str
     number: int
-    """Of the source in the foreign query."""
+    """The number of the source in the foreign query."""
     position: int | None
-    """Given by the user; None: as the foreign query says."""
+    """Given by the user; None: taken from the foreign query."""
 
 
 class SourceState(NamedTuple):
@@ -55,12 +55,12 @@ class SourceState(NamedTuple):
 
 
 def parse_start(uid: str, text: str) -> Start:
-    """``KIND[:NUMBER][@POSITION]`` of a source; ``InvalidInput`` for anything else."""
+    """Parse ``KIND[:NUMBER][@POSITION]`` of a source. Raises ``InvalidInput`` for anything else."""
     match = _FORM.fullmatch(text)
     if match is None or match["kind"] not in KINDS:
         raise InvalidInput(
             f"source {uid!r} is to go on as {text!r}; give {' or '.join(KINDS)}, with :NUMBER for another source of "
-            "the query than 0, and @POSITION where it is known to you"
+            "the query than 0, and @POSITION if you know it"
         )
     position = None if match["position"] is None else int(match["position"])
     if match["kind"] == "files" and position is not None:
@@ -69,17 +69,17 @@ def parse_start(uid: str, text: str) -> Start:
 
 
 def source_state(start: Start, properties: Mapping[str, str], folder: Storage) -> SourceState:
-    """The state with which a source goes on.
+    """Return the state with which a source continues.
 
-    Raises ``InvalidInput`` where the foreign query has no such source or it reads otherwise, and
-    ``DamagedCheckpoint`` for a log that is not whole.
+    Raises ``InvalidInput`` if the foreign query has no such source or it reads differently, and
+    ``DamagedCheckpoint`` for a log that is incomplete.
     """
     begins = _files(start, properties, folder) if start.kind == "files" else _rate(start, properties)
     return SourceState(Operator(start.uid, 1, 128, coordinator=True), source_states(start.uid, begins), begins)
 
 
 def known_offsets(properties: Mapping[str, str]) -> dict[int, str]:
-    """The offsets of the foreign query, as text, by the number of its source."""
+    """Return the offsets of the foreign query, as text, by the number of its source."""
     found = {name.removeprefix(OFFSETS): text for name, text in properties.items() if name.startswith(OFFSETS)}
     return {int(number): text for number, text in sorted(found.items()) if number.isdigit()}
 
@@ -136,10 +136,11 @@ def _local(path: str, start: Start) -> str:
 
 
 def files_read(folder: Storage, number: int, newest: int) -> list[str]:
-    """The paths that Spark's file source had read up to batch ``newest`` of its own log, in order.
+    """Return the paths that Spark's file source had read up to batch ``newest`` of its own log, in
+    order.
 
-    The log has a file for each batch; ``N.compact`` has all up to N. ``DamagedCheckpoint`` where
-    one is missing or is not as Spark writes it.
+    The log has a file for each batch; ``N.compact`` has all up to N. Raises ``DamagedCheckpoint``
+    if one is missing or is not as Spark writes it.
     """
     place = f"sources/{number}/"
     names = {item.path.removeprefix(place) for item in folder.list(place)}

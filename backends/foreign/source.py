@@ -1,7 +1,7 @@
 """What a foreign format provides: one checkpoint as a :class:`ForeignSource`.
 
-``checkpoint`` makes of it what users hold, so that every program that reads our checkpoints reads
-these too. A source is picklable and opens nothing twice that it can keep; it never writes.
+``checkpoint`` makes it into what users see, so every program that reads stateformat's checkpoints
+reads these too. A source is picklable and opens nothing twice that it can keep; it never writes.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from stateformat.problems import Problem
 
 Level = Literal["quick", "full"]
 Progress = Callable[[int, int], None]
-"""Takes the bytes that are checked so far, and the bytes of all files."""
+"""Called with the bytes checked so far, and the bytes of all files."""
 
 
 class Part(NamedTuple):
-    """What one subtask has of one state: one handle, in our words."""
+    """What one subtask has of one state: one handle, in stateformat's terms."""
 
     operator: str
     state: str
     subtask: int | None
     """None for a coordinator."""
     size_bytes: int
-    """Stored bytes. Where a file holds several states, about its share."""
+    """Stored bytes. If a file has several states, approximately its share."""
     path: str | None = None
-    """The main file, for people; relative to the folder. None for what lies in the metadata."""
+    """The main file, for people; relative to the folder. None for what is in the metadata."""
     rows: int | None = None
-    """Exact, where the metadata says it; otherwise None."""
+    """Exact, if the metadata gives it; otherwise None."""
     first_group: int | None = None
-    """Of keyed state: the key groups that the subtask owns, both inclusive."""
+    """For keyed state: the key groups that the subtask owns, both inclusive."""
     last_group: int | None = None
 
 
@@ -48,7 +48,7 @@ class Note(NamedTuple):
     subject: str
     """``operator/state``, ``operator``, a path, or ``""`` for the whole checkpoint."""
     message: str
-    """A sentence, with what to do where something can be done."""
+    """A sentence, with what to do if something can be done."""
 
 
 class ForeignSource(Protocol):
@@ -56,7 +56,7 @@ class ForeignSource(Protocol):
 
     @property
     def record(self) -> Record:
-        """The checkpoint in our words: graph with statuses, states, properties, totals.
+        """The checkpoint in stateformat's terms: graph with statuses, states, properties, totals.
 
         Made from metadata alone; no data file is read. ``manifest`` has an empty path. A state that
         is refused is not among ``states``; a note says so.
@@ -71,7 +71,8 @@ class ForeignSource(Protocol):
         """What readers must know."""
 
     def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
-        """Count rows exactly, by key group from ``part.first_group`` on; a number for other modes.
+        """Count rows exactly, by key group from ``part.first_group`` on; in other modes, return one
+        number.
 
         May read data files; decodes no more than is needed to count.
         """
@@ -82,12 +83,14 @@ class ForeignSource(Protocol):
         """Stream the rows of a part, or of its key groups ``first_group`` … ``last_group``.
 
         Columns: ``schema.segment_schema`` of the state. Order: keyed state by ``_key_group``, the
-        same order each time; other modes as the entries lie. Raises ``DamagedCheckpoint`` and
-        ``UnsupportedFormat``.
+        same order each time; other modes in the stored order of entries. Raises
+        ``DamagedCheckpoint`` and ``UnsupportedFormat``.
         """
 
     def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
-        """Find all that is wrong; ``quick`` reads metadata, names and sizes, ``full`` all."""
+        """Find everything that is wrong; ``quick`` reads metadata, names and sizes, ``full``
+        everything.
+        """
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,11 @@ class Opened:
 
     sources: list[ForeignSource] = field(default_factory=list)
     damaged: dict[int, CheckpointError] = field(default_factory=dict)
-    """Why those that are newer than all ``sources`` cannot be opened, by id."""
+    """Why the checkpoints newer than all ``sources`` cannot be opened, by id."""
 
     def failed(self, checkpoint_id: int, error: CheckpointError) -> None:
-        """Keep why one cannot be opened; of older ones the state is often gone, and no loss."""
+        """Keep why one cannot be opened; for older ones the state is often gone, which is no
+        loss.
+        """
         if not self.sources:
             self.damaged[checkpoint_id] = error

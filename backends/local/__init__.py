@@ -1,6 +1,6 @@
-"""The in-process executor: real channels, one thread, and an order of events drawn from a seed.
+"""The in-process executor: real channels, one thread, and an order of events that a seed decides.
 
-It runs small jobs, and the simulator of the tests::
+It runs small jobs, and the tests' simulator::
 
     outcome = LocalRuntime(stateformat.open("/path/to/store")).run(flow)
 

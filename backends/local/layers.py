@@ -1,7 +1,7 @@
 """The layers of a task's keyed states, in the newest checkpoint and in the one in flight.
 
 Nothing refers to what an aborted checkpoint has written: the next one writes all changes since the
-newest.
+newest checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TaskLayers:
             of_operator.layers = layers_of(self._newest[uid]) if uid in self._newest else {}
 
     def take(self, number: int, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-        """The snapshots of a barrier, with the layers that stay underneath."""
+        """Return the snapshots of a barrier, with the layers that stay below."""
         self._number, self._taken = number, {}
         for snapshot in snapshots:
             states = self._states.get(snapshot.operator)
@@ -42,7 +42,7 @@ class TaskLayers:
         return [self._taken[each.operator].snapshot if each.operator in self._taken else each for each in snapshots]
 
     def complete(self, number: int) -> None:
-        """The checkpoint of a barrier is published: the next deltas go on top of it."""
+        """Note that a barrier's checkpoint is published: the next deltas go on top of it."""
         if number != self._number:
             return
         self._newest.update(self._taken)

@@ -1,9 +1,9 @@
-"""The workers that are ready, drawn from without asking all of them at each step.
+"""The set of ready workers, from which one is drawn without asking all workers at each step.
 
 Theory of operation. A worker becomes ready when mail or an element arrives, when an output has room
 again, when its time has come, or by its own step. All but the last :meth:`~ReadySet.wake` it; after
-a step it stays among the candidates. So the candidates hold all ready workers, and some that were.
-A drawn candidate that is not ready is put away and another is drawn, which gives each ready one the
+a step it stays a candidate. So the candidates are all ready workers, and some that were ready. A
+drawn candidate that is not ready is removed and another is drawn, which gives each ready one the
 same chance. So the cost of a step does not grow with the number of tasks.
 """
 
@@ -26,7 +26,7 @@ class ReadySet:
         self._count = 0
 
     def wake(self, worker: Worker) -> None:
-        """A worker may have become ready."""
+        """Note that a worker may have become ready."""
         if worker not in self._place:
             self._place[worker] = len(self._candidates)
             self._candidates.append(worker)
@@ -61,5 +61,5 @@ class ReadySet:
 
     @property
     def next_us(self) -> int | None:
-        """When the first worker that waits for the clock is to be asked again."""
+        """Return when to ask the first worker that waits for the clock again."""
         return self._timed[0][0] if self._timed else None

@@ -39,8 +39,9 @@ RETRY_US = 1_000_000
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Python looks for no garbage: very many channels and tasks are made, which are none, and it
-    would look at all of them several times.
+    """Disable Python's garbage collector for a block that makes very many channels and tasks.
+
+    None of them is garbage, and it would visit all of them several times.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -52,7 +53,7 @@ def _without_collection() -> Iterator[None]:
 
 
 class LocalRun(rt.Run):
-    """One run in this process, of actors that are stepped one at a time."""
+    """One run in this process; its actors are stepped one at a time."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class LocalRun(rt.Run):
         self._asked = self._paused = False
         self._ready = ReadySet()
         self._overtaking: ev.Barrier | None = None
-        """The last barrier that turned unaligned in flight."""
+        """The last barrier that became unaligned in flight."""
         self._workers: dict[ev.TaskId, rt.Worker] = {}
         self._layers: dict[ev.TaskId, TaskLayers] = {}
         with _without_collection():
@@ -119,7 +120,7 @@ class LocalRun(rt.Run):
         self._senders = {
             edge.id: of_vertex.get(self.job.vertex_of(edge.source).id, {}) for edge in self.job.graph.edges
         }
-        """By edge, the tasks at its source."""
+        """The tasks at the source of each edge."""
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
     def _is_wide(self, edge: Edge, senders: int) -> bool:
@@ -147,7 +148,7 @@ class LocalRun(rt.Run):
             self._open_chains(dict(rt.restored_states(restored)))
         for worker in self._workers.values():
             worker.count_late_rows()
-        # In-flight records are processed first, once all operators are open to get their results.
+        # In-flight records are processed first, once all operators are open for the results.
         for worker in self._workers.values():
             for edge_id, task in restored.in_flight(worker.vertex, worker.id.subtask).items():
                 for batch in in_flight_batches(task, self.job.schemas[edge_id]):
@@ -190,7 +191,7 @@ class LocalRun(rt.Run):
         return self.outcome is None
 
     def _begin_what_is_due(self) -> int:
-        """Hand the driver what is due; returns the time."""
+        """Pass the driver what is due; return the time."""
         now_us = self._clock.now_us()
         in_flight, rows = self._driver.in_flight, self._schedule.checkpoint_rows
         by_rows = rows is not None and self._rows_read - self._rows_at_checkpoint >= rows
@@ -213,7 +214,7 @@ class LocalRun(rt.Run):
         return now_us
 
     def _pause(self, paused: bool) -> None:
-        """Pause sources until the barrier that is due has begun, so ``checkpoint_rows`` is kept."""
+        """Pause sources until the barrier that is due has begun, to respect ``checkpoint_rows``."""
         if paused != self._paused:
             self._paused = paused
             for worker in self._sources:
@@ -239,7 +240,7 @@ class LocalRun(rt.Run):
         self._due_us = None if interval_us is None else self._clock.now_us() + interval_us
 
     def _wait(self) -> None:
-        """No actor can do anything, so wait for the clock."""
+        """Wait for the clock, as no actor can do anything."""
         in_flight = self._driver.in_flight
         if in_flight is None and self._due_us is None and self._awaited:
             # A checkpoint that tasks wait for was aborted, and nothing else would begin the next.
@@ -268,7 +269,7 @@ class LocalRun(rt.Run):
                     yield worker.vertex.id, reader.holder
 
     def describe(self) -> str:
-        """What every actor is doing, in words."""
+        """Return what every actor is doing, as text."""
         in_flight = self._driver.in_flight
         lines = [
             f"checkpoint in flight: barrier {in_flight.barrier.number}" if in_flight else "no checkpoint in flight"
@@ -286,7 +287,7 @@ class LocalRun(rt.Run):
 
     @property
     def tasks(self) -> Mapping[ev.TaskId, rt.Worker]:
-        """The tasks that were started."""
+        """The tasks that have been started."""
         return self._workers
 
     def close(self) -> None:
@@ -320,7 +321,7 @@ class LocalRun(rt.Run):
         self._driver.inbox.append(rt.SplitRequested(task))
 
     def _checkpoint(self, number: int) -> PendingCheckpoint | None:
-        """The checkpoint of this barrier, if it is in flight."""
+        """Return the checkpoint of this barrier, if it is in flight."""
         in_flight = self._driver.in_flight
         return in_flight.checkpoint if in_flight is not None and in_flight.barrier.number == number else None
 

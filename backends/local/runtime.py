@@ -35,7 +35,7 @@ class LocalRuntime(Runtime[LocalRun]):
 
 
 def _check_sources(restored: Restored) -> None:
-    """Refuse sources of another executor, for which the run would wait without end."""
+    """Refuse sources of another executor, which would make the run wait for ever."""
     for vertex in restored.job.vertices:
         if vertex.is_source and vertex.id not in restored.finished:
             source = restored.job.logic(vertex.id)

@@ -1,8 +1,8 @@
-"""SQL over state, by DuckDB (``pip install 'stateformat[sql]'``), which can read and nothing else.
+"""SQL over state, with DuckDB (``pip install 'stateformat[sql]'``), which can only read.
 
-Read ``connection`` (DuckDB, locked), ``statement`` (which queries are let in), ``relations`` (their
-tables), ``scanning`` (how DuckDB reads those), ``answer``. ``where`` is a condition over the rows
-of any stream.
+Read ``connection`` (DuckDB, locked), ``statement`` (which queries are accepted), ``relations``
+(their tables), ``scanning`` (how DuckDB reads those), ``answer``. ``where`` is a condition over the
+rows of any stream.
 """
 
 from __future__ import annotations

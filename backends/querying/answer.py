@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
 
 BATCH_ROWS: Final = 2048
-"""Rows of a batch of an answer: they may be of 100 kB each."""
+"""Rows in a batch of an answer: they may have 100 kB each."""
 WAIT_SECONDS: Final = 0.2
 _EXPLAINED: Final = pa.schema([("explain_key", pa.string()), ("explain_value", pa.string())])
 _AS_TEXT: Final = re.compile(
     r"\b(BIGNUM|BIT|GEOMETRY|INTERVAL|TIME WITH TIME ZONE|TIME_NS|UHUGEINT|UNION|UUID|VARIANT|VARINT)\b"
 )
-"""Types of DuckDB that Arrow, or what we write, does not have."""
+"""Types of DuckDB that Arrow, or the format, does not have."""
 
 
 def query(
@@ -79,10 +79,10 @@ class _Run:
 
 @dataclass(frozen=True)
 class Answer(ArrowStream):
-    """What a query answers. Each scan runs it anew, in bounded memory.
+    """The answer to a query. Each scan runs the query anew, in bounded memory.
 
-    Scanning raises ``InvalidInput`` for what shows only then (a cast that fails), ``StorageError``
-    where rows cannot be set aside, and what reading the states raises.
+    Scanning raises ``InvalidInput`` for errors that show only then (a cast that fails),
+    ``StorageError`` if rows cannot be set aside, and what reading the states raises.
     """
 
     relations: Relations
@@ -90,13 +90,13 @@ class Answer(ArrowStream):
     used: tuple[tuple[Relation, str | None], ...]
     columns: pa.Schema
     notes: tuple[str, ...]
-    """What must be known of names: sentences."""
+    """What the user must know about names: sentences."""
     on_rows: Callable[[int], None] | None = field(default=None, compare=False)
-    """Called now and then with the number of rows that were read of states."""
+    """Called from time to time with the number of rows read from states."""
 
     @classmethod
     def to(cls, relations: Relations, sql: str) -> Answer:
-        """Return the answer to a query; :func:`query` says what is raised."""
+        """Return the answer to a query; see :func:`query` for what is raised."""
         with locked() as connection:
             statement = parse(connection, sql)
             used = {str(table): (relations.find(table), relations.alias_of(table)) for table in statement.tables}
@@ -118,7 +118,9 @@ class Answer(ArrowStream):
         return self.relations.checkpoints
 
     def watched(self, on_rows: Callable[[int], None]) -> Answer:
-        """The same answer, whose scans say now and then how many rows they have read."""
+        """Return the same answer, whose scans report from time to time how many rows they have
+        read.
+        """
         return replace(self, on_rows=on_rows)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -137,12 +139,12 @@ class Answer(ArrowStream):
                 raise _scan_error(error, run.scans, self.statement.text) from None
 
     def _bound(self, connection: DuckDBPyConnection) -> pa.Schema:
-        """The columns of the answer."""
+        """Return the columns of the answer."""
         if self.statement.lists_tables:
             return self.relations.listing().schema
         try:
             relation = self._prepared(connection).relation
-            # DuckDB plans no scan for what is limited to no rows.
+            # DuckDB plans no scan for a query that is limited to no rows.
             schema = relation.limit(0).to_arrow_table().schema
         except duckdb_module().Error as error:
             raise self._placed(connection, error) from None
@@ -152,7 +154,7 @@ class Answer(ArrowStream):
         return pa.schema([pa.field(name, _plain(one.type)) for name, one in zip(names, schema, strict=True)])
 
     def _placed(self, connection: DuckDBPyConnection, error: Exception) -> InvalidInput:
-        """What is wrong with the query, and where, which DuckDB's relations do not say."""
+        """Return what is wrong with the query, and where, which DuckDB's relations do not say."""
         text = self.statement.text
         try:
             connection.execute(f"explain\n{text}").fetchall()
@@ -161,7 +163,7 @@ class Answer(ArrowStream):
         return query_error(error, text)
 
     def _prepared(self, connection: DuckDBPyConnection) -> _Run:
-        """The query, bound; of an EXPLAIN, what is explained."""
+        """Return the query, bound; for an EXPLAIN, the query that is explained."""
         scans = Scans()
         for relation, schema in self.used:
             register(connection, relation, scans, schema)
@@ -177,7 +179,9 @@ class Answer(ArrowStream):
         return _Run(connection, relation, scans)
 
     def _streamed(self, run: _Run) -> Iterator[pa.RecordBatch]:
-        """The rows, pulled by a thread of its own: this one hears Ctrl-C, and ends the query."""
+        """Yield the rows, pulled by a thread of its own: the calling thread handles Ctrl-C and ends
+        the query.
+        """
         results: Queue[pa.RecordBatch | BaseException | None] = Queue(2)
         worker = Thread(target=_pull, args=(run, results), name="stateformat-sql", daemon=True)
         worker.start()
@@ -225,7 +229,7 @@ def _pull(run: _Run, results: Queue[Any]) -> None:
 
 
 def _emptied(results: Queue[Any]) -> None:
-    """Make room, so that who fills the queue can end."""
+    """Make room, so that the thread that fills the queue can end."""
     try:
         while True:
             results.get_nowait()
@@ -234,7 +238,7 @@ def _emptied(results: Queue[Any]) -> None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a column of an answer: one that states have too, or a time."""
+    """Return the type of a column of an answer: one that states have too, or a time."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_dictionary(kind):
@@ -257,7 +261,7 @@ def _as_plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _scan_error(error: Exception, scans: Scans, text: str) -> Exception:
-    """What went wrong in a run: what reading a state raised, or what DuckDB says."""
+    """Return what went wrong in a run: what reading a state raised, or DuckDB's error."""
     duckdb = duckdb_module()
     if scans.errors:
         return scans.errors[0]
@@ -269,8 +273,8 @@ def _scan_error(error: Exception, scans: Scans, text: str) -> Exception:
         )
     if isinstance(error, duckdb.IOException):
         return StorageError(
-            f"rows of the query could not be set aside: {first_line(error)}; let TMPDIR name a directory with more "
-            "room",
+            f"rows of the query could not be spilled to disk: {first_line(error)}; let TMPDIR name a directory with "
+            "more room",
             kind=ErrorKind.STORAGE_FAILED,
         )
     return query_error(error, text)

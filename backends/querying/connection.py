@@ -1,4 +1,4 @@
-"""DuckDB in memory, with no way out: no files, no network, no extensions, no Python variables."""
+"""DuckDB in memory, isolated: no files, no network, no extensions, no Python variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 MEMORY_BYTES: Final = 192 << 20
-"""What DuckDB holds in memory at most; the rest lies in files in ``TMPDIR``."""
+"""How much DuckDB holds in memory at most; the rest goes to files in ``TMPDIR``."""
 
 _CLOSED: Final = {
     "allow_community_extensions": "false",
@@ -25,7 +25,7 @@ _CLOSED: Final = {
 
 
 def duckdb_module() -> Any:
-    """DuckDB; ``InvalidInput`` where it is not installed."""
+    """Return DuckDB; ``InvalidInput`` if it is not installed."""
     try:
         import duckdb
     except ImportError as error:
@@ -38,11 +38,11 @@ def duckdb_module() -> Any:
 
 @contextmanager
 def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> Iterator[DuckDBPyConnection]:
-    """A connection that reads what is registered with it, and nothing else.
+    """Return a connection that reads what is registered with it, and nothing else.
 
-    Files, network, extensions and Python variables are out of its reach, and no statement can
-    change that. What memory does not hold it sets aside in a directory of its own in ``TMPDIR``,
-    which is gone at the end. Rows keep the order of what they come from. Times are shown in UTC.
+    It cannot reach files, network, extensions and Python variables, and no statement can change
+    that. What does not fit in memory goes to a directory of its own in ``TMPDIR``, which is deleted
+    at the end. Rows keep the order of their source. Times are shown in UTC.
 
     Args:
         threads: how many it may use; None: as many as there are cores.
@@ -60,7 +60,7 @@ def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> I
         try:
             connection.execute("set preserve_insertion_order = true")
             connection.execute("set timezone = 'UTC'")
-            # Not before: the directory for what memory does not hold would not be let in.
+            # Not earlier: the directory for what does not fit in memory would be refused.
             connection.execute("set enable_external_access = false")
             connection.execute("set lock_configuration = true")
             yield connection
@@ -71,7 +71,7 @@ def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> I
 
 
 def quoted(name: str) -> str:
-    """A name as SQL."""
+    """Return a name as SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -79,14 +79,15 @@ _FOLD: Final = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 def folded(name: str) -> str:
-    """What DuckDB compares of a name: ASCII letters are small, all others as they are."""
+    """Return what DuckDB compares of a name: ASCII letters in lower case, all others unchanged."""
     return name.translate(_FOLD)
 
 
 def told_apart(names: Sequence[str], taken: Sequence[str] = (), *, fold: Callable[[str], str] = folded) -> list[str]:
-    """Names that differ for DuckDB: of those that differ in case, all but the first get _2, _3.
+    """Return names that DuckDB can distinguish: of those that differ only in case, all but the
+    first get _2, _3.
 
-    ``taken`` are names that none of them may have. ``fold``: what is compared of a name.
+    ``taken`` are names that none of them may have. ``fold``: returns what is compared of a name.
     """
     given = {fold(name) for name in names} | {fold(name) for name in taken}
     used = {fold(name) for name in taken}
@@ -101,7 +102,7 @@ def told_apart(names: Sequence[str], taken: Sequence[str] = (), *, fold: Callabl
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what DuckDB says, without the name of its class."""
+    """Return the first line of DuckDB's error, without the name of its class."""
     line = str(error).strip().split("\n", 1)[0]
     kind, colon, rest = line.partition(" Error: ")
     return (rest if colon and len(kind) < 30 else line).strip().rstrip("!.:")

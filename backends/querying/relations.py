@@ -1,7 +1,7 @@
 """What a query can read: every state as ``operator.state``, and tables of metadata.
 
 DuckDB compares names without case: of names that differ only in case, all but the first get ``_2``,
-``_3``, and a note says so. Making these costs nothing: a state is opened by its first batch.
+``_3``, and a note says so. Creating these costs nothing: a state is opened by its first batch.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .connection import folded, quoted, told_apart
 from .statement import TableName
 
 SYSTEM_SCHEMAS: Final = ("information_schema", "main", "memory", "pg_catalog", "pg_temp", "system", "temp")
-"""Schemas and catalogs that DuckDB has by itself."""
+"""Schemas and catalogs that DuckDB itself has."""
 CHECKPOINT_ID: Final = "_checkpoint_id"
 NOTES: Final = 10
-"""Notes about names that one query gets."""
+"""How many notes about names one query gets."""
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CATALOG: Final = "memory"
 _MEANT: Final = 3
-"""States of one name that an error suggests, each of another operator."""
+"""How many states of one name an error suggests, each of another operator."""
 
 Pins = Mapping[str, Sequence[Any]]
-"""The only values of columns that a query wants."""
+"""The only values of columns that a query needs."""
 
 
 class Source(ArrowStream):
-    """Rows of which some columns and keys can be read alone."""
+    """Rows from which some columns and keys can be read alone."""
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Columns by whose values less can be read."""
+        """Columns whose values can limit what is read."""
         return ()
 
     def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """Stream these columns. Of rows that ``pins`` do not name, some may come all the same."""
+        """Stream these columns. Rows that ``pins`` do not name may still be included."""
         return (batch.select(list(columns)) for batch in self.batches())
 
 
@@ -75,7 +75,7 @@ class OneState(Source):
         return self.checkpoint.state(self.state).batches()
 
     def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:
-        """Stream these columns; of all key columns are pinned, the rows of these keys."""
+        """Stream these columns; if all key columns are pinned, only the rows of these keys."""
         rows = self.checkpoint.state(self.state).select(columns)
         keys = self.state.key_columns
         if keys and all(name in pins for name in keys):
@@ -104,7 +104,7 @@ class OverCheckpoints(Source):
         return self.rows.batches()
 
     def part(self, columns: Sequence[str], pins: Pins) -> Iterator[pa.RecordBatch]:
-        """Stream these columns, of the checkpoints in ``pins``."""
+        """Stream these columns, from the checkpoints in ``pins``."""
         rows = self.rows.select(columns)
         if CHECKPOINT_ID in pins:
             wanted = set(pins[CHECKPOINT_ID])
@@ -133,7 +133,7 @@ class Metadata(Source):
 
 
 def _product(values: Pins, schema: pa.Schema) -> pa.Table:
-    """Every combination of values of columns."""
+    """Return every combination of values of columns."""
     arrays = {name: pa.array(list(dict.fromkeys(some)), schema.field(name).type) for name, some in values.items()}
     count = 1
     for array in arrays.values():
@@ -158,12 +158,12 @@ class Relation:
 
     @property
     def sql_name(self) -> str:
-        """The name as a query writes it, quoted where it must be."""
+        """The name as a query writes it, quoted if necessary."""
         return ".".join(plain_or_quoted(part) for part in (self.schema_name, self.name) if part)
 
     @cached_property
     def source(self) -> Source:
-        """Its rows. Raises ``InvalidInput`` for states that cannot be brought together."""
+        """Its rows. Raises ``InvalidInput`` for states that cannot be combined."""
         return self.make()
 
     @cached_property
@@ -173,7 +173,7 @@ class Relation:
 
     @property
     def notes(self) -> list[str]:
-        """What must be said of the names of its columns."""
+        """What the user must know about the names of its columns."""
         renamed = zip(self.source.schema.names, self.names, strict=True)
         return [_note(f"column {old!r} of {self.sql_name}", new) for old, new in renamed if old != new]
 
@@ -189,16 +189,16 @@ class Relations:
         notes: Sequence[str],
     ) -> None:
         self.checkpoints = tuple(checkpoints)
-        """Those whose states these are."""
+        """The checkpoints that the states belong to."""
         self.all = tuple(relations)
         self.notes = tuple(notes)
-        """What must be said of the names of operators and states."""
+        """What the user must know about the names of operators and states."""
         self._aliases = aliases
         self._by_name = {(folded(one.schema_name), folded(one.name)): one for one in relations}
 
     @classmethod
     def of_checkpoint(cls, store: CheckpointStore, checkpoint: Checkpoint) -> Relations:
-        """The states of one checkpoint, and the metadata of its store. Reads nothing."""
+        """Return the states of one checkpoint, and the metadata of its store. Reads nothing."""
         names = {one.uid: one.name for one in checkpoint.graph.operators}
         return cls._of(
             [checkpoint],
@@ -210,7 +210,7 @@ class Relations:
 
     @classmethod
     def of_history(cls, store: CheckpointStore, *, with_expired: bool = False) -> Relations:
-        """The states of all checkpoints, with ``_checkpoint_id``. Reads the history."""
+        """Return the states of all checkpoints, with ``_checkpoint_id``. Reads the history."""
         checkpoints = store.checkpoints()
         states: dict[tuple[str, str], State] = {}
         names: dict[str, str] = {}
@@ -263,7 +263,7 @@ class Relations:
     def find(self, table: TableName) -> Relation:
         """Return the table that a query names; an operator by its uid or its name.
 
-        Raises ``InvalidInput`` for one that there is not.
+        Raises ``InvalidInput`` for one that does not exist.
         """
         schema, name = folded(table.schema), folded(table.name)
         if folded(table.catalog) in ("", _CATALOG):
@@ -282,13 +282,15 @@ class Relations:
         raise InvalidInput(f"{what} has no table {str(table)!r}; {hint}", kind=ErrorKind.UNKNOWN_STATE)
 
     def alias_of(self, table: TableName) -> str | None:
-        """The name of its operator by which a query names a table, where that is not its schema."""
+        """Return the operator's name that a query uses for a table, if it is not the table's
+        schema.
+        """
         schema = folded(table.schema)
         own = (schema, folded(table.name)) in self._by_name
         return table.schema if table.schema and not own and schema in self._aliases else None
 
     def listing(self) -> pa.Table:
-        """What SHOW TABLES answers: every table, by the name that a query gives it."""
+        """Return the answer to SHOW TABLES: every table, by the name that a query gives it."""
         return pa.table(
             {
                 "name": pa.array([one.sql_name for one in self.all], pa.string()),
@@ -303,7 +305,7 @@ def _note(what: str, name: str) -> str:
 
 
 def plain_or_quoted(name: str) -> str:
-    """A name as a query writes it."""
+    """Return a name as a query writes it."""
     return name if _PLAIN.fullmatch(name) and folded(name) not in _RESERVED else quoted(name)
 
 

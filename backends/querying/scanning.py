@@ -1,8 +1,8 @@
-"""How DuckDB scans a table of ours: batches come as it asks for them.
+"""How DuckDB scans a table of stateformat: batches are made as it asks for them.
 
-DuckDB 2.0 says which columns it wants, and which values of keys: then no others are read. It asks
-through the protocol of its own Arrow sources, which is not public; where a version has another one
-or none, whole rows are read, and DuckDB picks from them.
+DuckDB 2.0 says which columns it needs, and which values of keys: then no others are read. It asks
+through the protocol of its own Arrow sources, which is not public; if a version has another
+protocol or none, whole rows are read, and DuckDB selects from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .relations import Pins, Relation
 
 _PINS_MAX: Final = 1000
-"""More keys than these are looked for by DuckDB, in all rows."""
+"""If there are more keys than these, all rows are read and DuckDB looks for the keys."""
 _PINNED_TYPES: Final = {
     "BIGINT": int,
     "BLOB": bytes,
@@ -40,11 +40,13 @@ _PINNED_TYPES: Final = {
     "UTINYINT": int,
     "VARCHAR": str,
 }
-"""Types whose values are equal for DuckDB where they are for us, and their Python values."""
+"""Types whose values are equal for DuckDB if they are for stateformat, and their Python values."""
 
 
 class Scans:
-    """The scans of one run of a query: what they have read, what went wrong, whether to go on."""
+    """The scans of one run of a query: what they have read, what went wrong, whether to
+    continue.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
@@ -52,7 +54,7 @@ class Scans:
         self.stopped = False
 
     def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Count rows; keep an error, of which DuckDB passes on no more than a text."""
+        """Count rows; keep an error, because DuckDB passes on only its text."""
         try:
             for batch in batches:
                 if self.stopped:
@@ -120,7 +122,7 @@ def register(connection: DuckDBPyConnection, relation: Relation, scans: Scans, s
 def _register_source(
     connection: DuckDBPyConnection, name: str, whole: Scanned, relation: Relation, scans: Scans
 ) -> bool:
-    """Register by DuckDB's protocol of sources; False where this version does not have it."""
+    """Register through DuckDB's protocol of sources; False if this version does not have it."""
     kind = _source_class()
     if kind is None or not hasattr(connection, "_register_arrow_source"):
         return False
@@ -130,7 +132,9 @@ def _register_source(
 
 @cache
 def _source_class() -> Any:
-    """What DuckDB asks for columns and rows; None where this version does not ask so."""
+    """Return the class that DuckDB asks for columns and rows; None if this version does not do
+    so.
+    """
     if not duckdb_module().__version__.startswith("2.0."):
         return None
     try:
@@ -140,7 +144,9 @@ def _source_class() -> Any:
         return None
 
     def pin(relation: Relation, predicate: object) -> tuple[str, list[Any]] | None:
-        """The column and its values, of a predicate that only names values of a pinned column."""
+        """Return the column and its values, for a predicate that only names values of a pinned
+        column.
+        """
         if isinstance(predicate, Binary) and predicate.op == "=":
             column, values = predicate.left, [predicate.right]
         elif isinstance(predicate, In):
@@ -158,7 +164,7 @@ def _source_class() -> Any:
         return own, [value.value for value in values if isinstance(value, Lit)]
 
     class Source(ArrowScanSource):  # type: ignore[misc]
-        """A relation, as DuckDB asks it."""
+        """A relation, through DuckDB's protocol."""
 
         schema_is_stable = True
 

@@ -1,8 +1,8 @@
-"""What a query may be: one statement that reads. DuckDB's parser says what it is, not its text.
+"""What a query may be: one statement that reads. DuckDB's parser decides, not the text.
 
-A query is refused unless everything in it is known to read no more than the tables that it names:
-the kind of its statement, the functions in its FROM clauses, the catalogs that it looks into. That
-the connection is locked is the second line of defense, not the first.
+A query is refused unless everything in it is known to read only the tables that it names: the kind
+of its statement, the functions in its FROM clauses, the catalogs that it looks into. The locked
+connection is the second line of defense, not the first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ TABLE_FUNCTIONS: Final = _CATALOG_VIEWS | {
     "repeat_row",
     "unnest",
 }
-"""What may stand in a FROM clause and be called. All others are refused: files are read by such."""
+"""What may be called in a FROM clause. Everything else is refused, because such functions read
+files.
+"""
 REFUSED_FUNCTIONS: Final = frozenset(
     (
         "currval",
@@ -47,7 +49,7 @@ REFUSED_FUNCTIONS: Final = frozenset(
         "write_log",
     )
 )
-"""Functions of values that do more than compute one."""
+"""Scalar functions that do more than compute a value."""
 _LISTINGS: Final = frozenset(("__show_tables_expanded", '"tables"', "tables"))
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 READS: Final = "ckpt sql reads, and nothing else: give one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE or EXPLAIN"
@@ -67,28 +69,28 @@ class TableName:
 
 @dataclass(frozen=True)
 class Statement:
-    """A query that was found to read and nothing else."""
+    """A query that was found to only read."""
 
     text: str
-    """A SELECT, in DuckDB's sense; of an EXPLAIN what is explained."""
+    """A SELECT, in DuckDB's sense; for an EXPLAIN the query that is explained."""
     tables: tuple[TableName, ...]
-    """Those of its own WITH clauses are left out."""
+    """Without those of its own WITH clauses."""
     sees_catalog: bool = False
-    """Whether it looks into DuckDB's own tables of tables."""
+    """Whether it looks into DuckDB's own catalog tables."""
     lists_tables: bool = False
-    """SHOW TABLES in any form; ``text`` is not for DuckDB then."""
+    """SHOW TABLES in any form; then ``text`` is not for DuckDB."""
     explain: str = ""
     """EXPLAIN, with or without ANALYZE."""
 
 
 def parse(connection: DuckDBPyConnection, sql: str) -> Statement:
-    """Return what a query is; ``InvalidInput`` for whatever does not only read."""
+    """Return what a query is; ``InvalidInput`` for anything that does not only read."""
     if not sql.strip():
         raise InvalidInput(f"the query is empty. {READS}")
     kind, text = _kind(connection, sql)
     if kind == "EXPLAIN":
         begin = _EXPLAIN.match(text)
-        # What is explained is run by ANALYZE: it must be a query that would be let in by itself.
+        # ANALYZE runs what it explains, so that must itself be an accepted query.
         if begin is None or _kind(connection, text[begin.end() :])[0] != "SELECT":
             raise InvalidInput(f"what is explained is no query, or comes with options. {READS}")
         analyzed = "analyze " if begin[1] else ""
@@ -107,7 +109,7 @@ def parse(connection: DuckDBPyConnection, sql: str) -> Statement:
 
 
 def _kind(connection: DuckDBPyConnection, sql: str) -> tuple[str, str]:
-    """The kind of the one statement in a text, and its text."""
+    """Return the kind of the one statement in a text, and its text."""
     duckdb = duckdb_module()
     try:
         statements = connection.extract_statements(sql)
@@ -119,12 +121,12 @@ def _kind(connection: DuckDBPyConnection, sql: str) -> tuple[str, str]:
     try:
         return str(statements[0].type.name).upper(), sql
     except ValueError:
-        # A kind that DuckDB's Python does not know.
+        # A kind that DuckDB's Python package does not know.
         return "a statement of this kind", sql
 
 
 def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
-    """A SELECT, once everything in it is known only to read."""
+    """Return a SELECT, once everything in it is known only to read."""
     root = _tree(connection, text)
     tables: list[TableName] = []
     own_names: set[str] = set()
@@ -132,7 +134,7 @@ def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
     for node in nodes(root):
         kind = str(node.get("type", ""))
         if kind.endswith("_QUERY_NODE"):
-            # WITH may hold INSERT, UPDATE, DELETE and COPY.
+            # WITH may contain INSERT, UPDATE, DELETE and COPY.
             raise InvalidInput(f"{kind.partition('_')[0]} inside a query is refused. {READS}")
         if kind == "TABLE_FUNCTION":
             sees_catalog |= _table_function(node).startswith("duckdb_")
@@ -153,7 +155,7 @@ def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
 
 
 def _tree(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
-    """The node of a SELECT, as DuckDB's parser makes it."""
+    """Return the node of a SELECT, as DuckDB's parser makes it."""
     duckdb = duckdb_module()
     try:
         rows = connection.execute("select json_serialize_sql(?::varchar)", [text]).fetchall()
@@ -161,15 +163,15 @@ def _tree(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
     except duckdb.Error as error:
         raise query_error(error, text) from None
     except RecursionError:
-        raise InvalidInput("the query is nested too deeply to be looked through; write it flatter") from None
+        raise InvalidInput("the query is nested too deeply to be checked; simplify it") from None
     if parsed["error"] or len(parsed["statements"]) != 1:
-        raise InvalidInput(f"the query cannot be looked through: {parsed.get('error_message', '')}. {READS}")
+        raise InvalidInput(f"the query cannot be checked: {parsed.get('error_message', '')}. {READS}")
     found: dict[str, Any] = parsed["statements"][0]["node"]
     return found
 
 
 def _table_function(node: dict[str, Any]) -> str:
-    """The function that a FROM clause calls, which is one that reads no file."""
+    """Return the function that a FROM clause calls, which must be one that reads no file."""
     function = node.get("function") or {}
     name = folded(str(function.get("function_name", "")))
     if function.get("class") != "FUNCTION" or name not in TABLE_FUNCTIONS:
@@ -180,7 +182,9 @@ def _table_function(node: dict[str, Any]) -> str:
 
 
 def _is_listing(node: dict[str, Any], root: dict[str, Any]) -> bool:
-    """Whether a SHOW without a query lists tables; all others are refused, and one in a query."""
+    """Return whether a SHOW without a query lists tables; all others are refused, and so is one
+    within a query.
+    """
     kind, name = node.get("show_type"), str(node.get("table_name", ""))
     if kind == "SHOW" and name not in _LISTINGS:
         return False
@@ -207,7 +211,7 @@ def _in_catalog(table: TableName) -> bool:
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a tree of JSON, the outer ones first."""
+    """Yield every object in a tree of JSON, the outer ones first."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -222,9 +226,9 @@ _PLACE: Final = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 
 
 def query_error(error: Exception, text: str = "", *, lines_before: int = 0) -> InvalidInput:
-    """What DuckDB says of a query, as one sentence with the position.
+    """Return DuckDB's message on a query, as one sentence with the position.
 
-    ``text`` is the query; ``lines_before``: how many lines stood before it in what DuckDB got.
+    ``text`` is the query; ``lines_before``: how many lines preceded it in what DuckDB got.
     """
     full = str(error)
     message = first_line(error)
@@ -236,7 +240,7 @@ def query_error(error: Exception, text: str = "", *, lines_before: int = 0) -> I
     lines = text.split("\n")
     if place is not None and 0 < number <= len(lines):
         at = len(place[3]) - len(f"LINE {place[1]}: ")
-        # DuckDB cuts long lines on both sides.
+        # DuckDB truncates long lines on both sides.
         begun = place[2].startswith("...")
         shown = place[2].removeprefix("...").removesuffix("...")
         column = lines[number - 1].find(shown) + at - 3 * begun

@@ -24,7 +24,7 @@ _EXAMPLE: Final = "n > 0"
 _BEFORE: Final = "select (("
 _MEMORY_BYTES: Final = 128 << 20
 _OWN_NAMES: Final = frozenset(("user", "current_user", "session_user", "current_role"))
-"""What DuckDB takes for its own user, without a word, where no column has the name."""
+"""Names that DuckDB silently takes for its own user if no column has the name."""
 
 
 def where_rows(stream: ArrowStream, condition: str) -> ArrowStream:
@@ -35,9 +35,9 @@ def where_rows(stream: ArrowStream, condition: str) -> ArrowStream:
     differ only in case are ``n``, ``N_2``. Rows for which it is NULL are left out. Reads nothing
     before it is scanned; each scan checks a batch at a time. Picklable if the stream is.
 
-    Raises ``InvalidInput`` for what is no such condition, and where DuckDB is not installed.
-    Scanning raises it too, for a value that the condition cannot take (a cast that fails), and what
-    scanning the stream raises.
+    Raises ``InvalidInput`` for anything else, and if DuckDB is not installed. Scanning raises it
+    too, for a value that the condition cannot take (a cast that fails), and what scanning the
+    stream raises.
     """
     used = _checked(stream.schema, condition)
     return ChosenRows(stream, condition, used)
@@ -50,7 +50,7 @@ class ChosenRows(ArrowStream):
     stream: ArrowStream
     condition: str
     used: tuple[int, ...]
-    """Positions of the columns that the condition may name."""
+    """Positions of the columns that the condition may use."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -66,7 +66,7 @@ class ChosenRows(ArrowStream):
                     yield chosen
 
     def _mask(self, connection: DuckDBPyConnection, batch: pa.RecordBatch) -> pa.Array:
-        """Whether the condition is true, for each row."""
+        """Return whether the condition is true, for each row."""
         connection.register(_ROWS, _columns(pa.Table.from_batches([batch]), self.used))
         try:
             # The condition was checked to be one expression.
@@ -80,13 +80,15 @@ class ChosenRows(ArrowStream):
 def _columns(table: pa.Table, used: tuple[int, ...]) -> pa.Table:
     names = told_apart(table.column_names)
     if not used:
-        # A table without columns has no rows for DuckDB.
+        # For DuckDB a table without columns has no rows.
         return pa.table({"row": pa.nulls(len(table), pa.bool_())})
     return table.select(list(used)).rename_columns([names[i] for i in used])
 
 
 def _checked(schema: pa.Schema, condition: str) -> tuple[int, ...]:
-    """The columns that a condition may name; ``InvalidInput`` for what is no condition."""
+    """Return the columns that a condition may use; ``InvalidInput`` for anything that is not a
+    condition.
+    """
     if not condition.strip():
         raise _refusal(condition, "it is empty")
     names = told_apart(schema.names)
@@ -113,7 +115,8 @@ def _bind(connection: DuckDBPyConnection, condition: str, empty: pa.Table, names
     duckdb = duckdb_module()
     try:
         connection.register(_ROWS, empty)
-        # As a filter, DuckDB refuses aggregates, windows and what makes several rows of one.
+        # In a filter, DuckDB refuses aggregates, windows and anything that makes several rows of
+        # one.
         connection.execute(f"select 1 from {_ROWS} where ({condition}\n)").fetchall()  # noqa: S608 - was checked
         described = connection.execute(f"describe select ({condition}\n) from {_ROWS}").fetchall()  # noqa: S608
     except duckdb.Error as error:
@@ -131,14 +134,17 @@ def _bind(connection: DuckDBPyConnection, condition: str, empty: pa.Table, names
 
 
 def _expression(connection: DuckDBPyConnection, condition: str) -> dict[str, Any]:
-    """The condition as DuckDB's tree of it; ``InvalidInput`` for what is no single expression."""
+    """Return DuckDB's tree of the condition; ``InvalidInput`` for anything but a single
+    expression.
+    """
     given, plain = (_parsed(connection, text) for text in (condition, "true"))
     if given["error"]:
         position = given.get("position", "")
         at = int(position) - len(_BEFORE) + 1 if position.isdigit() else 0
         where = f" at character {at}" if 0 < at <= len(condition) else ""
         raise _refusal(condition, given["error_message"].split("\n")[0] + where)
-    # What ends the expression and begins something else makes another statement than a constant.
+    # Text that ends the expression and begins something else gives another statement than a
+    # constant does.
     several = len(given["statements"]) != 1
     node, frame = given["statements"][0]["node"], plain["statements"][0]["node"]
     chosen = node.pop("select_list", [])
@@ -150,7 +156,7 @@ def _expression(connection: DuckDBPyConnection, condition: str) -> dict[str, Any
 
 
 def _parsed(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
-    # Two pairs of parentheses: what closes both has nowhere to go on.
+    # With two pairs of parentheses, text that closes both cannot continue.
     rows = connection.execute("select json_serialize_sql(?::varchar)", [f"{_BEFORE}{text}\n))"]).fetchall()
     found: dict[str, Any] = json.loads(rows[0][0])
     return found

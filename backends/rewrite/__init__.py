@@ -1,7 +1,7 @@
 """Writing a checkpoint's data anew: the plan, the tasks, and an engine that runs them in threads.
 
-Users call ``rewrite`` with a ``RewriteSpec``, which may hold a ``Transform`` for a state, and an
-``Engine``; ``stateformat.backends.spark.rewrite`` has the engine on Spark, which uses the other
+Users call ``rewrite`` with a ``RewriteSpec``, which may have a ``Transform`` for a state, and an
+``Engine``; ``stateformat.backends.spark.rewrite`` has the engine for Spark, which uses the other
 names. Read ``spec``, ``transforming``, ``naming``, ``planning``, ``work``, ``threads``,
 ``rewrite``. ``rescale`` publishes at another parallelism without touching data; ``proving``
 compares a result with its source.

@@ -1,7 +1,7 @@
 """What operators, states and columns are called after a rewrite, and rows in their new columns.
 
-A field of a struct may become a column of its own. What is left of the struct stays where it was,
-and the columns made of it stand behind it, in the order of its fields.
+A field of a struct may become a column of its own. What remains of the struct stays where it was,
+followed by the columns extracted from it, in the order of its fields.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from .spec import RewriteSpec
 from .transforming import Transformation, plan_transformation
 
 Path = tuple[str, ...]
-"""A column, or a field of it: names from the outermost on."""
+"""A column, or a field in it: names from the outermost to the innermost."""
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """Rows of a state as rows of the state that it becomes. Picklable."""
+    """Converts rows of a state to rows of the state that it becomes. Picklable."""
 
     state: State
     """What the rows become."""
     paths: tuple[Path, ...]
-    """Where each of its fields is taken from, in its order."""
+    """Where each of its fields is taken from, in the order of the fields."""
     without: Mapping[str, frozenset[str]]
-    """By column, the fields that became columns and are left out of it."""
+    """By column, the fields that became columns and are removed from it."""
 
     def apply(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows in the new columns. ``InvalidInput`` for a null where a part of it is a key."""
+        """Yield the rows in the new columns. Raises ``InvalidInput`` for null structs if a field of
+        them becomes a key column.
+        """
         schema = segment_schema(self.state)
         own = [name for name in schema.names if name not in {item.name for item in self.state.current.fields}]
         columns = [batch.column(name) for name in own if name in batch.schema.names]
@@ -66,7 +68,7 @@ class Reshape:
 
 
 def _without(column: pa.Array, names: frozenset[str]) -> pa.Array:
-    """A struct without some of its fields."""
+    """Return a struct without some of its fields."""
     kept = [item for item in column.type if item.name not in names]
     parts = [pc.struct_field(column, item.name) for item in kept]
     mask = column.is_null() if column.null_count else None
@@ -74,13 +76,14 @@ def _without(column: pa.Array, names: frozenset[str]) -> pa.Array:
 
 
 Shape: TypeAlias = Reshape | Transformation
-"""What makes of rows of a state those of the state that it becomes."""
+"""Converts rows of a state to rows of the state that it becomes."""
 
 
 def shaped(
     read: ReadTask, shape: Shape | None, written_by: Operator | None, seen: Callable[[int], None] = lambda _: None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task in their new columns. ``seen`` takes the row count of each batch read.
+    """Yield the rows of a task in their new columns. ``seen`` gets the row count of each batch
+    read.
 
     With ``written_by``, the operator as it was, each row's key group is compared with that of its
     key: ``DamagedCheckpoint`` names the first that differs.
@@ -93,7 +96,7 @@ def shaped(
 
 
 def is_hashable(state: State, operator: Operator) -> bool:
-    """Whether this process can hash the keys of a state of an operator."""
+    """Return whether this process can hash the keys of a state of an operator."""
     schema = segment_schema(state)
     columns = [pa.chunked_array([], schema.field(name).type) for name in state.key_columns]
     try:
@@ -124,15 +127,15 @@ def _check_key_groups(batch: pa.RecordBatch, state: State, operator: Operator) -
 
 @dataclass(frozen=True)
 class Names:
-    """The renames of a spec, applied to everything that holds a name."""
+    """The renames of a spec, applied to everything that contains a name."""
 
     spec: RewriteSpec
     transformations: Mapping[tuple[str, str], Transformation] = field(default_factory=dict)
-    """Of the transformed states, by their old uid and name."""
+    """For the transformed states, by their old uid and name."""
 
     @classmethod
     def planned(cls, spec: RewriteSpec, record: Record, rehashed: Container[tuple[str, str]]) -> Names:
-        """The names of a rewrite of a checkpoint, whose transforms are called with no rows."""
+        """Return the names for a rewrite of a checkpoint; calls its transforms with no rows."""
         names = cls(spec)
         names.check_states(record)
         found = {}
@@ -150,24 +153,24 @@ class Names:
         return cls(spec, found)
 
     def uid(self, uid: str) -> OperatorId:
-        """The uid that an operator will have."""
+        """Return the uid that an operator will have."""
         return OperatorId(self.spec.renamed(uid))
 
     def state_name(self, uid: str, name: str) -> str:
-        """The name that a state will have, by its old uid and name."""
+        """Return the name that a state will have, by its old uid and name."""
         return self.spec.states.get((uid, name), name)
 
     def graph(self, graph: JobGraph) -> JobGraph:
-        """The graph with the new uids."""
+        """Return the graph with the new uids."""
         return JobGraph(
             tuple(replace(operator, uid=self.uid(operator.uid)) for operator in graph.operators),
             tuple(replace(edge, source=self.uid(edge.source), target=self.uid(edge.target)) for edge in graph.edges),
         )
 
     def state(self, state: State) -> State:
-        """The state under its new names, with its older schemas if its columns stay.
+        """Return the state under its new names, with its older schemas if its columns stay.
 
-        No row has an older schema, but they hold the columns' history.
+        No row has an older schema, but these contain the columns' history.
         """
         shape = self.shape(state)
         if shape is not None:
@@ -175,13 +178,13 @@ class Names:
         return replace(state, operator=self.uid(state.operator), name=self.state_name(state.operator, state.name))
 
     def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
-        """What a rescale left behind, with the new uids."""
+        """Return what a rescale recorded (``rescaled_from``), with the new uids."""
         if former is None:
             return None
         return replace(former, operators=tuple(replace(item, uid=self.uid(item.uid)) for item in former.operators))
 
     def shape(self, state: State) -> Shape | None:
-        """What the rows of a state become; None where its columns stay as they are."""
+        """Return how the rows of a state are converted; None if its columns stay as they are."""
         return self.transformations.get((state.operator, state.name)) or self._reshape(state)
 
     def _reshape(self, state: State) -> Reshape | None:
@@ -212,7 +215,7 @@ class Names:
         return Reshape(changed, tuple(path for _, path, _ in columns), without)
 
     def check_states(self, record: Record) -> None:
-        """Raise ``InvalidInput`` for renames of what is not there, or to what is."""
+        """Raise ``InvalidInput`` for renames of what does not exist, or to what exists already."""
         for uid, name in (*self.spec.states, *self.spec.columns):
             self.shape(record.state(uid, name))
         after = [(state.operator, self.state_name(state.operator, state.name)) for state in record.states]
@@ -222,14 +225,14 @@ class Names:
                 f"after the renames operator {twice[0][0]!r} would have two states {twice[0][1]!r}; give them "
                 "different names"
                 if twice
-                else "a state cannot be renamed to nothing; give a name"
+                else "a state cannot have an empty name; give a name"
             )
 
 
 def _columns_of(
     item: Field, wanted: Mapping[Path, str], hoisted: frozenset[str]
 ) -> Iterator[tuple[str, Path, pa.DataType]]:
-    """The columns that a column becomes: name, where it is taken from, type."""
+    """Yield the columns that a column becomes: name, where it is taken from, type."""
     inner = [child for child in children(item) if child.name not in hoisted]
     if not hoisted:
         yield wanted.get((item.name,), item.name), (item.name,), arrow_type(item.type)
@@ -242,7 +245,9 @@ def _columns_of(
 
 
 def column_path(state: State, given: str) -> Path:
-    """The column, or field of a column, that a user named; ``InvalidInput`` if there is none."""
+    """Return the column, or field of a column, that a user named; ``InvalidInput`` if there is
+    none.
+    """
     columns = {item.name: item for item in state.current.fields}
     where = f"state {state.name!r} of operator {state.operator!r}"
     if given in columns:

@@ -1,14 +1,14 @@
 """From a checkpoint and a spec to the tasks of a rewrite.
 
-``redistribution`` decides once who gets what: the plan of a rewrite *is* the plan of a rescale.
+``redistribution`` alone decides who gets what: the plan of a rewrite *is* the plan of a rescale.
 Each (operator, state, new subtask) with rows becomes one task, a *move*, that reads its slices and
-writes one segment. No row goes from task to task, so there is no shuffle.
+writes one segment. Rows do not move between tasks, so there is no shuffle.
 
-Only a change of max parallelism moves rows, because it makes new key groups, and a transform that
-changes keys. Then the planner sees the keyed states (and keyed in-flight states) concerned without
-rows and with the new max parallelism; it plans the rest and refuses what a restore would refuse.
-The rows it did not see are rehashed: *sources* read old key groups and hash, and one *target* per
-new subtask writes.
+Only two things move rows: a change of max parallelism, because it makes new key groups, and a
+transform that changes keys. Then the planner gets the affected keyed states (and keyed in-flight
+states) without rows and with the new max parallelism; it plans the rest and refuses what a restore
+would refuse. The rows it did not get are rehashed: *sources* read old key groups and hash, and one
+*target* per new subtask writes.
 
 Nothing here opens a segment.
 """
@@ -36,7 +36,7 @@ from .spec import RewriteSpec
 from .transforming import ColumnChange, Transformation, check_own
 
 SOURCE_BYTES: Final = 256 * 2**20
-"""What a source reads at most, as stored: larger states get more sources than subtasks."""
+"""How many stored bytes a source reads at most: larger states get more sources than subtasks."""
 
 
 class Place(NamedTuple):
@@ -56,17 +56,18 @@ class Move:
     read: ReadTask
     place: Place
     rows: int
-    """As stored."""
+    """Stored rows."""
     bytes: int
-    """As stored."""
+    """Stored bytes."""
     exact: bool
-    """Whether as many rows are written. Merging layers and gathering progress makes them fewer,
-    and a function what it likes."""
+    """Whether the same number of rows is written. Merging layers and gathering progress reduces it,
+    and a function may return any number.
+    """
     shape: Shape | None = None
     written_by: Operator | None = None
-    """The operator as it was, where each key group is to be compared with that of its key."""
+    """The operator as it was, if each key group is to be compared with that of its key."""
     copies: tuple[Place, ...] = ()
-    """Other places that get the same rows: of broadcast state, a function sees one copy."""
+    """Other places that get the same rows: a function sees only one copy of broadcast state."""
 
     def __repr__(self) -> str:
         return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
@@ -85,7 +86,7 @@ class RehashSource:
     exact: bool
     shape: Shape | None = None
     written_by: Operator | None = None
-    """As of a :class:`Move`."""
+    """As in a :class:`Move`."""
 
     def __repr__(self) -> str:
         return f"RehashSource({self.read.state!r}, {self.rows} rows)"
@@ -127,19 +128,19 @@ class RewritePlan:
         return tuple(dict.fromkeys((target.operator, target.state) for target in self.targets))
 
     def is_transformed(self, place: Place) -> bool:
-        """Whether a function makes the rows of a place."""
+        """Return whether a function makes the rows of a place."""
         return any(one[:2] == place[:2] for one in self.transformed)
 
     @property
     def rows(self) -> int:
-        """The stored rows: as many as will be written, or more if layers merge."""
+        """The stored rows: the number that will be written, or more if layers merge."""
         return sum(move.rows for move in self.moves) + sum(source.rows for source in self.sources)
 
 
 def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     """Plan a rewrite, from metadata alone.
 
-    Raises ``InvalidInput`` for a spec that no checkpoint allows or not this one, and
+    Raises ``InvalidInput`` for a spec that is invalid, in general or for this checkpoint, and
     ``RestoreRefused`` if a restore at the new parallelism would be refused.
     """
     graph = checkpoint.record.graph
@@ -153,7 +154,7 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     plan = plan_restore(view, topology)
     plan.check()
     rescaled = rescale(view, plan)
-    # If nothing moved, each subtask may go on from its own watermark; ``rescaled_from`` would
+    # If nothing moved, each subtask may continue from its own watermark; ``rescaled_from`` would
     # forbid it.
     moved = bool(rehash) or any(
         rescaled.graph.operator(operator.uid).parallelism != operator.parallelism
@@ -180,7 +181,7 @@ def _transformed(names: Names) -> Iterator[Transformed]:
 
 
 def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple[str, str], State]:
-    """States whose rows change their key groups, by (operator, name)."""
+    """Return the states whose rows change their key groups, by (operator, name)."""
     graph = checkpoint.record.graph
     found: dict[tuple[str, str], State] = {}
     for state in checkpoint.record.states:
@@ -204,7 +205,7 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
 
 
 def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Any:
-    """The checkpoint with the new key groups, and without rows of rehashed states."""
+    """Return the checkpoint with the new key groups, and without rows of rehashed states."""
     if spec.max_parallelism is None and spec.key_hash is None and not rehash:
         return checkpoint
     graph = checkpoint.record.graph
@@ -219,7 +220,9 @@ def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping
 
 
 def _without_rows(handles: pa.Table, states: Iterable[tuple[str, str]]) -> pa.Table:
-    """The same manifest rows; those of some states are handles of nothing (SPEC.md section 4.1)."""
+    """Return the same manifest rows; those of some states become handles without rows (SPEC.md
+    section 4.1).
+    """
     mask = None
     for operator, state in states:
         mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
@@ -240,7 +243,9 @@ def _without_rows(handles: pa.Table, states: Iterable[tuple[str, str]]) -> pa.Ta
 def _moves(
     checkpoint: Checkpoint, slices: pa.Table, names: Names, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[Move, ...], tuple[Place, ...]]:
-    """A task for each (operator, state, subtask) with rows; the places of those without."""
+    """Return a task for each (operator, state, subtask) with rows, and the places of those
+    without.
+    """
     moves: list[Move] = []
     empty: list[Place] = []
     for (operator, name, subtask), mine in _by_place(slices):
@@ -260,7 +265,9 @@ def _moves(
 
 
 def _task(checkpoint: Checkpoint, names: Names, slices: pa.Table) -> ReadTask:
-    """What reads the slices: rows that had expired too, unless they would come back to life."""
+    """Return the task that reads the slices: expired rows too, unless they would come back to
+    life.
+    """
     task = checkpoint.read_slices(slices)
     becomes = names.state(task.state)
     return task if task.state.ttl is not None and becomes.ttl is None else task.with_expired()
@@ -281,7 +288,9 @@ def _facts(checkpoint: Checkpoint, names: Names, state: State, slices: pa.Table)
 
 
 def _by_place(slices: pa.Table) -> Iterator[tuple[tuple[str, str, int | None], pa.Table]]:
-    """Slices by (operator, state, subtask), by which the table is sorted (``SLICE_SCHEMA``)."""
+    """Yield slices by (operator, state, subtask), by which the table is sorted
+    (``SLICE_SCHEMA``).
+    """
     slices = slices.combine_chunks()
     if not len(slices):
         return
@@ -301,7 +310,9 @@ def _by_place(slices: pa.Table) -> Iterator[tuple[tuple[str, str, int | None], p
 def _sources(
     checkpoint: Checkpoint, graph: JobGraph, names: Names, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[RehashSource, ...], tuple[Place, ...]]:
-    """Sources and targets of the rehashed states. ``graph`` is the rescaled one, with old uids."""
+    """Return sources and targets of the rehashed states. ``graph`` is the rescaled one, with old
+    uids.
+    """
     first_targets: dict[tuple[str, str], int] = {}
     targets: list[Place] = []
     for uid, name in rehash:
@@ -323,9 +334,10 @@ def _sources(
 
 
 def _cut_for_readers(checkpoint: Checkpoint, rehash: Mapping[tuple[str, str], State]) -> pa.Table:
-    """Slices of the rehashed states for their readers: one per subtask, more for large states.
+    """Return slices of the rehashed states for their readers: one per subtask, more for large
+    states.
 
-    The rule for keyed state, with readers as subtasks: a key group with all its layers has one
+    Uses the rule for keyed state, with readers as subtasks: a key group with all its layers has one
     reader.
     """
     if not rehash:

@@ -1,4 +1,4 @@
-"""Proof that a rewrite has lost nothing: its source and its result, compared row by row."""
+"""Proof that a rewrite has lost nothing: compares its source and its result row by row."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def prove_rewrite(
     apart: frozenset[str] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckpointDiff:
-    """Compare a checkpoint with what a rewrite has made of it; ``same`` if nothing was lost.
+    """Compare a checkpoint with the result of its rewrite; ``same`` if nothing was lost.
 
-    What the spec renames is no difference. ``apart``: operators that the result has besides. Raises
-    ``InvalidInput`` as :func:`check_provable`, and as ``diff_checkpoints``.
+    What the spec renames is not a difference. ``apart``: operators that the result has in addition.
+    Raises ``InvalidInput`` as :func:`check_provable`, and as ``diff_checkpoints``.
     """
     check_provable(spec)
     renames = _renames(source.record, spec, apart)
-    # Rows that had expired are not lost either.
+    # Expired rows must not be lost either.
     sides = source.with_expired(), result.with_expired()
     return diff_checkpoints(*sides, rows=0, renames=renames, progress=progress)
 

@@ -1,4 +1,4 @@
-"""Publishing a checkpoint at another parallelism, by metadata alone."""
+"""Publishing a checkpoint at another parallelism, using only metadata."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def publish_rescaled(
 ) -> CommitPermit:
     """Publish the checkpoint at a topology: as the newest of ``store``, or in an empty ``target``.
 
-    Opens no segment; into a target it copies the segments, and ``progress`` takes ``CopyProgress``.
-    Raises ``RestoreRefused`` with every reason why the topology does not fit, ``PublishConflict``
-    if the checkpoint is no longer the newest of its store, and what publishing raises.
+    Opens no segment; into a target it copies the segments, and ``progress`` is called with
+    ``CopyProgress``. Raises ``RestoreRefused`` with every reason why the topology does not fit,
+    ``PublishConflict`` if the checkpoint is no longer the newest of its store, and what publishing
+    raises.
     """
     plan = checkpoint.plan_restore(topology)
     plan.check()

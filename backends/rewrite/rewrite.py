@@ -2,7 +2,7 @@
 
 The driver begins a checkpoint, whose id and attempt are in the names of all new objects. The engine
 runs the tasks. The driver compares their counts with the plan, and publishes. A failure before that
-leaves the store as it was, with some segments that nothing names.
+leaves the store as it was, except for some segments that nothing refers to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .threads import ThreadEngine
 from .work import Seen
 
 Progress = Callable[[int, int], None]
-"""Takes the rows written and the rows to write, from any thread."""
+"""Called with the rows written and the rows to write, from any thread."""
 
 
 class Engine(Protocol):
@@ -37,11 +37,11 @@ class Engine(Protocol):
     def run(
         self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen
     ) -> Iterable[Handle]:
-        """Returns a handle for each place of a move, and each target with rows, in any order.
+        """Return a handle for each place of a move, and each target with rows, in any order.
 
-        It calls ``done`` with numbers of rows as they are written, from any thread; and ``seen``
-        with a place of a state and numbers of rows of that state that were read, each row once
-        whatever ran twice.
+        Calls ``done`` with numbers of rows as they are written, from any thread; and ``seen`` with
+        a place of a state and numbers of rows of that state that were read. Each row counts once,
+        even if a task ran twice.
         """
         ...
 
@@ -51,9 +51,9 @@ class TransformedRows(NamedTuple):
 
     state: Transformed
     read: int
-    """Rows of the state before: layers merged, of broadcast state one copy."""
+    """Rows of the state before: with layers merged; for broadcast state, of one copy."""
     written: int
-    """Rows afterwards; likewise."""
+    """Rows afterwards, counted in the same way."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def rewrite(
     The tasks run in threads, unless an ``engine`` is given; the target must be empty. Raises
     ``InvalidInput``, ``DamagedCheckpoint``, ``RestoreRefused`` (a restore at the new parallelism
     would be refused), ``PublishConflict`` (in its own store, the checkpoint is not the newest), and
-    what else ``PendingCheckpoint.publish`` raises. The checkpoint itself always stays as it was.
+    what else ``PendingCheckpoint.publish`` raises. The checkpoint itself is never changed.
     """
     if isinstance(engine, str):
-        raise InvalidInput(f"engine {engine!r} is no engine; give a ThreadEngine or a SparkEngine")
+        raise InvalidInput(f"engine {engine!r} is not an engine; give a ThreadEngine or a SparkEngine")
     spec = spec or RewriteSpec()
     plan = plan_rewrite(checkpoint, spec)
     parent = _parent(store, checkpoint, target)
@@ -104,7 +104,7 @@ def rewrite(
 def carry_out(
     pending: PendingCheckpoint, plan: RewritePlan, engine: Engine | None = None, progress: Progress | None = None
 ) -> Rewritten:
-    """Write by a plan what a checkpoint that has begun shall hold, and publish it.
+    """Write the content of a checkpoint that has begun, by a plan, and publish it.
 
     The checkpoint has the graph and the states of the plan. Raises as :func:`rewrite`.
     """
@@ -139,14 +139,14 @@ def carry_out(
 
 
 def _rows_of(plan: RewritePlan, state: Transformed, handles: Iterable[Handle]) -> int:
-    """The rows written of a state, of broadcast state one copy."""
+    """Return the rows written of a state, for broadcast state of one copy."""
     rows = [handle.rows for handle in handles if (handle.operator, handle.state) == (state.operator, state.state)]
     mode = next(one.mode for one in plan.states if (one.operator, one.name) == (state.operator, state.state))
     return max(rows, default=0) if mode is Mode.BROADCAST else sum(rows)
 
 
 def _parent(store: CheckpointStore, checkpoint: Checkpoint, target: CheckpointStore | None) -> Any:
-    """The parent of the new checkpoint; ``InvalidInput`` for a target that is not empty."""
+    """Return the parent of the new checkpoint; ``InvalidInput`` for a target that is not empty."""
     if target is None:
         return store.permit_of(checkpoint)
     there = target.start(checkpoint.record.job_id)
@@ -186,15 +186,15 @@ class _Counter:
             self._progress(min(self._sum, self._total), self._total)
 
     def finish(self) -> None:
-        """All is written. If layers merged, that was fewer rows than were stored."""
+        """Everything is written. If layers merged, that was fewer rows than were stored."""
         self._progress(self._total, self._total)
 
 
 def check_counts(plan: RewritePlan, handles: Iterable[Handle]) -> None:
-    """Raises ``DamagedCheckpoint`` unless each state has as many new rows as stored ones.
+    """Raise ``DamagedCheckpoint`` unless each state has as many new rows as stored ones.
 
-    If layers merge, or progress is gathered, the stored rows are only an upper bound. What a
-    function returns is its own affair.
+    If layers merge, or progress is gathered, the stored rows are only an upper bound. A function
+    may return any number.
     """
     written: dict[tuple[str, str], int] = defaultdict(int)
     stored: dict[tuple[str, str], int] = defaultdict(int)
@@ -216,7 +216,7 @@ def check_counts(plan: RewritePlan, handles: Iterable[Handle]) -> None:
 
 
 def _without_rows(plan: RewritePlan, handles: Iterable[Handle]) -> list[Handle]:
-    """Handles of the places without rows: those planned so, and targets that got none."""
+    """Return handles of the places without rows: those planned so, and targets that got none."""
     reported = {Place(handle.operator, handle.state, handle.subtask) for handle in handles}
     states = {(state.operator, state.name): state for state in plan.states}
     found = []

@@ -1,4 +1,4 @@
-"""What a user may ask of a rewrite."""
+"""What a user may request of a rewrite."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from stateformat.segments import WriteOptions
 
 @dataclass(frozen=True)
 class Transform:
-    """A function that is applied to all rows of a state; without one, columns are renamed only."""
+    """A function that is applied to all rows of a state; without a function, columns are only
+    renamed.
+    """
 
     function: Callable[[Any], Any] | None = None
-    """Takes a ``pa.Table`` and returns one (or a DataFrame that speaks Arrow). It is called once
-    with no rows, then with each piece of the state, up to 16 MiB, on any worker and maybe again: it
-    must depend on nothing but its argument. A piece has the columns of the state's current schema
-    and those of its kind (``_map_key``, ``_index``, ``_timestamp``, ``_tag``), layers merged."""
+    """Takes a ``pa.Table`` and returns one (or a DataFrame that supports Arrow). It is called once
+    with no rows, then with each piece of the state, up to 16 MiB, on any worker and maybe again:
+    its result must depend only on its argument. A piece has the columns of the state's current
+    schema and those of its kind (``_map_key``, ``_index``, ``_timestamp``, ``_tag``), layers
+    merged.
+    """
     renames: Mapping[str, str] = field(default_factory=dict)
-    """New names of columns by their old ones: those keep their field ids. What the function has not
-    renamed itself is renamed after it."""
+    """New names of columns by their old ones; the columns keep their field ids. Columns that the
+    function has not renamed itself are renamed after it.
+    """
     rekey: bool = False
-    """Whether keys change, so that rows are dealt to key groups and subtasks anew."""
+    """Whether keys change, so that rows are assigned to key groups and subtasks anew."""
     name: str = ""
     """What messages call the function; by default its own name."""
 
@@ -40,7 +45,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class RewriteSpec:
-    """How the checkpoint is to be afterwards. What is left out stays as it is.
+    """What the checkpoint is to be afterwards. Anything not given stays as it is.
 
     In any case layers are merged, every row has its state's current schema, and each state of each
     subtask is one segment.
@@ -49,10 +54,11 @@ class RewriteSpec:
     parallelism: int | None = None
     """For every operator that is not fully finished."""
     per_operator: Mapping[str, int] = field(default_factory=dict)
-    """Parallelism by uid; goes before ``parallelism``."""
+    """Parallelism by uid; takes precedence over ``parallelism``."""
     max_parallelism: int | None = None
     """For every operator: keys are hashed to key groups anew. A fully finished operator whose
-    parallelism is greater keeps its own max parallelism, which means nothing any more."""
+    parallelism is greater keeps its own max parallelism, which no longer has a meaning.
+    """
     renames: Mapping[str, str] = field(default_factory=dict)
     """Old uid to new uid. Edges and states follow."""
     states: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -65,13 +71,14 @@ class RewriteSpec:
     key_hash: str | None = None
     """For every operator: the name of the function that hashes its keys, to key groups anew."""
     verify_keys: bool = False
-    """Whether to compare the key group of each row with that of its key, where the hash is known.
-    Our own reader has done so; of foreign checkpoints nobody has."""
+    """Whether to compare the key group of each row with that of its key, if the hash is known.
+    stateformat's own reader has done so already; for other systems' checkpoints nothing has.
+    """
     options: WriteOptions = field(default_factory=WriteOptions)
     """Codec, encoding and row groups of the new segments."""
 
     def check(self, graph: JobGraph) -> None:
-        """Raises ``InvalidInput`` for values that are never right; the planner checks the rest."""
+        """Raise ``InvalidInput`` for values that are never right; the planner checks the rest."""
         if self.max_parallelism is not None and not 1 <= self.max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise InvalidInput(
                 f"max parallelism {self.max_parallelism} is not within 1 to {MAX_PARALLELISM_LIMIT}; choose another",
@@ -87,10 +94,10 @@ class RewriteSpec:
             raise InvalidInput(
                 f"after the renames two operators would be called {twice[0]!r}; uids are unique"
                 if twice
-                else "an operator cannot be renamed to nothing; give a uid",
+                else "an operator cannot have an empty name; give a uid",
                 kind=ErrorKind.INVALID_GRAPH,
             )
 
     def renamed(self, uid: str) -> str:
-        """The uid that an operator will have."""
+        """Return the uid that an operator will have."""
         return self.renames.get(uid, uid)

@@ -1,8 +1,8 @@
-"""The engine ``local``: the tasks of a rewrite in threads of this process.
+"""The engine ``local``: runs the tasks of a rewrite in threads of this process.
 
 Arrow reads, hashes, sorts and compresses without the interpreter's lock, so threads are enough. A
 large task holds some row groups in memory, and large tasks run one after another. If max
-parallelism changes, rows on their way to their new subtask wait in a temporary file.
+parallelism changes, rows on the way to their new subtask wait in a temporary file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .work import Seen, distribute, write_move, write_target
 T = TypeVar("T")
 
 AT_ONCE_BYTES: Final = 64 << 20
-"""Tasks that run together have no more stored state than this, unless one alone has more."""
+"""Tasks that run together have at most this much stored state, unless one alone has more."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ThreadEngine:
             raise InvalidInput(f"{self.threads} threads rewrite nothing; give at least 1, or None for all processors")
 
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
-        """A handle for each place of a move and each target, in any order."""
+        """Return a handle for each place of a move and each target, in any order."""
         sources: dict[int, list[RehashSource]] = defaultdict(list)
         for source in plan.sources:
             sources[source.first_target].append(source)
@@ -62,7 +62,9 @@ class ThreadEngine:
 
 
 class Workers:
-    """Threads that run tasks together as far as their bytes allow. Close it with ``with``."""
+    """Threads that run tasks together as far as their sizes in bytes allow. Close it with
+    ``with``.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         count = (os.cpu_count() or 1) if threads is None else threads
@@ -91,7 +93,7 @@ def _with_rows(task: Callable[[int, Iterator[pa.RecordBatch]], T], number: int, 
 
 
 class _Gate:
-    """Runs tasks together as long as the sum of their bytes stays within a limit."""
+    """Runs tasks together while the sum of their bytes stays within a limit."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -140,7 +142,9 @@ def _rehash(
 
 
 def _results(futures: Sequence[Future[T]]) -> list[T]:
-    """The results, in order. Raises the first failure, and cancels the tasks not yet begun."""
+    """Return the results, in order. Raises the first failure, and cancels the tasks not yet
+    begun.
+    """
     _, left = wait(futures, return_when=FIRST_EXCEPTION)
     for future in left:
         future.cancel()

@@ -1,8 +1,8 @@
 """A user's function applied to the rows of a state: its new columns, and its rows piece by piece.
 
 The function takes and returns an Arrow table. It is called once with no rows while the rewrite is
-planned, and what it returns then are the columns of the state. Afterwards it is called for every
-piece of the state, in any order and on any worker, and a task that runs again calls it again.
+planned, and the columns it then returns are the columns of the state. Afterwards it is called for
+every piece of the state, in any order and on any worker, and a task that runs again calls it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROWS_MAX: Final = 1 << 18
 
 
 class ColumnChange(NamedTuple):
-    """What became of a column."""
+    """What happened to a column."""
 
     column: str | None
     """Its name afterwards; None if it is gone."""
@@ -52,7 +52,7 @@ class ColumnChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Transformation:
-    """Rows of a state as its function makes them. Picklable as far as the function is."""
+    """Rows of a state as its function makes them. Picklable if the function is."""
 
     before: State
     state: State
@@ -61,13 +61,14 @@ class Transformation:
     returns: pa.Schema
     """The columns that the function returned for no rows, after the renames."""
     operator: Operator | None = None
-    """Whose key groups the rows get; None without keys, and where they are dealt anew later."""
+    """The operator whose key groups the rows get; None without keys, and if keys are hashed anew
+    later.
+    """
 
     def apply(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield what becomes of the rows: in segment order where they have key groups.
+        """Yield the rows that the function returns: in segment order if they have key groups.
 
-        Raises ``InvalidInput`` for what the function raises, and for rows that the state cannot
-        hold.
+        Raises ``InvalidInput`` if the function raises, and for rows that the state cannot hold.
         """
         rows = _visible(batch)
         piece = f"{len(rows)} rows of {_where(self.before)}{self._first_key(rows)}"
@@ -93,7 +94,9 @@ class Transformation:
             yield from part.combine_chunks().to_batches()
 
     def columns(self) -> tuple[ColumnChange, ...]:
-        """Return what became of every column: those of the state now, then those that are gone."""
+        """Return what happened to every column: those of the state now, then those that are
+        gone.
+        """
         return tuple(_changes(self.before, self.state, self.transform.renames))
 
     def _first_key(self, rows: pa.Table) -> str:
@@ -102,7 +105,7 @@ class Transformation:
         return f" (first key {python_rows(rows.select(list(self.before.key_columns)).slice(0, 1))[0]!r})"
 
     def _check_columns(self, made: pa.Table, piece: str) -> None:
-        """Raise ``InvalidInput`` where a piece has other columns than no rows had."""
+        """Raise ``InvalidInput`` if a piece has other columns than were returned for no rows."""
         wanted, given = self.returns, made.schema
         same = len(given) == len(wanted) and set(given.names) == set(wanted.names)
         wrong = [item.name for item in given if item.name in wanted.names and not _fits(item, wanted.field(item.name))]
@@ -131,8 +134,8 @@ class Transformation:
             key = python_rows(made.select(list(self.state.key_columns)).slice(int(moved[0]), 1))[0]
             raise InvalidInput(
                 f"{self.transform.label} changed keys: of {piece}, {len(moved)} came back with a key that none of them "
-                f"had, {key!r} first. Rows of another key belong to another key group, maybe of another subtask: have "
-                "them dealt anew with rekey=True (`--rekey`)",
+                f"had, {key!r} first. Rows of another key belong to another key group, maybe of another subtask: hash "
+                "them again with rekey=True (`--rekey`)",
                 kind=ErrorKind.TRANSFORM_FAILED,
                 operator=self.before.operator,
                 state=self.before.name,
@@ -146,16 +149,16 @@ def check_own(checkpoint: Checkpoint) -> None:
     if checkpoint.system is not None:
         url = checkpoint.storage.url
         raise InvalidInput(
-            f"{url} is {checkpoint.system}, of which nothing is rewritten; `ckpt import {url} --to STORE` makes a "
-            "checkpoint of ours of it, whose state can be transformed"
+            f"{url} is {checkpoint.system}, which cannot be rewritten; `ckpt import {url} --to STORE` converts it "
+            "to a stateformat checkpoint, whose state can be transformed"
         )
 
 
 def plan_transformation(state: State, transform: Transform, operator: str, name: str) -> Transformation:
     """Call the function with no rows, and return what it makes of the state.
 
-    ``operator`` and ``name`` are what the state will be called. Raises ``InvalidInput`` for a state
-    whose rows are not the user's, for what the function raises, and for columns that no state has.
+    ``operator`` and ``name`` are the new names of operator and state. Raises ``InvalidInput`` for a
+    state whose rows are not the user's, if the function raises, and for columns that no state has.
     """
     if state.mode in _REFUSED:
         raise InvalidInput(
@@ -163,7 +166,7 @@ def plan_transformation(state: State, transform: Transform, operator: str, name:
             kind=ErrorKind.STATE_NOT_ALLOWED,
         )
     if transform.rekey and state.mode is not Mode.KEYED:
-        raise InvalidInput(f"{_where(state)} is {state.mode} and has no keys to deal anew; leave rekey=True out")
+        raise InvalidInput(f"{_where(state)} is {state.mode} and has no keys to hash again; leave rekey=True out")
     columns = [item.name for item in state.current.fields]
     for old in transform.renames:
         if old not in columns:
@@ -198,14 +201,14 @@ def _map_key(state: State) -> tuple[str, ...]:
 
 
 def _visible(rows: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Rows as a user's function sees them: without key groups and field ids."""
+    """Return rows as a user's function sees them: without key groups and field ids."""
     names = [name for name in rows.schema.names if name != KEY_GROUP.name]
     schema = pa.schema([rows.schema.field(name).remove_metadata() for name in names])
     return pa.Table.from_arrays([rows.column(name) for name in names], schema=schema)
 
 
 def _called(transform: Transform, state: State, rows: pa.Table, piece: str) -> pa.Table:
-    """What the function returns, as a table with the renamed columns."""
+    """Return the function's result, as a table with the renamed columns."""
     if transform.function is None:
         return rows.rename_columns([transform.renames.get(name, name) for name in rows.column_names])
     try:
@@ -235,7 +238,9 @@ def _called(transform: Transform, state: State, rows: pa.Table, piece: str) -> p
 
 
 def _table(made: Any) -> pa.Table | None:
-    """A table, a batch, or a DataFrame that speaks Arrow, as a table; None for anything else."""
+    """Return a table, a batch, or a DataFrame that supports Arrow, as a table; None for anything
+    else.
+    """
     if isinstance(made, pa.RecordBatch):
         return pa.Table.from_batches([made])
     if not isinstance(made, pa.Table) and hasattr(made, "__arrow_c_stream__"):
@@ -244,7 +249,9 @@ def _table(made: Any) -> pa.Table | None:
 
 
 def _plain(item: pa.Field, state: State, transform: Transform) -> pa.Field:
-    """A returned column with a type that fields have: no dictionary, and nulls of the old type."""
+    """Return a returned column in a type that fields have: no dictionary, and nulls of the old
+    type.
+    """
     kind = _held(item.type)
     if pa.types.is_null(kind):
         formerly = {new: old for old, new in transform.renames.items()}.get(item.name, item.name)
@@ -261,7 +268,7 @@ def _plain(item: pa.Field, state: State, transform: Transform) -> pa.Field:
 
 
 def _held(kind: Any) -> Any:
-    """The type that the format holds in place of a dictionary, a view or a fixed size."""
+    """Return the type that the format has in place of a dictionary, a view or a fixed size."""
     is_ = pa.types
     if is_.is_dictionary(kind):
         return _held(kind.value_type)
@@ -306,7 +313,7 @@ def _check_returned(state: State, transform: Transform, returns: pa.Schema, own:
 
 
 def _check_keys_stay(before: State, after: State, transform: Transform) -> None:
-    """Raise ``InvalidInput`` for a key column of another type whose rows are not dealt anew."""
+    """Raise ``InvalidInput`` if a key column has another type although keys are not hashed anew."""
     old = {item.name: item for item in before.current.fields}
     new = {item.name: item for item in after.current.fields}
     for was, name in zip(before.key_columns, after.key_columns, strict=True):
@@ -314,14 +321,14 @@ def _check_keys_stay(before: State, after: State, transform: Transform) -> None:
         if types[0] != types[1] and not transform.rekey:
             raise InvalidInput(
                 f"key column {name!r} of {_where(before)} is {types[0]}, and {transform.label} returned {types[1]}: "
-                "keys of another type lie in other key groups. Have the rows dealt anew with rekey=True (`--rekey`)",
+                "keys of another type lie in other key groups. Hash the rows again with rekey=True (`--rekey`)",
                 kind=ErrorKind.SCHEMA_MISMATCH,
                 column=name,
             )
 
 
 def _check_times_stay(before: State, after: State, transform: Transform) -> None:
-    """Raise ``InvalidInput`` where the time by which rows expire would be another column."""
+    """Raise ``InvalidInput`` if the time by which rows expire would be another column."""
     made = {item.name for item in after.current.fields}
     if before.ttl is None or after.ttl is not None:
         return
@@ -339,7 +346,7 @@ def _check_times_stay(before: State, after: State, transform: Transform) -> None
 
 
 def _fits(given: pa.Field, wanted: pa.Field) -> bool:
-    """Whether a column of a piece has the type that it had for no rows."""
+    """Return whether a column of a piece has the type that was returned for no rows."""
     if pa.types.is_null(given.type) or given.type == wanted.type:
         return True
     try:
@@ -349,7 +356,7 @@ def _fits(given: pa.Field, wanted: pa.Field) -> bool:
 
 
 def _shape(item: pa.Field) -> FieldType:
-    """The type of a column without ids and nullability."""
+    """Return the type of a column without ids and nullability."""
     (made,), _ = make_fields(pa.schema([item]), defaults={})
 
     def bare(kind: Any) -> Any:

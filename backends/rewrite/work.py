@@ -1,8 +1,8 @@
 """What one task of a rewrite does: the functions that both engines run.
 
-All they need is in their arguments, which are small and can be pickled; their only effect is on the
-storage. A task that runs twice writes one more segment, which nobody names (``gc`` finds it), so an
-engine may repeat tasks at will if it takes one answer per place.
+They need only their arguments, which are small and can be pickled; their only effect is on the
+storage. A task that runs twice writes one more segment, which nothing refers to (``gc`` finds it),
+so an engine may repeat tasks freely if it takes one result per place.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from .planning import Move, Place, RehashSource
 from .transforming import Transformation
 
 Done: TypeAlias = Callable[[int], None]
-"""Takes the number of rows of each piece that is on its way to storage, from any thread."""
+"""Called with the number of rows of each piece on its way to storage, from any thread."""
 
 Seen: TypeAlias = Callable[[Place, int], None]
-"""Takes a place of a state and how many rows of the state were read for it, from any thread."""
+"""Called with a place of a state and how many rows of the state were read for it, from any
+thread.
+"""
 
 DISTRIBUTE_BYTES: Final = 8 * 2**20
 """How many bytes of rows a source hashes and sorts at once."""
@@ -43,10 +45,11 @@ def _ignore(rows: int) -> None:
 
 
 def write_move(context: WriteContext, move: Move, done: Done = _ignore, seen: Done = _ignore) -> Iterator[Handle]:
-    """Read what belongs to one place, merged and evolved, and write it, and its copies if it has.
+    """Read what belongs to one place, merged and in the current schema, and write it, and its
+    copies if any.
 
-    ``seen`` takes the rows read. Holds a row group and a few batches in memory; rows that are
-    written several times wait in a temporary file.
+    ``seen`` is called with the rows read. Holds a row group and a few batches in memory; rows that
+    are written several times wait in a temporary file.
     """
     batches = _counted(shaped(move.read, move.shape, move.written_by, seen), done)
     options = _options(context, check_unique=isinstance(move.shape, Transformation))
@@ -61,8 +64,8 @@ def write_move(context: WriteContext, move: Move, done: Done = _ignore, seen: Do
 
 
 def distribute(source: RehashSource, seen: Done = _ignore) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Read a source and hash its keys: batches of rows, each with the number of its target.
-    ``seen`` takes the rows read.
+    """Read a source and hash its keys: yields batches of rows, each with the number of its target.
+    ``seen`` is called with the rows read.
 
     Columns: ``segment_schema`` of the state as it will be. Within a batch rows ascend by the new
     ``_key_group``; rows of one key group keep their order. Holds :data:`DISTRIBUTE_BYTES` of rows
@@ -76,7 +79,7 @@ def distribute(source: RehashSource, seen: Done = _ignore) -> Iterator[tuple[int
 
 
 def by_owner(rows: pa.Table, state: State, operator: Operator) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of a keyed state by the subtask that owns their key group, ascending.
+    """Yield the rows of a keyed state by the subtask that owns their key group, ascending.
 
     ``rows`` has at least the key columns. Batches have ``_key_group`` first and ascend by it.
     """
@@ -91,7 +94,7 @@ def by_owner(rows: pa.Table, state: State, operator: Operator) -> Iterator[tuple
 
 
 def gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa.Table]:
-    """Batches as tables of at least ``size_bytes`` each, except the last."""
+    """Yield batches as tables of at least ``size_bytes`` each, except the last."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -115,9 +118,9 @@ def write_target(
     """Write what all sources distributed to one place, in bounded memory.
 
     ``batches`` are those of :func:`distribute` in any order, all with ``_key_group`` or all
-    without. The writer sorts keyed rows by key group, and records in flight by key group, sender
-    and sequence number. With ``check_unique`` row keys that stand on several rows are
-    ``InvalidState``, which names three of them; else they are known to be unique.
+    without. The writer sorts keyed rows by key group, and in-flight records by key group, sender
+    and sequence number. With ``check_unique`` row keys that occur in several rows raise
+    ``InvalidState``, which names three of them; otherwise they are known to be unique.
     """
     options = _options(context, check_unique=check_unique)
     return write_unsorted(context.storage, segment_place(context, place), _counted(batches, done), options)
@@ -130,7 +133,7 @@ def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.Recor
 
 
 def segment_place(context: WriteContext, place: Place) -> SegmentPlace:
-    """Where the segment of a place is written, at the current schema of its state."""
+    """Return where the segment of a place is written, at the current schema of its state."""
     state = next(item for item in context.states if (item.operator, item.name) == (place.operator, place.state))
     return SegmentPlace(
         job_id=context.job_id,
@@ -146,5 +149,5 @@ def segment_place(context: WriteContext, place: Place) -> SegmentPlace:
 
 def _options(context: WriteContext, *, check_unique: bool = False) -> WriteOptions:
     # The reader verified the key groups, or they have just been computed. Row keys were unique in
-    # each layer, and merging layers keeps them so; a function need not.
+    # each layer, and merging layers keeps them so; a function may not.
     return replace(context.options, check_unique=check_unique, trust_key_groups=True)

@@ -14,7 +14,7 @@ from stateformat.graph import brief
 VIRTUAL_ORIGIN_US: Final = 1_767_225_600_000_000
 """What the wall clock of a virtual clock shows when it begins: 1 January 2026, UTC."""
 LOOK_EVERY_US = 50_000
-"""How often a run that has nothing else to do looks at work in a thread."""
+"""How often a run with nothing else to do checks on work in a thread."""
 
 
 BEHIND_US: Final = 60_000_000
@@ -22,11 +22,11 @@ BEHIND_US: Final = 60_000_000
 
 
 class Work(Protocol):
-    """Something that is done beside a run."""
+    """Work done in the background of a run."""
 
     @property
     def looked_at_us(self) -> int:
-        """When to ask again whether it is done."""
+        """When to check again whether it is done."""
 
     def is_done(self) -> bool:
         pass
@@ -36,48 +36,48 @@ class Work(Protocol):
 
 
 class Clock(Protocol):
-    """Microseconds since an origin of its own, which never go back; and the wall clock."""
+    """A monotonic clock in µs, with an arbitrary origin; and the wall clock."""
 
     def now_us(self) -> int:
         pass
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, UTC. May go back, when somebody sets the clock."""
+        """Return µs since 1970, UTC. May go back if somebody sets the clock."""
 
     def wait_until(self, at_us: int) -> None:
         """Return at ``at_us``, or earlier if woken."""
 
     def wake(self) -> None:
-        """End a wait of the run early. A thread may call it, and so may a signal handler."""
+        """End a wait of the run early. Any thread or signal handler may call it."""
 
     def tick(self) -> None:
-        """Called after each event."""
+        """Count an event; called after each one."""
 
     def beside(self, work: Callable[[], None]) -> Work:
-        """Do work beside the run that asks, and not in its way. ``work`` raises nothing."""
+        """Do work in the background of the run. ``work`` must not raise."""
 
 
 class ProcessingTime:
-    """What operators see as wall-clock time: it never goes back.
+    """The wall-clock time as operators see it: it never goes back.
 
-    ``seen_us``: what the checkpoint that was restored has seen. It stands still while the wall
-    clock is behind it.
+    ``seen_us``: the latest time that the restored checkpoint has seen. The time stands still while
+    the wall clock is behind it.
     """
 
     def __init__(self, clock: Clock, seen_us: int = 0) -> None:
         self._clock = clock
         self._behind_us = max(seen_us - clock.wall_us(), 0)
         self.now_us = max(seen_us, clock.wall_us())
-        """The moment of the step, or the epoch, that is under way."""
+        """The time of the current step or epoch."""
 
     def advance(self) -> int:
-        """Begin the next step or epoch; returns its moment."""
+        """Begin the next step or epoch; return its time."""
         self.now_us = max(self.now_us, self._clock.wall_us())
         return self.now_us
 
     @property
     def behind_words(self) -> str:
-        """A warning if the wall clock was far behind when this began; empty otherwise."""
+        """Return a warning if the wall clock was far behind at the start; empty otherwise."""
         if self._behind_us < BEHIND_US:
             return ""
         return (
@@ -86,7 +86,7 @@ class ProcessingTime:
         )
 
     def clock_at(self, time_us: int) -> int:
-        """What ``Clock.now_us`` will be when the wall clock shows this time."""
+        """Return what ``Clock.now_us`` will be when the wall clock shows this time."""
         return self._clock.now_us() + max(time_us - self._clock.wall_us(), 0)
 
 
@@ -110,7 +110,7 @@ class _Thread:
 
 
 class _Later:
-    """Work that is done in a step of the run itself, some time later."""
+    """Work that a later step of the run itself does."""
 
     def __init__(self, work: Callable[[], None], clock: Clock, at_us: int) -> None:
         self._work: Callable[[], None] | None = work
@@ -129,7 +129,7 @@ class _Later:
 
 
 class SystemClock:
-    """The system's monotonic clock. Work beside a run has a thread of its own."""
+    """The system's monotonic clock. Background work runs in a thread of its own."""
 
     def __init__(self) -> None:
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -158,9 +158,9 @@ class SystemClock:
 
 
 class VirtualClock:
-    """Advances by a fixed time for each event and jumps over waits, so runs can be repeated.
+    """Advances by a fixed time for each event and skips waits, so that runs are repeatable.
 
-    Work beside a run takes ``us_per_work``, and is done at its end, by the run.
+    Background work takes ``us_per_work``; the run does it at the end of that time.
     """
 
     def __init__(self, us_per_event: int = 1000, us_per_work: int = 20_000) -> None:

@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 COMMIT_TRIES = 10
 COMMIT_WAIT_US = 1_000_000
-"""When the job ends: how often, and after how long, a sink commits again what it has put off."""
+"""How often, and after how long, a sink retries what it has put off when the job ends."""
 
 
 def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
-    """The sinks of a dataflow by uid: the prototypes, which commit."""
+    """Return the sinks of a dataflow by uid: the prototypes, which commit."""
     return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
 
 
 def pending_committables(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
-    """The committables of these sinks in a checkpoint, by uid, as the job declares them."""
+    """Return these sinks' committables in a checkpoint, by uid, as the job declares them."""
     if permit is None or "committables" not in permit.record.required_features:
         return {}
     found = {}
@@ -50,7 +50,7 @@ def pending_committables(permit: CommitPermit | None, job: Job, sinks: Iterable[
 def commit(
     permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], rows_of: Mapping[str, pa.Table]
 ) -> dict[str, pa.Table]:
-    """Let the sinks commit the rows of a published checkpoint; returns what they put off, by uid.
+    """Let the sinks commit the rows of a published checkpoint; return what they put off, by uid.
 
     The same rows may come twice. Raises ``DamagedCheckpoint`` for rows that a sink cannot have
     prepared, before any commits, and ``OperatorError`` for what a sink raises.
@@ -80,7 +80,7 @@ def _may_be_renamed(record: Record, rows: pa.Table) -> bool:
 
 
 def check_places(sinks: Mapping[str, TwoPhaseCommitSink], source: Record, url: str) -> None:
-    """Refuse to begin a job from ``source`` where another job writes to the place of a sink.
+    """Refuse to begin a job from ``source`` if another job writes to the place of a sink.
 
     Called before the job's own store has a checkpoint, so nothing of the job itself can be
     prepared. Raises ``InvalidInput`` for a sink with output prepared for later checkpoints than
@@ -167,7 +167,7 @@ def commit_rest(
 ) -> Mapping[str, pa.Table]:
     """Commit what sinks have put off until it is done, since no checkpoint follows.
 
-    Returns what is left when the clock comes to ``until_us``; without it, nothing is. Raises
+    Returns what is left when the clock reaches ``until_us``; without it, nothing is left. Raises
     ``RunDiscarded`` after too many tries, ``OperatorError`` for what a sink raises.
     """
     for _ in range(COMMIT_TRIES):
@@ -187,7 +187,7 @@ def commit_rest(
 
 
 def left_words(left: Mapping[str, pa.Table]) -> str:
-    """What sinks have put off, as the end of a sentence; empty if nothing."""
+    """Return what sinks have put off, as the end of a sentence; empty if nothing."""
     rows = sum(table.num_rows for table in left.values())
     names = ", ".join(map(repr, left))
     return f"sink {names} has put off {rows} committables, which the next start commits" if rows else ""

@@ -1,4 +1,4 @@
-"""The driver of a run: carries out the coordinator's commands, and talks to the store.
+"""The driver of a run: it carries out the coordinator's commands, and talks to the store.
 
 It begins, publishes and expires checkpoints, and lets sinks commit with the permit. The
 coordinators of operators and the enumerators of sources live here too.
@@ -50,7 +50,7 @@ _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
 
 FATAL = (er.PublishConflict, er.JobMismatch, er.CheckpointExpired, GraceExceeded)
-"""Another run has the job, or the time of this one is up: it is not started again."""
+"""Another run has taken the job, or the grace of this one is over: it is not started again."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MessageToCoordinator:
     uid: str
     subtask: int
     message: bytes | None
-    """None: a marker, which goes back to the subtask behind the answers to all earlier messages."""
+    """None: a marker, returned to the subtask after the answers to all earlier messages."""
     snapshot_taken: int
     """The last barrier for which the subtask had taken its snapshot."""
 

@@ -15,14 +15,14 @@ from ..dataflow.events import CheckpointPlan
 
 @dataclass
 class InFlightCheckpoint:
-    """One checkpoint from its begin to its end; without ``checkpoint``, one round of the loops."""
+    """One checkpoint from beginning to end; without ``checkpoint``, one round of the loops."""
 
     barrier: ev.Barrier
     plan: CheckpointPlan
     begun_us: int
     checkpoint: PendingCheckpoint | None = None
     coordinators: dict[str, pa.Table] = field(default_factory=dict)
-    """What the operators' coordinators gave for their snapshots, by uid."""
+    """What the operators' coordinators returned for their snapshots, by uid."""
     messages: dict[str, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
     """What subtasks have sent to them since, before their own snapshots."""
     overdue: bool = False

@@ -16,7 +16,7 @@ KEPT_BY_DEFAULT: Final = 10
 
 
 def check_whole(options: object, **least: int) -> None:
-    """``InvalidInput`` for a field that is no whole number or below its least; None is allowed."""
+    """Raise ``InvalidInput`` unless a field is None or a whole number of at least its minimum."""
     for name, at_least in least.items():
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < at_least):
@@ -34,43 +34,46 @@ class Keep(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When what is due. Times in µs of the executor's clock; None: never."""
+    """When and how a job takes checkpoints. Times are in µs of the executor's clock; None: never.
+
+    Raises ``InvalidInput`` for invalid values.
+    """
 
     checkpoint_interval_us: int | None = 10_000_000
-    """A checkpoint begins so long after the last one, or earlier by ``checkpoint_rows``."""
+    """A checkpoint begins this long after the last one, or earlier by ``checkpoint_rows``."""
     checkpoint_rows: int | None = None
-    """A checkpoint begins after sources have read so many rows."""
+    """A checkpoint begins after sources have read this many rows."""
     timeout_us: int | None = 600_000_000
     """A checkpoint that takes longer is aborted."""
     unaligned_after_us: int | None = None
-    """Barriers of an unaligned job begin aligned, and overtake so long after.
+    """Barriers of an unaligned job start aligned, and overtake records after this time.
 
-    None: from the begin.
+    None: from the start.
     """
     requests_every_us: int | None = 1_000_000
     """How often the store is read for stop requests."""
     tolerable_failures: int = 0
-    """So many failed checkpoints in a row are no failure of the job."""
+    """How many failed checkpoints in a row do not fail the job."""
     keep: int | Keep | None = Keep.DEFAULT
     """How many checkpoints are kept; None: all.
 
-    By default 10 in a store that the job begins, and all in one that holds more and was begun
-    without a limit, with a warning.
+    By default 10 in a store that the job begins. A store that holds more and was begun without a
+    limit keeps all, with a warning.
     """
     keep_for_us: int | None = None
-    """What is younger is kept, too; None: age does not count.
+    """Younger checkpoints are kept, too; None: age does not matter.
 
-    Looked at ten times in that time, by the system's clock and the times in the records. With
-    ``keep`` None all but the newest may go.
+    Checked ten times in that period, by the system's clock and the times in the records. With
+    ``keep`` None, all but the newest may expire.
     """
     savepoint_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Storage options of a savepoint's store."""
     loop_rounds_max: int = LOOP_ROUNDS_MAX
-    """After so many rounds of a loop whose input has ended the run fails."""
+    """The run fails after this many rounds of a loop whose input has ended."""
     loop_bytes_max: int = 256 << 20
-    """How much may be fed back to one subtask of a loop's head and wait there.
+    """How many bytes of feedback may wait at one subtask of a loop's head.
 
-    From half of it on the head takes nothing else in, and with more of it the run fails.
+    From half of it on, the head takes no other input; above it, the run fails.
     """
 
     def __post_init__(self) -> None:
@@ -92,38 +95,39 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Options:
-    """How a job runs here. Raises ``InvalidInput`` for a value that means nothing."""
+    """How a runtime runs a job. Raises ``InvalidInput`` for invalid values."""
 
     parallelism: int | None = None
-    """Replaces that of the dataflow. Where neither says anything, the checkpoint's counts."""
+    """Overrides the dataflow's. If neither is set, the checkpoint's is used."""
     per_operator: Mapping[str, int] = field(default_factory=dict)
-    """Parallelism by uid, before any other."""
+    """Parallelism by uid; overrides any other."""
     unaligned: bool = False
     """Barriers overtake records on hash and rebalance edges."""
     resume: bool = False
-    """Go on after a stop without drain."""
+    """Resume after a stop without drain."""
     drop: Collection[str] = ()
-    """State to discard at this start, as ``plan_restore`` takes it; restarts discard nothing."""
+    """State to discard at this start, as for ``plan_restore``; restarts discard nothing."""
     max_restarts: int = 3
-    """The job fails after more failures without ten checkpoints in between."""
+    """The job fails after more than this many failures without ten checkpoints in between."""
     restart_delay_us: int = 100_000
-    """The wait before a restart; it doubles each time."""
+    """The wait before a restart, in µs; it doubles each time."""
     seed: int = 0
-    """Of the order in which things happen."""
+    """The seed of the order in which things happen."""
     start_from: str | None = None
-    """URL of a savepoint or other store, or ``URL@ID``: an empty store begins with its content."""
+    """URL of a savepoint or another store, or ``URL@ID``: an empty store begins with its content.
+    """
     start_from_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Storage options of ``start_from``."""
     claim: bool = False
-    """Run in a savepoint's own store. It is the job's then, and expires like any checkpoint."""
+    """Run in a savepoint's own store. The savepoint then expires like any checkpoint of the job."""
     program: str | None = None
-    """What records say ran the job: a script, notebook, ``file.py:function`` or
-    ``module:function``, of which the folder is left out.
+    """The program that records name: a script, a notebook, ``file.py:function`` or
+    ``module:function``, without its folder.
 
     None: the script or module of this process.
     """
     origin: bool = False
-    """Records also say the host and user of this process."""
+    """Whether records also name the host and user of this process."""
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:

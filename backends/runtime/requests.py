@@ -84,7 +84,7 @@ class RequestService:
                 self._turn_down(request, rq.RequestOutcome.REFUSED, str(error))
 
     def _waits(self, request: rq.JobRequest) -> bool:
-        """Whether a request is looked at when the stop that has begun has ended or failed.
+        """Return whether a request is looked at when the stop that has begun has ended or failed.
 
         A job that stops for good then answers all; one that is rescaled goes on, and obeys.
         """
@@ -92,7 +92,7 @@ class RequestService:
         return rescale in self._stops.values() or (bool(self._stops) and request.kind is rescale)
 
     def _hand_over(self, request: rq.JobRequest) -> None:
-        """Begin what is asked. Raises ``InvalidInput`` for what is refused, with the sentence."""
+        """Begin what is requested. Raises ``InvalidInput``, with the reason, if it is refused."""
         match request:
             case rq.StopRequest():
                 self.request_stop(request.id, request.mode, request.savepoint)
@@ -102,7 +102,7 @@ class RequestService:
                 self.request_savepoint(request)
 
     def _answer_missed(self, request: rq.JobRequest) -> None:
-        """Answer a request to an earlier run, which may have died before it could."""
+        """Answer a request to an earlier run that may have died before it could answer."""
         self._seen.add(request.id)
         try:
             known = rq.rescale_outcome(self._store.storage, request) if isinstance(request, rq.RescaleRequest) else None
@@ -134,7 +134,7 @@ class RequestService:
         self._seen.add(request.id)
 
     def request_rescale(self, request: rq.RescaleRequest) -> None:
-        """Begin to stop, to go on at another parallelism.
+        """Begin to stop, in order to go on at another parallelism.
 
         Raises ``InvalidInput`` and ``RestoreRefused`` for what a start at that parallelism would
         refuse.
@@ -169,7 +169,7 @@ class RequestService:
         self._driver.inbox.append(ev.StopRequested(mode, request))
 
     def _answer_rescale(self) -> None:
-        """Answer the rescale from which this run goes on, when it is known what became of it."""
+        """Answer the rescale that this run continues, once its outcome is known."""
         for answer in self._rescales.answers(self._driver.published):
             if answer.outcome is rq.RequestOutcome.FAILED:
                 self._driver.warn(answer.message)
@@ -178,7 +178,7 @@ class RequestService:
             self._answer(answer)
 
     def settle(self) -> None:
-        """After a step: answer what has failed or is done, and begin copies."""
+        """Answer what has failed or is done, and begin copies; called after a step."""
         self._answer_rescale()
         while self._driver.failed_stops:
             failed = self._driver.failed_stops.pop(0)
@@ -191,16 +191,16 @@ class RequestService:
         self._savepoints.settle()
 
     def interrupted(self, until_us: int) -> None:
-        """The program was told to end: answer what this run has been asked, until then."""
+        """Answer this run's requests until then, as the program was told to end."""
         self.settle()
         self._savepoints.finish_by(until_us, self._driver.permit, "the job goes on at its next start")
 
     def close(self) -> None:
-        """The run has ended, and perhaps not its job: its successor answers what is left."""
+        """End with the run, though maybe not with its job: its successor answers the rest."""
         self._savepoints.close()
 
     def outcome(self, ended: ev.JobEnded) -> JobOutcome:
-        """How the job has ended, after every task; makes the savepoint of a stop."""
+        """Return how the job has ended, after every task; makes the savepoint of a stop."""
         self._answer_rescale()
         permit = self._driver.permit
         options = self._savepoint_options
@@ -216,7 +216,7 @@ class RequestService:
 
 
 def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
-    """The requests without an answer; none if they cannot be read now."""
+    """Return the requests without an answer; none if they cannot be read now."""
     try:
         return store.requests()
     except (CheckpointError, OSError) as error:
@@ -225,7 +225,7 @@ def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
 
 
 def answer_request(store: CheckpointStore, answer: rq.RequestAnswer) -> None:
-    """Write an answer; failing to write it is no failure of the job."""
+    """Write an answer; failing to write it is not a failure of the job."""
     try:
         store.answer_request(answer)
     except (CheckpointError, OSError) as error:
@@ -239,7 +239,7 @@ def _stopped(permit: CommitPermit, stop: Stop) -> str:
 def end_finished(
     store: CheckpointStore, permit: CommitPermit | None, savepoint_options: Mapping[str, Any], *, before: bool = False
 ) -> JobOutcome:
-    """The job has ended by itself, now or ``before`` this run; answers every request."""
+    """Answer every request of a job that has ended by itself, now or ``before`` this run."""
     newest = permit.ref.checkpoint_id if permit else None
     if before:
         sentence = f"the job had finished: in checkpoint {newest} every operator has ended, and nothing was started"
@@ -257,9 +257,9 @@ def end_finished(
 def end_stopped(
     store: CheckpointStore, permit: CommitPermit, stop: Stop, savepoint_options: Mapping[str, Any]
 ) -> JobOutcome:
-    """The job has stopped at the checkpoint of ``permit``: copy it, and answer all requests.
+    """Copy the checkpoint of ``permit``, at which the job has stopped, and answer all requests.
 
-    Repeating it is harmless, and a copy that fails changes nothing of the stop.
+    Repeating it is harmless, and a failed copy does not affect the stop.
     ``savepoint_options``: storage options of the copy.
     """
     checkpoint_id, saved = permit.ref.checkpoint_id, save_stop(store, permit, savepoint_options)
@@ -275,15 +275,14 @@ def end_stopped(
 
 
 def save_stop(store: CheckpointStore, permit: CommitPermit, savepoint_options: Mapping[str, Any]) -> SavedStop:
-    """Copy the checkpoint of a stop, which stands whether this succeeds or not.
+    """Copy the checkpoint of a stop, which is valid whether this succeeds or not.
 
     Repeating it is harmless. ``savepoint_options``: storage options of the copy.
     """
     record = permit.record
     wanted = rq.savepoint_of_stop(store.url, record)
     try:
-        # A record may be another writer's: what it says is shown, and left behind, for everybody to
-        # read.
+        # A record may be another writer's: its text is shown and stored for everybody to read.
         check_no_secrets(wanted, "the savepoint's URL")
         store.copy(permit.checkpoint(), sf.open(wanted, **savepoint_options))
     except (CheckpointError, OSError) as error:

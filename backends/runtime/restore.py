@@ -25,7 +25,7 @@ from .rescales import Rescales
 
 @dataclass(frozen=True)
 class _Shared(ReadTask):
-    """A read task that several subtasks have; its table is read once."""
+    """A read task that several subtasks share; its table is read once."""
 
     key: tuple[Any, ...] = ()
     known: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
@@ -48,7 +48,7 @@ class Restored:
     finished: frozenset[str] = frozenset()
     """The fully finished vertices, which are not started."""
     origin: Mapping[str, str] = field(default_factory=dict)
-    """The properties that say who runs the job."""
+    """The properties that tell who runs the job."""
     rescales: Rescales = field(default_factory=Rescales)
     _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
     """Union and progress states, since reading them for each subtask would be quadratic."""
@@ -86,18 +86,18 @@ class Restored:
         return _Shared(**fields, key=(state.operator, state.name, handles), known=self._tables)
 
     def progress(self, vertex: Vertex, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
-        """By edge into the vertex its watermark, and the edges that had ended."""
+        """Return the watermark of each edge into the vertex, and the edges that had ended."""
         tasks = self._tasks(vertex.id, subtask).values()
         rows = [row for task in tasks if task.state.mode is Mode.PROGRESS for row in task.table().to_pylist()]
         watermarks: dict[str, int] = {}
-        # After a rescale several rows may stand for one edge: the least watermark counts, and an
-        # edge has ended only where all of them have.
+        # After a rescale several rows may stand for one edge: the lowest watermark counts, and an
+        # edge has ended only if all of them have.
         for row in rows:
             watermarks[row["_edge"]] = min(watermarks.get(row["_edge"], row["_watermark"]), row["_watermark"])
         return watermarks, frozenset(watermarks) - {row["_edge"] for row in rows if not row["_ended"]}
 
     def in_flight(self, vertex: Vertex, subtask: int) -> Mapping[str, ReadTask]:
-        """The in-flight records of a task, by edge."""
+        """Return the in-flight records of a task, by edge."""
         if vertex.id not in self._logged:
             return {}
         return {
@@ -107,7 +107,7 @@ class Restored:
         }
 
     def drops(self, uid: str, state: str) -> bool:
-        """Whether the run drops a state of the checkpoint as a whole."""
+        """Return whether the run drops a state of the checkpoint as a whole."""
         return self.plan is not None and not {uid, f"{uid}/{state}"}.isdisjoint(self.plan.drop)
 
     @cached_property
@@ -155,9 +155,9 @@ def restore(flow: Dataflow, permit: CommitPermit | None, options: Options, *, ag
 def plan_of(
     flow: Dataflow, checkpoint: Checkpoint, options: Options, *, again: bool = False, check: bool = True
 ) -> RestorePlan:
-    """The plan that restores a dataflow from a checkpoint.
+    """Return the plan that restores a dataflow from a checkpoint.
 
-    Raises as :func:`restore`; without ``check`` it returns the plan that refuses, too.
+    Raises as :func:`restore`; without ``check`` it also returns a plan with refusals.
     """
     handles, by_edge, record = checkpoint.handles, checkpoint.graph.by_edge, checkpoint.record
     holding = pc.and_(pc.equal(handles["mode"], str(Mode.IN_FLIGHT)), pc.greater(handles["rows"], 0))
@@ -175,7 +175,7 @@ def plan_of(
 
 
 def at_parallelism(options: Options, flow: Dataflow, sizes: Mapping[str, int]) -> Options:
-    """The options with these parallelisms, by uid, before whatever the program says."""
+    """Return the options with these parallelisms, by uid, which override the program's."""
     known = {uid: size for uid, size in sizes.items() if uid in flow.steps}
     return replace(options, per_operator={**options.per_operator, **known})
 

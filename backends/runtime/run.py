@@ -36,8 +36,8 @@ class Run(TaskMessenger):
     """One run, from a restore to its end, failure or stop. Step it until there is an
     :attr:`outcome`.
 
-    :meth:`step` raises ``RunDiscarded`` where the job is to go on from its newest checkpoint, and
-    what publishing raises where another run has the job. :meth:`close` the run then.
+    :meth:`step` raises ``RunDiscarded`` if the job must resume from its newest checkpoint, and what
+    publishing raises if another run has taken the job. Then :meth:`close` the run.
     """
 
     def __init__(
@@ -80,22 +80,22 @@ class Run(TaskMessenger):
 
     @abstractmethod
     def step(self) -> bool:
-        """Do the next thing. False: the job has ended."""
+        """Do the next thing; return False if the job has ended."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what operators hold in this process; logs what closing raises."""
+        """Release what operators hold in this process; log what closing raises."""
 
     @abstractmethod
     def progress(self) -> Progress:
-        """How far it has come."""
+        """Return the progress of the run."""
 
     def has_progress(self, shown_us: int) -> bool:
-        """Whether it is time to show progress, which was shown last at ``shown_us``."""
+        """Return whether to show progress now; it was last shown at ``shown_us``."""
         return self._clock.now_us() - shown_us >= PROGRESS_EVERY_US
 
     def _watch_time(self, now_us: int) -> None:
-        """Warn of the input for which event time has waited for long, now and then."""
+        """Warn now and then about an input that has held back event time for long."""
         if now_us >= self._time_watch.next_us and self._time_watch.sources:
             warning = self._time_watch.look(now_us, self._readers())
             if warning is not None:
@@ -103,7 +103,7 @@ class Run(TaskMessenger):
 
     @abstractmethod
     def _readers(self) -> Iterable[tuple[str, Holder]]:
-        """The readers that may hold event time up, with the uids of their sources."""
+        """Return the readers that may hold back event time, with the uids of their sources."""
 
     def _check_end(self) -> None:
         ended = self._driver.ended
@@ -128,7 +128,7 @@ class Run(TaskMessenger):
             self._driver.inbox.append(ev.SoonStopRequested(self._is_current))
 
     def _note_checkpoint(self) -> None:
-        """After the driver did something: keep how far the newest checkpoint has come."""
+        """Note the progress of the newest checkpoint, after the driver did something."""
         current = self._driver.in_flight
         if current is not None and current.barrier.number != self._barrier[0]:
             self._barrier = (current.barrier.number, current.begun_us, self.rows_read)
@@ -136,7 +136,7 @@ class Run(TaskMessenger):
             self._noted, self._covered = self.published, self._barrier
 
     def cost_of_failure(self) -> FailureCost:
-        """The cost, if the run is lost now."""
+        """Return the cost, if the run is lost now."""
         _, since_us, rows = self._covered
         return self.cost.plus(self._clock.now_us() - since_us, max(self.rows_read - rows, 0))
 
@@ -169,13 +169,13 @@ class Run(TaskMessenger):
         self._soon.ask(grace)
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> str:
-        """Request a stop with a savepoint, as `ckpt stop` does; returns the request's id."""
+        """Request a stop with a savepoint, as `ckpt stop` does; return the request's id."""
         request = secrets.token_hex(16)
         self._requests.request_stop(request, mode, None if savepoint is None else as_url(savepoint))
         return request
 
     def request_savepoint(self, savepoint: str | os.PathLike[str] | None = None) -> str:
-        """Request a savepoint, as `ckpt savepoint` does; returns the request's id.
+        """Request a savepoint, as `ckpt savepoint` does; return the request's id.
 
         The job goes on. :meth:`request_answer` has what became of it.
         """
@@ -186,7 +186,7 @@ class Run(TaskMessenger):
         return request.id
 
     def request_answer(self, request: str) -> RequestAnswer | None:
-        """What became of a request that this run has answered; None as long as there is nothing."""
+        """Return what became of a request that this run has answered; None until then."""
         return self._requests.answers.get(request)
 
     def _times(self, running: Sequence[Task]) -> dict[ev.TaskId, int]:
@@ -197,7 +197,7 @@ class Run(TaskMessenger):
         return times | {task.id: max(task.watermark, holding) for task in timed if task.is_idle}
 
     def _progress(self, *, rows_read: int, running: Sequence[Task]) -> Progress:
-        """The progress, by the watermarks of the running tasks."""
+        """Return the progress, by the watermarks of the running tasks."""
         times = self._times(running)
         permit = self._driver.permit
         warnings, self._driver.warnings = tuple(self._driver.warnings), []

@@ -1,4 +1,4 @@
-"""Running a dataflow to its end: runs, restarts, stops."""
+"""Run a dataflow to its end: runs, restarts, stops."""
 
 from __future__ import annotations
 
@@ -44,23 +44,22 @@ class _Start:
     """What the runs of one start of a job have in common."""
 
     resumes_to: int | None = None
-    """Stops up to this checkpoint are gone on from; those that came to this job while it ran are
-    stops."""
+    """The job resumes from stops up to this checkpoint; later ones, made while it ran, end it."""
     schedule: Schedule | None = None
-    """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
+    """The schedule of the options, with ``keep`` as :func:`decide_keep` set it at this start."""
     origin: Mapping[str, str] | None = None
-    """Who runs the job, as records say it; None before the first run."""
+    """Who runs the job, as in records; None before the first run."""
     rescales: Rescales = field(default_factory=Rescales)
     cost: FailureCost = field(default_factory=FailureCost)
     """What failures have cost."""
     failed_at_us: int | None = None
     """When a run was lost, until the next one begins."""
     parallelism_said: bool = False
-    """Whether the log says already that the program's parallelism is not the record's."""
+    """Whether the log already says that the program's parallelism is not the record's."""
 
 
 class Runtime(ABC, Generic[RunT]):
-    """Runs dataflows on a store. Runtimes on one store fence each other, as any two runs do.
+    """Runs dataflows on a store. Runtimes on one store fence each other, like any two runs.
 
     Keyword arguments are the fields of ``options_class`` and of :class:`.Schedule`.
     """
@@ -100,14 +99,14 @@ class Runtime(ABC, Generic[RunT]):
         return brief(self, self.store.url)
 
     def run(self, flow: Dataflow) -> JobOutcome:
-        """Run a dataflow to its end or a stop; after failures, again from the newest checkpoint.
+        """Run a dataflow until it ends or stops; after failures, resume from the newest checkpoint.
 
-        A rescale that is asked for while it runs is no end: the job goes on from there.
+        A rescale requested while it runs does not end it: the job continues from there.
 
         An empty store begins with the content of ``start_from``, if given. Raises ``InvalidInput``
         for an unclaimed savepoint, ``JobFailed`` after too many failures, with the last as its
         cause, ``RestoreRefused`` if the newest checkpoint does not fit, and ``PublishConflict`` if
-        another run has the job.
+        another run has taken over the job.
         """
         try:
             return self._run(flow)
@@ -115,22 +114,21 @@ class Runtime(ABC, Generic[RunT]):
             self._soon = SoonStop(self._clock)
 
     def stop_soon(self, *, grace: float | datetime.timedelta = GRACE_SECONDS) -> None:
-        """Ask the job that runs to take a checkpoint now, commit it and end, as a program that is
-        told to end does.
+        """Ask the running job to take a checkpoint now, commit it and end.
 
-        Any thread may call it, and so may a signal handler; it returns at once, and calling it
-        again changes nothing. The checkpoint is an ordinary one: :meth:`run` returns an outcome
-        with ``interrupted``, and a start without any option goes on. If there is no checkpoint
-        within ``grace`` (seconds, or a timedelta), :meth:`run` raises ``GraceExceeded``, which
-        says what the newest one is. A stop or end that is under way comes first. Called before
-        :meth:`run`, it ends the next run at its start.
+        Any thread or signal handler may call it; it returns at once, and calling it again changes
+        nothing. The checkpoint is an ordinary one: :meth:`run` returns an outcome with
+        ``interrupted``, and a start without any option resumes. If there is no checkpoint within
+        ``grace`` (seconds, or a timedelta), :meth:`run` raises ``GraceExceeded``, which names the
+        newest one. A stop or end that is under way comes first. Called before :meth:`run`, it ends
+        the next run at its start.
         """
         self._soon.ask(grace)
 
     def forward_sigterm(self, heard: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002 - other executors do
-        """Call ``heard`` for each SIGTERM that a process of the executor gets in place of this one.
+        """Call ``heard`` for each SIGTERM that a process of the executor gets instead of this one.
 
-        Returns what ends that. Called by the main thread, before the job runs.
+        Returns a function that ends this. Called by the main thread, before the job runs.
         """
         return lambda: None
 
@@ -185,7 +183,7 @@ class Runtime(ABC, Generic[RunT]):
                 self._progress(begun.progress())
         finally:
             self._published += begun.published
-            # A line that changes is left before anybody else writes to the terminal.
+            # End the changing line before anybody else writes to the terminal.
             getattr(self._progress, "end", lambda: None)()
         assert begun.outcome is not None
         return begun.outcome
@@ -268,13 +266,13 @@ class Runtime(ABC, Generic[RunT]):
         return run
 
     def _note_cost(self) -> None:
-        """A run was lost: what it has cost until now."""
+        """Note the cost of a lost run until now."""
         run, this = self._current, self._start
         if run is not None and this.failed_at_us is None:
             this.cost, this.failed_at_us = run.cost_of_failure(), self._clock.now_us()
 
     def _say_parallelism(self, permit: CommitPermit | None, restored: Restored) -> None:
-        """Log, once per start, where the program's parallelism differs from the record's."""
+        """Log, once per start, how the program's parallelism differs from the record's."""
         said = parallelism_words(permit.record, restored.job.graph) if permit is not None else ""
         if said and not self._start.parallelism_said and not self._start.rescales.in_force:
             self._start.parallelism_said = True
@@ -285,7 +283,7 @@ class Runtime(ABC, Generic[RunT]):
         """Make a run with these options; ``retries``: what sinks have put off, by uid."""
 
     def _spark_application(self) -> str | None:
-        """The id of the Spark application that runs the job, if one does."""
+        """Return the id of the Spark application that runs the job, if one does."""
         return None
 
     def _commit_before_start(
@@ -309,7 +307,7 @@ class Runtime(ABC, Generic[RunT]):
         if permit is None:
             return None
         stop = lasting_stop(permit.record)
-        # A job that is started on a claimed savepoint is to go on from there.
+        # A job started on a claimed savepoint must go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             resumes = self.options.resume and permit.ref.checkpoint_id == self._start.resumes_to
             if stop.mode is StopMode.DRAIN or not resumes:

@@ -1,8 +1,8 @@
 """Savepoints of a running job: its checkpoints are copied while it goes on (SPEC.md section 2.4).
 
-A request waits for the next checkpoint to begin. Once that is committed, it is copied beside the
-run, and the request is answered when the copy is whole. Meanwhile the run keeps the checkpoint from
-expiring. A run that breaks off answers none of them: they are its successor's.
+A request waits for the next checkpoint to begin. Once that is committed, it is copied in the
+background, and the request is answered when the copy is whole. Meanwhile the run keeps the
+checkpoint from expiring. A run that ends abruptly answers none of them: its successor does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOPS = "the job stops"
 
 
 class _GivenUp(Exception):
-    """The run has ended before the copy had."""
+    """The run ended before the copy did."""
 
 
 class Copy:
@@ -46,11 +46,11 @@ class Copy:
         self.url = request.savepoint_at(store.url, self.checkpoint_id)
         self.error: str | None = None
         self.is_given_up = False
-        """Set it, and the copy ends before its next object."""
+        """Once set, the copy ends before its next object."""
         self._store, self._permit, self._options = store, permit, options
 
     def make(self) -> None:
-        """Copy; what goes wrong is in :attr:`error`."""
+        """Copy; :attr:`error` holds what goes wrong."""
         try:
             self._store.copy(self._permit.checkpoint(), sf.open(self.url, **self._options), self._look)
         except _GivenUp:
@@ -58,7 +58,7 @@ class Copy:
         except (CheckpointError, OSError) as error:
             self.error = str(error)
         except Exception as error:
-            # A savepoint that cannot be made is no failure of the job.
+            # A savepoint that cannot be made is not a failure of the job.
             logger.exception("the copy of checkpoint %d to %s failed", self.checkpoint_id, self.url)
             self.error = f"{type(error).__name__}: {error}"
 
@@ -67,7 +67,7 @@ class Copy:
             raise _GivenUp
 
     def answer(self, job: str) -> rq.RequestAnswer:
-        """What became of it. ``job``: what becomes of the job, as a half sentence."""
+        """Return what became of it. ``job``: what becomes of the job, as part of a sentence."""
         if self.error is None:
             message = f"checkpoint {self.checkpoint_id} has its savepoint {self.url}; {job}"
             return rq.RequestAnswer(self.request.id, rq.RequestOutcome.SAVED, message, self.checkpoint_id, self.url)
@@ -79,7 +79,7 @@ class Copy:
 
 
 class Savepoints:
-    """The savepoints that a run is asked for. ``answer`` takes what became of each."""
+    """The savepoints requested from a run. ``answer`` is called with the answer to each."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class Savepoints:
         self._store, self._driver, self._clock, self._options = store, driver, clock, options
         self._answer = answer
         self._asked: dict[str, rq.SavepointRequest] = {}
-        """Those that have no checkpoint yet, by id."""
+        """Requests that have no checkpoint yet, by id."""
         self._copies: list[tuple[Copy, Work]] = []
 
     @property
     def next_us(self) -> int | None:
-        """When to :meth:`settle` again; None while nothing is copied."""
+        """When to call :meth:`settle` again; None while nothing is copied."""
         return min((work.looked_at_us for _, work in self._copies), default=None)
 
     def ask(self, request: rq.SavepointRequest) -> None:
@@ -109,7 +109,7 @@ class Savepoints:
             self._answer(made)
             return
         self._asked[request.id] = request
-        # Those that are seen at once are of one checkpoint.
+        # Requests seen at the same time share one checkpoint.
         inbox = self._driver.inbox
         last = inbox[-1] if inbox else None
         if isinstance(last, ev.SavepointRequested):
@@ -118,7 +118,7 @@ class Savepoints:
             inbox.append(ev.SavepointRequested((request.id,)))
 
     def settle(self) -> None:
-        """Begin the copies of committed checkpoints, and answer what has been done or failed."""
+        """Begin to copy committed checkpoints, and answer what is done or has failed."""
         while self._driver.failed_savepoints:
             self._answer(self._failure(self._driver.failed_savepoints.pop(0)))
         while self._driver.savepoints:
@@ -134,7 +134,7 @@ class Savepoints:
         self._driver.copied = {copy.checkpoint_id for copy, _ in self._copies}
 
     def _is_overtaken(self) -> bool:
-        """Whether another run has gone on from here; then the request is that one's."""
+        """Return whether another run has gone on from here; then that run answers."""
         permit = self._driver.permit
         try:
             newest = max(record_ids(self._store.storage), default=0)
@@ -159,7 +159,7 @@ class Savepoints:
         self._answer(answer)
 
     def finish(self, permit: CommitPermit | None, job: str) -> None:
-        """The job has ended: finish the copies, and make those that had no checkpoint yet."""
+        """Finish when the job has ended: complete the copies, and make those not begun."""
         for copy, work in self._copies:
             work.finish()
             self._answered(copy, job)
@@ -169,7 +169,7 @@ class Savepoints:
         self._asked.clear()
 
     def finish_by(self, until_us: int, permit: CommitPermit | None, job: str) -> None:
-        """The job has ended for now: finish what can be finished until then, and answer all."""
+        """Finish when the job has ended for now: complete what can be by then, and answer all."""
         for request in self._asked.values():
             made = permit is not None and made_before(self._store, request, permit.record.job_id, self._options)
             if permit is None or made:
@@ -185,7 +185,7 @@ class Savepoints:
         self.finish(permit, job)
 
     def close(self) -> None:
-        """The run has ended, and perhaps not its job: give up what is being copied."""
+        """End with the run, though maybe not with its job: give up the copies in progress."""
         copies, self._copies = self._copies, []
         for copy, _ in copies:
             copy.is_given_up = True
@@ -195,7 +195,7 @@ class Savepoints:
 
 
 def check_place(store: CheckpointStore, savepoint: str | None) -> None:
-    """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
+    """Raise ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
     if savepoint is not None:
         check_no_secrets(savepoint, "the savepoint's URL")
         check_outside(savepoint, store.url)
@@ -204,7 +204,7 @@ def check_place(store: CheckpointStore, savepoint: str | None) -> None:
 def made_before(
     store: CheckpointStore, request: rq.SavepointRequest, job_id: str, options: Mapping[str, Any]
 ) -> rq.RequestAnswer | None:
-    """The answer for a savepoint that an earlier run made for this request, and did not answer."""
+    """Return the answer for a savepoint that an earlier run made but did not report."""
     if request.savepoint is None:
         return None
     try:
@@ -229,7 +229,7 @@ def save_at_end(
     job: str,
     options: Mapping[str, Any],
 ) -> rq.RequestAnswer:
-    """Copy the last checkpoint of a job that has ended, for a request; returns its answer."""
+    """Copy the last checkpoint of a job that has ended, for a request; return the answer."""
     if permit is None:
         message = f"{job}, and took no checkpoint of which a savepoint could be made"
         return rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, message)

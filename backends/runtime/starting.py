@@ -1,8 +1,8 @@
-"""What a job starts from, and how many checkpoints it keeps if its user has not said so.
+"""What a job starts from, and how many checkpoints it keeps if its user has not set that.
 
 A store that the job begins keeps :data:`KEPT_BY_DEFAULT`. Every record of such a run says so in a
-property, which restarts read. Any other store that holds more keeps all, since its user may count
-on every checkpoint. So does a store that began as a savepoint, which belongs to the user.
+property, which restarts read. Any other store that holds more keeps all, since its user may rely on
+every checkpoint. So does a store that began as a savepoint, which belongs to the user.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPORT_EVERY_SECONDS = 10.0
 def start(
     store: CheckpointStore, flow: Dataflow, options: Options, origin: Mapping[str, str] | None = None
 ) -> CommitPermit | None:
-    """The newest checkpoint of the store, or one made from ``start_from``, or None.
+    """Return the newest checkpoint of the store, or one made from ``start_from``, or None.
 
     ``origin``: the properties that say who runs the job.
 
@@ -150,14 +150,14 @@ def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: S
 
 
 def keep_count(schedule: Schedule) -> int | None:
-    """How many checkpoints a run keeps; None: all. With an age alone, the newest."""
+    """Return how many checkpoints a run keeps; None: all. With an age alone, the newest."""
     if schedule.keep is Keep.DEFAULT:
         return KEPT_BY_DEFAULT
     return 1 if schedule.keep is None and schedule.keep_for_us is not None else schedule.keep
 
 
 def keep_properties(schedule: Schedule) -> dict[str, str]:
-    """The properties of every record that the run publishes."""
-    # Who has said how long would lose what is young, were a later run to keep the default number.
+    """Return the properties of every record that the run publishes."""
+    # With an age alone, young checkpoints would be lost if a later run kept the default number.
     is_default = schedule.keep is Keep.DEFAULT and schedule.keep_for_us is None
     return {KEEP_PROPERTY: "default"} if is_default else {}

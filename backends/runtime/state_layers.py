@@ -2,7 +2,7 @@
 
 The snapshot of a task names what was written: whole segments, or a delta on layers that stay.
 :func:`merge_snapshot` adds the handles of these layers, so it names everything. Each layer has the
-*version* of the state that wrote it; layers of the checkpoint that was restored have none.
+*version* of the state that wrote it; layers of the restored checkpoint have none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..dataflow.events import TaskId
 from .restore import Restored
 
 Versions = Mapping[str, tuple[int | None, ...]]
-"""By keyed state: the versions of its layers, lowest first."""
+"""The versions of the layers of each keyed state, lowest first."""
 
 
 class OperatorState(NamedTuple):
@@ -34,7 +34,7 @@ class OperatorState(NamedTuple):
 
 
 def layers_of(state: OperatorState) -> Mapping[str, Sequence[Layer]]:
-    """The layers of each keyed state, lowest first."""
+    """Return the layers of each keyed state, lowest first."""
     return {
         name: [
             Layer(version, sum(handle.rows for handle in some), sum(_share(handle) for handle in some))
@@ -49,7 +49,7 @@ def _share(handle: Handle) -> int:
 
 
 def by_layer(snapshot: Snapshot, state: str) -> list[list[Handle]]:
-    """The handles of a state, layer by layer, lowest first."""
+    """Return the handles of a state, layer by layer, lowest first."""
     mine = sorted((handle for handle in snapshot.handles if handle.state == state), key=lambda handle: handle.layer)
     return [list(some) for _, some in groupby(mine, key=lambda handle: handle.layer)]
 
@@ -83,7 +83,7 @@ def merge_snapshot(
 
 
 def restored_states(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, OperatorState]]]:
-    """What each task of a run starts from, by operator; nothing on a first run."""
+    """Yield what each task of a run starts from, by operator; nothing on a first run."""
     if restored.permit is None or restored.plan is None:
         return
     carried: dict[tuple[str, int], list[Handle]] = defaultdict(list)

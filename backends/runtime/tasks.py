@@ -19,7 +19,7 @@ class TaskChannels(NamedTuple):
     vertex: Vertex
     core: Task
     inputs: Mapping[str, tuple[ev.Channel, ...]]
-    """Channels from tasks that run, feedback too."""
+    """Channels from tasks that run, including feedback."""
     outputs: Mapping[str, tuple[ev.Channel, ...]]
     """Channels to tasks that run."""
 
@@ -36,7 +36,7 @@ class EdgeChannels(NamedTuple):
 
 
 def channels_of(restored: Restored) -> dict[str, EdgeChannels]:
-    """By edge, the channels of all edges between tasks that run."""
+    """Return the channels of all edges between tasks that run, by edge."""
     job = restored.job
     return {
         edge.id: _channels_of(job, edge)
@@ -48,7 +48,7 @@ def channels_of(restored: Restored) -> dict[str, EdgeChannels]:
 def tasks_of(
     restored: Restored, known: Mapping[str, EdgeChannels] | None = None, *, by_epoch: bool = False
 ) -> Iterator[TaskChannels]:
-    """The tasks that a run starts: all but those of finished vertices.
+    """Yield the tasks that a run starts: all but those of finished vertices.
 
     ``known``: their channels. ``by_epoch``: see :class:`Task`.
     """
@@ -114,10 +114,10 @@ def _in_one_loop(job: Job, head: Vertex, edge: Edge, loops: Sequence[frozenset[s
 
 
 def sender_of(job: Job, channel: ev.Channel) -> ev.TaskId:
-    """The task that sends on a channel."""
+    """Return the task that sends on a channel."""
     return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].source).id, channel.sender)
 
 
 def receiver_of(job: Job, channel: ev.Channel) -> ev.TaskId:
-    """The task that a channel leads to."""
+    """Return the task that a channel leads to."""
     return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].target).id, channel.receiver)

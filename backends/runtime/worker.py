@@ -30,18 +30,18 @@ IDLE_US = 5_000
 """How long a source that found nothing waits before it reads again."""
 _ASKING_SHARE: Final = 50
 _ASKING_WAIT_MAX_US: Final = 2_000_000
-"""An enumerator that has nothing is asked so rarely that this takes a fiftieth of the time, of all
-readers together; but after two seconds, since one slow answer says little."""
+"""All readers together ask an enumerator without splits so rarely that this takes a fiftieth of the
+time, but at least every two seconds, since one slow answer says little."""
 _UNTIL_MAIL: Final = 2**63
-"""As a time to read again: when the enumerator has answered."""
+"""A time to read again that means: when the enumerator has answered."""
 
 
 class Worker:
     """One task with its decisions (``task``), its operators and its channels.
 
-    ``inputs`` and ``outputs``: its channels, but for those of wide edges, of which ``hears`` and
-    ``tells`` are its ends. ``number``, ``snapshot``: its last barrier and open snapshot, if it goes
-    on from another worker.
+    ``inputs`` and ``outputs``: its channels, except those of wide edges; ``hears`` and ``tells``
+    are its ends of these. ``number``, ``snapshot``: its last barrier and open snapshot, if it
+    continues another worker.
     """
 
     operators: OperatorChain
@@ -74,7 +74,7 @@ class Worker:
         self._late_before = self._late_at_end = 0
         self.gone = False
         self.paused = False
-        """Its source reads nothing for now, since a checkpoint goes first."""
+        """Its source reads nothing for now, because a checkpoint comes first."""
         self._closed = False
         self._outputs = Outputs(
             outputs,
@@ -87,9 +87,9 @@ class Worker:
         self._ready_inputs = ReadyInputs(task)
         self._environment = environment
         self.open_snapshot = snapshot
-        """The snapshot that is not acknowledged yet."""
+        """The snapshot not yet acknowledged."""
         self.snapshot_taken = number
-        """The last barrier that it took a snapshot for, or passed on in a round of loops."""
+        """The last barrier for which it took a snapshot, or that it passed on in a round."""
         self._source_held = self._reads = False
         self._late_messages: deque[MessageToSubtask] = deque()
         self._asked = False
@@ -99,7 +99,7 @@ class Worker:
         """Whether timers of processing time fire in steps of their own."""
         self._timer_at: tuple[int, int] = (0, 0)
         """A wall-clock time, and the same by the executor's clock."""
-        # The channels call back, so asking whether a task is ready costs the same however many it
+        # The channels call back, so checking whether a task is ready costs the same however many it
         # has.
         self._calls = self._find, self._ready_inputs.remove  # Made once: queues may be very many.
         for queue in inputs:
@@ -123,7 +123,7 @@ class Worker:
 
     @property
     def queued(self) -> int:
-        """How many elements lie in its channels."""
+        """How many elements are in its channels."""
         told = sum(hearing.waiting for hearing in self._hears.values())
         return told + sum(len(queue.elements) for queue in self.inputs.values())
 
@@ -143,7 +143,7 @@ class Worker:
 
     @property
     def idle_until_us(self) -> int | None:
-        """When its source reads again, or a timer is due; None where it waits for events only."""
+        """When its source reads again or a timer is due; None if it waits only for events."""
         if self.gone:
             return None
         reads = self.vertex.is_source and self._may_read and self._idle_until_us < _UNTIL_MAIL
@@ -159,7 +159,7 @@ class Worker:
         return self.operators.next_timer_us() < ev.MAX_WATERMARK
 
     def _timer_at_us(self) -> int:
-        """When the next timer is due by the executor's clock. It stays the same as time passes."""
+        """Return when the next timer is due by the executor's clock; constant as time passes."""
         due_us, now_us = self.operators.next_timer_us(), self.now_us()
         if self._timer_at[0] != due_us or self._timer_at[1] <= now_us:
             self._timer_at = (due_us, max(self._environment.clock_at(due_us), now_us + 1))
@@ -187,7 +187,7 @@ class Worker:
         return self._ready_inputs.any_open()
 
     def step(self, choose: random.Random) -> None:
-        """Do one thing, control before data. Reports what user code raises."""
+        """Do one thing, control before data. Report errors of user code."""
         try:
             if self.mailbox:
                 mail = self.mailbox.popleft()
@@ -218,9 +218,9 @@ class Worker:
             self.deliver(ev.Received(queue.channel, element))
 
     def _receive(self, queue: Queue, element: ev.Element) -> None:
-        """Deliver what is no records, together with what is like it at the heads of other channels.
+        """Deliver an element other than records, with equal ones at the heads of other channels.
 
-        Where there are few channels, one after another, in an order by chance.
+        If there are few channels, one after another, in random order.
         """
         if self._is_wide:
             channels, elements = self._ready_inputs.take_alike(queue, element)
@@ -229,21 +229,21 @@ class Worker:
             self.deliver(ev.Received(queue.channel, element))
 
     def _receive_together(self, channels: Sequence[ev.Channel], elements: Sequence[ev.Element]) -> None:
-        """Deliver like elements of several channels, or of one or none."""
+        """Deliver equal elements of several channels, or of one or none."""
         if len(channels) > 1:
             self._carry_out(self.task.together.receive(channels, elements))
         elif channels:
             self.deliver(ev.Received(channels[0], elements[0]))
 
     def _data_processed(self, mail: ev.DataProcessed) -> None:
-        """Deliver what receivers have confirmed, all of it in one step."""
+        """Deliver all that receivers have confirmed, in one step."""
         channels = [mail.channel]
         while self.mailbox and isinstance(self.mailbox[0], ev.DataProcessed):
             channels.append(self.mailbox.popleft().channel)  # type: ignore[union-attr]
         self._carry_out(self.task.together.processed(channels))
 
     def fail(self, error: Exception) -> None:
-        """Report that the task is lost, and with it the run."""
+        """Report that the task, and so the run, is lost."""
         self.gone = True
         self._environment.note(str(error), error)
         # An operator's error names operator and subtask; a task is named after its chain's head.
@@ -265,7 +265,7 @@ class Worker:
             self.fail(error)
 
     def fire_timers(self) -> None:
-        """Fire what is due by processing time, where the epoch decides when."""
+        """Fire the timers of processing time that are due, if the epoch decides when."""
         try:
             if self.task.may_fire and self.operators.is_timed:
                 self.operators.fire_timers()
@@ -364,7 +364,7 @@ class Worker:
             self._asked = False
             self.operators.assign(mail.split)
             if mail.split is NoSplit.LATER:
-                # An answer may take ever longer, as a look at a directory does that grows.
+                # An answer may take longer and longer, as listing a growing directory does.
                 rarely_us = min(_ASKING_SHARE * self.vertex.parallelism * mail.took_us, _ASKING_WAIT_MAX_US)
                 self._ask_at_us = self.now_us() + max(IDLE_US, rarely_us)
                 self._idle_until_us = min(self._idle_until_us, self._ask_at_us)
@@ -386,7 +386,7 @@ class Worker:
             self._environment.lost(mail.uid, self.id.subtask)
 
     def _release_messages(self) -> None:
-        """Deliver, behind the barrier, what came while the checkpoint was in flight."""
+        """Deliver, after the barrier, what came while the checkpoint was in flight."""
         self.mailbox.extendleft(reversed(self._late_messages))
         self._late_messages.clear()
 

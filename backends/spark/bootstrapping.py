@@ -1,9 +1,9 @@
-"""``bootstrap`` for DataFrames of Spark: partitions go from worker to worker, never to the driver.
+"""``bootstrap`` for Spark DataFrames: rows go from worker to worker, never to the driver.
 
-One job for each state, of two stages. In the first, the rows of a partition conform to the state
-and are dealt to subtasks; the exchange carries frames, as in a rewrite. In the second, each subtask
-writes one segment. The driver collects one row for each; what a task that ran twice has written
-besides, nobody names.
+Each state is one job of two stages. In the first, the rows of a partition are converted to the
+state's columns and assigned to subtasks; the exchange carries frames, as in a rewrite. In the
+second, each subtask writes one segment. The driver collects one row for each; nothing names what
+else a task that ran twice has written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTITION_ROWS: Final = 1 << 40
-"""More rows than a partition has: sequence numbers of a partition begin at a multiple of it."""
+"""More rows than any partition has: its sequence numbers begin at a multiple of this."""
 
 
 def bootstrap(
@@ -63,16 +63,16 @@ def bootstrap(
     options: WriteOptions | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Bootstrapped:
-    """``stateformat.backends.bootstrap.bootstrap``, where rows may be DataFrames of Spark, too.
+    """``stateformat.backends.bootstrap.bootstrap``, but rows may also be Spark DataFrames.
 
     Example::
 
         history = spark.read.parquet("history/").groupBy("user").agg(F.sum("n").alias("total"))
         bootstrap("s3://bucket/store", flow, {"totals/totals": history}, parallelism=8)
 
-    Spark writes DataFrames, of which it reads each once. Without ``order_by``, entries of lists are
-    in the order of the partitions. Every executor must reach the store at the driver's address and
-    have this package installed (``stateformat.backends.spark.sessions`` says how).
+    Spark writes DataFrames, and reads each once. Without ``order_by``, list entries are in the
+    order of the partitions. Every executor must reach the store at the driver's address and have
+    this package installed (see ``stateformat.backends.spark.sessions``).
     """
     return local.bootstrap(
         store,
@@ -92,12 +92,12 @@ def bootstrap(
 
 @dataclass(frozen=True)
 class _SparkEngine:
-    """Lets Spark write DataFrames, and this process everything else."""
+    """Writes DataFrames by Spark, and everything else in this process."""
 
     others: local.ThreadEngine = local.ThreadEngine()  # noqa: RUF009 - it has no state
 
     def schema(self, where: str, rows: Any) -> tuple[pa.Schema, Any]:
-        """The columns of a DataFrame, as Arrow has them."""
+        """Return the columns of a DataFrame, as Arrow has them."""
         if not _is_frame(rows):
             return self.others.schema(where, rows)
         check(rows.sparkSession)
@@ -130,7 +130,7 @@ def _is_frame(rows: Any) -> bool:
 
 
 def _in_job_session(frame: DataFrame) -> DataFrame:
-    """The same rows in a session with our settings, which leaves the user's as it is."""
+    """Return the same rows in a session with our settings, which leaves the user's as it is."""
     name = f"stateformat_{uuid.uuid4().hex}"
     spark = frame.sparkSession
     frame.createTempView(name)
@@ -141,13 +141,13 @@ def _in_job_session(frame: DataFrame) -> DataFrame:
 
 
 def _bytes_of(frame: DataFrame) -> int:
-    """About how many bytes a DataFrame has; 0 where Spark does not know."""
+    """Return about how many bytes a DataFrame has; 0 if Spark does not know."""
     found = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
     return found if found < 1 << 50 else 0
 
 
 def deal_rows(task: bytes) -> Stage:
-    """From the rows of a partition to frames (target int, payload binary). ``task``: an input."""
+    """Turn rows of a partition into frames (target int, payload binary). ``task``: an input."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -168,7 +168,7 @@ def deal_rows(task: bytes) -> Stage:
 
 
 def write_subtasks(task: bytes, written: Any) -> Stage:
-    """From frames to one row (snapshot binary, rows_read long) per subtask that has any.
+    """Turn frames into one row (snapshot binary, rows_read long) per subtask that has any.
 
     ``task`` is (context, input), pickled. The accumulator ``written`` counts rows for users.
     """

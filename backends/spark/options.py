@@ -13,20 +13,20 @@ from ..runtime import Options, RuntimeOptions, check_whole
 class SparkOptions(Options):
     """As :class:`~stateformat.backends.runtime.options.Options`; every epoch ends in a checkpoint.
 
-    So ``checkpoint_interval_us`` bounds the time for which sources read in an epoch, and
-    ``checkpoint_rows`` the rows of all sources together. An epoch ends earlier if no more rows are
-    there. The next epoch begins at once if there is work besides rows.
+    So ``checkpoint_interval_us`` limits how long sources read in an epoch, and ``checkpoint_rows``
+    the rows of all sources together. An epoch ends earlier if there are no more rows. The next
+    epoch begins at once if there is work other than rows.
     """
 
     least_epoch_us: int = 0
-    """How long after one epoch began the next may begin, if only rows are waited for."""
+    """The least time in µs from the start of one epoch to the next, if only rows are awaited."""
     idle_us: int = 1_000_000
-    """How long the job waits after an epoch that found nothing to do."""
+    """How long the job waits after an epoch that found nothing to do, in µs."""
     cache_bytes: int = 2 << 30
-    """How much state a Python worker keeps in memory; more lies on the executor's local disk."""
+    """How many bytes of state a Python worker keeps in memory; the rest is on local disk."""
 
     def __post_init__(self) -> None:
-        """``InvalidInput`` for a number that means nothing, and for what Spark does not have."""
+        """Raise ``InvalidInput`` for invalid numbers, and for options that Spark does not have."""
         super().__post_init__()
         check_whole(self, least_epoch_us=0, idle_us=0, cache_bytes=0)
         if self.unaligned:

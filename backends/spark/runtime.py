@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SparkRuntime(Runtime[SparkRun]):
     """Runs dataflows on a store, in epochs of one Spark job each. Spark Classic only.
 
-    ``spark`` is that of ``local_session()``, or of a cluster whose executors can import this
+    ``spark``: the session of ``local_session()``, or of a cluster whose executors can import this
     package and reach the store. Keyword arguments: the fields of
     :class:`~stateformat.backends.spark.options.SparkOptions` and
     :class:`~stateformat.backends.runtime.options.Schedule`.

@@ -1,15 +1,15 @@
-"""How a Spark session is made so that our code runs on it. Spark Classic only, not Connect.
+"""Make a Spark session that can run stateformat's code. Spark Classic only, not Connect.
 
 Four things go wrong with a session made by hand:
 
-- Spark starts its Python workers with the ``python3`` on PATH. Here they are the driver's
+- Spark starts its Python workers with the ``python3`` on PATH. Here they run the driver's
   interpreter, unless the user has set ``PYSPARK_PYTHON``.
-- It puts the working directory first on their ``sys.path``, where a folder could take the place of
-  our package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
-- Workers on unix domain sockets write a stack trace to the terminal when they have idled for a
+- It puts the working directory first on their ``sys.path``, where a folder could shadow our
+  package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
+- Workers on unix domain sockets write a stack trace to the terminal when they have been idle for a
   minute (PySpark 4.3), so they use TCP.
-- A shuffle of SQL whose map task runs again may give some readers another order than others, so
-  both settings of the order-independent checksum are on.
+- A SQL shuffle whose map task runs again may give different readers different orders, so both
+  settings of the order-independent checksum are on.
 
 ``docs/spark.md`` says what the executors of a cluster must have.
 """
@@ -42,7 +42,7 @@ EVERYWHERE: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "false",
     **_CHECKSUMS,
 }
-"""Settings of a session that we make, for any master."""
+"""Settings of a session that stateformat makes, for any master."""
 
 JOB: Final[Mapping[str, str]] = {
     **_CHECKSUMS,
@@ -52,11 +52,11 @@ JOB: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
     # Our functions give Arrow's small types.
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
-    # Our stages have as many partitions as they should; planning them again between stages only
-    # takes time.
+    # Our stages have the right number of partitions; planning them again between stages only takes
+    # time.
     "spark.sql.adaptive.enabled": "false",
 }
-"""SQL settings of our own jobs, whatever the user's session says."""
+"""SQL settings of stateformat's own jobs, whatever the user's session has."""
 
 _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 
@@ -72,7 +72,7 @@ LOCAL: Final[Mapping[str, str]] = {
 
 
 def configure(builder: Any) -> Any:
-    """Set on a ``SparkSession.builder`` what every session needs, and return it.
+    """Set what every session needs on a ``SparkSession.builder``, and return that.
 
     Sets ``PYSPARK_PYTHON`` to this interpreter if the user has not set it. The caller sets master,
     memory and name.
@@ -84,10 +84,11 @@ def configure(builder: Any) -> Any:
 
 
 def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
-    """The active session, or a new one on all cores of this machine.
+    """Return the active session, or a new one on all cores of this machine.
 
-    ``conf`` goes before our settings: ``local_session("job", **{"spark.driver.memory": "4g"})``.
-    Raises ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) if Java or pyspark is missing.
+    ``conf`` overrides stateformat's settings:
+    ``local_session("job", **{"spark.driver.memory": "4g"})``. Raises ``InvalidInput`` (kind
+    ``MISSING_DEPENDENCY``) if Java or pyspark is missing.
     """
     active = active_session()
     if active is not None:
@@ -100,7 +101,7 @@ def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
 
 
 def session(app_name: str = "stateformat") -> SparkSession:
-    """The active session; else, under ``spark-submit``, one as submitted; else a local one."""
+    """Return the active session; else, under ``spark-submit``, its session; else a local one."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return local_session(app_name)
     active = active_session()
@@ -112,7 +113,7 @@ def session(app_name: str = "stateformat") -> SparkSession:
 
 @contextmanager
 def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
-    """:func:`session` for a block. Stops it afterwards, unless it was active before."""
+    """Provide :func:`session` for a block. Stops it afterwards, unless it was active before."""
     before = active_session()
     spark = session(app_name)
     try:
@@ -123,7 +124,7 @@ def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
 
 
 def job_session(spark: SparkSession) -> SparkSession:
-    """A session on the same context, with the user's views and settings, and :data:`JOB`."""
+    """Return a session on the same context, with the user's views and settings, and :data:`JOB`."""
     ours: SparkSession = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in JOB.items():
         ours.conf.set(name, value)
@@ -131,7 +132,7 @@ def job_session(spark: SparkSession) -> SparkSession:
 
 
 def check(active: SparkSession) -> SparkSession:
-    """The same session, if our code can run on it; else ``InvalidInput``.
+    """Return the same session if our code can run on it. Raises ``InvalidInput`` if not.
 
     It must be one of Spark Classic, not be stopped, and its workers on this machine must run our
     interpreter and find our package. What a cluster's machines have cannot be seen from here.
@@ -146,7 +147,7 @@ def check(active: SparkSession) -> SparkSession:
     if not context.master.startswith("local"):
         return active
     worker, own = Path(shutil.which(context.pythonExec) or context.pythonExec), Path(sys.executable)
-    # One interpreter of one environment: links may differ in name, not in directory.
+    # The same interpreter of the same environment: links may differ in name, not in directory.
     if (worker.parent.resolve(), worker.resolve()) != (own.parent.resolve(), own.resolve()):
         raise _unusable(
             f"The active Spark session starts its Python workers with {worker}, and this program runs on "
@@ -178,7 +179,7 @@ def _is_stopped(context: Any) -> bool:
 
 
 def _session_class() -> Any:
-    """``SparkSession``. ``InvalidInput`` without pyspark, and for Spark Connect."""
+    """Return ``SparkSession``. Raises ``InvalidInput`` without pyspark, and for Spark Connect."""
     try:
         from pyspark.sql import SparkSession
         from pyspark.sql.utils import is_remote
@@ -193,7 +194,7 @@ def _session_class() -> Any:
 
 
 def active_session() -> SparkSession | None:
-    """The session of this thread, or one that another thread of this process has made."""
+    """Return the session of this thread, or one made by another thread of this process."""
     session_class = _session_class()
     from pyspark.errors import PySparkRuntimeError
 
@@ -205,10 +206,10 @@ def active_session() -> SparkSession | None:
 
 
 def _log_is_configured() -> bool:
-    """Whether the user has said what Spark logs: a log4j file, or ``spark.log.level``.
+    """Return whether the user has set what Spark logs: a log4j file, or ``spark.log.level``.
 
-    Otherwise Spark writes some hundred lines for each job, among which ours would be lost. Only
-    under ``spark-submit``, where there is a JVM already.
+    Otherwise Spark writes some hundred lines for each job, and ours would be lost among them. Only
+    under ``spark-submit``, where a JVM already runs.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -239,7 +240,7 @@ def _start(builder: Any) -> SparkSession:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise _unusable(
-            "Java started and ended before Spark was up (its own words stand above). Spark 4.3 needs Java 17 or newer."
+            "Java started and ended before Spark was up (see its output above). Spark 4.3 needs Java 17 or newer."
         ) from error
     return made
 

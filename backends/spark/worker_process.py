@@ -48,7 +48,7 @@ def settle() -> None:
 
 
 def prepared(main: Main) -> Main:
-    """The same, with what is there put aside before it, on a socket that neither waits for
+    """Return the same, with what is there put aside before it, on a socket that neither waits for
     acknowledgements nor lets others wait.
     """
     tasks = itertools.count(1)

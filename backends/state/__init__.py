@@ -1,9 +1,9 @@
 """The running state of a subtask: keyed value, map and list, timers, and lists without keys.
 
-Everything is in memory, in numpy and Arrow, and works a batch at a time. ``stateformat`` says what
-is stored and how. The executor sends each subtask the records of its keys; the key of another
-subtask is refused when it is put. Read ``subtask`` (all states of a subtask) and ``keyed_value``
-(one of them) first, then down:
+Everything is in memory, in numpy and Arrow, and works a batch at a time. ``stateformat`` defines
+what is stored and how. The executor sends each subtask the records of its keys; putting a key of
+another subtask is an error. Read ``subtask`` (all states of a subtask) and ``keyed_value`` (one of
+them) first, then down:
 
 =================  ===============================================  ===============================
 ``keyed_value`` …  the states: ``keyed_collections``, ``timers``,   batches in, batches out

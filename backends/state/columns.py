@@ -1,4 +1,4 @@
-"""Columns of running state: how rows lie in memory, and how they become Arrow again.
+"""Columns of running state: how rows are kept in memory, and how they become Arrow again.
 
 Theory of operation. A column of any type of SPEC.md section 3.7 is one or more *buffers*,
 addressed by slot, the number of a row:
@@ -12,11 +12,11 @@ addressed by slot, the number of a row:
 
 A struct is its validity and the buffers of its fields. The *raw* form of a batch of rows has one
 item for each buffer: a numpy array, None for "all valid", or an Arrow array. Values under a null
-are zero or empty, so two values are equal exactly when their raw forms are. Keys are compared
-so, after ``normalize_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
+are zero or empty, so two values are equal exactly when their raw forms are. Keys are compared in
+this form, after ``normalize_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
 
-Capacity doubles. Appended values that no slot points at any more are dropped once they are more
-than half. An array of slots may hold −1, *no row*: it gets some value, and validity False.
+Capacity doubles. Appended values that no slot refers to any more are dropped once they are more
+than half. An array of slots may have −1, *no row*: it gets some value, and validity False.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Raw: TypeAlias = Any
 """What one buffer holds of a batch: a numpy array, None (all valid), or an Arrow array."""
 RawArray: TypeAlias = Any
-"""An array that is saved as it lies in memory: of numpy, or a nested one of Arrow."""
+"""An array that is saved in its memory layout: of numpy, or a nested one of Arrow."""
 
 _DTYPES: Final = {
     pa.bool_(): np.bool_,
@@ -54,18 +54,22 @@ _BYTES: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _LARGE: Final = pa.large_binary()
 _SQUEEZE_ROWS_MIN: Final = 1024
 _ARRAYS_MAX: Final = 8
-"""More arrays of nested values than this are put together, since each costs a gather."""
+"""If there are more arrays of nested values, they are concatenated, since each costs a gather."""
 
 
 def dtype_of(kind: pa.DataType) -> Any:
-    """The numpy type of a fixed-width Arrow type, else None. Decimals move as complex numbers."""
+    """Return the numpy type of a fixed-width Arrow type, else None. Decimals are handled as complex
+    numbers.
+    """
     if pa.types.is_decimal128(kind):
         return np.complex128
     return np.int64 if pa.types.is_timestamp(kind) else _DTYPES.get(kind)
 
 
 def grown(old: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:
-    """The first ``used`` values in an array with room for ``capacity``; zero behind them."""
+    """Return the first ``used`` values in an array with room for ``capacity``, padded with
+    zeros.
+    """
     new = np.zeros(capacity, old.dtype)
     new[:used] = old[:used]
     return new
@@ -75,25 +79,31 @@ class ColumnBuffer(Protocol):
     """One buffer of a column, addressed by slot."""
 
     def reserve(self, capacity: int, used: int) -> None:
-        """Make room for slots below ``capacity``; those below ``used`` keep what they have."""
+        """Make room for slots below ``capacity``; those below ``used`` keep their values."""
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """Set the slots, none of which stands twice, to the rows of ``raw``."""
+        """Set the slots, all different, to the rows of ``raw``."""
 
     def get(self, slots: Slots | slice) -> Raw:
-        """The rows of the slots. A slice of fixed-width values is a view until the next change."""
+        """Return the rows of the slots. A slice of fixed-width values is a view until the next
+        change.
+        """
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """For each row of ``raw`` whether its slot holds the same; True alone where all do."""
+        """Return for each row of ``raw`` whether its slot has the same value; just True if all
+        do.
+        """
 
     def keep(self, slots: Slots) -> None:
         """Renumber: slot i gets what was in ``slots[i]``, and everything else is dropped."""
 
     def export_arrays(self, used: int) -> list[RawArray]:
-        """The contents of the slots below ``used`` as arrays, the first of them by slot."""
+        """Return the contents of the slots below ``used`` as arrays, the first of them by slot."""
 
     def import_arrays(self, arrays: list[RawArray]) -> None:
-        """Take what :meth:`export_arrays` gave; the length of the first array is the capacity."""
+        """Take what :meth:`export_arrays` returned; the length of the first array is the
+        capacity.
+        """
 
     @property
     def size_bytes(self) -> int:
@@ -137,7 +147,7 @@ class ValidityBuffer:
 
     def __init__(self) -> None:
         self.values: Mask | None = None
-        """None as long as nothing is null."""
+        """None until a value is null."""
         self._capacity = 0
 
     def reserve(self, capacity: int, used: int) -> None:
@@ -185,9 +195,9 @@ class _AppendingBuffer(ABC):
     def __init__(self) -> None:
         self._where: Slots = np.zeros(0, np.int64)
         self._rows = 0
-        """Values that were appended."""
+        """How many values were appended."""
         self._used = 0
-        """Slots set since the last squeeze: at most so many values are pointed at."""
+        """How many slots were set since the last squeeze: at most so many values are in use."""
 
     def reserve(self, capacity: int, used: int) -> None:
         self._where = grown(self._where, capacity, used)
@@ -197,7 +207,7 @@ class _AppendingBuffer(ABC):
         if not count:
             return
         stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-        # Before the new slots count: they still point at the first value, which would be copied.
+        # Before the new slots count: they still refer to the first value, which would be copied.
         if self._rows + count > 2 * max(self._used, stop) + _SQUEEZE_ROWS_MIN:
             self._squeeze()
         self._used = max(self._used, stop)
@@ -212,7 +222,7 @@ class _AppendingBuffer(ABC):
 
     @abstractmethod
     def _squeeze(self) -> None:
-        """Drop the values that no slot points at."""
+        """Drop the values that no slot refers to."""
 
     @abstractmethod
     def _append(self, raw: Raw) -> None:
@@ -273,7 +283,7 @@ class BytesBuffer(_AppendingBuffer):
 
 
 class NestedBuffer(_AppendingBuffer):
-    """Lists and maps with their own nulls, as Arrow arrays. They are no keys (SPEC.md 3.7)."""
+    """Lists and maps with their own nulls, as Arrow arrays. They cannot be keys (SPEC.md 3.7)."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__()
@@ -283,7 +293,7 @@ class NestedBuffer(_AppendingBuffer):
     def _append(self, raw: Raw) -> None:
         self._arrays.append(raw)
         self._rows += len(raw)
-        # Neighbors of like size are put together, so a value is copied once for every doubling.
+        # Neighbors of similar size are concatenated, so a value is copied once for every doubling.
         while (
             len(self._arrays) > _ARRAYS_MAX
             and len(self._arrays[-2]) <= 2 * len(self._arrays[-1])
@@ -320,7 +330,7 @@ class NestedBuffer(_AppendingBuffer):
 
 
 def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
-    """Empty buffers for a column of this type."""
+    """Return empty buffers for a column of this type."""
     if pa.types.is_struct(kind):
         return [ValidityBuffer(), *(buffer for field in kind for buffer in make_buffers(field.type))]
     if kind in _BYTES:
@@ -330,7 +340,7 @@ def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
 
 
 def take_apart(array: pa.Array) -> list[Raw]:
-    """The raw form of a column, an item for each buffer of :func:`make_buffers`."""
+    """Return the raw form of a column, an item for each buffer of :func:`make_buffers`."""
     kind = array.type
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_struct(kind):
@@ -358,9 +368,9 @@ def take_apart(array: pa.Array) -> list[Raw]:
 def put_together(
     kind: pa.DataType, raws: Iterator[Raw], found: Mask | None = None, hidden: Mask | None = None
 ) -> pa.Array:
-    """The column of a raw form; takes as many of ``raws`` as it needs.
+    """Return the column of a raw form; takes as many of ``raws`` as it needs.
 
-    Null where ``found`` is False too. ``hidden``: where the struct around this field is null; the
+    Also null where ``found`` is False. ``hidden``: where the struct around this field is null; the
     field is not null there, since it may be declared so.
     """
     if not (pa.types.is_struct(kind) or kind in _BYTES or dtype_of(kind) is not None):
@@ -385,7 +395,7 @@ def put_together(
 
 
 def pick(raw: Raw, rows: Slots | slice) -> Raw:
-    """Some rows of a raw form."""
+    """Return some rows of a raw form."""
     if raw is None or isinstance(raw, np.ndarray):
         return raw if raw is None else raw[rows]
     if isinstance(rows, slice):
@@ -394,7 +404,7 @@ def pick(raw: Raw, rows: Slots | slice) -> Raw:
 
 
 def same_rows(raws: Sequence[Raw], left: Slots, right: Slots) -> Mask:
-    """Whether two rows of one batch are equal, pair by pair."""
+    """Return whether two rows of one batch are equal, pair by pair."""
     equal = np.ones(len(left), np.bool_)
     for raw in raws:
         if raw is not None:

@@ -1,9 +1,9 @@
 """The elements of each key, for maps and lists.
 
 Theory of operation. An element knows the slot of its key, its *owner*, and the element of the same
-key before it; the key knows the last one. The lists of all keys asked for are walked at once. Where
+key before it; the key knows the last one. The lists of all requested keys are walked at once. If
 one list is so long that scanning all elements is cheaper, they are scanned. Deleted elements stay
-in their lists until the store of elements closes its holes; then the lists are made anew.
+in their lists until the store of elements closes its holes; then the lists are rebuilt.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .columns import Slots
 from .rows import KeyedRows, Rows
 
 _STEP_ELEMENTS: Final = 4096
-"""A step of a walk takes about as long as scanning so many elements."""
+"""One step of a walk takes about as long as scanning this many elements."""
 
 
 class ElementLists:
-    """Elements by key. A key is live as long as an element of it is."""
+    """Elements by key. A key is live while one of its elements is."""
 
     def __init__(self, keys: KeyedRows, elements: Rows) -> None:
         self._keys = keys
@@ -36,7 +36,7 @@ class ElementLists:
         self._keys.array("alive")[keys] = 0
 
     def link(self, elements: Slots, owners: Slots) -> None:
-        """Put elements at the ends of the lists of their keys, in their order."""
+        """Append elements to the lists of their keys, in their order."""
         if not len(elements):
             return
         last, before = self._keys.array("last"), self._elements.array("before")
@@ -52,7 +52,7 @@ class ElementLists:
         self._keys.array("alive")[owners[begins]] += counts
 
     def of(self, keys: Slots) -> Slots:
-        """The live elements of these keys, each given once, in any order."""
+        """Return the live elements of these keys, each given once, in any order."""
         live = self._elements.array("live")
         steps = int(self._keys.array("links")[keys].max(initial=0))
         if steps * _STEP_ELEMENTS > self._elements.used:
@@ -78,7 +78,7 @@ class ElementLists:
         self._keys.kill(owners[alive[owners] == 0])
 
     def tidy(self) -> None:
-        """Close the holes of both stores at once, where they are many: elements know the slots of
+        """Close the holes of both stores at once if there are many: elements know the slots of
         keys.
         """
         if not self._elements.wasteful:

@@ -1,13 +1,14 @@
 """Rows that expire (SPEC.md section 6.5): when each was last accessed, and what time it is.
 
 Theory of operation. The time of the last access is the last value column of its store, so it is
-restored, written into deltas, caught up with and put on disk as any other. An expired row stays in
-its slot and is not seen: a read compares the times of the rows that it has found with the clock.
-Nothing looks at all rows but what costs as much anyway: writing a base, and growing the store. Both
-drop what has expired, without a word to whoever writes deltas: below, such a row expires too. A
-write to an expired row drops it first, so the row is a new one, behind the others.
+restored, written into deltas, caught up with and spilled to disk like any other. An expired row
+stays in its slot and is hidden: a read compares the times of the rows it has found with the clock.
+All rows are scanned only by operations that cost as much anyway: writing a base, and growing the
+store. Both drop expired rows without recording a deletion for deltas, because such a row expires in
+the layers below too. A write to an expired row drops it first, so the row is a new one, after the
+others.
 
-Most often nothing can have expired: a lower bound of all times says so.
+Usually nothing can have expired: a lower bound of all times says so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Expiry:
     """Which rows of a store have expired.
 
     ``kill`` makes slots of the store dead; ``tidy`` may then close holes. ``bare``: rows have no
-    values but their times, so nothing else says that they have changed.
+    values but their times, so nothing else records that they have changed.
     """
 
     def __init__(
@@ -40,20 +41,20 @@ class Expiry:
     ) -> None:
         self.ttl = ttl
         self.now_us = NO_TIME_US
-        """What the clock says; :data:`NO_TIME_US` where event time has not begun."""
+        """The time of the clock; :data:`NO_TIME_US` if event time has not begun."""
         self._rows = rows
         self._kill, self._tidy, self._bare = kill, tidy, bare
         self._least, self._greatest = TIME_MAX_US, NO_TIME_US
-        """No row has an earlier time, and none a later one."""
+        """No row has an earlier time than the first, or a later one than the second."""
         self._waits = False
         """Whether a row may have no time, because the clock had none."""
 
     def forget(self) -> None:
-        """Rows have come from elsewhere, with times that are not known here."""
+        """Rows were added from elsewhere, with times that are not known here."""
         self._least, self._greatest, self._waits = NO_TIME_US, TIME_MAX_US, True
 
     def came(self, times: pa.Array) -> None:
-        """Rows have come from elsewhere, with these times."""
+        """Rows were added from elsewhere, with these times."""
         if len(times):
             numbers = times.view(pa.int64()).to_numpy()
             self._bound(int(numbers.min()), int(numbers.max()))
@@ -65,12 +66,12 @@ class Expiry:
         return times
 
     def go_on(self, saved: State) -> None:
-        """Go on from the time of a checkpoint, if that is of the same clock."""
+        """Continue from the time of a checkpoint, if it is of the same clock."""
         if saved.ttl is not None and saved.ttl.clock == self.ttl.clock and saved.ttl_now_us is not None:
             self.advance(saved.ttl_now_us)
 
     def advance(self, now_us: int) -> None:
-        """The clock says this now; it never goes back. Rows without a time get its first one."""
+        """Set the clock; it never goes back. Rows without a time get its first one."""
         self.now_us = max(self.now_us, clock_us(now_us))
         if not self._waits or self.now_us == NO_TIME_US:
             return
@@ -93,26 +94,28 @@ class Expiry:
         return self._least > self.now_us - self.ttl.duration_us
 
     def alive(self, slots: Slots) -> Slots:
-        """Those of these slots, which are live, whose rows have not expired."""
+        """Return those of these slots, which are live, whose rows have not expired."""
         return slots if self._none else slots[~self.ttl.expired(self._times.take(slots), self.now_us)]
 
     def hide(self, slots: Slots, at: Times | None = None) -> Slots:
-        """The slots, −1 instead of those whose rows have expired by now, or at ``at`` if later."""
+        """Return the slots, with −1 for those whose rows have expired by now, or at ``at`` if
+        later.
+        """
         if at is None and self._none:
             return slots
         times = self._times.take(slots)
         if at is None:
             gone = self.ttl.expired(times, self.now_us)
         else:
-            # As seen from the latest: each row is as much older as its own time is behind that.
+            # As seen from the latest: each row is older by as much as its own time is behind that.
             own = np.maximum(at, self.now_us)
             latest = int(own.max(initial=NO_TIME_US))
             gone = self.ttl.expired(times + (latest - own), latest) & (times != NO_TIME_US)
         return np.where(gone, -1, slots) if gone.any() else slots
 
     def renew(self, slots: Slots) -> Slots:
-        """Rows at these slots (−1: none) are about to be written: drop those that have expired,
-        and return −1 for them.
+        """Prepare writing the rows at these slots (−1: none): drop expired ones, and return −1 for
+        them.
         """
         if self._none or (self._rows.changes is not None and self._rows.changes.is_taking):
             return slots
@@ -130,8 +133,8 @@ class Expiry:
                 self._kill(slots)
 
     def wrote(self, slots: Slots | slice, new: int, at: Times | None = None) -> None:
-        """Rows at these slots were written now, or at ``at``; the last ``new`` of the store are
-        new.
+        """Rows at these slots were written now, or at ``at``; the last ``new`` slots of the store
+        are new.
 
         A row that is written at an earlier time than before keeps the later one.
         """
@@ -151,14 +154,16 @@ class Expiry:
             self._touched(slots)
 
     def accessed(self, slots: Slots) -> Times:
-        """When the rows at these slots were last accessed."""
+        """Return when the rows at these slots were last accessed."""
         return self._times.take(slots)
 
     def _bound(self, least: int, greatest: int) -> None:
         self._least, self._greatest = min(self._least, least), max(self._greatest, greatest)
 
     def read(self, slots: Slots) -> None:
-        """Rows at these slots (−1: none), alive, were read: which may be a write of their times."""
+        """Rows at these slots (−1: none), alive, were read, which may count as an access and write
+        their times.
+        """
         if self.ttl.refresh == "write":
             return
         times = self._times
@@ -171,12 +176,12 @@ class Expiry:
             self._touched(slots)
 
     def make_room(self, more: int) -> None:
-        """So many rows may be added: rather than to grow, drop what has expired."""
+        """So many rows may be added: drop expired rows rather than grow."""
         if self._rows.used + more > self._rows.capacity:
             self.sweep()
 
     def sweep(self) -> None:
-        """Drop what has expired."""
+        """Drop expired rows."""
         if not self._none:
             slots = self._rows.live_slots()
             times = self._times[slots]
@@ -189,12 +194,14 @@ class Expiry:
         self._tidy()
 
     def count(self) -> int:
-        """How many rows have not expired."""
+        """Return how many rows have not expired."""
         return self._rows.count if self._none else len(self.alive(self._rows.live_slots()))
 
 
 def times_of(at: pa.Array) -> Times:
-    """Event times (timestamp[us] or int64, µs) as numbers; ``InvalidInput`` for others or nulls."""
+    """Return event times (timestamp[us] or int64, µs) as numbers; ``InvalidInput`` for others or
+    nulls.
+    """
     kind = at.type
     if at.null_count or not (kind == pa.int64() or (pa.types.is_timestamp(kind) and kind.unit == "us")):
         raise InvalidInput(
@@ -205,8 +212,8 @@ def times_of(at: pa.Array) -> Times:
 
 
 def lives_longer(saved: State, declared: State) -> bool:
-    """Whether rows that had expired in a checkpoint would be back in the next one, were they not
-    gone.
+    """Return whether rows that had expired in a checkpoint would reappear in the next one if they
+    were not dropped.
     """
     if saved.ttl is None:
         return False

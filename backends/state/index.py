@@ -2,19 +2,19 @@
 
 Theory of operation. Open addressing with linear probing. An entry is one word: the 31 high bits of
 the key's hash, the *tag*, a zero, and 32 bits of the slot. A probe reads one word and compares keys
-only where the tag agrees. The highest bits of the hash say where a search begins, so entries in
-their order as numbers are in the order of the table. All rows of a piece take a step at once; those
-that are done drop out.
+only if the tag agrees. The highest bits of the hash determine where a search begins, so entries
+sorted as numbers are in the order of the table. All rows of a piece take a step at once; those that
+are done drop out.
 
-Entering works by claims. Every row at an empty entry writes its own claim there, then all read
+Keys are entered by claims. Every row at an empty entry writes its own claim there, then all read
 back. A row that reads its own claim has won the place; one that reads the claim of an equal key
-shares it; the others go one step on. Equal keys take the same steps, so they meet.
+shares it; the others go one step further. Equal keys take the same steps, so they meet.
 
-Removed entries become tombstones, over which searches walk, until the table is built anew. Building
+Removed entries become tombstones, which searches pass over, until the table is rebuilt. Rebuilding
 needs no claims: entries are sorted, and each one's place is its own or the one after its
-predecessor. numpy sorts whole words several times as fast as it finds an order of others. Sorted
-entries are as good as a table for those who ask little, so they get their places when more is asked
-or a key is entered.
+predecessor. numpy sorts whole words several times as fast as it computes a sort order. A few
+searches can use the sorted entries directly, so entries get their places only when more is searched
+for, or a key is entered.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ Hashes = npt.NDArray[np.uint64]
 SLOTS_MAX: Final = 1 << 31
 
 _NONE: Final = np.int64(-1)
-# No entries: those have a zero above the slot.
+# No entries: real entries have a zero above the slot.
 _EMPTY: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
 _TOMBSTONE: Final = np.uint64(0xFFFFFFFFFFFFFFFE)
 _SLOT: Final = np.uint64(0xFFFFFFFF)
 _TAG: Final = np.uint64(0xFFFFFFFE00000000)
 _BITS_MIN: Final = 10
-# The table is built anew above the first load, so large that it is below the second.
+# Above the first load, the table is rebuilt so large that it is below the second.
 _LOAD_MAX: Final = 0.6
 _LOAD_BUILT: Final = 0.45
 _SEARCHED_SHARE: Final = 8
-"""To search for an eighth as many keys as there are entries costs as much as to place these."""
+"""Searching for an eighth as many keys as there are entries costs as much as placing the
+entries.
+"""
 _PIECE_ENTRIES: Final = 1 << 16
 _PIECE_ROWS: Final = 1 << 14
 _NULL: Final = 0x9E3779B97F4A7C15
@@ -65,9 +67,9 @@ def spread(hashes: Hashes) -> Hashes:
 
 
 def hash_raws(raws: Sequence[Raw], rows: int) -> Hashes:
-    """A 64-bit hash of each row of a raw form.
+    """Return a 64-bit hash of each row of a raw form.
 
-    Equal rows have equal hashes; it never leaves this process.
+    Equal rows have equal hashes; a hash is never used outside this process.
     """
     hashes = np.zeros(rows, np.uint64)
     begun = False
@@ -76,14 +78,15 @@ def hash_raws(raws: Sequence[Raw], rows: int) -> Hashes:
             continue
         is_bytes = not isinstance(raw, np.ndarray)
         if not is_bytes and raw.dtype == np.bool_:
-            # Mostly validity, which must not count where all is valid, as if it were None.
+            # Mostly validity, which must hash as None if everything is valid.
             hashes += np.where(raw, np.uint64(0), np.uint64(_NULL * (number + 1) & (1 << 64) - 1))
             continue
         if begun:
             spread(hashes)
         begun = True
         if is_bytes:
-            # Empty strings do not count, so a column of them, such as the tags of timers, is free.
+            # Empty strings do not count, so a column of them, such as the tags of timers, costs
+            # nothing.
             if _has_bytes(raw):
                 hashes += hash_keys([raw]).view(np.uint32) - _HASH_OF_EMPTY
         elif raw.dtype.itemsize == 16:
@@ -113,17 +116,19 @@ class SlotIndex:
         self._sorted: Hashes | None = None
         """The entries that have no places yet."""
         self._budget = self._room = 0
-        """So many keys may be searched for in the sorted entries; what their table is to hold."""
+        """How many more keys may be searched for in the sorted entries; how many the table is to
+        hold.
+        """
         self._mask = np.int64((1 << bits) - 1)
         self._shift = np.uint64(64 - bits)
         self.taken = 0
         """Entries that are not empty, including tombstones."""
 
     def find(self, hashes: Hashes, same: Callable[[Slots, Slots | slice], Any]) -> Slots:
-        """The slot of each key, −1 where it has none.
+        """Return the slot of each key, −1 if it has none.
 
-        ``same(slots, rows)`` compares keys in slots with rows, pair by pair; True alone where all
-        are equal.
+        ``same(slots, rows)`` compares keys in slots with rows, pair by pair; it may return just
+        True if all are equal.
         """
         found = np.full(len(hashes), _NONE)
         if self._sorted is not None and len(hashes) <= self._budget:
@@ -160,7 +165,8 @@ class SlotIndex:
             places, tags = (places[walking] + 1) & self._mask, tags[walking]
 
     def enter(self, hashes: Hashes, first: int, same: Callable[[Slots, Slots], Mask]) -> tuple[Slots, Slots]:
-        """Enter keys that are not there, some perhaps several times; there is room for them.
+        """Enter keys that are not in the index, some perhaps several times; there must be room for
+        them.
 
         ``same(left, right)`` compares rows. Returns the first row of each key, ascending, which get
         the slots from ``first`` on, and the slot of every row.
@@ -182,7 +188,7 @@ class SlotIndex:
             winners = rows[won]
             won_at[winners] = places[won]
             owners[winners] = winners
-            # An older entry is of another key. A tombstone has a slot of no row.
+            # An older entry is of another key. A tombstone's slot belongs to no row.
             others = (entries & _SLOT).view(np.int64) - first
             rivals = np.flatnonzero(~won & ((entries ^ claims) <= _SLOT) & (others >= 0) & (others < count))
             equal = rivals[same(rows[rivals], others[rivals])] if len(rivals) else rivals
@@ -204,7 +210,7 @@ class SlotIndex:
         return self._table.nbytes + (0 if self._sorted is None else self._sorted.nbytes)
 
     def export_array(self) -> Hashes:
-        """What :meth:`import_array` takes."""
+        """Return what :meth:`import_array` takes."""
         self.place()
         return self._table
 
@@ -225,14 +231,14 @@ class SlotIndex:
             places, entries = (places[walking] + 1) & self._mask, entries[walking]
 
     def is_full(self, more: int) -> bool:
-        """Whether the table must be built anew before ``more`` keys are entered."""
+        """Return whether the table must be rebuilt before ``more`` keys are entered."""
         if self._sorted is not None:
             self._room = len(self._sorted) + more
             self.place()
         return self.taken + more > _LOAD_MAX * len(self._table)
 
     def build(self, hashes: Hashes, slots: Slots | range, *, more: int = 0) -> bool:
-        """Hold exactly these slots, with room for ``more``; returns whether all hashes differ.
+        """Hold exactly these slots, with room for ``more``. Returns whether all hashes differ.
 
         ``hashes``: by slot. A range begins with 0. Raises ``InvalidState`` for more than 2³¹ slots.
         """
@@ -275,7 +281,7 @@ class SlotIndex:
             inside = len(piece) if shifts[-1] < size else int(np.searchsorted(shifts, size))
             table[shifts[:inside]] = piece[:inside]
             behind.append(piece[inside:])
-        # What would stand behind the end goes to the first empty places at the beginning.
+        # Entries that would be beyond the end go to the first empty places at the beginning.
         rest = np.concatenate(behind) if behind else entries
         if len(rest):
             empty = np.flatnonzero(table[: 4 * len(entries) + 16] == _EMPTY)[: len(rest)]
@@ -283,7 +289,7 @@ class SlotIndex:
 
 
 def _find_sorted(entries: Hashes, tags: Hashes, same: Callable[[Slots, Slots | slice], Any], found: Slots) -> None:
-    """As :meth:`SlotIndex.find`, in sorted entries: those with one tag are neighbors."""
+    """Do what :meth:`SlotIndex.find` does, in sorted entries: those with one tag are neighbors."""
     rows = np.argsort(tags)
     tags = tags[rows]
     places = np.searchsorted(entries, tags)
@@ -300,7 +306,7 @@ def _find_sorted(entries: Hashes, tags: Hashes, same: Callable[[Slots, Slots | s
 
 
 def _numbered(hashes: Hashes) -> Hashes:
-    """The entry of every slot, in pieces that stay in the cache."""
+    """Return the entry of every slot, computed in pieces that stay in the cache."""
     entries = np.empty(len(hashes), np.uint64)
     numbers = np.arange(min(len(hashes), _PIECE_ENTRIES), dtype=np.uint64)
     for start in range(0, len(hashes), _PIECE_ENTRIES):
@@ -312,7 +318,7 @@ def _numbered(hashes: Hashes) -> Hashes:
 
 
 def _are_different(hashes: Hashes, entries: Hashes) -> bool:
-    """Whether no hash stands twice in sorted entries; those with one tag are neighbors."""
+    """Return whether no hash occurs twice in sorted entries; those with one tag are neighbors."""
     found = [np.empty(0, np.int64)]
     for start in range(0, len(entries), _PIECE_ENTRIES):
         # The next piece's first entry is the neighbor of this one's last.
@@ -327,5 +333,5 @@ def _are_different(hashes: Hashes, entries: Hashes) -> bool:
 
 
 def _chosen(rows: Slots | slice, which: Slots) -> Slots:
-    """Some of the rows, which are ascending numbers or a slice."""
+    """Return some of the rows, which are ascending numbers or a slice."""
     return which + rows.start if isinstance(rows, slice) else rows[which]

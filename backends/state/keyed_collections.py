@@ -35,7 +35,7 @@ class _Collection(KeyedState):
 
     @property
     def key_count(self) -> int:
-        """Keys that have elements."""
+        """How many keys have elements."""
         if self.expiry is None:
             return self._key_rows.count
         return len(np.unique(self._elements.array("owner")[self._alive(self._elements.live_slots())]))
@@ -45,23 +45,23 @@ class _Collection(KeyedState):
         return [self._key_rows, self._elements]
 
     def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """All rows of these keys, each once, with the columns of :meth:`rows`.
+        """Return all rows of these keys, each once, with the columns of :meth:`rows`.
 
-        Ordered by the first place of their key in ``keys``, then as they stand within the key.
+        Ordered by the first position of their key in ``keys``, then by their order within the key.
         """
         return self.lookup(keys, distinct=True)[0]
 
     def lookup(self, keys: pa.RecordBatch, *, distinct: bool = False) -> tuple[pa.RecordBatch, Slots]:
-        """A join: the rows of the key of each row of ``keys``, and the number of that row (int64,
-        ascending).
+        """Join: return the rows of the key of each row of ``keys``, and the number of that row
+        (int64, ascending).
 
-        A key that stands twice in ``keys`` gives its rows twice, unless ``distinct``.
+        A key that occurs twice in ``keys`` gives its rows twice, unless ``distinct``.
         """
         chosen, requests = self._joined(keys, distinct)
         return pa.RecordBatch.from_arrays(self._shown_columns(chosen), schema=self._shown), requests
 
     def _joined(self, keys: pa.RecordBatch, distinct: bool) -> tuple[Slots, Slots]:
-        """What :meth:`lookup` gives, as slots."""
+        """Return what :meth:`lookup` returns, as slots."""
         slots = self._key_rows.find(self._keys.fit(keys))
         requests = np.flatnonzero(slots >= 0)
         owners, place = np.unique(slots[requests], return_inverse=True)
@@ -69,7 +69,7 @@ class _Collection(KeyedState):
         elements = elements[self._order(elements)]
         if self.expiry is not None:
             self.expiry.read(elements)
-        # Elements by owner, then in order; a request takes those of its owner.
+        # Elements by owner, then in order; each requested key takes those of its owner.
         of_owner = np.searchsorted(owners, self._elements.array("owner")[elements])
         by_owner = np.argsort(of_owner, kind="stable")
         begins = np.searchsorted(of_owner[by_owner], np.arange(len(owners) + 1))
@@ -102,7 +102,8 @@ class _Collection(KeyedState):
 class KeyedMap(_Collection):
     """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``).
 
-    Batches have key columns, ``_map_key`` and values; the entries of a key stand as they came.
+    Batches have key columns, ``_map_key`` and values; the entries of a key are in the order in
+    which they came.
     """
 
     def __init__(self, operator: Operator, state: State) -> None:
@@ -113,8 +114,8 @@ class KeyedMap(_Collection):
             self._entries.renew = self.expiry.renew
 
     def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
-        """The values at each key and ``_map_key``, in order, and whether there are any; null where
-        not.
+        """Return the values at each key and ``_map_key``, in order, and whether there are any; null
+        where not.
         """
         return self._values_at(self._seen(self._entries.find(self._row_keys.fit(rows))))
 
@@ -131,7 +132,7 @@ class KeyedMap(_Collection):
     def update(self, rows: pa.RecordBatch, combine: Callable[[pa.RecordBatch, Mask], pa.RecordBatch]) -> None:
         """Read, change and write the values at each key and ``_map_key`` with one search.
 
-        As :meth:`.KeyedValue.update`.
+        See :meth:`.KeyedValue.update`.
         """
         fitted = self._row_keys.fit(rows)
         if self.expiry is not None:
@@ -149,7 +150,7 @@ class KeyedMap(_Collection):
             self.expiry.wrote(slots, added)
 
     def pop(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
-        """As :meth:`find`; the entries found are deleted."""
+        """Return what :meth:`find` returns, and delete the entries found."""
         slots = self._seen(self._entries.find(self._row_keys.fit(rows)))
         found = self._values_at(slots)
         self._lists.kill(slots[slots >= 0])
@@ -163,7 +164,7 @@ class KeyedMap(_Collection):
         self._came(values)
 
     def _set(self, fitted: list[pa.Array], values: list[pa.Array], groups: Any) -> tuple[Slots, int]:
-        """The slots of the entries, and how many are new."""
+        """Return the slots of the entries, and how many are new."""
         slots, new = self._entries.ensure(fitted, groups)
         if len(new):
             keys = [column.take(pa.array(new)) for column in fitted[:-1]]
@@ -174,7 +175,7 @@ class KeyedMap(_Collection):
         return slots, len(new)
 
     def delete(self, rows: pa.RecordBatch) -> None:
-        """Delete entries by key and ``_map_key``; those that are not there are ignored."""
+        """Delete entries by key and ``_map_key``; missing ones are ignored."""
         self.remove(rows)
 
     def remove(self, rows: pa.RecordBatch) -> Mask:
@@ -184,17 +185,19 @@ class KeyedMap(_Collection):
         return slots >= 0
 
     def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
-        """All entries of one key: values by ``_map_key``. ``key`` as for
+        """Return all entries of one key: values by ``_map_key``. ``key`` as for
         :meth:`KeyedValue.get_one`.
 
-        A map key that is a struct stands as its items, in the declared order.
+        A map key that is a struct is given as its items, in the declared order.
         """
         rows = self.get(one_row(self._keys, spread(key))).to_pylist()
         names = self._values.schema.names
         return {_hashable(row["_map_key"]): {name: row[name] for name in names} for row in rows}
 
     def find_one(self, key: Any, map_key: Any) -> dict[str, Any] | None:
-        """The values of one entry, by column, or None. A key of several columns is a tuple."""
+        """Return the values of one entry, by column, or None. A key of several columns is a
+        tuple.
+        """
         values, found = self.find(one_row(self._row_keys, key, map_key))
         row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
         return row
@@ -221,14 +224,16 @@ class KeyedList(_Collection):
         self._key_rows.add_array("next", np.int64)
 
     def last_access(self, keys: pa.RecordBatch) -> Times:
-        """When each row that :meth:`lookup` gives was last accessed, µs; of rows that expire."""
+        """Return when each row that :meth:`lookup` returns was last accessed, µs; for rows that
+        expire.
+        """
         assert self.expiry is not None
         return self.expiry.accessed(self._joined(keys, distinct=False)[0])
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch, *, accessed: Times | None = None) -> None:
-        """Append a row of values to the list of each key; a key may stand several times.
+        """Append a row of values to the list of each key; a key may occur several times.
 
-        ``accessed``, of rows that expire: when each was last accessed, if that was not now.
+        ``accessed``, for rows that expire: when each was last accessed, if that was not now.
         """
         check_lengths(len(keys), "values", len(values))
         fitted, columns = self._keys.fit(keys), self._values.fit(values)
@@ -277,7 +282,7 @@ class KeyedList(_Collection):
         return self._key_rows.array("group")[self._elements.array("owner")[slots]]
 
     def _elements_at(self, rows: pa.RecordBatch) -> Slots:
-        """The element with the key and ``_index`` of each row, −1 where there is none."""
+        """Return the element with the key and ``_index`` of each row, −1 if there is none."""
         keys = self._key_rows.find(self._keys.fit(rows))
         [indexes] = self._index.fit(rows)
         elements = self._lists.of(np.unique(keys[keys >= 0]))
@@ -295,7 +300,7 @@ class KeyedList(_Collection):
         return elements >= 0
 
     def get_one(self, *key: Any) -> list[dict[str, Any]]:
-        """The list of one key, in order; ``key`` as for :meth:`KeyedValue.get_one`."""
+        """Return the list of one key, in order; ``key`` as for :meth:`KeyedValue.get_one`."""
         rows = self.get(one_row(self._keys, spread(key))).to_pylist()
         return [{name: row[name] for name in self._values.schema.names} for row in rows]
 
@@ -316,7 +321,7 @@ class KeyedList(_Collection):
                 "appended. Rewrite the state with lower ones.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
-        # The next index is one above the greatest, and 0 where all are negative.
+        # The next index is one above the greatest, and 0 if all are negative.
         np.maximum.at(self._key_rows.array("next"), owners, indexes.to_numpy() + 1)
         values = self._stored.fit(without(rows, [*self._keys.schema.names, "_index"]))
         self._add(owners, [indexes, *values])

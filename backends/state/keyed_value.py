@@ -21,7 +21,7 @@ from .rows import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, record
 from .versions import Changes
 
 _UFUNCS: Final[Mapping[str, Any]] = {"sum": np.add, "count": np.add, "min": np.minimum, "max": np.maximum}
-# As Arrow's kernels, minimum and maximum pass over NaN, so they also begin with it.
+# Arrow's minimum and maximum ignore NaN, so ours begin with it.
 _FLOAT_UFUNCS: Final[Mapping[str, Any]] = {**_UFUNCS, "min": np.fmin, "max": np.fmax}
 
 
@@ -47,10 +47,10 @@ class KeyedState(ABC):
         self._row_keys = RowNormalizer(state, row_key, only=False)
         values = [name for name in self._schema.names if name not in row_key]
         self._stored = RowNormalizer(state, values, only=True)
-        """The columns behind the row key, as they are stored and restored."""
+        """The columns after the row key, as they are stored and restored."""
         self._ttl = state.ttl
         self.expiry: Expiry | None = None
-        """Which rows have expired; None where they do not. Made by :meth:`_expire`."""
+        """Which rows have expired; None if rows do not expire. Made by :meth:`_expire`."""
         self._values = self._stored
         self._shown = self._schema
         if state.ttl is not None:
@@ -70,7 +70,7 @@ class KeyedState(ABC):
         self.changes = Changes(state, rows, self._row_keys_at, self._groups_at, self._columns)
 
     def _expire(self, rows: Rows, kill: Callable[[Slots], object], tidy: Callable[[], None]) -> None:
-        """Let rows expire, if those of this state do."""
+        """Make rows expire, if those of this state do."""
         if self._ttl is not None:
             self.expiry = Expiry(self._ttl, rows, kill, tidy, bare=not self._values.fields)
             self.changes.expiry = self.expiry
@@ -83,14 +83,14 @@ class KeyedState(ABC):
         return [self.changes.rows]
 
     def rows(self) -> pa.Table:
-        """All rows in the order in which they came, without ``_key_group``.
+        """Return all rows in the order in which they came, without ``_key_group``.
 
-        Of rows that expire, those that have not; this is no access to them.
+        Leaves out expired rows; reading rows this way is not an access.
         """
         return as_table(self._shown, self._shown_columns, self._alive(self.changes.rows.live_slots()))
 
     def _alive(self, slots: Slots) -> Slots:
-        """Those of these slots, which are live, whose rows have not expired."""
+        """Return those of these slots, which are live, whose rows have not expired."""
         return slots if self.expiry is None else self.expiry.alive(slots)
 
     @abstractmethod
@@ -98,19 +98,19 @@ class KeyedState(ABC):
         """Add rows of a checkpoint; ``groups``: their key groups, if known to be right."""
 
     def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Set rows of a checkpoint, each row key once, of which some may be there."""
+        """Set rows of a checkpoint, each row key once; some may exist already."""
         self.restore(rows, groups)
 
     @abstractmethod
     def remove(self, rows: pa.RecordBatch) -> Mask:
-        """Delete the rows with these row keys; returns whether each was there."""
+        """Delete the rows with these row keys; returns whether each existed."""
 
     @abstractmethod
     def clear_keys(self, keys: pa.RecordBatch) -> None:
         pass
 
     def loaded(self) -> None:
-        """Everything is other than it was."""
+        """All contents have been replaced."""
         if self.expiry is not None:
             self.expiry.forget()
 
@@ -131,19 +131,21 @@ class KeyedState(ABC):
         return self.changes.rows.array("group")[slots]
 
     def _came(self, stored: Sequence[pa.Array]) -> None:
-        """Rows of a checkpoint have come, with these columns behind the row key."""
+        """Rows of a checkpoint were added, with these columns after the row key."""
         if self.expiry is not None:
             self.expiry.came(stored[-1])
 
     def _seen(self, slots: Slots, at: Times | None = None) -> Slots:
-        """The slots, −1 instead of those whose rows have expired: a read of the others."""
+        """Return the slots, with −1 for those whose rows have expired; this reads the others."""
         if self.expiry is not None:
             slots = self.expiry.hide(slots, at)
             self.expiry.read(slots)
         return slots
 
     def _values_at(self, slots: Slots) -> tuple[pa.RecordBatch, Mask]:
-        """The value columns at the slots, null where a slot is −1; and where it is not."""
+        """Return the value columns at the slots, null where a slot is −1; and where it is not
+        −1.
+        """
         found = slots >= 0
         first = len(self._row_keys.fields)
         stop = first + len(self._values.fields)
@@ -163,10 +165,10 @@ class KeyedValue(KeyedState):
             self._store.renew = self.expiry.renew
 
     def get(self, keys: pa.RecordBatch, *, at: pa.Array | None = None) -> tuple[pa.RecordBatch, Mask]:
-        """The values of each row of ``keys``, in order, and whether the key has any; null where
-        not.
+        """Return the values of each row of ``keys``, in order, and whether the key has any; null
+        where not.
 
-        ``at``, of values that expire in event time: the event time of each row (timestamp[us] or
+        ``at``, for values that expire in event time: the event time of each row (timestamp[us] or
         int64 µs), if it is later than the watermark.
         """
         times = self._times(keys, at)
@@ -175,8 +177,8 @@ class KeyedValue(KeyedState):
     def put(self, keys: pa.RecordBatch, values: pa.RecordBatch, *, at: pa.Array | None = None) -> None:
         """Set the values of keys, row by row; of rows with the same key the last one counts.
 
-        ``at``, of values that expire in event time: the event time of each row, by which the value
-        counts as accessed, and not the watermark; of several the greatest.
+        ``at``, for values that expire in event time: the event time of each row, which counts as
+        the time of access instead of the watermark; of several the greatest.
         """
         fitted_keys, fitted = self._fit(keys, values)
         times = self._times(keys, at)
@@ -203,8 +205,8 @@ class KeyedValue(KeyedState):
     ) -> None:
         """Read, change and write with one search.
 
-        ``combine`` gets what :meth:`get` returns and gives back the new values; it must not touch
-        the state. Every row of a key has its old values; of several rows the last one counts. If
+        ``combine`` gets what :meth:`get` returns and returns the new values; it must not touch the
+        state. Every row of a key gets the key's old values; of several rows the last one counts. If
         ``combine`` raises, nothing has changed.
         """
         fitted = self._keys.fit(keys)
@@ -225,12 +227,12 @@ class KeyedValue(KeyedState):
             self.expiry.wrote(slots, added)
 
     def add(self, keys: pa.RecordBatch, values: pa.RecordBatch, how: Mapping[str, str]) -> None:
-        """Accumulate into the values of keys in place; a key may stand several times.
+        """Accumulate into the values of keys in place; a key may occur several times.
 
-        ``how`` names for value columns ``sum`` (numbers), ``min``, ``max`` (numbers, dates,
+        ``how`` maps value columns to ``sum`` (numbers), ``min``, ``max`` (numbers, dates,
         timestamps) or ``count`` (int64). ``values`` has those columns. Nulls do not count: a sum of
-        nothing is null, a count 0. Without its column in ``values``, a count counts rows. Integers
-        wrap around.
+        nothing is null, a count 0. If its column is not in ``values``, a count counts rows.
+        Integers wrap around.
 
         Other columns stay as they are, null for a new key. Non-nullable columns must be in ``how``,
         and given without nulls unless they count. Raises ``InvalidInput`` before anything changes.
@@ -268,7 +270,7 @@ class KeyedValue(KeyedState):
                 )
 
     def _input(self, values: pa.RecordBatch, name: str, kind: str) -> pa.Array | None:
-        """What is accumulated into a column, with its type; None: rows are counted."""
+        """Return what is accumulated into a column, with its type; None: rows are counted."""
         names = self._values.schema.names
         if name not in names or kind not in _UFUNCS:
             raise InvalidInput(
@@ -300,7 +302,8 @@ class KeyedValue(KeyedState):
         assert isinstance(buffer, FixedBuffer)
         is_valid: Mask | None = None
         if kind == "count":
-            # Every key of the batch has a count, if only 0; and 0 is what stands under a null.
+            # Every key of the batch has a count, even if it is 0; and 0 is what a null is stored
+            # as.
             valid.put(slots, None)
         if column is not None and column.null_count:
             is_valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -314,7 +317,8 @@ class KeyedValue(KeyedState):
         if is_valid is not None and new.start < new.stop:
             valid.put(new, np.zeros(new.stop - new.start, np.bool_))
         if valid.values is not None:
-            # What was null begins anew: zero stands under a null, and a minimum begins elsewhere.
+            # Columns that were null start anew: a null is stored as zero, but a minimum starts
+            # elsewhere.
             fresh = slots[~valid.values[slots]]
             target[fresh] = _identity(target.dtype, kind)
             valid.values[slots] = True
@@ -345,12 +349,12 @@ class KeyedValue(KeyedState):
         """Delete all keys."""
         self._store.clear()
 
-    # Calls for one key. ``key`` is the value of the key column, or a tuple of values of several
+    # Calls for one key. ``key`` is the value of the key column, or a tuple of the values of several
     # columns.
 
     def get_one(self, *key: Any) -> dict[str, Any] | None:
-        """The values of one key, by column, or None: ``get_one(7)``, or ``get_one(("Oslo", 7))``
-        for two key columns.
+        """Return the values of one key, by column, or None: ``get_one(7)``, or ``get_one(("Oslo",
+        7))`` for two key columns.
         """
         values, found = self.get(one_row(self._keys, spread(key)))
         row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
@@ -381,14 +385,16 @@ class KeyedValue(KeyedState):
 
 
 def spread(key: tuple[Any, ...]) -> Any:
-    """One key of ``*key``: the only argument, or all of them as the values of the key columns."""
+    """Return one key of ``*key``: the only argument, or all of them as the values of the key
+    columns.
+    """
     return key[0] if len(key) == 1 else key
 
 
 def one_row(normalizer: RowNormalizer, key: Any, *rest: Any) -> pa.RecordBatch:
-    """A batch of one row: the key columns, then a column for each of ``rest``.
+    """Return a batch of one row: the key columns, then a column for each of ``rest``.
 
-    ``key`` is the value of the key column, or a sequence (no text, no bytes) with the values of
+    ``key`` is the value of the key column, or a sequence (not text, not bytes) with the values of
     all. Raises ``InvalidInput`` for too many values or too few, and for a value of another type.
     """
     names = normalizer.schema.names[: len(normalizer.fields) - len(rest)]
@@ -410,7 +416,9 @@ def one_row(normalizer: RowNormalizer, key: Any, *rest: Any) -> pa.RecordBatch:
 
 
 def one_values(normalizer: RowNormalizer, values: Mapping[str, Any]) -> pa.RecordBatch:
-    """A batch of one row of these values; ``InvalidInput`` for an unknown name or another type."""
+    """Return a batch of one row of these values; ``InvalidInput`` for an unknown name or another
+    type.
+    """
     unknown = sorted(set(values) - set(normalizer.schema.names))
     if unknown:
         raise InvalidInput(f"{unknown} are no value columns; those are {normalizer.schema.names}")
@@ -422,18 +430,20 @@ def one_values(normalizer: RowNormalizer, values: Mapping[str, Any]) -> pa.Recor
 
 
 def beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of two batches in one."""
+    """Return the columns of two batches in one."""
     return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
 
 
 def check_lengths(keys: int, what: str, found: int) -> None:
-    """``InvalidInput`` unless there are as many rows as keys."""
+    """Raise ``InvalidInput`` unless there are as many rows as keys."""
     if keys != found:
         raise InvalidInput(f"{keys} rows of keys and {found} of {what}; there must be as many")
 
 
 def _one(value: Any, kind: pa.DataType) -> pa.Array:
-    """An array of one value. Arrow truncates fractions and drops unknown fields; here they fail."""
+    """Return an array of one value. Arrow truncates fractions and drops unknown fields; here they
+    fail.
+    """
     array = pa.array([value], kind)
     if not _is_same(value, array[0].as_py(), kind):
         raise pa.ArrowInvalid(f"{value!r} is no {kind}, which would hold {array[0].as_py()!r}")

@@ -35,7 +35,7 @@ class Entries:
         return len(self._table)
 
     def rows(self) -> pa.Table:
-        """All rows, in order."""
+        """Return all rows, in order."""
         return self._table
 
     def replace(self, rows: pa.Table | pa.RecordBatch) -> None:

@@ -33,14 +33,14 @@ class OwnedKeys:
         return key_group_range(self.subtask, parallelism=self.operator.parallelism, max_parallelism=count)
 
     def foreign(self, groups: npt.NDArray[Any]) -> int | None:
-        """The first position with a key group of another subtask, or None."""
+        """Return the first position with a key group of another subtask, or None."""
         first, last = self._range
         if self.operator.parallelism == 1 or (groups.min() >= first and groups.max() <= last):
             return None
         return int(np.argmax((groups < first) | (groups > last)))
 
     def error(self, row_key: Sequence[Any], group: int) -> InvalidState:
-        """The error for a row key (key columns first) in another subtask's key group."""
+        """Return the error for a row key (key columns first) in another subtask's key group."""
         key = tuple(row_key[: len(self.columns)])
         shown = repr(key[0]) if len(key) == 1 else repr(key)
         owner = subtask_of_key_group(

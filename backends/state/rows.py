@@ -1,8 +1,8 @@
 """Rows of one state in slots, and the index over their keys.
 
 Theory of operation. Rows get slots, numbers from 0 up, as they come. A deleted row leaves a hole.
-Once more than half of a store is holes, the live rows move together. So rows always stand in the
-order in which their keys came, and a history of calls gives one order.
+Once more than half of a store is holes, the live rows move together. So rows are always in the
+order in which their keys came, and the same history of calls gives the same order.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TABLE_ROWS: Final = 1 << 20
 
 
 class RowNormalizer:
-    """Gives batches the columns ``names`` of a segment, with the stored types; equal floats of keys
-    get equal bits.
+    """Converts batches to the columns ``names`` of a segment, with the stored types; equal floats
+    in keys get equal bits.
 
     ``only``: refuse any other column.
     """
@@ -61,7 +61,7 @@ class RowNormalizer:
         self._own = {"_index": pa.int64(), "_timestamp": pa.int64(), "_tag": pa.string()}
 
     def fit(self, rows: pa.RecordBatch | pa.Table, fill: dict[str, pa.Scalar] | None = None) -> list[pa.Array]:
-        """One array for each column. Nullable columns that are no key may be missing.
+        """Return one array for each column. Nullable columns that are not keys may be missing.
 
         ``fill``: the value of other missing columns. Raises ``InvalidState`` for a column that is
         missing, unknown, null or of another type.
@@ -93,7 +93,7 @@ class RowNormalizer:
         ]
 
     def _column(self, rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.Array | None:
-        """The column where it needs no work: it is there, once, with its type."""
+        """Return the column if it needs no work: it is there, once, with its type."""
         index = rows.schema.get_field_index(field.name)
         if index < 0 or rows.schema.field(index).type != field.type:
             return None
@@ -125,7 +125,7 @@ class RowNormalizer:
             try:
                 column = _one_array(table[name])
                 if pa.types.is_timestamp(given_type):
-                    # The number that is stored is in microseconds, whatever the unit was.
+                    # The stored number is in microseconds, whatever the unit was.
                     column = column.cast(pa.timestamp("us", given_type.tz))
                 columns[name] = column.cast(self._own[name])
             except pa.ArrowException as error:
@@ -140,7 +140,7 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def key_grouping(operator: Operator, key_count: int) -> GroupOf:
-    """A function from columns, of which the first ``key_count`` are the key, to key groups."""
+    """Return a function from columns, the first ``key_count`` being the key, to groups."""
     ceiling = key_group_count(operator)
     name = operator.key_hash or DEFAULT_KEY_HASH
     # Refuses an unregistered name now, and not in the middle of a change.
@@ -153,7 +153,7 @@ def key_grouping(operator: Operator, key_count: int) -> GroupOf:
 
 
 class ChangeListener(Protocol):
-    """Hears which rows change; :class:`.Changes` is the one."""
+    """Is notified which rows change; :class:`.Changes` is the only implementation."""
 
     is_taking: bool
 
@@ -177,14 +177,14 @@ class Rows:
         self.arrays: dict[str, FixedBuffer] = {"live": FixedBuffer(np.bool_)}
         self.changes: ChangeListener | None = None
         self.used = 0
-        """Slots given out so far, holes among them."""
+        """Slots assigned so far, holes included."""
         self.capacity = 0
         self.count = 0
-        """Slots that are live."""
+        """How many slots are live."""
         self.reserve(_CAPACITY_MIN)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """An array by slot, to be read and changed in place until the next row is added."""
+        """Return an array by slot, to be read and changed in place until the next row is added."""
         return self.arrays[name].values
 
     def add_array(self, name: str, dtype: Any) -> None:
@@ -212,7 +212,7 @@ class Rows:
         self.reserve(rows)
 
     def filled(self) -> bool:
-        """All rows are there. False: a row key may be there twice, so clear everything."""
+        """All rows were added. Returns False if a row key may occur twice: clear everything."""
         return True
 
     def add(self, count: int) -> slice:
@@ -235,7 +235,7 @@ class Rows:
     def get(
         self, slots: Slots | slice, first: int = 0, stop: int | None = None, found: Mask | None = None
     ) -> list[pa.Array]:
-        """Columns ``first`` … ``stop`` − 1; null where ``found`` is False, whatever the slot."""
+        """Return columns ``first`` … ``stop`` − 1; null where ``found`` is False, whatever slot."""
         return [
             parts.put_together(kind, iter([buffer.get(slots) for buffer in buffers]), found)
             for kind, buffers in zip(self.kinds[first:stop], self.buffers[first:stop], strict=True)
@@ -263,7 +263,7 @@ class Rows:
         return self.used - self.count > max(HOLES_MIN, self.count)
 
     def compact(self) -> Slots:
-        """Close the holes; what was in slot ``result[i]`` is in slot i afterwards."""
+        """Close the holes; what was in slot ``result[i]`` is then in slot i."""
         if self.changes is not None:
             self.changes.closing()
         kept = self.live_slots()
@@ -293,7 +293,7 @@ class KeyedRows(Rows):
         self.owned: OwnedKeys | None = None
         """The keys that may be added; None: any."""
         self.renew: Callable[[Slots], Slots] | None = None
-        """What is told the slots found (−1: none) before keys are added, and may take some away."""
+        """Called with the slots found (−1: none) before keys are added; may remove some of them."""
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)
 
@@ -315,12 +315,12 @@ class KeyedRows(Rows):
         return same
 
     def find(self, keys: Sequence[pa.Array]) -> Slots:
-        """The slot of each row key, −1 where there is none."""
+        """Return the slot of each row key, −1 if it has none."""
         raws = [raw for column in keys for raw in take_apart(column)]
         return self.index.find(hash_raws(raws, len(keys[0])), self._same(raws))
 
     def ensure(self, keys: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None) -> tuple[Slots, Slots]:
-        """The slot of each row key, added where it is missing, and the first rows of the new keys.
+        """Return the slot of each row key, added if missing, and the first rows of the new keys.
 
         The new slots are the last ones, in the order of these rows. ``groups``: the key groups of
         the rows, if known. Raises ``InvalidState``, and adds nothing, for a key of another subtask.
@@ -354,7 +354,7 @@ class KeyedRows(Rows):
     def append(
         self, keys: Sequence[pa.Array], values: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None
     ) -> None:
-        """As :meth:`ensure` and :meth:`put_rows`, while rows are filled in."""
+        """Do what :meth:`ensure` and :meth:`put_rows` do, while rows are filled in."""
         raws = [raw for column in (*keys, *values) for raw in take_apart(column)]
         count = len(keys[0])
         new = self.add(count)
@@ -366,7 +366,7 @@ class KeyedRows(Rows):
         self.array("group")[new] = self._group_of(keys) if groups is None else groups
 
     def _entered(self, raws: Sequence[Raw], hashes: npt.NDArray[np.uint64]) -> tuple[Slots, Slots]:
-        """As :meth:`ensure`, in the index only."""
+        """Do what :meth:`ensure` does, in the index only."""
         slots = self.index.find(hashes, self._same(raws))
         if self.renew is not None:
             slots = self.renew(slots)
@@ -390,13 +390,14 @@ class KeyedRows(Rows):
         return self.index.build(self.array("hash"), range(self.used))
 
     def last_of_each(self, slots: Slots) -> Slots | None:
-        """The rows whose slot no later row has, ascending; None where no slot stands twice."""
+        """Return the rows whose slot no later row has, ascending; None if no slot occurs twice."""
         stamp, numbers = self.array("stamp"), np.arange(len(slots), dtype=np.int32)
         stamp[slots] = numbers
         kept = stamp[slots]
         if (kept == numbers).all():
             return None
-        # Of several numbers for one slot numpy may keep any; later ones than that are tried again.
+        # Of several numbers for a slot, numpy may keep any; rows later than the kept one are
+        # retried.
         while len(later := np.flatnonzero(numbers > kept)):
             stamp[slots[later]] = numbers[later]
             kept = stamp[slots]
@@ -438,9 +439,9 @@ class KeyedRows(Rows):
 def as_table(
     schema: pa.Schema, columns: Callable[[Slots | slice], list[pa.Array]], slots: Slots, *, view: bool = False
 ) -> pa.Table:
-    """A table of ascending slots, made a million rows at a time, or fewer where strings fill 2 GiB.
+    """Return a table of ascending slots, a million rows at a time, fewer if strings fill 2 GiB.
 
-    ``view``: fixed-width columns may be views of the store, good until its next change.
+    ``view``: fixed-width columns may be views of the store, valid until its next change.
     """
     batches = []
     pieces = [slots[start : start + _TABLE_ROWS] for start in range(0, len(slots), _TABLE_ROWS)][::-1]
@@ -451,7 +452,7 @@ def as_table(
         try:
             batches.append(pa.RecordBatch.from_arrays(columns(some), schema=schema))
         except (pa.ArrowInvalid, pa.ArrowCapacityError):
-            # The 32-bit offsets of utf8, binary and lists hold fewer of these rows in one array.
+            # The 32-bit offsets of utf8, binary and lists limit the rows of one array to fewer.
             if len(piece) == 1:
                 raise
             middle = len(piece) // 2
@@ -460,17 +461,17 @@ def as_table(
 
 
 def with_groups(schema: pa.Schema) -> pa.Schema:
-    """The schema with ``_key_group`` in front, as a segment has it."""
+    """Return the schema with ``_key_group`` in front, as a segment has it."""
     return pa.schema([KEY_GROUP, *schema])
 
 
 def record_batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """A batch of the columns, with so many rows even where there are no columns."""
+    """Return a batch of the columns, with so many rows even if there are no columns."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
 
 
 def without(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """The other columns."""
+    """Return the other columns."""
     return rows.select([name for name in rows.schema.names if name not in names])

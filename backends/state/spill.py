@@ -1,8 +1,8 @@
-"""States on local disk: what does not fit in memory for now.
+"""States on local disk: those that do not fit in memory for now.
 
-Arrays are written as they lie in memory, one after another in one file. A second file says what
-they are; where it is missing nothing was saved. The bytes are for this machine and this version of
-the code; nothing verifies them.
+Arrays are written in their memory layout, one after another in one file. A second file describes
+them; if it is missing, nothing was saved. The bytes are for this machine and this version of the
+code; nothing verifies them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Loader:
         self._file = file
 
     def array(self, what: str, capacity: int = 0) -> Any:
-        """Read an array of at least ``capacity``, with zeros at its end."""
+        """Read an array of at least ``capacity``, padded with zeros."""
         if what == "arrow":
             return self.table()["values"].combine_chunks()
         kind, count = what.split(":")
@@ -107,7 +107,9 @@ class Loader:
 
 @contextmanager
 def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
-    """A saver, and a dictionary of descriptions to fill, which is written as JSON at the end."""
+    """Yield a saver, and a dictionary of descriptions to fill, which is written as JSON at the
+    end.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _FACTS).unlink(missing_ok=True)
     facts: dict[str, Any] = {}
@@ -119,7 +121,9 @@ def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
 
 @contextmanager
 def loading(directory: Path, names: Sequence[str]) -> Iterator[tuple[Loader, Mapping[str, Any]]]:
-    """A loader and the descriptions; ``InvalidInput`` without a complete save of these names."""
+    """Yield a loader and the descriptions; ``InvalidInput`` without a complete save of these
+    names.
+    """
     try:
         facts = json.loads((directory / _FACTS).read_text())
     except (OSError, ValueError) as error:

@@ -32,7 +32,7 @@ from .versions import BEFORE
 AnyState = TypeVar("AnyState", KeyedValue, KeyedMap, KeyedList, TimerSet, Entries)
 
 _Rows = tuple[pa.RecordBatch, Any]
-"""Rows of a layer, and their key groups where those are known."""
+"""Rows of a layer, and their key groups if those are known."""
 
 _KEYED: Final[Mapping[Kind, type[KeyedValue | KeyedMap | KeyedList | TimerSet]]] = {
     Kind.VALUE: KeyedValue,
@@ -46,8 +46,9 @@ _ENTRIES: Final = frozenset({Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 class SubtaskStates:
     """All declared states of one subtask of one operator, empty until :meth:`restore`.
 
-    States of other operators and the runtime's own are ignored. Belongs to one thread at a time.
-    Raises ``InvalidInput`` (INVALID_PARALLELISM) for a subtask that the operator does not have.
+    States of other operators and the runtime's own are ignored. An object belongs to one thread at
+    a time. Raises ``InvalidInput`` (INVALID_PARALLELISM) for a subtask that the operator does not
+    have.
     """
 
     def __init__(self, operator: Operator, subtask: int, states: Sequence[State]) -> None:
@@ -91,8 +92,8 @@ class SubtaskStates:
                     rows.owned = owned
 
     def value(self, name: str) -> KeyedValue:
-        """The value state of this name; ``InvalidInput`` (UNKNOWN_STATE) if there is none. So the
-        others.
+        """Return the value state of this name; ``InvalidInput`` (UNKNOWN_STATE) if there is none.
+        The next methods do the same for the other kinds.
         """
         return self._find(name, KeyedValue, "keyed value")
 
@@ -130,10 +131,10 @@ class SubtaskStates:
         return bool(self._expiring)
 
     def advance(self, *, event_time_us: int | None, processing_time_us: int) -> None:
-        """Say what the clocks show, by which rows expire; neither goes back. Timers never expire.
+        """Set the clocks by which rows expire; neither goes back. Timers never expire.
 
-        ``event_time_us``: the watermark of the subtask; None where it says nothing, as at the end
-        of time: nobody waits for what expires there.
+        ``event_time_us``: the watermark of the subtask; None if it is unusable, as at the end of
+        time: nothing waits for what expires there.
         """
         for expiry in self._expiring:
             now_us = event_time_us if expiry.ttl.clock == "event_time" else processing_time_us
@@ -141,10 +142,11 @@ class SubtaskStates:
                 expiry.advance(now_us)
 
     def restore(self, tasks: Mapping[str, ReadTask]) -> None:
-        """Take what a plan gives this subtask, by name of state; called once, before anything else.
+        """Restore what a plan gives this subtask, by name of state; called once, before anything
+        else.
 
         States without a task stay empty; tasks of other states are ignored. Raises what reading
-        raises; the object is of no use then.
+        raises; the object is unusable then.
         """
         for name, kept in self.all.items():
             task = tasks.get(name)
@@ -154,8 +156,8 @@ class SubtaskStates:
             if isinstance(kept, Entries):
                 kept.replace(task.table(as_schema=current))
                 continue
-            # A row key stands once in a sound checkpoint, so nothing is searched for. Where one may
-            # stand twice, everything is read again with searching.
+            # A row key occurs once in a sound checkpoint, so nothing is searched for. If one may
+            # occur twice, everything is read again with searching.
             if not self._fill(kept, task, current, quickly=not kept.changes.rows.used):
                 _replace(kept, ())
                 self._fill(kept, task, current, quickly=False)
@@ -169,13 +171,13 @@ class SubtaskStates:
         with kept.changes.taking(BEFORE):
             if quickly:
                 rows.fill(pc.sum(task.slices["rows"]).as_py() or 0)
-            # What had expired at the checkpoint is not among them.
+            # Rows that had expired at the checkpoint are not among them.
             for batch in task.batches(as_schema=current):
                 kept.restore(without(batch, [KEY_GROUP.name]), self._groups(task, batch))
             return not quickly or rows.filled()
 
     def _groups(self, task: ReadTask, rows: pa.RecordBatch) -> Any:
-        """The key groups in a batch, if they are those of this operator too."""
+        """Return the key groups in a batch, if they are also those of this operator."""
         saved = task.record.graph.operator(self.operator.uid)
         hashed_alike = (saved.max_parallelism, saved.key_hash or DEFAULT_KEY_HASH) == (
             self._max_parallelism,
@@ -201,13 +203,13 @@ class SubtaskStates:
             self.begin(self.version)
 
     def catch_up(self, tasks: Mapping[str, ReadTask], layers: Mapping[str, Sequence[Layer]]) -> None:
-        """Go from an older snapshot of this subtask to a newer one that others have written.
+        """Move from an older snapshot of this subtask to a newer one that others have written.
 
         ``tasks`` read the layers that are missing here, and ``layers`` names these by state, lowest
-        first. A layer may hold changes that are here already. A base (layer 0, or a layer without
-        rows) replaces everything. Tasks of states without keys read everything, and those of states
-        whose rows expire say what time it is. Nothing may be here that is in no layer. Raises
-        ``InvalidInput`` where layers and tasks differ; the object is of no use then.
+        first. A layer may contain changes that are here already. A base (layer 0, or a layer
+        without rows) replaces everything. Tasks of states without keys read everything, and those
+        of states whose rows expire give the time. Nothing may be here that is in no layer. Raises
+        ``InvalidInput`` if layers and tasks differ; the object is unusable then.
         """
         for name, kept in self.all.items():
             if isinstance(kept, Entries):
@@ -240,10 +242,11 @@ class SubtaskStates:
     def snapshot(
         self, writer: SnapshotWriter, layers: Mapping[str, Sequence[Layer]] | None = None
     ) -> Mapping[str, int]:
-        """Write every state; returns how many of the lowest layers stay, by name, 0 if it is whole.
+        """Write every state. Returns how many of the lowest layers stay, by name; 0 for a state
+        written whole.
 
-        ``layers``, by default :attr:`layers`: in which each keyed state lies now, lowest first.
-        With them a state is written as a delta where that is less, or carried if nothing has
+        ``layers``, by default :attr:`layers`: the current layers of each keyed state, lowest first.
+        With them a state is written as a delta if that is less, or carried over if nothing has
         changed.
 
         Row keys are unique and ``_key_group`` is right by construction, so ``check_unique=False``
@@ -286,9 +289,9 @@ class SubtaskStates:
                 facts[name] = {"changes": known, "stores": [saver.rows(store) for store in kept.stores]}
 
     def load(self, directory: Path) -> None:
-        """Take what states with the same declarations have saved; this one must be new.
+        """Load what states with the same declarations have saved; this one must be new.
 
-        Raises ``InvalidInput`` for an incomplete save; the object is of no use then.
+        Raises ``InvalidInput`` for an incomplete save; the object is unusable then.
         """
         with loading(directory, [*self.all]) as (loader, facts):
             for name, kept in self.all.items():
@@ -311,7 +314,9 @@ def _replace(kept: KeyedState, base: Iterable[_Rows]) -> None:
 
 
 def _apply(kept: KeyedState, delta: Sequence[_Rows]) -> bool:
-    """Apply a delta (SPEC.md section 5.4). False: it clears keys, whose rows below are unknown."""
+    """Apply a delta (SPEC.md section 5.4). Returns False if it clears keys, whose rows below are
+    unknown.
+    """
     clears_any = False
     for rows, _ in delta:
         clears = np.flatnonzero(rows.column(OP.name).to_numpy() == CLEAR)

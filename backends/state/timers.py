@@ -1,10 +1,10 @@
-"""Timers of a subtask, of event time or of processing time.
+"""Timers of a subtask, in event time or in processing time.
 
 Theory of operation. Timers are rows by key, ``_timestamp`` and ``_tag``. Most calls of
-:meth:`TimerSet.due` find nothing: one comparison with a lower bound of all timestamps says so.
-Otherwise only the *near* timers are looked at, those up to a *horizon*. The horizon is set so that
-a sixteenth of all timers is near. When the time passes it, all timers are looked at once and a
-new horizon is set. So each timer is looked at a few times in its life, however many there are.
+:meth:`TimerSet.due` find nothing: one comparison with a lower bound of all timestamps shows that.
+Otherwise only the *near* timers are examined, those up to a *horizon*. The horizon is set so that a
+sixteenth of all timers is near. When time passes it, all timers are examined once and a new horizon
+is set. So each timer is examined a few times in its life, however many there are.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class TimerSet(KeyedState):
         self._horizon = -TIMESTAMP_MAX - 1
         """Every timer up to it is near."""
         self._added = 0
-        """Timers that became near since the horizon was set."""
+        """How many timers became near since the horizon was set."""
 
     def set(self, rows: pa.RecordBatch) -> None:
-        """Set timers; one that is set gets the new values, one in the past is due at once."""
+        """Set timers; one that is set already gets the new values, one in the past is due at
+        once.
+        """
         self.restore(rows)
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
@@ -82,7 +84,7 @@ class TimerSet(KeyedState):
         return slots >= 0
 
     def clear_keys(self, keys: pa.RecordBatch) -> None:
-        """Delete all timers of these keys. Looks at every timer: there is no index by key."""
+        """Delete all timers of these keys. Scans every timer: there is no index by key."""
         slots = self._store.live_slots()
         fitted = self._keys.fit(keys)
         codes = row_key_codes(
@@ -101,8 +103,8 @@ class TimerSet(KeyedState):
         """Remove and return every timer with ``_timestamp`` ≤ ``watermark`` (µs, or processing
         time), None if there is none.
 
-        Ordered by ``_timestamp``, key group, then a hash of key and tag, in whatever order they
-        were set.
+        Ordered by ``_timestamp``, key group, then a hash of key and tag, whatever the order in
+        which they were set.
         """
         if watermark < self._least or not self._store.count:
             return None
@@ -127,12 +129,12 @@ class TimerSet(KeyedState):
     def not_before(self) -> int:
         """A time (µs) before which none is due; ``TIMESTAMP_MAX`` if there is no timer.
 
-        It costs nothing to ask. Timers that were deleted may have been the reason.
+        This is a stored bound and costs nothing. It may stem from timers that were deleted.
         """
         return self._least if self._store.count else TIMESTAMP_MAX
 
     def next_timestamp(self) -> int | None:
-        """The least ``_timestamp`` (µs), None if there is no timer."""
+        """Return the least ``_timestamp`` (µs), None if there is no timer."""
         if not self._store.count:
             return None
         self._least = self._exact_least()
@@ -146,7 +148,7 @@ class TimerSet(KeyedState):
         return int(timestamps[slots].min(initial=TIMESTAMP_MAX))
 
     def _nearest(self, watermark: int) -> Slots:
-        """Live timers, among them all up to ``watermark``."""
+        """Return live timers, among them all up to ``watermark``."""
         if watermark > self._horizon or self._added > max(_NEAR_MIN, self._store.count // 8):
             near = self._refill()
             if watermark <= self._horizon:
@@ -158,7 +160,7 @@ class TimerSet(KeyedState):
         return alive
 
     def _refill(self) -> Slots:
-        """Set the horizon so that a share of the timers is near, or all where they are few."""
+        """Set the horizon so that a share of the timers is near, or all if there are few."""
         slots = self._store.live_slots()
         self._horizon = TIMESTAMP_MAX
         if len(slots) > 2 * _NEAR_MIN:

@@ -1,16 +1,16 @@
-"""Which rows of a keyed state have changed, and since when: what a delta is made of.
+"""Which rows of a keyed state have changed, and since when: the source of deltas.
 
 Theory of operation. Time is counted in *versions*; the caller says when one begins. A slot has the
-version of its last change and of its birth. A deleted row keeps its slot, which has the version of
-its death then. So one scan finds what has changed since a version: live rows are upserts, dead rows
-born before are deletes. When holes are closed, the row keys of the dead are *buried* in a table, as
-far as a delta may need them. A row key that lives again has a younger row, which counts.
+version of its last change and of its birth. A deleted row keeps its slot, which then has the
+version of its death. So one scan finds what has changed since a version: live rows are upserts,
+dead rows born before are deletes. When holes are closed, the row keys of the dead are *buried* in a
+table, as far as a delta may need them. If a row key lives again, its younger row counts.
 
 Rows taken from a layer (:meth:`Changes.taking`) get the version of that layer. Such a row may have
 been in a lower layer, deleted and set again. So it has no birth: its death is always written, and
-so are deletes of rows that are not here. Hence a layer may hold changes that are here already.
+so are deletes of rows that are not here. Hence a layer may contain changes that are here already.
 
-A delta on a layer is possible if all changes since its version are known: then it is in
+A delta on a layer is possible if all changes since its version are known: then the version is in
 ``_complete``. The layers of the restore count as one, and end below ``_floor``.
 """
 
@@ -36,7 +36,7 @@ from .expiry import Expiry
 from .rows import Rows, as_table, with_groups
 
 BEFORE: Final = -(2**31)
-"""The version of what was there before anything was known."""
+"""The version of everything that existed before changes were tracked."""
 
 _VERSIONS_MAX: Final = 2**31 - 2
 _STAMPS: Final = ("born", "changed")
@@ -57,7 +57,7 @@ class Changes:
 
     def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
         self.version: int | None = None
-        """The version of what changes now; None before :meth:`begin`."""
+        """The version of current changes; None before :meth:`begin`."""
         self.rows = rows
         self._row_keys, self._groups, self._columns = row_keys, groups, columns
         self._delta_schema = segment_schema(state, delta=True)
@@ -67,14 +67,14 @@ class Changes:
         self._key_schema = with_groups(pa.schema(key_fields))
         self._buried_schema = pa.schema([*self._key_schema, *(pa.field(name, pa.int32()) for name in _BURIED_STAMPS)])
         self._buried: list[pa.Table] = []
-        """Row keys of the dead whose slots are gone, with the versions of birth and death."""
+        """Row keys of dead rows whose slots are gone, with the versions of birth and death."""
         self._floor = 0
         self._complete: set[int] = set()
         self._latest = BEFORE
         self.is_taking = False
-        """Whether what changes now comes from a layer (:meth:`taking`)."""
+        """Whether current changes come from a layer (:meth:`taking`)."""
         self.expiry: Expiry | None = None
-        """What of the rows has expired, if they do."""
+        """Which rows have expired, if they can."""
         self._is_unseen = False
         self._edited = False
         rows.changes = self
@@ -114,7 +114,7 @@ class Changes:
         self._edited = True
 
     def begin(self, version: int) -> None:
-        """What changes from here on has this version, which is at least the last one."""
+        """Give changes from now on this version, which is at least the last one."""
         if not max(0, self.version or 0) <= version <= _VERSIONS_MAX:
             raise InvalidInput(
                 f"version {version} begins after version {self.version}; versions are 0 to {_VERSIONS_MAX} and never "
@@ -131,7 +131,7 @@ class Changes:
 
     @contextmanager
     def taking(self, version: int) -> Iterator[None]:
-        """What changes within comes from a layer of this version, or :data:`BEFORE`."""
+        """Within the block, changes come from a layer of this version, or :data:`BEFORE`."""
         mine, edited = self.version, self._edited
         self.is_taking = True
         if mine is not None:
@@ -143,7 +143,9 @@ class Changes:
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Rows go that have expired within: they need no delete, for in every layer they expire."""
+        """Within the block, expired rows are removed: they need no delete, because they expire in
+        every layer.
+        """
         self._is_unseen = True
         try:
             yield
@@ -151,8 +153,8 @@ class Changes:
             self._is_unseen = False
 
     def took(self, version: int, *, exactly: bool) -> None:
-        """All of a layer is here. Not ``exactly``: it deleted unknown rows, so no delta goes below
-        it.
+        """All of a layer is here. If not ``exactly``, it deleted unknown rows, so no delta may
+        build on a lower layer.
         """
         if self.version is None:
             return
@@ -163,7 +165,9 @@ class Changes:
             self._floor, self._complete, self._buried = version + 1, {version}, []
 
     def _needed(self, born: npt.NDArray[Any], died: npt.NDArray[Any]) -> Mask:
-        """Whether a delta may build on a version between birth and death, and so need the death."""
+        """Return whether a delta may build on a version between birth and death, and so need the
+        death.
+        """
         sinces = np.sort(np.array([*self._complete], np.int64))
         return np.searchsorted(sinces, died) > np.searchsorted(sinces, born)
 
@@ -180,7 +184,7 @@ class Changes:
             self._buried.append(pa.Table.from_arrays([*keys.columns, *chunked], schema=self._buried_schema))
 
     def bury_unknown(self, rows: pa.Table) -> None:
-        """Remember deletes of a taken layer, of rows that are not here."""
+        """Remember deletes from a taken layer, of rows that are not here."""
         if self.version is not None:
             stamps = (np.full(len(rows), stamp, np.int32) for stamp in (BEFORE, self.version))
             self._bury(rows.select(self._key_schema.names).cast(self._key_schema), *stamps)
@@ -199,7 +203,7 @@ class Changes:
             self._buried = [table] if len(table) else []
 
     def _since(self, since: int) -> tuple[Slots, Slots]:
-        """The live slots changed after a version, and the slots deleted since that were there
+        """Return the live slots changed after a version, and the slots deleted since that existed
         before.
         """
         rows = self.rows
@@ -212,7 +216,9 @@ class Changes:
         return sum(map(len, (*self._since(since), *self._buried_since(since))))
 
     def delta(self, since: int) -> pa.Table:
-        """What has changed after a version, as a segment of a delta has it; no row key twice."""
+        """Return what has changed after a version, as a segment of a delta has it; no row key
+        twice.
+        """
         living, dead = self._since(since)
         buried = (table.select(self._key_schema.names) for table in self._buried_since(since))
         deletes = pa.concat_tables([self._keys_of(dead), *buried])
@@ -246,7 +252,7 @@ class Changes:
         return pa.Table.from_arrays(columns, schema=self._delta_schema)
 
     def _sinces(self, layers: Sequence[Layer]) -> dict[int, int]:
-        """By how many of the layers stay: after which version everything is missing in them."""
+        """Return, by how many of the layers stay, after which version they lack all changes."""
         known = [layer.version for layer in layers if layer.version is not None and layer.version >= self._floor]
         below = len(layers) - len(known)
         versions = [layer.version for layer in layers[below:]]
@@ -258,7 +264,7 @@ class Changes:
         return {number: since for number, since in sinces.items() if since in self._complete}
 
     def write(self, writer: SnapshotWriter, name: str, layers: Sequence[Layer] | None) -> int:
-        """Write the state, whole or as a delta; returns how many of the lowest ``layers`` stay."""
+        """Write the state, whole or as a delta. Returns how many of the lowest ``layers`` stay."""
         sinces = self._sinces(layers or ())
         kept = 0
         if layers and len(layers) in sinces:
@@ -282,8 +288,8 @@ class Changes:
         return kept
 
     def whole(self) -> pa.Table | None:
-        """All rows as a segment has them, not sorted, good until the next change; None if there are
-        none.
+        """Return all rows as a segment has them, not sorted, valid until the next change; None if
+        there are none.
         """
 
         def columns(some: Slots | slice) -> list[pa.Array]:
@@ -301,7 +307,7 @@ class Changes:
         if sinces is not None:
             self._complete = {*sinces.values(), self.version}
             self._prune()
-        # What changes before the next version begins is not part of this one.
+        # Changes made before the next version begins are not part of this one.
         self.version += 1
 
     @property
@@ -309,7 +315,9 @@ class Changes:
         return sum(table.nbytes for table in self._buried)
 
     def facts(self) -> tuple[dict[str, Any], pa.Table]:
-        """All but rows and versions, for :meth:`recall`: a part for JSON, and the buried."""
+        """Return everything but rows and versions, for :meth:`recall`: a part for JSON, and the
+        buried keys.
+        """
         known = {
             "version": self.version,
             "floor": self._floor,
@@ -320,7 +328,7 @@ class Changes:
         return known, pa.concat_tables([self._buried_schema.empty_table(), *self._buried])
 
     def recall(self, known: Mapping[str, Any], buried: pa.Table) -> None:
-        """Take the :meth:`facts` of another state whose rows and versions are here."""
+        """Restore the :meth:`facts` of another state whose rows and versions are here."""
         self.version, self._floor, self._complete = known["version"], known["floor"], {*known["complete"]}
         self._latest, self._edited = known["latest"], known["edited"]
         self._buried = [buried.cast(self._buried_schema)] if len(buried) else []

@@ -1,8 +1,7 @@
 """Storages: where the objects of a store live.
 
-``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``s3`` a bucket. ``checks`` is
-what all share, and ``testing`` the suite that all pass. docs/storages.md shows how to write
-another.
+``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``s3`` a bucket. All use
+``checks``, and pass the suite in ``testing``. docs/storages.md shows how to write another.
 """
 
 from __future__ import annotations

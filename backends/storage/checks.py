@@ -1,4 +1,5 @@
-"""What every storage does alike: checks of arguments, and the life of an object being written.
+"""What every storage does in the same way: checks of arguments, and the life of an object being
+written.
 
 A storage checks a name before it touches anything, so no path leaves the store whatever a manifest
 says. It refuses what only some storages can do (S3 cannot create an empty record conditionally), so
@@ -24,7 +25,7 @@ PathCheck = Callable[[str], str]
 
 
 def check_prefix(prefix: str) -> str:
-    """Return ``prefix`` if a legal path can begin with it, else raise ``InvalidInput``."""
+    """Return ``prefix``. Raises ``InvalidInput`` unless a legal path can begin with it."""
     first, *others = prefix.split("/")
     legal = first in TOP_LEVEL if others else any(name.startswith(first) for name in TOP_LEVEL)
     if others and not others[-1]:
@@ -47,7 +48,9 @@ def check_name(name: str) -> str:
 
 
 def check_created(path: str, data: bytes, check: PathCheck = check_path) -> None:
-    """Refuse a ``create`` that not every storage can do: an illegal path, no or too many bytes."""
+    """Raise ``InvalidInput`` for a ``create`` that not every storage can do: an illegal path, no
+    bytes or too many.
+    """
     check(path)
     if not 0 < len(data) < CREATE_LIMIT_BYTES:
         raise InvalidInput(
@@ -60,7 +63,9 @@ def check_created(path: str, data: bytes, check: PathCheck = check_path) -> None
 
 
 def check_range(path: str, offset: int, length: int, check: PathCheck = check_path) -> None:
-    """Refuse an illegal path, and a negative offset or length. A range beyond the end is legal."""
+    """Raise ``InvalidInput`` for an illegal path, and a negative offset or length. A range beyond
+    the end is legal.
+    """
     check(path)
     if offset < 0 or length < 0:
         raise InvalidInput(
@@ -72,7 +77,7 @@ def check_range(path: str, offset: int, length: int, check: PathCheck = check_pa
 
 
 def check_options(scheme: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse options that a storage does not know, so that a misspelt one is not ignored."""
+    """Raise ``InvalidInput`` for options that a storage does not know, such as misspelt ones."""
     unknown = sorted(set(options) - set(known))
     if unknown:
         takes = f"Known are {', '.join(sorted(known))}" if known else "It takes none"
@@ -80,20 +85,20 @@ def check_options(scheme: str, options: Mapping[str, Any], known: Collection[str
 
 
 def missing(url: str, path: str) -> FileNotFoundError:
-    """The error of every method that reads, for an object that does not exist."""
+    """Return the error that every reading method raises for an object that does not exist."""
     return FileNotFoundError(errno.ENOENT, f"no such object in the store {url}", path)
 
 
 def name_taken(where: str, path: str) -> StorageError:
-    """The error of a writer that closes an object whose name is taken."""
+    """Return the error for a writer that closes an object whose name is taken."""
     return StorageError(f"{path} exists already in {where}. Objects never change: take a new write id", path=path)
 
 
 class NewObject(ABC):
-    """The life of an object being written, on any storage: open, then published or aborted, once.
+    """An object being written, on any storage: open, then published or aborted, once.
 
-    A step that fails discards the object, so one whose write failed half-way is never published
-    with a hole in it. Not thread-safe.
+    A failed step discards the object, so that one whose write failed half-way is never published
+    with a gap. Not thread-safe.
     """
 
     def __init__(self, path: str) -> None:
@@ -105,11 +110,11 @@ class NewObject(ABC):
 
     @abstractmethod
     def _append(self, data: memoryview) -> None:
-        """Take these bytes. The caller may reuse them afterwards."""
+        """Append these bytes. The caller may reuse them afterwards."""
 
     @abstractmethod
     def _publish(self) -> None:
-        """Make the object visible, whole and durable."""
+        """Make the object visible, complete and durable."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -133,9 +138,9 @@ class NewObject(ABC):
         """Do nothing. pyarrow calls it; bytes are visible only after :meth:`close`."""
 
     def close(self) -> None:
-        """Make the object visible, whole and durable, once.
+        """Make the object visible, complete and durable, once.
 
-        ``InvalidInput`` after :meth:`abort`.
+        Raises ``InvalidInput`` after :meth:`abort`.
         """
         if self._end == "published":
             return

@@ -2,9 +2,9 @@
 
 An object is written to a hidden temporary file *in its final directory*, synced, and linked to its
 final name. ``link`` fails if the name is taken, so exactly one of many wins, and nobody sees a torn
-file. Then the temporary name goes, and the directory is synced. Between the two, readers see an
-object that a power failure may take back. Its writer waits; if it dies just there, whatever relies
-on the object waits instead (:meth:`LocalStorage.make_durable`).
+file. Then the temporary name is removed, and the directory is synced. Between the link and this
+sync, readers see an object that a power failure may take back. Its writer waits; if it dies just
+then, whatever relies on the object waits instead (:meth:`LocalStorage.make_durable`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_LINK: Final = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.E
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
-    """The storage of a path or a ``file://`` URL. Raises ``InvalidInput``.
+    """Return the storage of a path or a ``file://`` URL. Raises ``InvalidInput``.
 
     A path may begin with ``~``; a URL is percent-decoded and has no host. The one option is
     ``durable`` (true; false skips every sync).
@@ -80,8 +80,8 @@ def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
 class LocalStorage:
     """A store in a directory. Implements :class:`stateformat.storage.Storage`.
 
-    Safe to share between processes. ``durable=False`` skips every sync: objects still appear whole,
-    but do not survive a power loss.
+    Safe to share between processes. ``durable=False`` skips every sync: objects still appear
+    complete, but may not survive a power failure.
     """
 
     @staticmethod
@@ -115,7 +115,7 @@ class LocalStorage:
             return _pread(descriptor, offset, max(0, min(length, size_bytes - offset)))
 
     def open_input(self, path: str) -> pa.NativeFile:
-        """A seekable file that pyarrow reads without the interpreter's lock."""
+        """Return a seekable file that pyarrow reads without the interpreter's lock."""
         # pyarrow opens by name only. The name was checked just before, and the digests notice a
         # file that is exchanged afterwards.
         with self._reading("open", path):
@@ -130,11 +130,11 @@ class LocalStorage:
             return _LocalOutput(self._tree, self._check(path))
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create-if-absent. The outcome is never ``UNKNOWN``.
+        """Create an object if it is absent. The outcome is never ``UNKNOWN``.
 
-        Missing rights or room fail before the link, as one of ``storage.REFUSALS``. An error with
-        ``details["visible"]`` comes from the last sync: the object stands, but may not survive a
-        power failure. Delete nothing to which it refers.
+        Missing permissions or space fail before the link, as one of ``storage.REFUSALS``. An error
+        with ``details["visible"]`` comes from the last sync: the object exists, but may not survive
+        a power failure. Delete nothing that it refers to.
         """
         check_created(path, data, self._check)
         with self._tree.translated("create", path):
@@ -146,7 +146,9 @@ class LocalStorage:
                 output.abort()
 
     def folder(self) -> LocalFolder:
-        """The same directory, for files of any name (:func:`stateformat.storage.folder_of`)."""
+        """Return the same directory for files of any name. See
+        :func:`stateformat.storage.folder_of`.
+        """
         return LocalFolder(self._tree.root, durable=self._tree.durable)
 
     def leftovers(self) -> list[Leftover]:
@@ -182,10 +184,9 @@ class LocalStorage:
             return ["/".join((*parts, found)) for found in self._tree.names_after(parts, name)]
 
     def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:  # noqa: ARG002
-        """Link the file of another directory, if it is on this file system.
+        """Link the file of another directory, if it is on this file system; else return None.
 
-        None also where the system makes no such link: too many of them, or of a file that belongs
-        to another user.
+        None also if the system refuses the link: too many of them, or a file of another user.
         """
         if not isinstance(source, LocalStorage):
             return None
@@ -207,7 +208,7 @@ class LocalStorage:
                     return None
                 raise
             if not os.path.samestat(os.stat(name, dir_fd=here, follow_symlinks=False), os.fstat(file)):
-                # The name was exchanged since it was looked at.
+                # The name was replaced since it was looked at.
                 os.unlink(name, dir_fd=here)
                 return None
         return Link.SHARED
@@ -231,10 +232,10 @@ class LocalStorage:
             self._tree.remove_store(place)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete these objects, in the order given, and each segment directory that becomes empty.
+        """Delete these objects in the given order, and each segment directory that becomes empty.
 
         Deletions of records and requests are durable on return. A segment or manifest that a power
-        failure brings back is garbage, as it was before.
+        failure brings back is garbage, as before.
         """
         names = [_split(self._check(path)) for path in paths]
         for parents, group in groupby(names, key=lambda name: name[0]):
@@ -266,14 +267,15 @@ class LocalStorage:
 
 
 class LocalFolder(LocalStorage):
-    """A directory with files of any name, read as it is; for what is no store of ours."""
+    """A directory with files of any name, read as it is; for folders that are not stores."""
 
     @staticmethod
     def _check(path: str) -> str:
         return check_relative(path)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """Every plain file whose path begins with ``prefix``, hidden ones too, sorted by path.
+        """Return every plain file whose path begins with ``prefix``, hidden ones too, sorted by
+        path.
 
         Links are neither followed nor listed.
         """
@@ -309,14 +311,14 @@ class _LocalOutput(NewObject):
             raise
 
     def link(self) -> bool:
-        """Give the file its final name, durably; false if the name is taken."""
+        """Give the file its final name, durably; returns False if the name is taken."""
         self._file.flush()
         self._tree.sync(self._file.fileno())
         here, ours = self._directory, True
         try:
             os.link(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
         except OSError as error:
-            # Over a network the answer may be lost; the repeated request then meets its own link.
+            # Over a network the response may be lost; the repeated request then meets its own link.
             ours = self._is_linked()
             if not ours and not isinstance(error, FileExistsError):
                 self._refuse(error)
@@ -343,8 +345,8 @@ class _LocalOutput(NewObject):
     def _refuse(self, error: OSError) -> NoReturn:
         if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
             raise StorageError(
-                f"the file system of {self._tree.root} makes no hard links ({error.strerror}), so {self._path} cannot "
-                "be created without the risk of overwriting another object. Put the store elsewhere",
+                f"the file system of {self._tree.root} does not support hard links ({error.strerror}), so {self._path} "
+                "cannot be created without the risk of overwriting another object. Put the store elsewhere",
                 kind=ErrorKind.STORAGE_UNSUITABLE,
                 path=self._path,
             ) from error
@@ -383,7 +385,7 @@ class _LocalOutput(NewObject):
             logger.warning("temporary file %s of %s stays behind", self._temporary, self._path, exc_info=True)
 
     def _free(self) -> None:
-        # Closing flushes, which may fail once more on a full disk; nothing is lost by that now.
+        # Closing flushes, which may fail once more on a full disk; that loses nothing now.
         with contextlib.suppress(OSError):
             self._file.close()
         os.close(self._directory)
@@ -395,14 +397,14 @@ def _split(path: str) -> tuple[Parts, str]:
 
 
 def _temporary_name(name: str) -> str:
-    """A new hidden name that holds the final one, cut to what a directory can hold."""
+    """Return a new hidden name that contains the final one, cut to what a directory can hold."""
     hidden = f"{TEMPORARY}{os.urandom(_RANDOM_BYTES).hex()}-"
     cut = os.fsencode(name)[: _NAME_MAX_BYTES - len(hidden)]
     return hidden + cut.decode("utf-8", "ignore")
 
 
 def _object_of(temporary: str) -> str:
-    """The path of the object that a temporary file was to become; a long name may be cut."""
+    """Return the path of the object that a temporary file was to become; a long name may be cut."""
     directory, slash, name = temporary.rpartition("/")
     return directory + slash + name[len(TEMPORARY) + 2 * _RANDOM_BYTES + 1 :]
 
@@ -415,7 +417,7 @@ def _split_temporary(name: str) -> tuple[Parts, str]:
 
 
 def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:
-    """The bytes asked for, or fewer if the file is shorter, without an intermediate copy."""
+    """Return the bytes asked for, or fewer if the file is shorter, without an intermediate copy."""
     buffer = pa.allocate_buffer(length)
     view, filled = memoryview(buffer), 0
     while filled < length:

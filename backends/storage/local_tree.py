@@ -1,10 +1,11 @@
 """The directories of a local store: walked without following links, durable, scanned until stable.
 
 Theory of operation. Every access walks from the root by directory descriptors and follows no
-symbolic link below the root. Before anything new stands in a directory, the parent that names it
-has been synced, even if another process made it and may have died before its own sync. A directory
-is listed until two scans agree and every file of them still stands afterwards: ``readdir`` promises
-nothing about names that come and go meanwhile, and a name that has gone may have been the greatest.
+symbolic link below the root. Before anything new is created in a directory, the parent that names
+it has been synced, even if another process made it and may have died before its own sync. A
+directory is listed until two scans agree and every file of them still exists afterwards:
+``readdir`` promises nothing about names that come and go meanwhile, and a name that has gone may
+have been the greatest.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ TEMPORARY: Final = ".tmp-"
 """How names of temporary files begin. Names of objects never begin with a dot."""
 _RECORDS: Final = "checkpoints"
 _REQUESTS: Final = "requests"
-"""In this folder anything but a plain file is passed over, so that it cannot prevent a stop."""
+"""In this folder anything but a plain file is ignored, so that it cannot prevent a stop."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CHILD: Final = _DIRECTORY | os.O_NOFOLLOW
-# Without O_NONBLOCK, opening a named pipe in the place of an object would wait for ever.
+# Without O_NONBLOCK, opening a named pipe in the place of an object would wait forever.
 _OBJECT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SCANS_MAX: Final = 1000
 _WARNINGS_MAX: Final = 100
@@ -48,7 +49,7 @@ class DirectoryTree:
     def __init__(self, root: str, *, durable: bool) -> None:
         self.root = root
         self.durable = durable
-        # Directories whose names are known to be durable; the empty one stands for the root.
+        # Directories whose names are known to be durable; the empty one is the root.
         self._synced: set[Parts] = set()
         self._warned: set[str] = set()
 
@@ -58,9 +59,9 @@ class DirectoryTree:
             os.fsync(descriptor)
 
     def open(self, parts: Parts, *, make: bool = False) -> int:
-        """A descriptor of a directory, reached without a link.
+        """Return a descriptor of a directory, reached without following a link.
 
-        ``make``: what is missing, durably.
+        ``make``: create what is missing, durably.
         """
         if make:
             self._make_root()
@@ -89,7 +90,9 @@ class DirectoryTree:
             yield descriptor, status.st_size
 
     def files(self, parts: Parts, start: str, *, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """The objects, or temporary files, below a directory whose names begin with ``start``."""
+        """Yield the objects, or temporary files, below a directory whose names begin with
+        ``start``.
+        """
         try:
             opened = self.opened(parts)
         except FileNotFoundError:
@@ -102,7 +105,9 @@ class DirectoryTree:
                     yield ObjectInfo("/".join((*parts, name)), size_bytes)
 
     def linked(self, parts: Parts, start: str) -> Iterator[tuple[str, tuple[str, int]]]:
-        """The objects of :meth:`files` that have several names: device and inode, and how many."""
+        """Yield the objects of :meth:`files` that have several names: device and inode, and how
+        many.
+        """
         for path, _ in self.files(parts, start):
             *parents, name = path.split("/")
             with contextlib.suppress(FileNotFoundError), self.opened(tuple(parents)) as directory:
@@ -111,9 +116,10 @@ class DirectoryTree:
                     yield path, (f"{status.st_dev}:{status.st_ino}", status.st_nlink)
 
     def any_files(self, parts: Parts, start: str) -> Iterator[ObjectInfo]:
-        """Plain files of any name below a directory, in no order; ``start`` begins the first name.
+        """Yield plain files of any name below a directory, in no order; ``start`` begins the first
+        name.
 
-        One scan: what comes and goes meanwhile may be missed. Links are passed over.
+        One scan: files that come and go meanwhile may be missed. Links are ignored.
         """
         try:
             opened = self.opened(parts)
@@ -140,10 +146,12 @@ class DirectoryTree:
     def _pass_over(self, path: str, what: str) -> None:
         if path not in self._warned and len(self._warned) < _WARNINGS_MAX:
             self._warned.add(path)
-            logger.warning("%s in the store %s %s; it is left alone", json.dumps(path), self.root, what)
+            logger.warning("%s in the store %s %s; it is ignored", json.dumps(path), self.root, what)
 
     def names(self, parts: Parts) -> list[str]:
-        """The names of the objects directly in a directory, sorted, as :meth:`files` finds them."""
+        """Return the names of the objects directly in a directory, sorted, as :meth:`files` finds
+        them.
+        """
         try:
             opened = self.opened(parts)
         except FileNotFoundError:
@@ -153,7 +161,9 @@ class DirectoryTree:
             return [name for name, size_bytes in found if size_bytes is not None]
 
     def names_after(self, parts: Parts, name: str) -> list[str]:
-        """The greater names of objects directly in a directory, sorted, by one scan of it."""
+        """Return the greater names of objects directly in a directory, sorted, from one scan of
+        it.
+        """
         try:
             opened = self.opened(parts)
         except FileNotFoundError:
@@ -166,7 +176,9 @@ class DirectoryTree:
             return [entry for entry in greater if self._is_object(entry, descriptor, parts)]
 
     def _is_object(self, name: str, directory: int, parts: Parts) -> bool:
-        """Whether a plain file has the name. Raises for anything else in the place of a record."""
+        """Return whether a plain file has the name. Raises if anything else has the name of a
+        record.
+        """
         try:
             mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         except FileNotFoundError:
@@ -176,7 +188,7 @@ class DirectoryTree:
         return stat.S_ISREG(mode)
 
     def unlink(self, parts: Parts, names: Iterable[str], *, durable: bool) -> None:
-        """Remove files, if they are there, in order, and a segment directory that is empty then."""
+        """Remove files, if they exist, in order, and a segment directory that is then empty."""
         with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
@@ -190,7 +202,7 @@ class DirectoryTree:
                 self._synced.discard(parts)
 
     def folders(self, parts: Parts) -> list[str]:
-        """The names of the directories in one beside the objects, sorted; links are none."""
+        """Return the names of the directories in one beside the objects, sorted, without links."""
         try:
             opened = self.opened(parts)
         except FileNotFoundError:
@@ -203,8 +215,8 @@ class DirectoryTree:
     def remove_store(self, place: Parts) -> None:
         """Remove the objects of the store in a directory below the root, records first, durably.
 
-        Temporary files go too, and the directories that are empty then. Raises ``OSError`` for a
-        link on the way to the store's folders before anything is removed; a link in them is
+        Temporary files are removed too, and the directories that are then empty. Raises ``OSError``
+        for a link on the way to the store's folders before anything is removed; a link in them is
         removed, and not followed.
         """
         folders = [(*place, name) for name in TOP_LEVEL]
@@ -214,7 +226,8 @@ class DirectoryTree:
                     pass
             except OSError as error:
                 raise OSError(error.errno, error.strerror, "/".join(folder)) from error
-        # Records are first in the alphabet of TOP_LEVEL, and without one nothing is a checkpoint.
+        # Records are first in the alphabet of TOP_LEVEL, and without a record nothing is a
+        # checkpoint.
         for folder in folders:
             self._remove_all(folder)
         for parts in (place, place[:-1]):
@@ -246,14 +259,16 @@ class DirectoryTree:
             self._fail(operation, path, error)
 
     def _make_root(self) -> None:
-        """Make the root and the directories above it, each durable before the next stands in it."""
+        """Make the root and the directories above it, each durable before the next is created in
+        it.
+        """
         root = Path(self.root)
         if () in self._synced and root.is_dir():
             return
         self._synced.clear()
         missing = [directory for directory in (root, *root.parents) if not directory.exists()]
         deepest = missing[-1].parent if missing else root
-        # The deepest that stands is synced too: the process that made it may have died before its
+        # The deepest that exists is synced too: the process that made it may have died before its
         # sync. Those above were durable before it was made.
         self._sync_name(deepest)
         for directory in reversed(missing):
@@ -262,7 +277,7 @@ class DirectoryTree:
         self._synced.add(())
 
     def _sync_name(self, directory: Path) -> None:
-        # What we are not permitted to open we did not change either.
+        # A directory that we may not open is one that we did not change.
         with contextlib.suppress(PermissionError), _closing(os.open(directory.parent, _DIRECTORY)) as descriptor:
             self.sync(descriptor)
 
@@ -289,16 +304,19 @@ class DirectoryTree:
     def _scan_until_stable(
         self, directory: int, parts: Parts, start: str, *, temporary: bool, sizes: bool = True
     ) -> list[tuple[str, int | None]]:
-        """Names, sorted, with sizes in bytes (0 without ``sizes``); ``None`` for a directory."""
+        """Return names, sorted, with sizes in bytes (0 without ``sizes``); ``None`` for a
+        directory.
+        """
         before: list[tuple[str, bool]] | None = None
         for _ in range(_SCANS_MAX):
             now = self._scan(directory, parts, start, temporary=temporary)
             if now == before:
-                # A file that is gone by now voids the scan: without it, the greatest name could be
-                # missing. If the greatest still stands after the scan, none greater stood when the
-                # scan began: records are deleted lowest first, so the scan would have seen it.
+                # A file that is gone by now invalidates the scan: without it, the greatest name
+                # could be missing. If the greatest still exists after the scan, no greater one
+                # existed when the scan began: records are deleted lowest first, so the scan would
+                # have seen it.
                 if not sizes:
-                    # A third scan that shows them all says the same as looking at each.
+                    # A third scan that shows them all proves the same as looking at each.
                     before = self._scan(directory, parts, start, temporary=temporary)
                     if set(now) <= set(before):
                         return [(name, None if is_directory else 0) for name, is_directory in now]
@@ -313,7 +331,9 @@ class DirectoryTree:
         )
 
     def _scan(self, directory: int, parts: Parts, start: str, *, temporary: bool) -> list[tuple[str, bool]]:
-        """Names of directories, and of objects or temporary files, sorted; True for a directory."""
+        """Return names of directories, and of objects or temporary files, sorted; True for a
+        directory.
+        """
         found = []
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -325,7 +345,7 @@ class DirectoryTree:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     if parts == (_RECORDS,) and name.endswith(".json"):
-                        # Passing it over would hide that a record is gone.
+                        # Ignoring it would hide that a record is gone.
                         raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
                     found.append((name, True))
                 elif parts and entry.is_file(follow_symlinks=False):
@@ -338,7 +358,7 @@ class DirectoryTree:
         return sorted(found)
 
     def _fail(self, operation: str, path: str, error: OSError) -> NoReturn:
-        # In all cases but the last nothing was done, and nothing would be done a second time.
+        # In all cases but the last nothing was done, and a retry would do nothing either.
         kind, said = ErrorKind.STORAGE_REFUSED, error.strerror or error
         link = self._link_on(path) or (self._link_on(error.filename) if isinstance(error.filename, str) else None)
         if link:

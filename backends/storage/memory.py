@@ -23,11 +23,11 @@ from . import checks as shared
 
 _STORES: dict[str, dict[str, bytes]] = {}
 _LOCK = RLock()
-"""May be taken twice: the collection of garbage may reset a store at any point of an operation."""
+"""Reentrant: garbage collection may reset a store at any point of an operation."""
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
-    """The storage of ``memory://name``; the name may have slashes. It takes no options."""
+    """Return the storage of ``memory://name``; the name may have slashes. It takes no options."""
     shared.check_options("memory://", options, ())
     name = url.removeprefix("memory://")
     if not name.strip("/"):
@@ -38,7 +38,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
 class MemoryStorage:
     """A store in this process.
 
-    Implements :class:`Storage`; ``create`` never answers ``UNKNOWN``.
+    Implements :class:`stateformat.storage.Storage`; ``create`` never returns ``UNKNOWN``.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,7 +46,7 @@ class MemoryStorage:
 
     @classmethod
     def reset(cls, name: str) -> None:
-        """Forget the store of this name and all its objects. For tests."""
+        """Delete the store of this name and all its objects. For tests."""
         with _LOCK:
             _STORES.pop(name.strip("/"), None)
 

@@ -1,4 +1,4 @@
-"""What a topology may not do to a checkpoint: each refusal with its rule.
+"""What a topology may not do to a checkpoint: the refusals, with the rule for each.
 
 Read ``refusals`` (the values), ``compatibility`` (numbers, keys, states, records in flight),
 ``graph`` (finished operators, chains), then ``checkpoint`` (a checkpoint that contradicts itself).

@@ -36,7 +36,8 @@ class Found(NamedTuple):
 def checkpoint_refusals(record: Record, states: Sequence[State], found: Sequence[Found]) -> Iterator[Refusal]:
     """Refuse union state of finished subtasks, contradicting statuses, and missing handles.
 
-    ``states`` are the record's in byte order, ``found`` is what :class:`HandleRules` say of each.
+    ``states`` are the record's in byte order; ``found`` is what :class:`HandleRules` found for
+    each.
     """
     for state in states:
         operator = record.graph.operator(state.operator)
@@ -56,7 +57,7 @@ def checkpoint_refusals(record: Record, states: Sequence[State], found: Sequence
 
 
 def check_owners(record: Record, states: Sequence[State]) -> None:
-    """Raise ``DamagedCheckpoint`` for a state of an operator that the graph lacks."""
+    """Raise ``DamagedCheckpoint`` for a state whose operator is not in the graph."""
     for state in states:
         if state.operator not in record.graph.by_uid:
             raise DamagedCheckpoint(
@@ -69,7 +70,7 @@ def check_owners(record: Record, states: Sequence[State]) -> None:
 
 
 def _check_groups(found: Handles, parallelism: Ints, ceiling: Ints) -> None:
-    """Check handles with rows and key groups, given the numbers of each one's operator."""
+    """Check handles with rows and key groups, given the numbers of each handle's operator."""
     first = -(-found.subtask * ceiling // parallelism)
     last = -(-(found.subtask + 1) * ceiling // parallelism) - 1
     # Other rules refuse subtasks and groups that do not exist.
@@ -121,7 +122,7 @@ def _done(record: Record) -> tuple[Mask, dict[str, int]]:
 
 
 class HandleRules:
-    """Rules of handles, asked for some whole operators at a time. Thread-safe."""
+    """Rules of handles, applied to some whole operators at a time. Thread-safe."""
 
     def __init__(self, record: Record, states: Sequence[State]) -> None:
         self._states = states
@@ -138,7 +139,7 @@ class HandleRules:
     def check_groups(self, handles: Handles) -> None:
         """Raise ``DamagedCheckpoint`` for groups of another subtask, or in two handles of a layer.
 
-        Either would lose or double rows silently (SPEC.md sections 4.3 and 5.3).
+        Either would silently lose or duplicate rows (SPEC.md sections 4.3 and 5.3).
         """
         found = handles.where(self._keyed[handles.state] & (handles.rows > 0))
         _check_groups(found, self._parallelism[found.state], self._ceiling[found.state])

@@ -1,8 +1,8 @@
 """What a topology may not do to a checkpoint: each rule yields refusals.
 
-What would be *lost* (the state of a missing operator, in-flight records) is refused where it has
-rows. What would be *misread* (keys, schemas) is refused wherever it is declared, so that a restore
-does not depend on whether a state happens to be empty. ``rules.graph`` has the rules of the graph.
+What would be *lost* (the state of a missing operator, in-flight records) is refused if it has rows.
+What would be *misread* (keys, schemas) is refused wherever it is declared, so a restore does not
+depend on whether a state happens to be empty. ``rules.graph`` has the rules of the graph.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Match:
     def columns(self) -> Mapping[tuple[str, str], tuple[ColumnPlan, ...]]:
         """The plans for the columns of states that are declared or lose some, by (operator, state).
 
-        States of finished operators, and those that the topology does not take, are left out.
+        States of finished operators, and those that the topology does not restore, are left out.
         """
         restarted = {operator.uid for operator, _ in self.restarted}
         found = {}
@@ -219,7 +219,7 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
 def state_refusals(match: Match) -> Iterator[Refusal]:
     """Refuse states that no operator would take, or that the new program could not read."""
     for operator in match.record.graph.operators:
-        # Progress of a removed operator is no loss: a stateless operator may leave the job.
+        # Progress of a removed operator is not a loss: a stateless operator may leave the job.
         held = [state for state in match.kept(operator.uid) if state.mode is not Mode.PROGRESS]
         lost = {state.name: match.rows_of(state) for state in held if match.rows_of(state)}
         if operator.uid not in match.topology.by_uid and lost:
@@ -304,7 +304,7 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
 
 
 def _ttl_refusal(saved: State, ttl: Ttl) -> Refusal:
-    """Refuse to let rows that expire live for ever unless the program says so."""
+    """Refuse to let rows that expire live forever unless the program says so."""
     message = (
         f"rows of state {saved.name!r} of operator {saved.operator!r} expire {words.duration(ttl.duration_us)} after "
         "their last access in the checkpoint, and the program declares no ttl for it: they would live for ever"

@@ -1,7 +1,7 @@
-"""What the graph demands of finished operators (FLIP-147), by the edges of the topology.
+"""What the graph requires of finished operators (FLIP-147), by the edges of the topology.
 
-Statuses are the checkpoint's; edges are the topology's, since the new job runs along them. After a
-rescale the record says *running* of a partially finished operator; the rules use the status from
+Statuses are the checkpoint's; edges are the topology's, since the new job uses those. After a
+rescale the record calls a partially finished operator *running*; the rules use the status from
 ``rescaled_from``. Publishing enforces the same rules (``stateformat.rules.statuses``).
 """
 
@@ -80,8 +80,8 @@ def unchain(
 ) -> tuple[JobGraph, tuple[str, ...], list[Refusal], list[PlanWarning]]:
     """Break up chains whose operators differ in status.
 
-    Operators of one status stay chained, under the name of the old chain and that status. A chain
-    with a pinned operator is left as it is and refused.
+    Operators with the same status stay chained; their chain is named after the old one and the
+    status. A chain with a pinned operator is left as it is and refused.
 
     Returns the topology, the names of the broken chains, refusals and warnings.
     """

@@ -1,6 +1,7 @@
 """Reasons why a checkpoint cannot be restored into a topology, and warnings about one that can.
 
-Both are data. A plan collects every refusal, so that the user sees at once all that has to change.
+Both are data. A plan collects every refusal, so the user sees everything that has to change at
+once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 class RefusalCode(StrEnum):
-    """The rule that refuses. A released code never changes its meaning."""
+    """The rule that is broken. A released code never changes its meaning."""
 
     # Faults of the checkpoint by itself.
     UNION_PARTIALLY_FINISHED = "union_partially_finished"

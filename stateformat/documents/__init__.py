@@ -1,7 +1,7 @@
-"""What is shown of a checkpoint, as JSON documents (docs/json.md): facts, and no text.
+"""What is known of a checkpoint, as JSON documents (docs/json.md): facts, no text.
 
 ``checkpoint`` describes records, what their handles hold, and problems, ``validation`` its reports.
-``columns`` has lists that stay columns, ``rows`` makes JSON of Arrow rows, ``graph`` orders
+``columns`` has lists that stay columns, ``rows`` converts Arrow rows to JSON, ``graph`` orders
 operators. Pages of ``ckpt``, reports and notebooks are drawn from these documents.
 """
 

@@ -1,7 +1,7 @@
 """Facts about checkpoints as JSON documents: the members of the record, and sums over the manifest.
 
-Names are those of SPEC.md. numpy makes the sums over columns of the manifest, so a checkpoint of a
-million handles takes no longer than reading its manifest.
+Names are those of SPEC.md. numpy computes the sums over columns of the manifest, so a checkpoint of
+a million handles takes no longer than reading its manifest.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ _Numbers: TypeAlias = "npt.NDArray[np.integer[Any]]"
 
 
 def reference(ref: ParentRef | None) -> Document | None:
-    """A checkpoint by id and attempt, or null."""
+    """Return a checkpoint by id and attempt, or None."""
     return None if ref is None else {"checkpoint_id": ref.checkpoint_id, "attempt_id": ref.attempt_id}
 
 
 def record_document(store: str, record: Record) -> Document:
-    """Every member of the record (SPEC.md section 3.2) and its store; members left out are null."""
+    """Return every member of the record (SPEC.md section 3.2) and its store; missing members are
+    null.
+    """
     members = members_of(record)
     return {
         "store": store,
@@ -70,9 +72,9 @@ def record_document(store: str, record: Record) -> Document:
 
 
 def stop_document(record: Record) -> Document | None:
-    """The stop at which the checkpoint was taken; null for any other.
+    """Return the stop at which the checkpoint was taken; null for any other.
 
-    ``goes_on_at``: at which parallelism the job goes on by itself, in words; null if it does not.
+    ``goes_on_at``: at which parallelism the job continues by itself, in words; null if it does not.
     """
     if record.stop is None:
         return None
@@ -82,29 +84,31 @@ def stop_document(record: Record) -> Document | None:
 
 
 def given_up_told(properties: Mapping[str, str]) -> Document | None:
-    """What a checkpoint was published without, as its record says; null where it says nothing."""
+    """Return what a checkpoint was published without, according to its record; null if it does not
+    say.
+    """
     try:
         told = json.loads(properties.get(GIVEN_UP_PROPERTY, "null"))
         states = [{name: kind(each[name]) for name, kind in _GIVEN_UP} for each in told["states"]]
         return {"checkpoint_id": int(told["checkpoint_id"]), "rows": int(told["rows"]), "states": states}
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        # Whoever wrote it did not mean this implementation.
+        # Not in the form that stateformat writes: another program wrote it.
         return None
 
 
 def origin_document(properties: Mapping[str, str]) -> Document:
-    """Who published a checkpoint; null for what its record does not say."""
+    """Return who published a checkpoint; null for what its record does not say."""
     names = {name.removeprefix(RESERVED_PROPERTIES): name for name in ORIGIN_PROPERTIES}
     return {member: properties.get(name) for member, name in names.items()}
 
 
 def totals_document(totals: Totals) -> Document:
-    """The totals; rows are null where another system's checkpoint does not say them."""
+    """Return the totals; rows are null if another system's checkpoint does not give them."""
     return {**asdict(totals), "rows": _known(totals.rows)}
 
 
 def published_document(store: str, record: Record) -> Document:
-    """A checkpoint that a command has just published."""
+    """Return a checkpoint that a command has just published."""
     return {
         "store": store,
         "checkpoint_id": record.checkpoint_id,
@@ -117,7 +121,7 @@ def published_document(store: str, record: Record) -> Document:
 
 
 def operator_size(operator: Operator) -> Document:
-    """An operator's parallelism and status."""
+    """Return an operator's parallelism and status."""
     return {
         "uid": operator.uid,
         "name": operator.name,
@@ -130,14 +134,14 @@ def operator_size(operator: Operator) -> Document:
 class Holdings:
     """What the handles of a checkpoint hold: rows and stored bytes by state, layer and subtask.
 
-    ``handles`` are in the manifest's order. Stored bytes are in proportion to rows. A segment that
-    several handles share counts once. Rows may be null (``Checkpoint.outline``); then those of the
-    whole state are, and its skew is that of the bytes.
+    ``handles`` are in the manifest's order. Stored bytes are in proportion to rows. A segment
+    shared by several handles counts once. Rows may be null (``Checkpoint.outline``); then those of
+    the whole state are, and its skew is that of the bytes.
     """
 
     def __init__(self, record: Record, handles: pa.Table) -> None:
         self._record = record
-        # Half of what int64 takes; there may be a million.
+        # Half of what int64 takes; there may be a million handles.
         self._columns: dict[str, _Numbers] = {name: integers(handles[name]).astype(np.int32) for name in _SMALL}
         self._columns["rows"] = integers(handles["rows"])
         self._unknown = self._columns["rows"] < 0
@@ -148,12 +152,12 @@ class Holdings:
         self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
 
     def rows(self, state: State) -> int:
-        """The rows of a state, of all its layers; 0 where they are not known."""
+        """Return the rows of a state, of all its layers; 0 if unknown."""
         run = self._run(state)
         return 0 if self._unknown[run].any() else int(self._columns["rows"][run].sum())
 
     def totals(self, state: State) -> tuple[int | None, int]:
-        """The rows (None where they are not known) and stored bytes of a state, of all layers."""
+        """Return the rows (None if unknown) and stored bytes of a state, of all layers."""
         run = self._run(state)
         rows = None if self._unknown[run].any() else int(self._columns["rows"][run].sum())
         return rows, int(self._columns["bytes"][run].sum())
@@ -162,10 +166,11 @@ class Holdings:
         return self._runs.get((state.operator, state.name), slice(0, 0))
 
     def document(self, state: State, declared: Document) -> Document:
-        """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and subtask.
+        """Return a state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and
+        subtask.
 
         ``declared`` is the state in :func:`record_document`. ``subtasks`` are the owners that
-        report rows, in order; ``skew`` is the greatest of their rows over the mean.
+        report rows, in order; ``skew`` is the ratio of the greatest of their rows to the mean.
         """
         run = self._run(state)
         mine = {name: column[run] for name, column in self._columns.items()}
@@ -206,7 +211,9 @@ class Holdings:
 
 
 def _ttl_document(state: State) -> Document | None:
-    """How long rows live (SPEC.md section 6.5), and what time it was; null where none expires."""
+    """Return how long rows live (SPEC.md section 6.5), and what time it was; null if none
+    expires.
+    """
     if state.ttl is None:
         return None
     now_us = state.ttl_now_us
@@ -219,7 +226,9 @@ def _ttl_document(state: State) -> Document | None:
 
 
 def clock_members(state: State) -> Document:
-    """By which clock timers fire (SPEC.md section 6.6), and what it said; null for other states."""
+    """Return by which clock timers fire (SPEC.md section 6.6), and its time; null for other
+    states.
+    """
     now_us = state.clock_now_us
     return {
         "clock": state.clock if state.kind is Kind.TIMERS else None,
@@ -233,7 +242,9 @@ def _known(number: int) -> int | None:
 
 
 def holds_document(record: Record, holdings: Holdings) -> Document:
-    """What a run uses up: rows (of all layers) of timers and committables, records in flight."""
+    """Return what a run uses up: rows (of all layers) of timers and committables, in-flight
+    records.
+    """
     rows = [(state, holdings.rows(state)) for state in record.states]
     return {
         "timers": sum(count for state, count in rows if state.kind is Kind.TIMERS),
@@ -247,13 +258,15 @@ def holds_document(record: Record, holdings: Holdings) -> Document:
 
 
 def _distinct(codes: _Numbers) -> int:
-    # Handles of one segment are almost neighbors. (np.unique would import numpy.ma.)
+    # Handles of one segment are nearly always close together. (np.unique would import numpy.ma.)
     codes = np.sort(codes, kind="stable")
     return int(len(codes) and 1 + (codes[1:] != codes[:-1]).sum())
 
 
 def _stored_bytes(handles: pa.Table, path: _Numbers, rows: _Numbers) -> _Numbers:
-    """Each handle's part of its segment's size, by rows; together never more than that size."""
+    """Return each handle's part of its segment's size, by rows; the sum is never more than that
+    size.
+    """
     if not len(rows):
         return rows
     sizes, whole = integers(handles["size_bytes"]), integers(handles["segment_rows"])
@@ -268,7 +281,9 @@ def _stored_bytes(handles: pa.Table, path: _Numbers, rows: _Numbers) -> _Numbers
 
 
 def _subtasks(mine: dict[str, _Numbers]) -> JsonRows:
-    """One entry per owner, in order; subtask null is the coordinator or owns committables."""
+    """Return one entry per owner, in order; subtask null is the coordinator or owns
+    committables.
+    """
     owner, last = mine["subtask"], mine["last_group"]
     # The manifest is sorted by subtask: an owner begins where the number changes. (np.unique would
     # import numpy.ma.)
@@ -291,7 +306,7 @@ def _subtasks(mine: dict[str, _Numbers]) -> JsonRows:
 
 
 def history_document(record: Record) -> Document:
-    """One line of the history."""
+    """Return one line of the history."""
     status = [operator.status for operator in record.graph.operators]
     return {
         "checkpoint_id": record.checkpoint_id,
@@ -312,12 +327,12 @@ def history_document(record: Record) -> Document:
 
 
 def fault_document(error: CheckpointError) -> Document:
-    """Why something could not be read."""
+    """Return why something could not be read."""
     return {"kind": error.kind.value, "message": str(error)}
 
 
 def problem_document(problem: Problem) -> Document:
-    """One finding; members that do not apply to it are null."""
+    """Return one finding; members that do not apply to it are null."""
     return {
         "kind": str(problem.kind),
         "clause": problem.clause,

@@ -1,4 +1,4 @@
-"""Long lists of a document that stay columns: a million subtasks never become a million objects."""
+"""Long lists in a document that stay columns: a million subtasks never become a million objects."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class JsonRows:
             yield dict(zip(self.arrays, values, strict=True))
 
     def greatest(self, count: int, name: str) -> list[dict[str, int | None]]:
-        """The objects with the greatest values of a member; of equal ones the first."""
+        """Return the objects with the greatest values of a member; of equal ones the first."""
         order = (-self.arrays[name]).argsort(kind="stable")[:count]
         return list(JsonRows(**{member: array[order] for member, array in self.arrays.items()}))
 
     def lines(self) -> Iterator[str]:
-        """Each object as JSON."""
+        """Yield each object as JSON."""
         template = "{" + ", ".join(f"{json.dumps(name)}: %s" for name in self.arrays) + "}"
         return (template % values for values in self._tuples(null="null"))
 
@@ -59,7 +59,7 @@ class JsonColumn:
             yield from part.to_pylist()
 
     def pieces(self, **options: Any) -> Iterator[str]:
-        """The entries as JSON, many in a piece."""
+        """Yield the entries as JSON, many in a piece."""
         for part in self._parts():
             if part.null_count == 0 and str(part.type).startswith("int"):
                 yield ", ".join(map(str, part.to_numpy().tolist()))

@@ -1,4 +1,4 @@
-"""The order in which a job graph is shown. The input is the graph of a record, as parsed JSON."""
+"""The order in which a job graph is shown. The input is the graph from a record, as parsed JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Json = Mapping[str, Any]
 
 
 def in_order(operators: Sequence[Json], edges: Sequence[Json]) -> list[Json]:
-    """Operators in topological order, without feedback edges; else in the order of definition.
+    """Return operators in topological order, ignoring feedback edges; ties are in order of
+    definition.
 
-    A graph with a cycle, which the format forbids, is shown all the same.
+    A graph with a cycle, which the format forbids, is still shown.
     """
     place = {operator["uid"]: i for i, operator in enumerate(operators)}
     sources: list[set[int]] = [set() for _ in operators]

@@ -1,6 +1,6 @@
-"""Rows of state as text, by batch: JSON lines and the cells of CSV files. No loop over rows.
+"""Rows of state as text, batch by batch: JSON lines and the cells of CSV files. No loop over rows.
 
-Every value has one form as text, whatever the command:
+Every value has one text form, in every command:
 
 ==================  ==============================================================================
 type                JSON
@@ -35,18 +35,20 @@ _CONTROLS: Final = [chr(code) for code in range(32)] + ["\x7f"]
 
 
 def json_texts(batch: pa.RecordBatch) -> pa.Array:
-    """A batch as JSON objects: one utf8 value per row, never null, members in column order."""
+    """Return a batch as JSON objects: one utf8 value per row, never null, members in column
+    order.
+    """
     _check(batch)
     return _object(list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
-    """The bytes of JSON lines: each object and a newline."""
+    """Return the bytes of JSON lines: each object and a newline."""
     return lines_of(json_texts(batch))
 
 
 def lines_of(texts: pa.Array) -> pa.Buffer:
-    """The bytes of utf8 values without nulls, a newline after each."""
+    """Return the bytes of utf8 values without nulls, each followed by a newline."""
     lines = pc.binary_join_element_wise(texts, pa.scalar(""), "\n")
     _, offsets, data = lines.buffers()
     if data is None or not len(lines):
@@ -56,7 +58,9 @@ def lines_of(texts: pa.Array) -> pa.Buffer:
 
 
 def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch as CSV can hold it: binary as hexadecimal text, nested types as JSON text."""
+    """Return the batch as CSV can hold it: binary as hexadecimal text, nested types as JSON
+    text.
+    """
     _check(batch)
     columns = []
     for column in batch.columns:
@@ -69,7 +73,7 @@ def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def objects(batches: Iterable[pa.RecordBatch], limit: int) -> list[dict[str, Any]]:
-    """The first ``limit`` rows as Python objects, in the forms above."""
+    """Return the first ``limit`` rows as Python objects, in the forms above."""
     found: list[dict[str, Any]] = []
     for batch in batches:
         found += [json.loads(text) for text in json_texts(batch.slice(0, limit - len(found))).to_pylist()]
@@ -79,7 +83,7 @@ def objects(batches: Iterable[pa.RecordBatch], limit: int) -> list[dict[str, Any
 
 
 def _check(batch: pa.RecordBatch) -> None:
-    """Refuses strings that are no UTF-8: Parquet can hold any bytes, JSON and CSV cannot."""
+    """Refuse strings that are not UTF-8: Parquet can hold any bytes, JSON and CSV cannot."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -93,7 +97,7 @@ def _check(batch: pa.RecordBatch) -> None:
 
 
 def hexadecimal(column: pa.Array) -> pa.Array:
-    """Binary as utf8, two digits per byte; nulls stay."""
+    """Return binary as utf8, two digits per byte; nulls stay."""
     if column.null_count == len(column):
         return pa.nulls(len(column), pa.string())
     # A copy without offset: nulls have no bytes, and the data begins at byte 0.
@@ -116,7 +120,7 @@ def hexadecimal(column: pa.Array) -> pa.Array:
 
 
 def _object(members: list[tuple[str, pa.Array]], length: int) -> pa.Array:
-    """JSON objects with the same members, one per row."""
+    """Return JSON objects with the same members, one per row."""
     if not members:
         return pa.array(["{}"] * length, pa.string())
     parts: list[Any] = []
@@ -127,7 +131,7 @@ def _object(members: list[tuple[str, pa.Array]], length: int) -> pa.Array:
 
 
 def _json(column: pa.Array) -> pa.Array:
-    """A column of any type as JSON texts, ``null`` for null; never null itself."""
+    """Return a column of any type as JSON texts, ``null`` for null; never null itself."""
     dtype = column.type
     if pa.types.is_struct(dtype):
         members = [(dtype.field(i).name, child) for i, child in enumerate(column.flatten())]
@@ -135,7 +139,7 @@ def _json(column: pa.Array) -> pa.Array:
     elif pa.types.is_list(dtype):
         texts = _array(column, _json(column.flatten()))
     elif pa.types.is_map(dtype):
-        # Entries may lie under a null map; without nulls the entries of all rows are side by side.
+        # Entries may lie under a null map; without nulls the entries of all rows are adjacent.
         filled = column.drop_null() if column.null_count else column
         bounds = np.asarray(filled.offsets) if len(filled) else np.zeros(1, np.int32)
         entries = [("key", filled.keys[bounds[0] : bounds[-1]]), ("value", filled.items[bounds[0] : bounds[-1]])]
@@ -146,7 +150,7 @@ def _json(column: pa.Array) -> pa.Array:
 
 
 def _array(column: pa.Array, elements: pa.Array) -> pa.Array:
-    """JSON arrays from the texts of all elements of the valid lists, in order."""
+    """Return JSON arrays from the texts of all elements of the valid lists, in order."""
     lengths = np.where(np.asarray(pc.is_valid(column)), np.diff(np.asarray(column.offsets)), 0)
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(bounds), elements)
@@ -180,10 +184,10 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """Text with what JSON does not allow inside quotes escaped."""
+    """Return text with everything escaped that JSON does not allow inside quotes."""
     for char in ("\\", '"'):
         texts = pc.replace_substring(texts, char, "\\" + char)
-    # Control characters are rare: most columns are spared 33 replacements.
+    # Control characters are rare: most columns need none of the 33 replacements.
     if pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f\x7f]")).as_py():
         for char in _CONTROLS:
             escape = json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"

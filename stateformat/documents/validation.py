@@ -22,7 +22,9 @@ def report_document(report: Report) -> Document:
 
 
 def store_report_document(report: StoreReport) -> Document:
-    """Return what was found of each checkpoint, and each problem once with the ids that have it."""
+    """Return what was found in each checkpoint, and each problem once, with the ids that have
+    it.
+    """
     return {
         "store": report.url,
         "level": report.level,

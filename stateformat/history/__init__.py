@@ -1,7 +1,7 @@
-"""The checkpoints of a store: which there are, which are damaged, and what may be deleted.
+"""The checkpoints of a store: which exist, which are damaged, and what may be deleted.
 
-Read ``records``, ``surveying``, ``retention``; ``committables`` says what may still be committed,
-``following`` what has come since the last look.
+Read ``records``, ``surveying``, ``retention``. ``committables`` says what may still be committed,
+``following`` what is new since the last look.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ def carried_committables(storage: Storage, state: str, wanted: Mapping[str, Want
     """Return the rows of the committables ``state`` by uid, one table for each checkpoint with any.
 
     Columns: ``_checkpoint_id``, ``_attempt_id``, then those of the wanted schema. Tables may repeat
-    rows. What was prepared under an id is carried by no checkpoint below it, so none is read.
-    Raises what reading records, manifests and segments raises, and ``InvalidState`` where
-    committables do not evolve to the schema.
+    rows. No checkpoint below an id carries what was prepared under that id, so none is read.
+    Raises what reading records, manifests and segments raises, and ``InvalidState`` if the
+    committables cannot evolve to the schema.
     """
     if not wanted:
         return {}

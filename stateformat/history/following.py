@@ -1,5 +1,6 @@
-"""Following a store: its checkpoints as they come. Each look is one listing, each record is read
-once.
+"""Follow a store: return its checkpoints as they appear.
+
+Each look is one listing, and each record is read once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..storage import Storage
 from .records import UNREADABLE, find_record, ids_from, record_ids
 
 FIRST: Final = 5
-"""How many checkpoints that are there already the first look reads."""
+"""How many existing checkpoints the first look reads."""
 
 
 class Came(NamedTuple):
@@ -21,13 +22,13 @@ class Came(NamedTuple):
 
     record: Record
     before: Record | None
-    """The one beneath it, if it was read; None for the first that is seen."""
+    """The checkpoint before it, if it was read; None for the first one seen."""
     is_new: bool
-    """Whether it came after the first look."""
+    """Whether it appeared after the first look."""
 
 
 class Unreadable(NamedTuple):
-    """There is a record that cannot be read."""
+    """A record cannot be read."""
 
     checkpoint_id: CheckpointId
     error: CheckpointError
@@ -41,7 +42,7 @@ class Passed(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """A record that was seen is no checkpoint: another run's stands in its place, or none."""
+    """A record seen earlier is not a checkpoint: another run's has replaced it, or none has."""
 
     ref: ParentRef
 
@@ -50,20 +51,20 @@ Seen = Came | Unreadable | Passed | Withdrawn
 
 
 class Follower:
-    """Follows the checkpoints of a store, which need not exist yet."""
+    """Follows the checkpoints of a store. The store need not exist yet."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._known = CheckpointId(0)
-        """The greatest id that was seen, readable or not."""
+        """The greatest id seen, readable or not."""
         self._looked = False
         self.newest: Record | None = None
         """The newest checkpoint that could be read."""
 
     def look(self) -> list[Seen]:
-        """What has come since the last look, oldest first.
+        """Return what is new since the last look, oldest first.
 
-        Raises ``StorageError`` where nothing could be read; the next look tries again.
+        Raises ``StorageError`` if nothing could be read; the next look tries again.
         """
         if not self._known:
             listed = record_ids(self._storage)
@@ -89,7 +90,7 @@ class Follower:
         if self.newest is not None and self.newest.checkpoint_id == self._known:
             yield Withdrawn(self.newest.ref)
             beneath = self._known - 1
-        # With nothing beneath either, the store was emptied, and begins anew.
+        # If nothing is below it either, the store was emptied and starts over.
         self._known, self.newest = CheckpointId(beneath), None
 
     def _read(self, found: list[CheckpointId]) -> Iterator[Seen]:
@@ -102,7 +103,7 @@ class Follower:
                 self._known = checkpoint_id
                 continue
             if record is None:
-                continue  # Expired or withdrawn since the listing: the next look, or record, tells.
+                continue  # Expired or withdrawn since the listing: the next look or record tells.
             yield from self._passed(checkpoint_id)
             before = self.newest
             if before is not None and record.parent is not None and _replaced(before.ref, record.parent):
@@ -117,5 +118,5 @@ class Follower:
 
 
 def _replaced(seen: ParentRef, named: ParentRef) -> bool:
-    """Whether a child names another attempt under an id than was seen there."""
+    """Return whether a child names an attempt other than the one seen under that id."""
     return seen.checkpoint_id == named.checkpoint_id and seen != named

@@ -23,10 +23,10 @@ from ..storage import Storage, names, names_after, stats_of
 logger = logging.getLogger(__name__)
 
 TRIES = 20
-"""How often a reading starts over before it gives up."""
+"""How often a read starts over before it gives up."""
 
 UNREADABLE: Final = (DamagedCheckpoint, UnsupportedFormat)
-"""Raised for a record that exists, but whose bytes are no record that this version knows."""
+"""Raised for a record that exists, but whose bytes are not a record this version can read."""
 
 NO_RECORDS: Final = (ErrorKind.STORE_NOT_FOUND, ErrorKind.STORE_EMPTY)
 """Kinds of ``NotFound`` for a store without any record."""
@@ -48,11 +48,11 @@ class History:
     chain: tuple[Record, ...]
     """The checkpoints, newest first, as far down as the caller asked."""
     ended_by: CheckpointError | None = None
-    """Why the record below ``chain`` (the newest, if empty) cannot be read; None where it can."""
+    """Why the record below ``chain`` (the newest, if empty) cannot be read; None if it can."""
 
 
 def record_ids(storage: Storage) -> list[CheckpointId]:
-    """Return the ids of all records, ascending, by one listing. Other names are passed over."""
+    """Return the ids of all records, ascending, by one listing. Other names are ignored."""
     return _ids(names(storage, layout.RECORDS))
 
 
@@ -86,10 +86,10 @@ def same_newest(before: Ids, after: Ids) -> bool:
 
 
 def read_until_stable(storage: Storage, read: Callable[[Ids], T]) -> T:
-    """Return what ``read`` makes of the ids listed, once a second listing shows the same newest.
+    """Return what ``read`` returns for the listed ids, once a second listing has the same newest.
 
     ``read`` is called again when the newest has changed, or when it raises
-    :class:`HistoryChanged`. Any other error of it counts only if the newest has not changed.
+    :class:`HistoryChanged`. Any other error it raises counts only if the newest has not changed.
     Raises ``StorageError`` (kind ``HISTORY_UNSTABLE``) after :data:`TRIES` changes.
     """
     before = record_ids(storage)
@@ -120,8 +120,8 @@ def read_until_stable(storage: Storage, read: Callable[[Ids], T]) -> T:
 
 
 def read_history(storage: Storage, *, down_to: int = 0, limit: int | None = None) -> History:
-    """Return the history of a store along links, down to an id or a length; maybe empty."""
-    known: dict[ParentRef, Record] = {}  # for a reading that starts over
+    """Return the history of a store along parent links, down to an id or a length; maybe empty."""
+    known: dict[ParentRef, Record] = {}  # for a read that starts over
 
     def read(ids: Ids) -> History:
         listed, present = tuple(ids), set(ids)
@@ -170,15 +170,15 @@ def _of_newest(storage: Storage, checkpoint_id: CheckpointId, error: CheckpointE
     if not isinstance(error, DamagedCheckpoint):
         return error
     return DamagedCheckpoint(
-        f"the newest checkpoint of {storage.url}, {checkpoint_id}, cannot be read, and no older one is taken in its "
-        f"place unasked: {error.args[0]}",
+        f"the newest checkpoint of {storage.url}, {checkpoint_id}, cannot be read, and no older one is used in its "
+        f"place automatically: {error.args[0]}",
         kind=error.kind,
         **error.details,
     )
 
 
 def require_records(storage: Storage, listed: Ids) -> None:
-    """Raise ``NotFound`` (``STORE_NOT_FOUND``, ``STORE_EMPTY``) where no record is listed."""
+    """Raise ``NotFound`` (``STORE_NOT_FOUND``, ``STORE_EMPTY``) if no record is listed."""
     if not listed:
         raise no_records(storage)
 
@@ -194,8 +194,8 @@ def no_records(storage: Storage) -> NotFound:
     found = foreign_checkpoints(storage)
     if found is not None:
         return NotFound(
-            f"{storage.url} is {found.system}, not a store. `ckpt import {storage.url} --to STORE` makes a checkpoint "
-            "of it in a store of its own",
+            f"{storage.url} is {found.system}, not a store. `ckpt import {storage.url} --to STORE` imports it "
+            "into a store of its own",
             kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
         )

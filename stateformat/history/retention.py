@@ -1,10 +1,10 @@
-"""What may be deleted: retention, garbage, and the one function that says what a manifest needs.
+"""What may be deleted: retention, garbage, and the function that says what a manifest needs.
 
-An object under an id up to the newest is garbage if no record names it, strays included, and no
-manifest under newest + 1 (SPEC.md section 9). The search starts over if the newest changes. It ends
-without deleting where a record or manifest is unreadable or a record is proven to be lost; but of
-an unreadable record that was repaired every manifest under its id is kept. Temporary files and
-uploads go by the same rule. No clock is asked, save how far expiry goes where an age is given.
+An object under an id up to the newest is garbage if no record (strays included) names it, and no
+manifest under newest + 1 does (SPEC.md section 9). The search starts over if the newest changes. It
+ends without deleting if a record or manifest is unreadable or a record is proven to be lost; but
+for an unreadable record that was repaired, every manifest under its id is kept. Temporary files and
+uploads follow the same rule. The clock decides nothing but how far expiry by age goes.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ REACHABLE_SCHEMA: Final = pa.schema(
         pa.field("inline", pa.bool_(), nullable=False),
     ]
 )
-"""Segments that handles need, one row per path; ``inline`` ones lie in the manifest."""
+"""Segments that handles need, one row per path; ``inline`` ones are in the manifest."""
 
 
 def reachable(handles: pa.Table) -> pa.Table:
     """Return every segment that a manifest's handles need (:data:`REACHABLE_SCHEMA`).
 
-    In order of first mention, with the size and digest of the first handle that names the path.
-    Without the column ``inline`` every segment counts as an object.
+    They are in order of first mention, with the size and digest of the first handle that names the
+    path. Without the column ``inline`` every segment counts as an object.
     """
     columns = [name for name in REACHABLE_SCHEMA.names if name in handles.column_names]
     first = first_uses(codes_of(handles["path"])[0])
@@ -82,7 +82,7 @@ class Garbage:
     """Whether the objects were deleted, not only found."""
     stopped: str | None = None
     """Why the search ended without an answer (then ``manifests``, ``segments``, ``leftovers`` are
-    empty); None where it did not."""
+    empty); None if it did not."""
 
     def __repr__(self) -> str:
         what = "deleted" if self.deleted else "found"
@@ -90,7 +90,7 @@ class Garbage:
 
     @property
     def objects(self) -> tuple[ObjectInfo, ...]:
-        """Every object to delete, in this order; leftovers are deleted after them."""
+        """Every object to delete, in order of deletion; leftovers are deleted after them."""
         return (*self.records, *self.segments, *self.manifests)
 
     @property
@@ -100,7 +100,7 @@ class Garbage:
 
 
 class Uses(NamedTuple):
-    """What stands under an id, and what it names."""
+    """The record under an id, and the segments it needs."""
 
     record: Record | CheckpointError | None
     """The record, or why it cannot be read, or None."""
@@ -121,16 +121,16 @@ _REMEMBERED_BYTES: Final = 16 << 20
 
 
 class RememberedUses:
-    """Reads uses (:data:`Read`); what a record's manifest names only once, for it never changes.
+    """Reads uses (:data:`Read`). A record's manifest never changes, so it is read only once.
 
-    A run expires a checkpoint each time that it publishes one, and keeps most of the others.
+    A run expires a checkpoint each time it publishes one, and keeps most of the others.
     """
 
     def __init__(self) -> None:
         self._segments: dict[ParentRef, pa.Array] = {}
 
     def __call__(self, storage: Storage, checkpoint_id: CheckpointId) -> Uses:
-        """As :func:`read_uses`, of one store."""
+        """As :func:`read_uses`, for one store."""
         try:
             record = find_record(storage, checkpoint_id)
         except UNREADABLE as error:
@@ -147,9 +147,9 @@ class RememberedUses:
 
 
 def collect_garbage(storage: Storage, *, delete: bool, read: Read = read_uses) -> Garbage:
-    """Find what no record names, and delete it if asked to. Raises ``NotFound``.
+    """Find what no record names, and delete it if ``delete`` is set. Raises ``NotFound``.
 
-    ``read`` is for callers that do not delete and have read the manifests already.
+    ``read`` is for callers that do not delete and have already read the manifests.
     """
     _require_store(storage)
     return _sweep(_find(storage, frozenset(), read), storage, delete=delete)
@@ -166,11 +166,11 @@ def expire(
 ) -> Garbage:
     """Delete the records with ids up to newest − ``keep``, strays among them, then collect garbage.
 
-    ``older_than_us``: only those that were published so long before ``now_us``, by default the time
-    of this computer (:func:`cut_by_age`); never more than without it, and with an age alone all but
-    the newest. Every doomed record goes before the first object, so a crash in between leaves
-    garbage only. Nothing is deleted (``stopped`` says why) where the newest record cannot be read,
-    or a record to keep was lost.
+    ``older_than_us``: only those published that long before ``now_us``, by default the time of this
+    computer (:func:`cut_by_age`); never more than without it. With an age alone, all but the newest
+    may go. All expired records are deleted before the first object, so a crash in between leaves
+    only garbage. Nothing is deleted (``stopped`` says why) if the newest record cannot be read or a
+    record to keep was lost.
     Raises ``InvalidInput`` for ``keep`` < 1 and a negative age, and ``NotFound``.
     """
     if keep is None and older_than_us is None:
@@ -199,12 +199,12 @@ def expire(
 
 
 def cut_by_age(storage: Storage, ids: Ids, before_us: int, now_us: int) -> int:
-    """Return how far up these ids, lowest first, records were published before a time; 0: none is.
+    """Return the highest of these ids up to which records are older than ``before_us``; 0: none is.
 
-    It ends at the first that was published later. A record says its time for information only
-    (SPEC.md section 3.2). One that cannot be read, and one that is of the future, whose clock was
-    wrong, say nothing: they go with the next that does, for they were published before that. Reads
-    one record more than are old.
+    The ids ascend; the search ends at the first record published later. The time in a record is
+    for information only (SPEC.md section 3.2). A record that cannot be read, or whose time is in
+    the future because its clock was wrong, decides nothing: it goes with the next one that does,
+    since it was published before that one. Reads one record more than are old.
     """
     cut = 0
     for checkpoint_id in ids:
@@ -221,17 +221,17 @@ def cut_by_age(storage: Storage, ids: Ids, before_us: int, now_us: int) -> int:
 
 
 def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:
-    """Return why the records up to this id must not be deleted; None where they may be."""
+    """Return why the records up to this id must not be deleted; None if they may be."""
     found = survey(storage, down_to=cut + 1)
     newest = found.listed[-1]
     if newest in found.unreadable:
-        return f"no record is deleted, for the newest cannot be read: {found.unreadable[newest]}"
+        return f"no record is deleted, because the newest cannot be read: {found.unreadable[newest]}"
     lost = [ref for ref in found.lost if ref.checkpoint_id > cut]
-    return f"no record is deleted, for the older ones prove a loss: {record_lost(storage, lost[0])}" if lost else None
+    return f"no record is deleted, because one was lost: {record_lost(storage, lost[0])}" if lost else None
 
 
 def remove_records(storage: Storage, records: Iterable[ObjectInfo]) -> None:
-    """Delete records one after the other, lowest id first; ``surveying`` relies on this losses."""
+    """Delete records one by one, lowest id first; the proof of losses in ``surveying`` needs it."""
     for item in records:
         storage.delete([item.path])
         logger.info("expired %s of %s", item.path, storage.url)
@@ -256,7 +256,7 @@ def _find(storage: Storage, doomed: Collection[CheckpointId], read: Read) -> Gar
     try:
         needed = read_until_stable(storage, lambda ids: _needed(storage, ids, doomed, read))
     except UNREADABLE as error:
-        why = f"nothing is collected, for what is needed is unknown: {error}"
+        why = f"nothing is collected, because what is needed is unknown: {error}"
         return Garbage(unfinished=tuple(leftovers), stopped=why)
     if needed is None:
         why = f"{storage.url} has no checkpoint, so nothing says what is needed"
@@ -280,8 +280,8 @@ def _leftovers(storage: Storage) -> list[Leftover]:
     try:
         return storage.leftovers()
     except StorageError as error:
-        # Listing uploads on S3 takes a permission that retention does not need.
-        logger.warning("what writers of %s left behind stays, for it cannot be listed: %s", storage.url, error)
+        # Listing uploads on S3 requires a permission that retention does not need.
+        logger.warning("what writers of %s left behind was kept, because it cannot be listed: %s", storage.url, error)
         return []
 
 
@@ -296,7 +296,7 @@ def _is_below(path: str, newest: CheckpointId) -> bool:
 
 
 def _has_ended(path: str, newest: CheckpointId) -> bool:
-    """Return whether a leftover is of an attempt or request from before the newest."""
+    """Return whether a leftover belongs to an attempt or request from before the newest."""
     asked = layout.asked_under(path)
     return _is_below(path, newest) or (asked is not None and asked < newest)
 
@@ -334,7 +334,7 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId], read: 
         if found is None:
             check_expired(checkpoint_id, newest)
         elif isinstance(found, CheckpointError):
-            # What it named is unknown, and a run that has opened it may still commit.
+            # It is unknown what it named, and a run that has opened it may still commit.
             kept = manifests_under(storage, checkpoint_id)
             manifests.update(kept)
             segments.extend(_unpublished_segments(storage, path) for path in kept)
@@ -369,7 +369,7 @@ def record_and_manifest(
             return record, load_manifest(storage, record)
         except CheckpointExpired:
             # The record is gone, or another attempt has taken the id: read again.
-            logger.debug("record %s of %s went away while garbage was searched", checkpoint_id, storage.url)
+            logger.debug("record %s of %s was removed during the search for garbage", checkpoint_id, storage.url)
 
 
 def manifests_under(storage: Storage, checkpoint_id: CheckpointId) -> list[str]:

@@ -1,8 +1,8 @@
-"""All records of a store, read downwards: the history, damaged and lost records, and strays.
+"""All records of a store, read from the newest down: history, damage, lost records and strays.
 
-A record was lost if a link leads to it, it is missing, and *afterwards* a record beneath it is read
+A record was lost if a link leads to it, it is missing, and *afterwards* a record below it is read
 that another record names as its parent (SPEC.md section 8.4): retention deletes the lowest first,
-and no record names a stray. :class:`LossDetector` is that rule.
+and no record names a stray. :class:`LossDetector` implements this rule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .records import (
 
 
 class LossDetector:
-    """Proves losses while records are read from the greatest id to the least, one request each."""
+    """Proves losses while records are read from the highest id to the lowest, one request each."""
 
     def __init__(self) -> None:
         self.lost: list[ParentRef] = []
@@ -57,7 +57,7 @@ class LossDetector:
         return checkpoint_id in self._left_behind
 
     def read(self, checkpoint_id: CheckpointId, found: Record | CheckpointError | None) -> None:
-        """Take what lies under the next lower id: a record, why it cannot be read, or None."""
+        """Take what is under the next lower id: a record, why it cannot be read, or None."""
         passed = {ref for ref in self._linked if ref.checkpoint_id > checkpoint_id}
         self._gaps += sorted(passed, reverse=True)
         self._linked -= passed
@@ -88,7 +88,7 @@ class Survey:
     chain: tuple[Record, ...] = ()
     """The history from the newest, as far as links reach."""
     cut_off: tuple[Record, ...] = ()
-    """Checkpoints beneath a damaged or lost record, linked to the highest whole one there."""
+    """Checkpoints below a damaged or lost record, linked to the highest whole one there."""
     certain: frozenset[ParentRef] = frozenset()
     """Those of ``checkpoints`` that are certainly checkpoints; any other may be a stray."""
     unreadable: Mapping[CheckpointId, CheckpointError] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Survey:
     lost: tuple[ParentRef, ...] = ()
     """Records that are proven to be lost."""
     strays: tuple[ParentRef, ...] = ()
-    """All other records; attempt ``""`` where one is unreadable."""
+    """All other records; attempt ``""`` if one is unreadable."""
 
     def __repr__(self) -> str:
         return brief(
@@ -115,7 +115,7 @@ class Survey:
         return (*self.chain, *self.cut_off)
 
     def fault(self, storage: Storage) -> CheckpointError | None:
-        """Return the error for the uppermost damaged or lost record; None where there is none."""
+        """Return the error for the highest damaged or lost record, or None."""
         damaged = self.damaged[0] if self.damaged else 0
         if self.lost and self.lost[0].checkpoint_id > damaged:
             return record_lost(storage, self.lost[0])
@@ -136,10 +136,10 @@ def record_lost(storage: Storage, ref: ParentRef) -> DamagedCheckpoint:
 
 
 def survey(storage: Storage, *, down_to: int = 1, limit: int | None = None) -> Survey:
-    """Read the records once, from the newest down, one request each.
+    """Read all records once, from the newest down, one request each.
 
-    ``down_to``: read nothing beneath this id, except to learn whether a record above it was lost.
-    ``limit``: read only so many checkpoints. Empty where there is no record. Raises
+    ``down_to``: read nothing below this id, except to learn whether a record above it was lost.
+    ``limit``: read only this many checkpoints. The result is empty if there is no record. Raises
     ``StorageError``.
     """
     return read_until_stable(storage, lambda ids: _survey(storage, ids, down_to, limit))
@@ -175,14 +175,14 @@ def _classify(
     unreadable: Mapping[CheckpointId, CheckpointError],
     losses: LossDetector,
 ) -> Survey:
-    """Tell apart history, damage, losses and strays among the records read, newest first."""
+    """Sort the records read, newest first, into history, damage, losses and strays."""
     if not listed:
         return Survey()
     chain, cut_off, damaged = list[Record](), list[Record](), list[CheckpointId]()
     to, current, wanted = chain, records.get(listed[-1]), listed[-1]
     while True:
         if current is None:
-            # Interrupted: go on at the highest record beneath that can be read.
+            # Interrupted: go on at the highest record below that can be read.
             to = cut_off
             current = next((record for checkpoint_id, record in records.items() if checkpoint_id < wanted), None)
             beneath = current.checkpoint_id if current is not None else 0
@@ -223,7 +223,7 @@ def _certain(chain: list[Record], records: Mapping[CheckpointId, Record]) -> fro
 
 
 def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, ...]:
-    """Return the checkpoints from the newest down to this one. Raises where it is not there."""
+    """Return the checkpoints from the newest down to this one. Raises if it is not there."""
     history = read_history(storage, down_to=checkpoint_id)
     require_records(storage, history.listed)
     if history.ended_by is not None:
@@ -258,7 +258,7 @@ def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
 
 
 def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History) -> CheckpointError:
-    """Return the error for an id that no link from the newest reaches."""
+    """Return the error for an id that no chain of links from the newest reaches."""
     where, newest = f"checkpoint {checkpoint_id} of {storage.url}", history.listed[-1]
     if checkpoint_id > newest or checkpoint_id < 1:
         return NotFound(

@@ -1,9 +1,9 @@
-"""Documents as HTML and inline SVG: pages that need no network and no script, parts for notebooks.
+"""Documents as HTML and inline SVG: pages that need no network and no script, and notebook output.
 
 Drawing only: nothing here reads a store. Read ``elements`` first: whatever comes from a checkpoint
-is text there, and cannot become markup. ``style`` is the one style sheet, ``pieces`` has tables and
-badges, ``charts`` bars and lines, ``layering`` and ``graph`` draw the job graph. ``report`` (with
-``report_states``) is the page of ``ckpt report``; ``notebook`` has what Jupyter shows.
+is text there, and cannot become markup. ``style`` is the only style sheet, ``pieces`` has tables
+and badges, ``charts`` bars and lines, ``layering`` and ``graph`` draw the job graph. ``report``
+(with ``report_states``) is the page of ``ckpt report``; ``notebook`` has what Jupyter shows.
 """
 
 from __future__ import annotations

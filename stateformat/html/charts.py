@@ -1,7 +1,7 @@
 """Charts as inline SVG: each value is a shape with its text as a tooltip.
 
-Shapes stretch with the page, text stands beside them as HTML, so that it is as large as all other
-text on every screen. What a chart shows also stands in a table near it.
+Shapes stretch with the page. Text is HTML beside them, so it is as large as all other text on every
+screen. What a chart shows is also in a table near it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .. import words
 from .elements import Element, element as e
 
 BARS_MAX: Final = 256
-"""With more values neighbors share a bar, which shows the greatest of them."""
+"""With more values, neighbors share a bar, which shows the greatest of them."""
 _HEIGHT: Final = 100
 _PITCH: Final = 10
 
@@ -30,10 +30,10 @@ def columns(
     marked: Sequence[bool] = (),
     at: int | None = None,
 ) -> Element:
-    """Return a figure with one upright bar for each value.
+    """Return a figure with one vertical bar for each value.
 
-    ``labels`` name the values; ``marked`` ones have another color. ``ends`` stand below the first
-    and the last. ``at``: the value that is accented and told. An unknown value has no bar.
+    ``labels`` name the values; ``marked`` ones have another color. ``ends`` are shown below the
+    first and the last bar. ``at``: the value to accent and to state. An unknown value has no bar.
     """
     known = [value for value in values if value is not None]
     top = max(known, default=0)
@@ -67,10 +67,10 @@ def _bars(
     marked: Sequence[bool],
     accent: int | None,
 ) -> tuple[list[Element], int]:
-    """Return the bars, and the width of all in units of the drawing."""
+    """Return the bars, and their total width in units of the drawing."""
     count = min(len(values), BARS_MAX) or 1
     bounds = [len(values) * i // count for i in range(count + 1)]
-    # A few bars do not grow as broad as the page.
+    # A few bars do not grow as wide as the page.
     broad = 0.8 * _PITCH * min(1.0, max(count, 2) / 12)
     paths: dict[str, list[str]] = {}
     tooltips = []
@@ -92,7 +92,7 @@ def _bars(
 
 
 def spark(values: Sequence[int | None], title: str) -> Element:
-    """Return a line as high as text."""
+    """Return a line chart as high as text."""
     points = [(i, value) for i, value in enumerate(values) if value is not None]
     top = max((value for _, value in points), default=0) or 1
     step = 96 / max(1, len(values) - 1)
@@ -109,7 +109,7 @@ def spark(values: Sequence[int | None], title: str) -> Element:
 
 
 def share(value: int, top: int, title: str) -> Element:
-    """Return a level bar, in proportion to the greatest."""
+    """Return a horizontal bar, in proportion to the greatest."""
     part = 100 * value / top if top > 0 else 0
     return e(
         "svg",
@@ -121,7 +121,7 @@ def share(value: int, top: int, title: str) -> Element:
 
 
 def status_mark(status: str) -> Element:
-    """Return a disc that fills as subtasks finish: a ring, a half, a disc."""
+    """Return a disc that fills as subtasks finish: a ring, half a disc, a full disc."""
     return e("svg", disc(status, 7, 7), width=14, height=14, viewBox="0 0 14 14")
 
 

@@ -1,8 +1,8 @@
-"""Elements of HTML and SVG as values: text is escaped, attributes are quoted, by construction.
+"""Elements of HTML and SVG as values: text is always escaped, and attributes are always quoted.
 
-There is no way to put markup in as text. Text goes through :func:`stateformat.words.label` first,
-so that characters which reverse or hide what stands beside them are spelled out. Only the style
-sheet, a constant, is written as it is.
+Markup cannot be passed as text. Text goes through :func:`stateformat.words.label` first, so
+characters that would reverse or hide neighboring text are spelled out. Only the style sheet, a
+constant, is written as it is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TAGS: Final = frozenset(
         *("circle", "g", "path", "polygon", "rect", "svg", "text"),
     )
 )
-"""Every tag that is drawn with. None of them runs or loads anything."""
+"""Every tag used in drawing. None of them runs or loads anything."""
 _EMPTY: Final = "meta"
 _DRAWN: Final = frozenset(("circle", "path", "polygon", "rect"))
 _LOADING: Final = ("href", "src", "srcset", "style", "action", "formaction", "background", "data", "poster")
 """Attributes that no element has: they would load something, or be code."""
 
 Node: TypeAlias = "Element | str | int | float | None"
-"""A part of a page. Text and numbers are text; None is nothing."""
+"""A part of a page. Text and numbers are text; None adds nothing."""
 Children: TypeAlias = "Node | Iterable[Children]"
 
 
@@ -51,11 +51,11 @@ class Element:
 def element(tag: str, *children: Children, **attributes: str | float | bool | None) -> Element:
     """Return an element.
 
-    - ``children``: elements, text, numbers, or iterables of them; None is nothing.
-    - ``attributes``: a trailing ``_`` is left out (``class_``), other ``_`` are ``-``. None and
+    - ``children``: elements, text, numbers, or iterables of them; None adds nothing.
+    - ``attributes``: a trailing ``_`` is removed (``class_``), other ``_`` become ``-``. None and
       False leave an attribute out; True is the bare attribute.
 
-    Raises ``ValueError`` for a tag or attribute that no page of ours has.
+    Raises ``ValueError`` for a tag or attribute that none of stateformat's pages has.
     """
     if tag not in _TAGS:
         raise ValueError(f"no page has an element {tag!r}")
@@ -103,13 +103,13 @@ def markup(node: Node) -> Iterator[str]:
 
 
 GENERATOR: Final = "stateformat report"
-"""What a page says it was made by, so that a later one may take its place."""
+"""What a page says it was made by, so that a later one may replace it."""
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""What a browser lets a page do: nothing but its own style sheet."""
+"""What a browser lets a page do: only use its own style sheet."""
 
 
 def document(title: str, *body: Children) -> Iterator[str]:
-    """Return a page that needs nothing but itself, as pieces of HTML."""
+    """Return a page that needs nothing else, as pieces of HTML."""
     yield "<!DOCTYPE html>\n"
     yield '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield from markup(element("meta", name="generator", content=GENERATOR))
@@ -124,7 +124,7 @@ def document(title: str, *body: Children) -> Iterator[str]:
 
 
 def fragment(*body: Children) -> str:
-    """Return a part of someone else's page, a notebook's, with its own style."""
+    """Return a part of another page, such as a notebook, with its own style."""
     pieces = ['<div class="sf"><style>', STYLE, "</style>"]
     for node in _flat(body):
         pieces.extend(markup(node))

@@ -1,8 +1,8 @@
 """A job graph as a drawing: boxes in layers from top to bottom, and lines between them.
 
-Operators of a chain share a box. What is fully or partly finished is told by color, by shape (a
-ring, a half, a disc; solid or broken lines), and in words. The input is the graph as it stands in a
-record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
+Operators of a chain share a box. Whether an operator is fully or partly finished is shown by color,
+by shape (a ring, half a disc, a disc; solid or broken lines), and in words. The input is the graph
+from a record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _GAP: Final = 46
 _MARGIN: Final = 6
 _LOOP: Final = 12.0
 DRAWN_MAX: Final = 300
-"""Operators of a drawing; a greater graph is a table."""
+"""Operators in a drawing; a larger graph is a table."""
 NARROW_MAX: Final = 80
-"""Operators of the drawing for narrow screens; a greater one is the same on all."""
+"""Operators in the drawing for narrow screens; a larger one is the same on all screens."""
 LISTED_MAX: Final = 300
 
 
@@ -48,9 +48,10 @@ _NARROW: Final = _Drawing(2, 140, 15, "graph narrow")
 
 
 def draw_graph(operators: Sequence[Json], edges: Sequence[Json], *, note: Mapping[str, str] | None = None) -> Element:
-    """Return the drawing, for wide and for narrow screens, its key, and all of it in words.
+    """Return the drawing for wide and for narrow screens, its legend, and the same content in
+    words.
 
-    ``note`` has a few words on some operators, by uid: what their state takes.
+    ``note`` has a few words on some operators, by uid: how much their state takes.
     """
     ordered = in_order(operators, edges)
     drawn = len(ordered) <= DRAWN_MAX
@@ -68,7 +69,7 @@ def draw_graph(operators: Sequence[Json], edges: Sequence[Json], *, note: Mappin
 
 
 def boxes(ordered: Sequence[Json], edges: Sequence[Json]) -> list[list[Json]]:
-    """Return operators grouped by box: a chain is one, where a forward edge joins its members."""
+    """Return operators grouped by box: a chain is one box if forward edges join its members."""
     box_of: dict[str, int] = {}
     found: list[list[Json]] = []
     forward = {
@@ -104,7 +105,7 @@ def _svg(ordered: Sequence[Json], edges: Sequence[Json], size: _Drawing, note: M
             continue
         (back if edge["feedback"] or source >= target else ahead).append(((source, target), edge))
     places = layered(len(groups), [ends for ends, _ in ahead], side_by_side=size.side_by_side, box=size.box)
-    # Feedback goes around below the last layer and above the first.
+    # Feedback lines go around below the last layer and above the first.
     room = _LOOP if back else 0
     tops, height = _tops(places, groups, room)
     right = places.width + _MARGIN
@@ -130,7 +131,7 @@ def _box_height(members: Sequence[Json]) -> float:
 
 
 def _tops(places: Layering, groups: Sequence[Sequence[Json]], room: float) -> tuple[dict[int, float], float]:
-    """Return the upper end of each box, and the height of the drawing."""
+    """Return the top of each box, and the height of the drawing."""
     tops: dict[int, float] = {}
     y = _MARGIN + room
     for layer in places.layers:
@@ -194,7 +195,7 @@ def _edges(
     ahead: Sequence[_Between],
     size: _Drawing,
 ) -> Iterator[Element]:
-    """Lines go down; at the box that they lead to each ends at its own place."""
+    """Lines go down; at the box they lead to, each ends at a place of its own."""
     layer_tops = [min(tops[key] for key in layer if isinstance(key, int)) for layer in places.layers]
     bottoms = [
         max(tops[key] + _box_height(groups[key]) for key in layer if isinstance(key, int)) for layer in places.layers
@@ -242,7 +243,7 @@ def _loops(
     size: _Drawing,
     right: float,
 ) -> Iterator[Element]:
-    """Feedback leaves a box below and comes back to one from above, around all others."""
+    """Feedback leaves a box at the bottom and enters one at the top, around all others."""
     bottom = {
         key: tops[key] + max(_box_height(groups[one]) for one in layer if isinstance(one, int))
         for layer in places.layers
@@ -267,7 +268,7 @@ def edge_words(edge: Json) -> str:
 
 
 def _key(operators: Sequence[Json], edges: Sequence[Json]) -> Element:
-    """Return what marks and lines mean, for those that are there."""
+    """Return what marks and lines mean, for those in the drawing."""
     names = {"running": "running", "partially_finished": "partly finished", "fully_finished": "finished"}
     there = {operator["status"] for operator in operators}
     marks = (e("span", status_mark(status), name) for status, name in names.items() if status in there)

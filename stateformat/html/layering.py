@@ -1,9 +1,9 @@
-"""Where the boxes of a layered drawing stand, and where its lines bend.
+"""Where the boxes of a layered drawing are placed, and where its lines bend.
 
-Boxes stand in layers below those that they take input from, at most so many side by side. A line
-that passes layers bends at a point in each; lines to the same box share their points, or, where one
-box feeds many, lines from the same box do, so that a fan of a hundred lines is one. Pure: numbers
-in, places out.
+Boxes are in layers below those that they take input from, with a maximum number side by side. A
+line that passes layers bends at a point in each; lines to the same box share their points, or, if
+one box feeds many, lines from the same box do, so a fan of a hundred lines is drawn as one. Pure:
+numbers in, places out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Key: TypeAlias = "int | tuple[str, int, int]"
 """A box by its number, or a bend: of lines to (``t``) or from (``s``) a box, in a layer."""
 _SWEEPS: Final = 6
 BEND: Final = 18.0
-"""Room that a bend takes beside boxes."""
+"""The space that a bend takes beside boxes."""
 
 
 @dataclass(slots=True)
 class Layering:
-    """Where everything stands. ``x`` are middles, from 0 on; layers are numbered downwards."""
+    """Where everything is placed. ``x`` are centers, from 0 on; layers are numbered downwards."""
 
     layers: list[list[Key]]
     x: dict[Key, float] = field(default_factory=dict)
@@ -39,8 +39,8 @@ class Layering:
 def layered(count: int, edges: Sequence[tuple[int, int]], *, side_by_side: int, box: float) -> Layering:
     """Return places for ``count`` boxes of one width.
 
-    ``edges`` lead from a box to a later one in the order of their numbers, which makes cycles
-    impossible: the caller leaves out what leads back.
+    ``edges`` lead from a box to one with a higher number, which makes cycles impossible: the caller
+    leaves out edges that lead back.
     """
     targets: dict[int, list[int]] = defaultdict(list)
     sources: dict[int, list[int]] = defaultdict(list)
@@ -74,7 +74,7 @@ def _layers(
 ) -> list[int]:
     """Return the layer of each box: below its inputs, and at most ``side_by_side`` in one.
 
-    Sources that only feed something far below move down to it, so that their lines stay short.
+    Sources that only feed something far below move down to it, so their lines stay short.
     """
     place = [0] * count
     for number in range(count):
@@ -94,7 +94,7 @@ def _layers(
 
 
 def _order(layers: list[list[Key]], neighbors: Mapping[Key, Sequence[Key]]) -> None:
-    """Sort each layer by where its neighbors above, then below, stand; a few times."""
+    """Sort each layer by where its neighbors above, then below, are; a few times."""
     at: dict[Key, float] = {key: i for layer in layers for i, key in enumerate(layer)}
     level = {key: number for number, layer in enumerate(layers) for key in layer}
     for sweep in range(_SWEEPS):
@@ -111,7 +111,7 @@ def _order(layers: list[list[Key]], neighbors: Mapping[Key, Sequence[Key]]) -> N
 
 
 def _spread(found: Layering, neighbors: Mapping[Key, Sequence[Key]], box: float) -> None:
-    """Give everything its ``x``: near the middle of its neighbors, without overlaps."""
+    """Give everything its ``x``: near the center of its neighbors, without overlaps."""
     room = {key: box + BEND if isinstance(key, int) else BEND for layer in found.layers for key in layer}
     for layer in found.layers:
         total = sum(room[key] for key in layer)
@@ -135,7 +135,7 @@ def _spread(found: Layering, neighbors: Mapping[Key, Sequence[Key]], box: float)
 
 def _apart(wanted: Sequence[float], room: Sequence[float]) -> list[float]:
     """Return the places nearest to those wanted (least squares) that keep order and distance."""
-    # Distances taken off, the places only have to ascend: pool neighbors that would not.
+    # With the distances subtracted, the places only have to ascend: pool neighbors that would not.
     offsets, offset = [], 0.0
     for i, own in enumerate(room):
         offset += (room[i - 1] + own) / 2 if i else 0.0

@@ -1,7 +1,7 @@
-"""What a notebook shows of a store, a checkpoint, a plan, a dataflow and a diff: small and whole.
+"""What a notebook shows of a store, a checkpoint, a plan, a dataflow and a diff, in brief.
 
-Each function takes what makes the document, for a notebook shows no value whose ``_repr_html_``
-raises: a store that is empty or damaged is a sentence here.
+Each function takes the function that makes the document, because a notebook shows nothing for a
+value whose ``_repr_html_`` raises: here an empty or damaged store becomes a sentence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def checkpoint_html(name: str, make: Make) -> str:
 
 
 def plan_html(name: str, make: Make) -> str:
-    """Return who starts how, and why nothing can. The document: ``operators``, ``refusals``."""
+    """Return who starts how, and why the restore is refused. The document: ``operators``,
+    ``refusals``.
+    """
     return _shown(name, make, _plan)
 
 

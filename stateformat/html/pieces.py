@@ -1,4 +1,4 @@
-"""Pieces of pages: tables, facts, badges, things to open."""
+"""Pieces of pages: tables, facts, badges, sections that open."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .. import words
 from .elements import Children, Element, Node, element as e
 
 DASH: Final = "–"
-"""What is not known."""
+"""Shown for what is unknown."""
 SHOWN: Final = 40
-"""Rows of a list on a page; what is left out is counted."""
+"""Rows of a list on a page; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Column:
 
     title: str
     right: bool = False
-    """Aligned right, as numbers are."""
+    """Whether it is aligned right, as numbers are."""
     whole: bool = False
-    """Of short words that are not broken."""
+    """Whether it holds short words that are not broken."""
 
     @property
     def look(self) -> str | None:
@@ -59,12 +59,12 @@ def facts(pairs: Iterable[tuple[str, Node]]) -> Element:
 
 
 def badge(text: str, tone: str = "") -> Element:
-    """Return a word in a lozenge. ``tone``: ``good``, ``some`` or ``bad``."""
+    """Return a word in a rounded box. ``tone``: ``good``, ``some`` or ``bad``."""
     return e("span", text, class_=f"badge {tone}".rstrip())
 
 
 def opening(summary: Children, *inside: Children, is_open: bool = False) -> Element:
-    """Return what a reader opens to see more."""
+    """Return a section that a reader opens to see more."""
     return e("details", e("summary", summary), e("div", inside, class_="inside"), open=is_open)
 
 
@@ -74,14 +74,14 @@ def card(title: str, value: Children, about: Children = None) -> Element:
 
 
 def more(left: int, noun: str, hint: str = "") -> Element | None:
-    """Return how many are left out, and where all are; None where nothing is."""
+    """Return how many are left out, and where to find all; None if nothing is left out."""
     if left <= 0:
         return None
     return e("p", f"… and {words.plural(left, f'more {noun}', f'more {noun}s')}{hint and f' ({hint})'}", class_="quiet")
 
 
 def short(text: str, length: int = 80) -> Node:
-    """Return a name, in the middle cut if it is very long, with the whole as a tooltip."""
+    """Return a name, cut in the middle if it is very long, with the full name as a tooltip."""
     safe = words.label(text)
     if len(safe) <= length:
         return safe

@@ -1,6 +1,6 @@
-"""The page of ``ckpt report``: what someone on call wants to see, from the most urgent down.
+"""The page of ``ckpt report``: what someone on call wants to see, most urgent first.
 
-Drawn from the document of ``stateformat.reporting`` alone.
+Drawn only from the document of ``stateformat.reporting``.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def duration(length_us: int) -> str:
 
 
 def _faults(report: Json) -> Element | None:
-    """Return what is damaged, before everything else; and what is shown in its place."""
+    """Return what is damaged, before everything else, and what is shown instead."""
     if not report["faults"]:
         return None
     checkpoint = report["checkpoint"]
@@ -380,7 +380,7 @@ def _savepoint(one: Json) -> str:
 
 
 def _layers(states: Sequence[Json]) -> str:
-    """Return how much of the state lies in deltas, and the most layers of one state."""
+    """Return how much of the state is in deltas, and the most layers of one state."""
     deltas = sum(layer["bytes"] for state in states for layer in state["layers"] if layer["layer"])
     most = max((len(state["layers"]) for state in states), default=0)
     if not deltas and most <= 1:
@@ -444,7 +444,7 @@ def _about(report: Json) -> Element | None:
 
 
 def _given_up(given: Json) -> Node:
-    """Return what a repair has published the checkpoint without."""
+    """Return what a repair gave up when it published the checkpoint."""
     named = [f"{state['operator']} / {state['state']}" for state in given["states"][:SHOWN]]
     left = len(given["states"]) - len(named)
     more_words = f" and {words.count(left)} more" if left > 0 else ""

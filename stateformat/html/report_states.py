@@ -1,4 +1,4 @@
-"""The part of a report on states: what each takes, how it grew, how it is spread."""
+"""The part of a report on states: how large each is, how it grew, how it is distributed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .pieces import DASH, Column, badge, facts, mode_of, more, opening, short, s
 Json = Mapping[str, Any]
 STATES_SHOWN: Final = 40
 CHARTED: Final = 20
-"""States that have charts: the greatest."""
+"""States that have charts: the largest."""
 OPEN: Final = 3
-"""States whose charts are open from the beginning: the greatest."""
+"""States whose charts are open at first: the largest."""
 FIELDS_SHOWN: Final = 60
 EMPTY_SHOWN: Final = 12
 HOT_MIN: Final = 10
-"""Fewer rows or bytes than this are never marked, however few the others have."""
+"""Values below this many rows or bytes are never marked, however few the others have."""
 SKEWED: Final = 2.0
-"""The greatest part over the mean from which a state counts as skewed."""
+"""A state counts as skewed from this ratio of the greatest part to the mean."""
 
 
 def draw_states(report: Json) -> Element | None:
-    """Return the section on states, the greatest first."""
+    """Return the section on states, the largest first."""
     if report["checkpoint"] is None:
         return None
     states = sorted(report["states"], key=lambda state: -state["bytes"])
@@ -59,7 +59,7 @@ def _empty(names: Sequence[str]) -> Element | None:
 
 
 class _Trend(NamedTuple):
-    """The bytes of a state in several checkpoints; at ``shown`` is the one of the report."""
+    """The bytes of a state in several checkpoints; the one at ``shown`` is that of the report."""
 
     ids: Sequence[int]
     sizes: Sequence[int | None]
@@ -67,7 +67,7 @@ class _Trend(NamedTuple):
 
 
 def _trends(report: Json) -> dict[tuple[str, str], _Trend]:
-    """Return the trend of each state; none where there is one checkpoint."""
+    """Return the trend of each state; none if there is only one checkpoint."""
     ids, here = report["trend"]["checkpoint_ids"], report["checkpoint"]["checkpoint_id"]
     if len(ids) < 2:
         return {}
@@ -80,7 +80,7 @@ def _over(ids: Sequence[int]) -> str:
 
 
 def _state(state: Json, trend: _Trend | None, top: int, place: int) -> Element:
-    """Return a state as one line, which opens to its charts and columns."""
+    """Return a state as one line, which opens to show its charts and columns."""
     cells = (
         ("", state_name(state["operator"], state["name"], 36)),
         ("mode", mode_of(state)),

@@ -1,7 +1,7 @@
-"""The one style sheet: light and dark, wide and narrow, screen and paper.
+"""The only style sheet: light and dark, wide and narrow, screen and paper.
 
-Everything is within ``.sf``, for a notebook has a style of its own. Colors are variables; text on
-its ground has a contrast of 4.5 and more. It loads nothing.
+Everything is within ``.sf``, because a notebook has a style of its own. Colors are variables; text
+has a contrast of at least 4.5 with its background. It loads nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Looking into checkpoints: what changed, a state over a range, metadata as tables, documents.
 
 Read ``subjects`` (one state in several checkpoints), ``metadata`` and ``range``; ``changes`` and
-``diff`` stand on ``comparing``, which is a room of its own. ``own_states`` describes the rows of a
-runtime's own states as a document; ``key_steps`` says when the rows of a key changed, ``top``
-which keys, key groups and subtasks have most.
+``diff`` are based on the package ``comparing``. ``own_states`` describes the rows of a runtime's
+own states as a document; ``key_steps`` finds when the rows of a key changed, ``top`` which keys,
+key groups and subtasks have most.
 """
 
 from __future__ import annotations

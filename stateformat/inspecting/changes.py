@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Pair(NamedTuple):
-    """Two checkpoints, and how they are compared where that has been planned."""
+    """Two checkpoints, and how they are compared if that is planned already."""
 
     old: Checkpoint | None
     new: Checkpoint | None
@@ -32,23 +32,23 @@ class _Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class StateChanges(ArrowStream):
-    """The changes of a state between checkpoints: a feed. Picklable.
+    """A feed of the changes of a state between checkpoints. Picklable.
 
-    Columns: those of the state, ``_change`` (utf8: insert, delete, update_before, update_after) and
-    ``_checkpoint_id`` (int64: the checkpoint in which the change shows). An update is two rows, the
-    one before it first, next to each other. Rows of the earlier checkpoint are brought to the
-    schema of the later one before they are compared: a column that was added has its default or
-    null there, and one that was widened has not changed.
+    Columns: those of the state, then ``_change`` (utf8: insert, delete, update_before,
+    update_after) and ``_checkpoint_id`` (int64: the checkpoint in which the change appears), both
+    not nullable. An update is two adjacent rows, update_before first. Rows of the earlier
+    checkpoint are converted to the schema of the later one before they are compared: an added
+    column has its default or null there, and a widened column has not changed.
 
-    Rows of keyed state are told apart by their row key. All other rows have no key; each is
-    inserted or deleted as often as one side has it more. Values are equal by their bits, with one
-    NaN; the entries of a map are compared in their order. Order: by checkpoint, keyed state then by
-    key group where both checkpoints have the same ones.
+    Rows of keyed state are matched by their row key. Other rows have no key; each is inserted or
+    deleted as many times as one side has it more often. Values are equal if their bits are, except
+    that every NaN equals every other; map entries are compared in their order. Order: by
+    checkpoint, and keyed state then by key group if both checkpoints have the same key groups.
 
-    Committables have a ``_checkpoint_id`` of their own; here it is ``_prepared_checkpoint_id``.
+    Committables have their own ``_checkpoint_id``; here it is named ``_prepared_checkpoint_id``.
 
-    A row that expired on the way is deleted, in the checkpoint at which it had; so states with a
-    ttl are read whole, on both sides.
+    A row that expired in between is shown as deleted, at the checkpoint by which it had expired. So
+    states with a ttl are read whole, on both sides.
 
     Reading raises as ``ReadTask.batches`` does. What metadata shows to be equal is not read.
     """
@@ -66,9 +66,9 @@ class StateChanges(ArrowStream):
     def between(
         cls, checkpoints: Sequence[Checkpoint], operator: str, state: str, *, with_expired: bool = False
     ) -> StateChanges:
-        """Return the changes from each checkpoint to the next; they come oldest first.
+        """Return the changes from each checkpoint to the next. Give ``checkpoints`` oldest first.
 
-        ``CheckpointStore.changes`` says what is raised.
+        Raises as ``CheckpointStore.changes`` does.
         """
         checkpoints = [one.with_expired() for one in checkpoints] if with_expired else checkpoints
         newest = newest_declaration(checkpoints[::-1], operator, state)
@@ -93,20 +93,20 @@ class StateChanges(ArrowStream):
     def select(self, columns: Sequence[str]) -> StateChanges:
         """Return the same changes with these columns only, in this order.
 
-        An update stays where only a column that is left out has changed. Raises ``InvalidInput``
-        for a column that is not there, or that is named twice.
+        An update remains even if only columns that are left out have changed. Raises
+        ``InvalidInput`` for a column that does not exist or is named twice.
         """
         return replace(self, columns=chosen_columns(where_of(self.state), [*_columns(self.state)], columns))
 
     @property
     def stored_bytes(self) -> int:
-        """About how much is read, as it is stored. Reads the manifests."""
+        """About how many stored bytes are read. Reads the manifests."""
         return sum(step.size_bytes for _, step in self._steps(1))
 
     def split(self, parts: int) -> list[StateChanges]:
-        """Return the same changes in up to ``parts`` parts that read about the same.
+        """Return the same changes in up to ``parts`` parts that read about the same amount.
 
-        Parts in their order give the changes in theirs. Reads the manifests. Raises
+        Read in order, the parts give the changes in order. Reads the manifests. Raises
         ``InvalidInput`` for less than one part.
         """
         if checked_parts(parts) == 1:
@@ -122,7 +122,8 @@ class StateChanges(ArrowStream):
             if steps is None:
                 assert pair.old is not None
                 assert pair.new is not None
-                # A checkpoint keeps its manifest: of many, only those of the pair are held.
+                # A checkpoint keeps its manifest: of many checkpoints, only those of the pair are
+                # held.
                 old = last if last is not None and last.id == pair.old.id else pair.old
                 last = pair.new if len(self.pairs) == 1 else copy(pair.new)
                 steps = planned(self._side(old), self._side(last), self.state, parts)

@@ -1,10 +1,10 @@
 """The keys of a state with most rows or bytes, exactly, in bounded memory.
 
-Theory of operation. Rows come in batches; each is summed up by key at once, so a hot key is one
-line a batch, however many rows it has. Rows of ours come by key group, and a key has one: when the
-sums grow too many, those of all groups but the last are complete, and only the greatest of them
-stay. Sums of one large group, and of other systems' rows, which come in any order, are set aside in
-buckets by key.
+Theory of operation. Rows come in batches; each batch is summed up by key at once, so a hot key is
+one line per batch, however many rows it has. stateformat's rows come by key group, and a key has
+only one: when there are too many sums, those of all groups but the last are complete, and only the
+greatest of them are kept. Sums of one large group, and of other systems' rows, which come in any
+order, are set aside in buckets by key.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ class HotKeys(NamedTuple):
     keys: pa.Table
     """The key columns, ``_key_group``, ``_rows`` and ``_bytes``; the greatest first."""
     key_count: int
-    """How many keys there are, not only these."""
+    """How many keys there are in total."""
     rows: int
     size_bytes: int
 
 
 def even_keys(rows: StateRows, by: str) -> int | None:
-    """Return what every key has, by ``rows`` or ``bytes``; None where keys differ. Reads nothing.
+    """Return how many ``rows`` or ``bytes`` every key has; None if keys differ. Reads nothing.
 
-    A key of a value state has one row, and where no column varies in width, as many bytes as any.
+    A key of a value state has one row, and if no column varies in width, every key has the same
+    number of bytes.
     """
     if rows.state.kind is not Kind.VALUE:
         return None
@@ -56,9 +57,10 @@ def even_keys(rows: StateRows, by: str) -> int | None:
 def hot_keys(rows: StateRows, by: str, limit: int, *, by_group: bool, seen: Seen | None = None) -> HotKeys:
     """Return the ``limit`` keys with most rows (``by`` is ``ROWS``) or bytes (``BYTES``).
 
-    Bytes are those of the values, as Arrow has them in memory; they are read only for ``BYTES``,
-    and only those of columns that vary in width. ``by_group``: the rows come by key group, as ours
-    do. ``seen`` is told how many rows have been read. Of equal keys, those that come first.
+    Bytes are those of the values, as Arrow has them in memory; values are read only for ``BYTES``,
+    and only columns that vary in width. ``by_group``: the rows come by key group, as stateformat's
+    do. ``seen`` is called with how many rows have been read. Of keys with equal counts, the first
+    ones are returned.
 
     Reading raises as ``ReadTask.batches`` does.
     """
@@ -95,7 +97,7 @@ class _Totals:
     limit: int
     by_group: bool
     is_unique: bool = False
-    """A key has one row."""
+    """Whether a key has one row."""
     level: int = 0
 
     def __post_init__(self) -> None:
@@ -106,7 +108,7 @@ class _Totals:
         self._count = self._rows = self._bytes = 0
 
     def add(self, table: pa.Table) -> None:
-        """Take rows with sums of their own."""
+        """Add rows with sums of their own."""
         if not len(table):
             return
         if self.is_unique:
@@ -119,7 +121,7 @@ class _Totals:
             self._compact()
 
     def finish(self) -> HotKeys:
-        """All is added."""
+        """All rows have been added."""
         if self._spill is None:
             if self._held:
                 self._complete(self._summed(pa.concat_tables(self._held)))
@@ -138,7 +140,7 @@ class _Totals:
         last = integers(self._held[-1][KEY_GROUP.name])[-1]
         summed = self._summed(pa.concat_tables(self._held))
         if self.by_group and self._spill is None:
-            # The last group may go on.
+            # The last group may continue.
             whole = integers(summed[KEY_GROUP.name]) != last
             self._complete(summed.filter(pa.array(whole)))
             summed = summed.filter(pa.array(~whole))
@@ -155,7 +157,7 @@ class _Totals:
         self._held, self._held_bytes = [], 0
 
     def _take_over(self, tables: Iterable[pa.Table]) -> None:
-        """Add what the sums of a bucket come to."""
+        """Add the sums of a bucket."""
         inner = _Totals(self.keys, self.by, self.limit, by_group=False, level=self.level + 1)
         for table in tables:
             inner.add(table)
@@ -166,7 +168,7 @@ class _Totals:
         self._bytes += found.size_bytes
 
     def _complete(self, summed: pa.Table) -> None:
-        """Take sums of keys that do not come again."""
+        """Add sums of keys that do not come again."""
         if not len(summed):
             return
         self._count += len(summed)
@@ -179,7 +181,7 @@ class _Totals:
         self._greatest = take_table(both, self._order(both))
 
     def _order(self, summed: pa.Table) -> npt.NDArray[np.int64]:
-        """The places of the greatest."""
+        """Return the positions of the greatest."""
         values = integers(summed[self.by])
         if len(values) > 4 * self.limit:
             least = np.partition(values, len(values) - self.limit)[len(values) - self.limit]
@@ -190,7 +192,7 @@ class _Totals:
         return order
 
     def _summed(self, table: pa.Table) -> pa.Table:
-        """One row a key."""
+        """Return one row per key."""
         codes = row_key_codes([table[name] for name in self.keys])
         count = int(codes.max(initial=-1)) + 1
         if count == len(table):

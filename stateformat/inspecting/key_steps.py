@@ -1,9 +1,10 @@
 """The rows of one key along the history: what changed when.
 
 Theory of operation. Checkpoints come newest first, and each is compared with the next one that can
-be read. Where both have the same rows of the same segments in every layer of the key's group, which
-digests tell, and the same columns, nothing has changed, and nothing is read. Else the rows of the
-key on both sides are compared in the latest schema. What cannot be read is told, and passed over.
+be read. If both have the same rows of the same segments (by digest) in every layer of the key's
+group, and the same columns, nothing has changed, and nothing is read. Otherwise the rows of the key
+on both sides are compared in the latest schema. Checkpoints that cannot be read are reported, and
+skipped.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ class KeyStep(NamedTuple):
 
     record: Record
     since: Record | None
-    """The checkpoint before it that was compared; None for the oldest, which nothing is before."""
+    """The earlier checkpoint that it was compared with; None for the oldest."""
     changes: Iterator[pa.Table]
-    """Rows with ``_change`` (``StateChanges``), to be read before the next step; of the oldest all
-    are inserts. Empty where only the schema has changed."""
+    """Rows with ``_change`` (``StateChanges``), to be read before the next step; for the oldest
+    checkpoint all are inserts. Empty if only the schema has changed.
+    """
     rows: tuple[int, int] = (0, 0)
     """How many rows the key had before and has now."""
     declared: tuple[State, State] | None = None
-    """The state before and now, where its columns differ."""
+    """The state before and now, if its columns differ."""
     fault: CheckpointError | None = None
-    """Why the rows cannot be read, or not be brought to the newest schema."""
+    """Why the rows cannot be read, or not converted to the newest schema."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class _Side:
     declared: State | None = None
     rows: StateRows | None = None
     mark: tuple[Any, ...] | None = ()
-    """Equal for equal rows of equal segments; None where nobody can tell."""
+    """Equal for equal rows of equal segments; None if unknown."""
     held: list[pa.Table] | None = None
     count: int = 0
     """How many rows there are, once they have been read."""
@@ -78,7 +80,9 @@ class _Side:
         return cls(checkpoint.record, state, declared, rows, _mark(rows))
 
     def hold(self) -> CheckpointError | None:
-        """Read the rows, and hold them while they are few. Returns why they cannot be read."""
+        """Read the rows, and hold them while they are few. Returns the error if they cannot be
+        read.
+        """
         held: list[pa.Table] = []
         size_bytes = self.count = 0
         try:
@@ -94,7 +98,7 @@ class _Side:
         return None
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows in the newest schema."""
+        """Yield the rows in the newest schema."""
         if self.held is not None or self.rows is None:
             yield from self.held or ()
             return
@@ -104,19 +108,21 @@ class _Side:
 
 
 def _mark(rows: StateRows) -> tuple[Any, ...] | None:
-    """What is read of each layer, by digest."""
+    """Return what is read of each layer, by digest."""
     slices = rows.task.slices
     digests = take_rows(rows.task.handles.select(["digest"]), slices["handle"])["digest"].to_pylist()
     if None in digests:
         return None
     places = (slices[name].to_pylist() for name in ("layer", "row_start", "rows"))
-    # Time takes rows away that stand in equal segments.
+    # Rows of equal segments may have expired meanwhile.
     lives = (rows.state.ttl, rows.state.ttl_now_us) if rows.state.ttl_now_us is not None else ()
     return (*lives, *sorted(zip(*places, digests, strict=True)))
 
 
 def latest_declaration(checkpoints: Iterable[Checkpoint], state: State) -> State:
-    """Return the declaration with the latest schema: after a rollback it is not in the newest."""
+    """Return the declaration with the latest schema; after a rollback the newest checkpoint lacks
+    it.
+    """
     found = [one.record.by_state.get((state.operator, state.name)) for one in checkpoints]
     same = (state.mode, state.kind, state.clock, state.key_columns)
     alike = (one for one in found if one is not None and (one.mode, one.kind, one.clock, one.key_columns) == same)
@@ -126,12 +132,12 @@ def latest_declaration(checkpoints: Iterable[Checkpoint], state: State) -> State
 def key_history(checkpoints: Iterable[Checkpoint], state: State, key: pa.Table) -> Iterator[KeyStep]:
     """Yield what happened to a key, newest first, at each checkpoint where something did.
 
-    ``checkpoints``: newest first; none is held when the next is taken, since each keeps its
-    manifest. ``state``: its :func:`latest_declaration`, in whose schema all rows come. ``key``: one
+    ``checkpoints``: newest first; each is released before the next is taken, since it keeps its
+    manifest. ``state``: its :func:`latest_declaration`, whose schema all rows have. ``key``: one
     row, as ``keys_from_json`` returns it. A checkpoint that is damaged or has expired is a step
     with ``fault``; one with another state of this name is too, and ends the history.
 
-    Raises ``StorageError`` where the storage fails.
+    Raises ``StorageError`` if the storage fails.
     """
     newer: _Side | None = None
     faults: list[KeyStep] = []
@@ -172,7 +178,7 @@ def _failed(record: Record, error: CheckpointError) -> KeyStep:
 
 
 def _step(newer: _Side, older: _Side | None) -> Iterator[KeyStep]:
-    """The step between two checkpoints, or to the oldest; none where nothing has changed."""
+    """Yield the step between two checkpoints, or to the oldest; none if nothing has changed."""
     fault = newer.hold()
     if fault is not None:
         yield _failed(newer.record, fault)

@@ -1,6 +1,6 @@
 """What a store holds, as tables: checkpoints, operators, states, handles.
 
-:data:`METADATA_TABLES` says their columns. No data file is read; what another system's metadata
+:data:`METADATA_TABLES` lists their columns. No data file is read; what another system's metadata
 lacks is null.
 """
 
@@ -114,26 +114,26 @@ METADATA_TABLES: Final[Mapping[str, pa.Schema]] = {
     ),
     "handles": pa.schema([_ID, *(_handle_field(MANIFEST_SCHEMA.field(name)) for name in PLANNING_COLUMNS)]),
 }
-"""The columns of each table. In all of them ``checkpoint_id`` comes first.
+"""The columns of each table; docs/metadata-tables.md lists them. ``checkpoint_id`` comes first.
 
 - ``checkpoints``: a row per checkpoint, newest first. ``rows`` counts stored rows, of all layers;
-  ``segments`` and ``bytes`` count distinct segments. ``stop`` is ``drain`` or ``no_drain`` where
-  the job stops there. ``content_of``: of a repair, the checkpoint whose content it has.
+  ``segments`` and ``bytes`` count distinct segments. ``stop`` is ``drain`` or ``no_drain`` if the
+  job stops there. ``content_of``: for a repair, the checkpoint whose content it has.
 - ``operators``: a row per checkpoint and operator, in the order of the job graph. ``operator`` is
   the uid. ``status`` is ``running``, ``partially_finished`` or ``fully_finished``.
 - ``states``: a row per checkpoint and state. ``columns`` are those of its rows in the newest
-  schema, with Arrow types as text and field ids (null for columns of ours); ``schemas`` counts all.
-  ``layers``: how many layers the subtask with most of them has. ``rows`` counts stored rows: a key
-  that three layers name counts three times.
+  schema, with Arrow types as text and field ids (null for stateformat's own columns); ``schemas``
+  counts all schemas. ``layers``: the most layers that a subtask has. ``rows`` counts stored rows: a
+  key in three layers counts three times.
 - ``handles``: a row per checkpoint and handle, in the manifest's order (SPEC.md section 4.1).
 """
 
 
 def metadata_table(store: _Store, name: str, checkpoint_id: int | None = None) -> pa.Table:
-    """Return one of :data:`METADATA_TABLES`, of one checkpoint or of the whole history.
+    """Return one of :data:`METADATA_TABLES`, for one checkpoint or the whole history.
 
     Newest checkpoint first. ``checkpoints`` and ``operators`` read records, the others manifests
-    too. Raises ``InvalidInput`` for an unknown table, and as ``CheckpointStore.checkpoints``.
+    too. Raises ``InvalidInput`` for an unknown table, and as ``CheckpointStore.checkpoints`` does.
     """
     if name not in METADATA_TABLES:
         raise InvalidInput(f"there is no table {name!r} of metadata; {known_names(list(METADATA_TABLES), name)}")
@@ -147,9 +147,9 @@ def metadata_table(store: _Store, name: str, checkpoint_id: int | None = None) -
 
 @dataclass(frozen=True)
 class MetadataRows(ArrowStream):
-    """One of :data:`METADATA_TABLES`, of these checkpoints in their order. Picklable.
+    """One of :data:`METADATA_TABLES`, for these checkpoints in their order. Picklable.
 
-    One manifest is in memory at a time.
+    Only one manifest is in memory at a time.
     """
 
     name: str
@@ -168,7 +168,7 @@ class MetadataRows(ArrowStream):
 
     @property
     def stored_bytes(self) -> int:
-        """About how much is read, as it is stored: for ``handles`` manifests, else nothing much."""
+        """About how many stored bytes are read: the manifests for ``handles``, else almost none."""
         return sum(one.record.manifest.size_bytes for one in self.checkpoints) if self.name == "handles" else 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -179,15 +179,15 @@ class MetadataRows(ArrowStream):
     def select(self, columns: Sequence[str]) -> MetadataRows:
         """Return the same rows with these columns only, in this order.
 
-        Raises ``InvalidInput`` for a column that is not there, or that is named twice.
+        Raises ``InvalidInput`` for a column that does not exist or is named twice.
         """
         where = f"the table {self.name!r} of metadata"
         return replace(self, columns=chosen_columns(where, METADATA_TABLES[self.name].names, columns))
 
     def split(self, parts: int) -> list[MetadataRows]:
-        """Return the same rows in up to ``parts`` parts, of about as many checkpoints each.
+        """Return the same rows in up to ``parts`` parts with about the same number of checkpoints.
 
-        Parts in their order give the rows in theirs. Raises ``InvalidInput`` for less than one.
+        Read in order, the parts give the rows in order. Raises ``InvalidInput`` for less than one.
         """
         share = max(1, -(-len(self.checkpoints) // checked_parts(parts)))
         starts = range(0, len(self.checkpoints), share)
@@ -195,12 +195,12 @@ class MetadataRows(ArrowStream):
 
 
 def _made(name: str, checkpoint: Checkpoint) -> pa.Table:
-    """A table of one checkpoint."""
+    """Return a table of one checkpoint."""
     return _OF_RECORDS[name](checkpoint.record) if name in _OF_RECORDS else _OF_MANIFESTS[name](checkpoint)
 
 
 def _each(checkpoints: Sequence[Checkpoint], name: str) -> Iterator[pa.Table]:
-    """Make a table of each, several at a time where reading is mostly waiting."""
+    """Yield a table of each checkpoint; several are read at a time if reading is mostly waiting."""
     at_once = max((reads_at_once(one.storage) for one in checkpoints), default=1)
     calls = (partial(_made, name, copy(one)) for one in checkpoints)
     with closing(prefetch(calls, workers=max(1, at_once), depth=max(1, at_once))) as tables:
@@ -300,7 +300,7 @@ def _columns(state: State) -> list[dict[str, Any]]:
 
 
 def _held(handles: pa.Table) -> dict[str, Any]:
-    """What the handles of one state hold."""
+    """Return what the handles of one state hold."""
     codes, count = codes_of(handles["path"])
     sizes = np.zeros(count, np.int64)
     sizes[codes[codes >= 0]] = integers(handles["size_bytes"])[codes >= 0]

@@ -1,7 +1,7 @@
-"""What the rows of a runtime's own states say: timers, watermarks, committables, records in flight;
-and how many rows of a user's have expired.
+"""What the rows of a runtime's own states contain: timers, watermarks, committables, in-flight
+records; and how many rows of a user's state have expired.
 
-Unlike numbers of rows this takes segments, so only a page narrowed to a few states shows it, and
+Unlike row counts, this needs the segments. So only a page limited to a few states shows it, and
 only up to :data:`ROWS_MAX` rows of each.
 """
 
@@ -28,15 +28,15 @@ ROWS_MAX: Final = 1_000_000
 WATERMARK_NONE: Final = -(2**63)
 WATERMARK_END: Final = 2**63 - 1
 MESSAGE_COLUMNS: Final = {"message_from", "message"}
-"""Columns of a coordinator's state in which a runtime keeps messages that nobody had received."""
+"""Columns of a coordinator's state in which a runtime keeps messages not yet received."""
 
 
 def contents(checkpoint: Checkpoint, state: State, rows: int) -> Document | None:
-    """What a state of a runtime holds, by its mode; of a state of the user, how many rows have
-    expired, and None where none ever does.
+    """Return what a runtime's own state holds, by its mode; for a user's state, how many rows have
+    expired, or None if its rows never do.
 
-    ``rows`` is the number of stored rows. ``unread`` says why rows were not read: too many, or
-    damaged.
+    ``rows`` is the number of stored rows. ``unread`` in the result says why rows were not read: too
+    many, or damaged.
     """
     edges = [edge.id for edge in checkpoint.graph.edges if edge.target == state.operator and not edge.feedback]
     reader = _reader(state, edges)
@@ -56,7 +56,7 @@ def contents(checkpoint: Checkpoint, state: State, rows: int) -> Document | None
 def _reader(
     state: State, edges: Sequence[str]
 ) -> tuple[Mapping[str, pa.DataType], Callable[[pa.Table], Document]] | None:
-    """The columns to read, and a function from them to the document.
+    """Return the columns to read, and a function from them to the document.
 
     ``edges`` are the inputs of the state's operator.
     """
@@ -86,7 +86,9 @@ def _timers(table: pa.Table) -> Document:
 
 
 def _progress(table: pa.Table, edges: Sequence[str]) -> Document:
-    """The inputs, in the order of the graph; one without a row has seen nothing (SPEC.md 6.2)."""
+    """Return the inputs, in the order of the graph; one without a row has seen nothing (SPEC.md
+    6.2).
+    """
     # The reader merges subtasks: the least watermark, and ended only if ended for all.
     seen = {row["_edge"]: row for row in table.to_pylist()}
     nothing = {"_watermark": WATERMARK_NONE, "_ended": False}
@@ -124,7 +126,9 @@ def _messages(table: pa.Table) -> Document:
 
 
 def _times(name: str, event_time_us: int | None) -> Document:
-    """An event time as text and as an integer; null for "none" and "end", which are no times."""
+    """Return an event time as text and as an integer; null for "none" and "end", which are not
+    times.
+    """
     if event_time_us is None:
         return {f"{name}_at": None, f"{name}_us": None}
     if event_time_us in (WATERMARK_NONE, WATERMARK_END):

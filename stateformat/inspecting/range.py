@@ -29,7 +29,7 @@ class _At(NamedTuple):
         if self.rows is not None:
             return self.rows
         assert self.checkpoint is not None
-        # A checkpoint keeps its manifest; those of a range are too many to be held.
+        # A checkpoint keeps its manifest; those of a range are too many to hold.
         return copy(self.checkpoint).state(state.operator, state.name)
 
 
@@ -37,12 +37,13 @@ class _At(NamedTuple):
 class StateRange(ArrowStream):
     """The rows of a state in several checkpoints, oldest first. Picklable.
 
-    Columns: ``_checkpoint_id`` (int64), then those of the state in the newest checkpoint that has
-    it; rows of older ones are brought to that schema. Committables have a ``_checkpoint_id`` of
-    their own; here it is ``_prepared_checkpoint_id``. Checkpoints without the state have no rows.
+    Columns: ``_checkpoint_id`` (int64, not nullable), then those of the state in the newest
+    checkpoint that has it; rows of older ones are converted to that schema. Committables have their
+    own ``_checkpoint_id``; here it is named ``_prepared_checkpoint_id``. Checkpoints without the
+    state contribute no rows.
 
-    Reading raises as ``ReadTask.batches`` does: ``CheckpointExpired`` for one that is deleted
-    meanwhile.
+    Reading raises as ``ReadTask.batches`` does: ``CheckpointExpired`` if a checkpoint is deleted in
+    the meantime.
     """
 
     state: State
@@ -57,7 +58,7 @@ class StateRange(ArrowStream):
     def of(
         cls, checkpoints: Sequence[Checkpoint], operator: str, state: str, *, with_expired: bool = False
     ) -> StateRange:
-        """Return all rows and columns; ``CheckpointStore.states_over`` says what is raised."""
+        """Return all rows and columns. Raises as ``CheckpointStore.states_over`` does."""
         checkpoints = [one.with_expired() for one in checkpoints] if with_expired else checkpoints
         ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.id)
         newest = newest_declaration(ordered[::-1], operator, state)
@@ -88,20 +89,20 @@ class StateRange(ArrowStream):
     def select(self, columns: Sequence[str]) -> StateRange:
         """Return the same rows with these columns only, in this order; others are not read.
 
-        Raises ``InvalidInput`` for a column that is not there, or that is named twice.
+        Raises ``InvalidInput`` for a column that does not exist or is named twice.
         """
         return replace(self, columns=chosen_columns(where_of(self.state), [*_columns(self.state)], columns))
 
     @property
     def stored_bytes(self) -> int:
-        """About how much is read, as it is stored. Reads the manifests."""
+        """About how many stored bytes are read. Reads the manifests."""
         return sum(source.opened(self.state).stored_bytes for source in self.sources)
 
     def split(self, parts: int) -> list[StateRange]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.
 
-        Parts in their order give the rows in theirs. Reads the manifests. Raises ``InvalidInput``
-        for less than one part.
+        Read in order, the parts give the rows in order. Reads the manifests. Raises
+        ``InvalidInput`` for less than one part.
         """
         if checked_parts(parts) == 1:
             return [self]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def savepoints_document(found: Iterable[Savepoint]) -> list[dict[str, Any]]:
-    """The savepoints of ``store.pins()``, with the newest checkpoint of each."""
+    """Return the savepoints of ``store.pins()``, each with its newest checkpoint."""
     return [_document(one) for one in found]
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..storage import Storage
 
 SHOWN: Final = 10
-"""Checkpoints that are read and shown."""
+"""How many checkpoints are read and shown."""
 
 
 class Surveyed(Protocol):

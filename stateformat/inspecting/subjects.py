@@ -1,4 +1,4 @@
-"""One state in several checkpoints: its declarations, its columns, and parts of what is read."""
+"""One state in several checkpoints: its declarations, its columns, and how reading is split."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHECKPOINT_ID: Final = pa.field("_checkpoint_id", pa.int64(), nullable=False)
-"""The checkpoint that a row is of, or in which a change shows."""
+"""The checkpoint that a row belongs to, or in which a change appears."""
 PREPARED_ID: Final = "_prepared_checkpoint_id"
 """The name of committables' own ``_checkpoint_id`` beside :data:`CHECKPOINT_ID`."""
 
 
 def newest_declaration(checkpoints: Iterable[Checkpoint], operator: str, state: str) -> State:
-    """The state in the first of the checkpoints that has it; they come newest first.
+    """Return the state in the first checkpoint that has it. Give ``checkpoints`` newest first.
 
-    ``operator``: a uid, or the name of one operator. Raises ``InvalidInput`` where no checkpoint
-    has the state: the error of the first one that has the operator.
+    ``operator``: a uid, or the name of one operator. Raises ``InvalidInput`` if no checkpoint has
+    the state: the error of the first one that has the operator.
     """
     unknown: InvalidInput | None = None
     lacking: InvalidInput | None = None
@@ -45,10 +45,10 @@ def newest_declaration(checkpoints: Iterable[Checkpoint], operator: str, state: 
 
 
 def declared_in(checkpoint: Checkpoint, state: State) -> State | None:
-    """The state as a checkpoint declares it; None where it has none of that name.
+    """Return the state as a checkpoint declares it; None if it has none of that name.
 
-    Raises ``InvalidInput`` where the two are different states that share a name, and where the rows
-    cannot be brought to the later schema.
+    Raises ``InvalidInput`` if the two are different states that share a name, or if the rows cannot
+    be converted to the later schema.
     """
     found = checkpoint.record.by_state.get((state.operator, state.name))
     if found is None:
@@ -88,7 +88,9 @@ def _text(value: object) -> str:
 
 
 def own_columns(state: State) -> Mapping[str, pa.Field]:
-    """The columns of a state's rows as users see them beside :data:`CHECKPOINT_ID`, by our name."""
+    """Return the columns of a state's rows as users see them beside :data:`CHECKPOINT_ID`, by
+    stateformat's name.
+    """
     fields = row_schema(state)
     if state.mode is not Mode.COMMITTABLES:
         return {field.name: field for field in fields}
@@ -103,7 +105,7 @@ def where_of(state: State) -> str:
 
 
 def packed(sized: Sequence[tuple[T, int]], parts: int) -> list[list[T]]:
-    """Put items with their sizes, in their order, into up to ``parts`` lists of about one size."""
+    """Distribute items, in order, over up to ``parts`` lists of about the same total size."""
     share = max(1, sum(size for _, size in sized) // parts)
     found: list[list[T]] = [[]]
     held = 0

@@ -32,11 +32,12 @@ def top_document(
     keys: bool = True,
     progress: Progress | None = None,
 ) -> list[Document]:
-    """Return a document for each state, those with most first.
+    """Return a document for each state, the largest first.
 
-    ``by``: "rows" or "bytes". Key groups and subtasks are counted by the manifest: rows of all
-    layers, stored bytes. Keys are read, their layers merged; bytes are those of the values in
-    memory. Without ``keys`` nothing is read. ``progress`` is told how many rows of how many.
+    ``by``: "rows" or "bytes". Key groups and subtasks are counted from the manifest: rows of all
+    layers, stored bytes. Keys are read, with layers merged; their bytes are those of the values in
+    memory. Without ``keys`` nothing is read. ``progress``: called with the rows read, and the
+    total.
 
     Reading raises as ``ReadTask.batches`` does.
     """
@@ -70,7 +71,7 @@ def _of_state(
     """``handles``: those of the state."""
     operator = checkpoint.graph.operator(state.operator)
     known = holdings.document(state, {})
-    # Of another system's checkpoint nobody may have counted the rows.
+    # Rows of another system's checkpoint may not be counted.
     measure = "bytes" if known["rows"] is None else by
     subtasks: JsonRows = known["subtasks"]
     return {
@@ -97,7 +98,7 @@ def _without_layers(entry: Document) -> Document:
 
 
 def _key_groups(state: State, handles: pa.Table, count: int, measure: str, limit: int) -> Document | None:
-    """The key groups with most; None where the handles do not count them."""
+    """Return the key groups with most; None if the handles do not count them."""
     if state.mode is not Mode.KEYED:
         return None
     mine = handles.filter(pc.greater(pc.fill_null(handles["rows"], 0), 0))
@@ -126,7 +127,7 @@ def _key_groups(state: State, handles: pa.Table, count: int, measure: str, limit
 
 
 def _skew(values: Ints, count: int) -> float:
-    """The greatest over the mean of so many; 1.0 for nothing."""
+    """Return the ratio of the greatest to the mean of so many; 1.0 for nothing."""
     total = int(values.sum())
     return round(int(values.max()) * count / total, 2) if total else 1.0
 

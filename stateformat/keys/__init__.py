@@ -1,4 +1,4 @@
-"""Which key group a key falls into, and which subtask owns it (SPEC.md section 5.3).
+"""Which key group a key is in, and which subtask owns it (SPEC.md section 5.3).
 
 Read ``groups`` first, then ``hashing``.
 """

@@ -21,7 +21,7 @@ Groups = TypeVar("Groups", int, npt.NDArray[Any])
 
 
 def check_parallelism(parallelism: int, max_parallelism: int, *, operator: str = "") -> None:
-    """Check 1 ≤ parallelism ≤ max parallelism ≤ 32768, else ``InvalidInput``."""
+    """Raise ``InvalidInput`` unless 1 ≤ parallelism ≤ max parallelism ≤ 32768."""
     of = f" of operator {operator!r}" if operator else ""
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         problem = f"max parallelism {max_parallelism}{of} is not between 1 and {MAX_PARALLELISM_LIMIT}; choose another"
@@ -44,14 +44,14 @@ def check_parallelism(parallelism: int, max_parallelism: int, *, operator: str =
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """Flink's default: the least power of two ≥ 1.5 × ``parallelism``, within 128 … 32768."""
+    """Return Flink's default: the least power of two ≥ 1.5 × ``parallelism``, in 128 … 32768."""
     check_parallelism(parallelism, MAX_PARALLELISM_LIMIT)
     power = 1 << (parallelism + parallelism // 2 - 1).bit_length()
     return min(max(power, _MIN_DEFAULT), MAX_PARALLELISM_LIMIT)
 
 
 def key_group_count(operator: Operator) -> int:
-    """The operator's number of key groups: its max parallelism, or the default."""
+    """Return the operator's number of key groups: its max parallelism, or the default."""
     if operator.max_parallelism is not None:
         return operator.max_parallelism
     return default_max_parallelism(operator.parallelism)
@@ -60,7 +60,7 @@ def key_group_count(operator: Operator) -> int:
 def key_groups(
     hashes: npt.NDArray[Any], max_parallelism: int, *, out: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.int32]:
-    """The key group of each int32 hash: floor-mod by ``max_parallelism``, into ``out``."""
+    """Return the key group of each int32 hash: floor-mod by ``max_parallelism``, into ``out``."""
     check_parallelism(1, max_parallelism)
     if hashes.dtype != np.int32:
         raise InvalidInput(f"hashes are {hashes.dtype}; key groups are defined on signed values: give int32")
@@ -73,7 +73,7 @@ def key_groups(
 
 
 def key_group_range(subtask: int, *, parallelism: int, max_parallelism: int) -> tuple[int, int]:
-    """First and last key group, both inclusive, of one subtask; at least one group."""
+    """Return the first and last key group of one subtask, both inclusive; at least one group."""
     check_parallelism(parallelism, max_parallelism)
     if not 0 <= subtask < parallelism:
         raise InvalidInput(
@@ -85,13 +85,13 @@ def key_group_range(subtask: int, *, parallelism: int, max_parallelism: int) -> 
 
 
 def range_bounds(parallelism: int, max_parallelism: int) -> npt.NDArray[np.int64]:
-    """The first key group of each subtask, then ``max_parallelism``; int64, ascending."""
+    """Return the first key group of each subtask, then ``max_parallelism``; int64, ascending."""
     check_parallelism(parallelism, max_parallelism)
     return -(-np.arange(parallelism + 1, dtype=np.int64) * max_parallelism // parallelism)
 
 
 def subtask_of_key_group(group: Groups, *, parallelism: int, max_parallelism: int) -> Groups:
-    """The owner of a key group: an int, or for an array of groups an int64 array."""
+    """Return the owner of a key group: an int, or for an array of groups an int64 array."""
     check_parallelism(parallelism, max_parallelism)
     groups = np.asarray(group, np.int64)
     if groups.size and not (groups.min() >= 0 and groups.max() < max_parallelism):

@@ -2,8 +2,8 @@
 
 Theory of operation of the default, Spark SQL's ``hash(c1, c2, ...)`` in numpy. Rows are hashed in
 chunks that fit in the processor's cache; the hash of one column seeds the next. Strings are sorted
-by their whole blocks, longest first, so rows that have a block *w* are a prefix. Nulls are hashed
-like values, then masked out: branches cost more. Arrow's data is little-endian.
+by their number of whole blocks, most first, so the rows that have a block *w* are a prefix. Nulls
+are hashed like values, then masked out: branches cost more. Arrow's data is little-endian.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_KEY_HASH: Final = "spark-murmur3-seed42"
 """Spark's Murmur3_x86_32 over the key columns in order, seed 42."""
 
 KeyHash = Callable[[Sequence[Any]], npt.NDArray[np.int32]]
-"""From key columns (``pa.ChunkedArray``) to one int32 a row, in any thread; −0.0 is as 0.0."""
+"""From key columns (``pa.ChunkedArray``) to one int32 per row, in any thread; −0.0 equals 0.0."""
 
 _U32 = npt.NDArray[np.uint32]
 _Mask = npt.NDArray[np.bool_]
@@ -30,14 +30,14 @@ _CHUNK_ROWS: Final = 65_536
 # Above this a chunk of strings is halved, so that the copy of its bytes stays small, unless few
 # rows would be left.
 _CHUNK_BYTES: Final = 16 << 20
-# With fewer rows than this left, about ten array operations a step cost more than a scalar step for
-# each row.
+# With fewer rows left than this, the ten or so array operations of a step cost more than a scalar
+# step for each row.
 _SCALAR_ROWS: Final = 32
 _SCALAR_BLOCKS: Final = 1 << 16
 
-# How the values of each type lie in memory. Floats: as integers of their width, then as such
-# integers the bits of −0.0, of infinity and of the one NaN. Strings and binary: the integers of
-# their offsets.
+# How the values of each type are laid out in memory. Floats: as integers of their width, then, as
+# such integers, the bits of −0.0, of infinity and of the canonical NaN. Strings and binary: the
+# integers of their offsets.
 _INTEGERS = {
     pa.int8(): np.int8,
     pa.int16(): np.int16,
@@ -63,7 +63,7 @@ _SUPPORTED: Final = (
 
 
 def check_key_types(fields: Iterable[Any]) -> None:
-    """``InvalidInput`` (UNSUPPORTED_KEY_TYPE) for fields that cannot be keys (SPEC.md 5.3)."""
+    """Raise ``InvalidInput`` (UNSUPPORTED_KEY_TYPE) for fields that cannot be keys (SPEC 5.3)."""
     refused = [found for field in fields for found in _unsupported(field.name, field.type)]
     if refused:
         listed = ", ".join(f"{name!r} of type {type_}" for name, type_ in refused)
@@ -75,8 +75,8 @@ def check_key_types(fields: Iterable[Any]) -> None:
 
 
 def _unsupported(name: str, type_: Any) -> Iterator[tuple[str, Any]]:
-    # A struct without fields has nothing to hash and cannot stand in Parquet, so it is refused
-    # itself.
+    # A struct without fields has nothing to hash and cannot be stored in Parquet, so the struct
+    # itself is refused.
     if pa.types.is_struct(type_) and type_.num_fields:
         for field in type_:
             yield from _unsupported(f"{name}.{field.name}", field.type)
@@ -87,7 +87,8 @@ def _unsupported(name: str, type_: Any) -> Iterator[tuple[str, Any]]:
 
 
 def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArray[np.int32]:
-    """One int32 per row: the hash of the key columns in their order, by the function ``name``.
+    """Return one int32 per row: the hash of the key columns in order, by the function ``name``.
+
     Columns may be normalized or not. Raises ``InvalidInput`` for no column, different lengths, an
     unsupported type, an unknown name, or a registered function that returns something else.
     """
@@ -105,13 +106,18 @@ def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArr
 
 
 def register_key_hash(name: str, function: KeyHash) -> None:
-    """Register ``function`` as ``name``, for ever: ``InvalidInput`` for another under that name."""
+    """Register a key hash under a name, permanently.
+
+    ``function`` takes the key columns, ``pa.ChunkedArray`` of equal length, and returns a numpy
+    int32 array with one hash per row. Raises ``InvalidInput`` for an empty name, and for a name
+    that belongs to another function.
+    """
     if not name or _registry.setdefault(name, function) is not function:
         raise InvalidInput(f"key hash name {name!r} is empty or belongs to another function; choose another name")
 
 
 def key_hash(name: str) -> KeyHash:
-    """The function registered as ``name``; ``InvalidInput`` (UNKNOWN_KEY_HASH) if none is."""
+    """Return the function named ``name``. Raises ``InvalidInput`` (UNKNOWN_KEY_HASH) if none is."""
     if name not in _registry:
         _register_installed(name)
     try:
@@ -125,7 +131,7 @@ def key_hash(name: str) -> KeyHash:
 
 
 def _register_installed(name: str) -> None:
-    """Register what an installed package brings, by the entry points ``stateformat.key_hashes``."""
+    """Register what an installed package provides by entry points ``stateformat.key_hashes``."""
     from importlib.metadata import entry_points
 
     for entry in entry_points(group="stateformat.key_hashes", name=name):
@@ -133,8 +139,9 @@ def _register_installed(name: str) -> None:
 
 
 def normalize_key_column(array: Any) -> Any:
-    """Give equal keys equal bits, in structs too: −0.0 becomes 0.0, every NaN the same. Returns the
-    same object where nothing changes, and copies only the chunks that do.
+    """Give equal keys equal bits, in structs too: −0.0 becomes 0.0, every NaN the same.
+
+    Returns the same object if nothing changes, and copies only the chunks that change.
     """
     if isinstance(array, pa.ChunkedArray):
         parts = array.chunks
@@ -148,7 +155,7 @@ def normalize_key_column(array: Any) -> Any:
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array(normal, type=array.type)
     # Built from buffers because the usual constructor refuses nulls that a null struct hides in a
-    # non-nullable field.
+    # field that is not nullable.
     return pa.Array.from_buffers(array.type, len(array), [_bitmap(_validity(array))], children=normal)
 
 
@@ -189,7 +196,7 @@ def _bitmap(bits: _Mask | None) -> Any:
 
 
 def _validity(array: Any, parent: _Mask | None = None) -> _Mask | None:
-    """True where neither ``array`` nor a struct around it is null; None if nothing is."""
+    """Return True where neither ``array`` nor a struct around it is null; None if nothing is."""
     if not array.null_count:
         return parent
     own = _bits(array.buffers()[0], array.offset, len(array))
@@ -198,7 +205,7 @@ def _validity(array: Any, parent: _Mask | None = None) -> _Mask | None:
 
 def _spark_murmur3(columns: Sequence[Any]) -> npt.NDArray[np.int32]:
     table = pa.Table.from_arrays(list(columns), names=[str(index) for index in range(len(columns))])
-    # Streams tend to leave columns in many tiny chunks, which would cost a round of calls each.
+    # Streams often leave columns in many tiny chunks, each of which would cost a round of calls.
     if max(column.num_chunks for column in columns) > 1 + len(table) // 4096:
         table = table.combine_chunks()
     hashes = np.full(len(table), 42, np.uint32)
@@ -215,7 +222,8 @@ _registry: Final[dict[str, KeyHash]] = {DEFAULT_KEY_HASH: _spark_murmur3}
 
 
 def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> None:
-    """Take the values of ``array`` into ``h``, the running hashes, where no struct is null.
+    """Mix the values of ``array`` into ``h``, the running hashes, where no struct is null.
+
     ``scratch``, here and below, is two rows as long as the chunk.
     """
     valid = _validity(array, parent)
@@ -231,7 +239,7 @@ def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> Non
 
 
 def _mix_values(array: Any, h: _U32, scratch: _U32) -> None:
-    """Take the values of an array that is no struct into ``h``, and nulls like values."""
+    """Mix the values of an array that is not a struct into ``h``, and nulls like values."""
     type_ = array.type
     if type_ in _OFFSETS:
         _, offset_buffer, data = array.buffers()
@@ -263,11 +271,14 @@ def _mix_fixed(values: npt.NDArray[Any], h: _U32, scratch: _U32) -> None:
 
 
 def _shortest_bytes(limbs: npt.NDArray[np.uint64]) -> tuple[Any, Any, Any]:
-    """128-bit integers, low half first, as Java's ``BigInteger.toByteArray()``: big-endian."""
+    """Convert 128-bit integers, low half first, as Java's ``BigInteger.toByteArray()`` does.
+
+    The bytes are big-endian.
+    """
     low, high = limbs[:, 0], limbs[:, 1]
     sign = (high.view(np.int64) >> 63).view(np.uint64)
-    # But for its sign a value of k bytes is below 2**(8k - 1), so it takes one byte and one more
-    # per limit reached.
+    # Apart from its sign, a value of k bytes is below 2**(8k - 1), so it takes one byte, and one
+    # more for each limit that it reaches.
     limits = np.left_shift(np.uint64(1), np.arange(7, 64, 8, dtype=np.uint64))
     above = np.searchsorted(limits, high ^ sign, "right")
     lengths = 1 + np.where(high == sign, np.searchsorted(limits, low ^ sign, "right"), 8 + above)
@@ -294,10 +305,10 @@ def _mix_spans(data: npt.NDArray[np.uint8], starts: Any, lengths: Any, h: _U32, 
 
 
 def _mix_blocks(words: _U32, starts: Any, blocks: Any, h: _U32, scratch: _U32) -> None:
-    """Take the first ``blocks[i]`` whole blocks of each row, from ``starts[i]``, into ``h``."""
+    """Mix the first ``blocks[i]`` whole blocks of each row, from ``starts[i]``, into ``h``."""
     most = int(blocks.max())
     missing = most - blocks
-    # Up to 16 bits numpy sorts by radix, in a tenth of the time.
+    # numpy sorts integers of up to 16 bits by radix, in a tenth of the time.
     order = np.argsort(missing.astype(np.uint16) if most < 1 << 16 else missing, kind="stable")
     missing, starts, running = missing[order], starts[order], h[order]
     rows = len(h)
@@ -324,10 +335,10 @@ def _mix_few(words: _U32, starts: Any, counts: Any, h: _U32) -> None:
 
 
 def _mix_tails(words: _U32, tails: Any, h: _U32, scratch: _U32) -> None:
-    """Take the first ``tails[i]`` bytes of ``words[i]`` (0 to 3) into ``h``, each as a block."""
+    """Mix the first ``tails[i]`` bytes of ``words[i]`` (0 to 3) into ``h``, each as a block."""
     k, t = scratch[:, : len(h)]
     for number in range(int(tails.max())):
-        # Up to the top and down again as a signed number: the byte with its sign.
+        # Shift left to the top, then right as a signed number: the byte, sign-extended.
         np.left_shift(words, 24 - 8 * number, out=k)
         np.right_shift(k.view(np.int32), 24, out=k.view(np.int32))
         mixed = h.copy()
@@ -353,7 +364,7 @@ def _scramble(k: _U32, t: _U32) -> None:
 
 
 def _mix(h: _U32, k: _U32, t: _U32) -> None:
-    """Take one block ``k`` per row into ``h``, in place; overwrites ``k``."""
+    """Mix one block ``k`` per row into ``h``, in place; overwrites ``k``."""
     _scramble(k, t)
     np.bitwise_xor(h, k, out=h)
     np.right_shift(h, 19, out=t)
@@ -364,7 +375,7 @@ def _mix(h: _U32, k: _U32, t: _U32) -> None:
 
 
 def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
-    """Take the lengths of the values into ``h`` and avalanche, in place."""
+    """Mix the lengths of the values into ``h`` and avalanche, in place."""
     np.bitwise_xor(h, length_bytes, out=h)
     for shift, factor in ((16, np.uint32(0x85EBCA6B)), (13, np.uint32(0xC2B2AE35))):
         np.right_shift(h, shift, out=t)
@@ -375,7 +386,10 @@ def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
 
 
 def mixed_hashes(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
-    """New hashes with all bits mixed, by ``level``: those of one key group share a remainder."""
+    """Return the hashes with all bits mixed, by ``level``.
+
+    Hashes of one key group share a remainder.
+    """
     found: npt.NDArray[np.uint32] = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         found ^= found >> np.uint32(shift)

@@ -1,9 +1,9 @@
 """The manifest (SPEC.md section 4): the table of all state handles of a checkpoint.
 
-Read ``table`` (in memory), ``codec`` (as bytes), ``outline`` (what plans need of it), ``rules``
+Read ``table`` (in memory), ``codec`` (as bytes), ``outline`` (the part that plans need), ``rules``
 (for each row), ``segment_rules`` (for rows that name one segment) and ``slicing`` (rows cut for new
-subtasks). ``columns`` has the tools for tables of handles that the planner, the readers and the
-validator use too.
+subtasks). ``columns`` has helpers for tables of handles; the planner, the readers and the validator
+use them too.
 """
 
 from __future__ import annotations

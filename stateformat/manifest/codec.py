@@ -1,7 +1,7 @@
 """The manifest as bytes: a Parquet file (SPEC.md sections 4.5, 7.1 and 7.4).
 
-Bytes are parsed once size and digest are right, and decompressed once the footer agrees with the
-record and the pages are safe to decode.
+Bytes are parsed only after size and digest have been checked, and decompressed only after the
+footer agrees with the record and the pages are known to be safe to decode.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DECODED_BYTES_MAX: Final = 256 << 20
 EXPANSION_MAX: Final = 512
 """A larger manifest may take this many times its stored size: similar handles compress well."""
 PLANNING_SCHEMA: Final = pa.schema([MANIFEST_SCHEMA.field(name) for name in PLANNING_COLUMNS])
-# Columns with few distinct values; in the others a dictionary only costs.
+# Columns with few distinct values; for the others a dictionary only costs.
 _DICTIONARY_COLUMNS: Final = ("operator", "state", "mode", "subtask", "layer", "edge", "schema_id", "inline")
-# Decoded from a dictionary, they take a fraction of the time, and exactly their memory.
+# Decoded from a dictionary, they take a fraction of the time and no more memory than they need.
 REPEATED_TEXTS: Final = ("operator", "state", "mode", "edge")
 _GROWING: Final = ("path", "rows_per_group")
 """Columns for which Arrow doubles its memory while it reads."""
@@ -47,7 +47,7 @@ PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, Overf
 def encode_manifest(table: pa.Table) -> pa.Buffer:
     """Return the Parquet file (SPEC.md section 4.5) of sorted handles (``schema.MANIFEST_SCHEMA``).
 
-    Raises ``InvalidState`` (LIMIT_EXCEEDED) where readers would refuse it (section 7.4).
+    Raises ``InvalidState`` (LIMIT_EXCEEDED) if readers would refuse it (section 7.4).
     """
     assert first_unsorted(table) is None, "handles are sorted before they are encoded"
     sink = pa.BufferOutputStream()
@@ -57,7 +57,7 @@ def encode_manifest(table: pa.Table) -> pa.Buffer:
         compression="zstd",
         compression_level=1,
         use_dictionary=[*_DICTIONARY_COLUMNS, *([_COUNTS_COLUMN] if _repeat(table["rows_per_group"]) else [])],
-        # More than may be inline: else the writer gives up its dictionary and repeats the bytes.
+        # More than may be inline: otherwise the writer drops its dictionary and repeats the bytes.
         dictionary_pagesize_limit=2 * INLINE_BYTES_MAX,
         write_page_checksum=True,
         write_statistics=["operator", "state"],
@@ -74,13 +74,16 @@ def encode_manifest(table: pa.Table) -> pa.Buffer:
 
 
 def _repeat(lists: pa.ChunkedArray) -> bool:
-    """Whether a sample of the rows per group has few values: then a dictionary halves the read."""
+    """Return whether a sample of the rows per group has few distinct values.
+
+    If so, a dictionary halves the time to read them.
+    """
     sample = pc.list_flatten(lists.slice(0, _SAMPLE)).slice(0, _SAMPLE)
     return bool(pc.count_distinct(sample).as_py() * 8 <= len(sample))
 
 
 def manifest_ref(path: str, data: pa.Buffer) -> ManifestRef:
-    """Return what a record says of a manifest that lies under ``path``, by its bytes.
+    """Return what a record says of the manifest at ``path``, computed from its bytes.
 
     Raises ``DamagedCheckpoint`` for bytes that are not a Parquet file.
     """
@@ -92,7 +95,7 @@ def manifest_ref(path: str, data: pa.Buffer) -> ManifestRef:
 
 
 def decode_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
-    """Return the manifest of the bytes that a record names, verified (SPEC.md sections 4 and 7.1).
+    """Return the manifest that a record names, from its bytes, verified (SPEC.md 4 and 7.1).
 
     Raises ``DamagedCheckpoint``: OBJECT_SIZE_DIFFERS or OBJECT_DIGEST_DIFFERS before anything is
     parsed, INVALID_PATH, LIMIT_EXCEEDED, or DAMAGED_MANIFEST. It never raises another error.
@@ -115,7 +118,7 @@ def verify_manifest(data: pa.Buffer, ref: ManifestRef) -> None:
 
 
 def read_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
-    """Return the manifest of verified bytes without a check of its values."""
+    """Return the manifest of verified bytes without checking its values."""
     try:
         with open_manifest(data) as file:
             check_file(file, ref)
@@ -137,8 +140,8 @@ def read_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
 def _planning_columns(file: pq.ParquetFile) -> list[pa.ChunkedArray]:
     """Return the planning columns of a manifest, in order.
 
-    What Arrow builds by doubling is read alone, so that a million handles take little more memory
-    than they fill in the end.
+    Columns that Arrow builds by doubling are read alone, so that a million handles take little more
+    memory than the result.
     """
     found = {name: file.read(columns=[name], use_threads=False)[name] for name in _GROWING}
     _release(file)
@@ -151,7 +154,7 @@ def _planning_columns(file: pq.ParquetFile) -> list[pa.ChunkedArray]:
 
 
 def _release(file: pq.ParquetFile) -> None:
-    """Give back what decoding has used and freed; Arrow keeps it otherwise."""
+    """Give back the memory that decoding has used and freed; otherwise Arrow keeps it."""
     if file.metadata.num_rows > ROW_GROUP_ROWS_MAX:
         pa.default_memory_pool().release_unused()
 
@@ -161,7 +164,7 @@ def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
     try:
         with open_file(data, read_dictionary=["inline"]) as file:
             column = file.read(columns=["inline"])["inline"]
-        # Arrow does not check that the codes of a forged dictionary lie within it.
+        # Arrow does not check that the codes of a forged dictionary are within its bounds.
         column.validate(full=True)
         column = column.unify_dictionaries()
         if len(column) != rows:
@@ -188,7 +191,7 @@ def typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
 
 
 def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the texts in one chunk. They may be no UTF-8: a rule says of which handles."""
+    """Return the texts in one chunk. They may not be UTF-8: a rule says for which handles."""
     check_codes(column)
     decoded = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
     whole = one_chunk(decoded)

@@ -18,8 +18,9 @@ Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 def runs(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
-    """Return runs of equal strings, or of a dictionary's: their values, the first row of each, and
-    the number of rows.
+    """Return runs of equal strings: their values, the first row of each, and the number of rows.
+
+    The column may be a dictionary.
     """
     if len(column) == 0:
         return pa.array([], pa.string()), np.zeros(1, np.int64)
@@ -38,20 +39,20 @@ def runs(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
         [np.zeros(1, np.int64), *(np.diff(part.run_ends.to_numpy(), prepend=0) for part in encoded)]
     ).cumsum()
     if len(encoded) > 1:
-        # A run may go on in the next chunk.
+        # A run may continue in the next chunk.
         again = pc.run_end_encode(values, run_end_type=pa.int64())
         values, starts = again.values, starts[np.append(0, again.run_ends.to_numpy())]
     return values, starts
 
 
 def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield runs of handles of one state: (operator, state), first row, row behind the last.
+    """Yield runs of handles of one state: (operator, state), first row, row after the last.
 
     In a sorted table a run is a state. Bytes that are not UTF-8 are shown with replacements.
     """
     operators, operator_starts = runs(handles["operator"])
     names, name_starts = runs(handles["state"])
-    # Where either begins, in order. np.union1d would import numpy.ma.
+    # The rows where either begins, in order. np.union1d would import numpy.ma.
     begins = np.zeros(handles.num_rows + 1, bool)
     begins[operator_starts] = begins[name_starts] = True
     starts = np.flatnonzero(begins)
@@ -83,7 +84,7 @@ def spread(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def before(values: Ints) -> Ints:
-    """Return the sums of everything before each position, and the sum of all as one more entry."""
+    """Return the sum of everything before each position, and the total as one more entry."""
     sums = np.empty(len(values) + 1, dtype=np.int64)
     sums[0] = 0
     np.cumsum(values, out=sums[1:])
@@ -100,7 +101,7 @@ def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return a column as one array, without a copy if it is one; above 2 GiB it stays in chunks."""
+    """Return a column as one array, without a copy if it is one; over 2 GiB it stays chunked."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -116,6 +117,6 @@ def lists(column: pa.Array) -> tuple[Ints, Ints, Ints]:
 
 
 def as_numpy(mask: Any) -> Mask:
-    """Return a mask of Arrow as one of numpy."""
+    """Return an Arrow mask as a numpy mask."""
     found: Mask = mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
     return found

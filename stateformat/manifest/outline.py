@@ -1,8 +1,8 @@
 """The columns of a manifest that a plan needs, read in less time and memory than all of it.
 
-Each row group is decoded and judged by the rules alone, in two threads, and what a plan does not
-need is let go. So a million handles are never in memory whole. Whatever is wrong is only found
-here, and told by ``codec.decode_manifest``.
+Each row group is decoded and checked by itself, in two threads, and what a plan does not need is
+freed. So a million handles are never in memory whole. Faults are only detected here;
+``codec.decode_manifest`` then reports them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _THREADS: Final = 2
 
 
 def decode_outline(data: pa.Buffer, ref: ManifestRef) -> pa.Table:
-    """Return what ``redistribution`` looks at, of the manifest that a record names, verified.
+    """Return the part of the manifest of a record that ``redistribution`` needs, verified.
 
     The rows are those of ``Manifest.handles``. Operators and states are dictionaries; paths are
-    null but for records in flight, whose order depends on them. Raises as ``decode_manifest``.
+    null except for in-flight records, whose order depends on them. Raises as ``decode_manifest``.
     """
-    from concurrent.futures import ThreadPoolExecutor  # Who only looks at a checkpoint plans nothing.
+    from concurrent.futures import ThreadPoolExecutor  # Needed only to plan, not to inspect.
 
     verify_manifest(data, ref)
     try:
@@ -63,7 +63,7 @@ def decode_outline(data: pa.Buffer, ref: ManifestRef) -> pa.Table:
 
 
 def _part(data: pa.Buffer, metadata: Any, number: int) -> pa.Table | None:
-    """Return the columns of a row group; None where something is wrong with it."""
+    """Return the columns of a row group; None if something is wrong with it."""
     with open_file(data, read_dictionary=[*REPEATED_TEXTS], metadata=metadata) as file:
         read = file.read_row_group(number, columns=list(PLANNING_COLUMNS), use_threads=False)
     columns = {}
@@ -80,12 +80,12 @@ def _part(data: pa.Buffer, metadata: Any, number: int) -> pa.Table | None:
     columns["path"] = handles["path"].take(pa.array(np.arange(len(moved)), mask=~moved))
     kept = pa.table({name: columns[name] for name in _COLUMNS})
     del read, columns, handles
-    # Arrow keeps what this thread has freed, otherwise.
+    # Otherwise Arrow keeps what this thread has freed.
     pa.default_memory_pool().release_unused()
     return kept
 
 
 def _falls(parts: list[pa.Table]) -> bool:
-    """Whether the first handle of a part belongs before the last one of the part before it."""
+    """Return whether some part begins with a handle that belongs before the end of the last one."""
     seams = (pa.concat_tables([one.slice(len(one) - 1), other.slice(0, 1)]) for one, other in pairwise(parts))
     return any(first_unsorted(seam) is not None for seam in seams)

@@ -1,9 +1,9 @@
-"""What every row of a manifest satisfies by itself and beside its neighbors (SPEC.md 4.1 to 4.5).
+"""Rules for each row of a manifest, by itself and with its neighbors (SPEC.md 4.1 to 4.5).
 
-Opening a checkpoint raises at the first fault (``manifest.decode_manifest``), and validation
-collects all. The rules know no record: ``rules.content`` compares handles with operators and
-states, and ``segment_rules`` handles of one segment. A rule is a mask of the rows that break it,
-made for a batch of rows at a time, which stays in the processor's cache.
+Opening a checkpoint raises at the first fault (``manifest.decode_manifest``); validation collects
+all of them. The rules do not see the record: ``rules.content`` compares handles with operators and
+states, and ``segment_rules`` compares handles of one segment. A rule is a mask of the rows that
+break it, computed for one batch of rows at a time, small enough for the processor's cache.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _BLOCK_BYTES: Final = 1 << 18
 
 @functools.cache
 def _modes() -> pa.Array:
-    # Not a constant: at its first Python list pyarrow imports pandas. Typed: else it imports
+    # Not a constant: pyarrow imports pandas at its first Python list. Typed: otherwise it imports
     # dateutil.
     return pa.array([mode.value for mode in Mode], pa.string())
 
 
 class HandleFault(NamedTuple):
-    """A rule that rows of a manifest break: its clause, its words, the first such row, how many."""
+    """A rule that rows of a manifest break: clause, message, first such row, number of rows."""
 
     clause: str
     message: str
@@ -162,7 +162,7 @@ def _value_faults(batch: pa.RecordBatch) -> _Rules:
 
 
 def unusable(handles: pa.Table) -> Mask:
-    """Return the mask of handles that break a rule by themselves; no reader may follow them."""
+    """Return the mask of handles that break a rule by themselves; readers must not follow them."""
     if any(handles[name].null_count for name in _REQUIRED):
         return np.ones(handles.num_rows, bool)
     found = [np.zeros(0, bool)]
@@ -241,13 +241,13 @@ def _sums(values: Ints, starts: Ints, ends: Ints) -> Ints:
     """Return the sum of each range; ranges are disjoint, ascending and not empty."""
     edges = np.empty(2 * len(starts), np.int64)
     edges[::2], edges[1::2] = starts, ends
-    # reduceat also sums what lies between two ranges, and accepts no edge at the very end.
+    # reduceat also sums what is between two ranges, and accepts no edge at the very end.
     found: Ints = np.add.reduceat(values, edges[:-1] if ends[-1] == len(values) else edges)[::2]
     return found
 
 
 def _illegal_paths(paths: pa.Array) -> Mask:
-    """The rows whose path is illegal. Scans whole buffers, and single rows where a scan hits."""
+    """Return the rows with illegal paths. Scans whole buffers, and single rows if a scan hits."""
     broken = ~as_numpy(pc.fill_null(pc.starts_with(paths, SEGMENTS), True))
     _, offset_buffer, data_buffer = paths.buffers()
     if data_buffer is None or data_buffer.size == 0:

@@ -1,6 +1,6 @@
-"""Rules for the handles of one segment: what they agree in, and the rows that they name.
+"""Rules for the handles of one segment: the facts they must share, and the rows that they name.
 
-A thousand handles may cut one segment. Those that share it agree in its facts (SPEC.md sections
+A thousand handles may name parts of one segment. They must agree on its facts (SPEC.md sections
 4.1, 4.4 and 5.6). Their rows and key groups are compared with the segment (sections 4.3 and 5.5) as
 arrays, a few hundred handles at a time, with their positions laid end to end on one axis.
 """
@@ -22,7 +22,7 @@ from .rules import HandleFault
 _STATE: Final = ("operator", "state", "schema_id")
 _OF_SEGMENT: Final = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes", "digest", "footer_digest")
 _TOGETHER: Final = 256
-"""Handles judged at once. Each has fewer than 2**53 rows, so their sum fits int64."""
+"""Handles checked at once. Each has fewer than 2**53 rows, so their sum fits int64."""
 
 
 def first_uses(codes: Ints) -> Ints:
@@ -58,7 +58,7 @@ def sharing_faults(handles: pa.Table) -> list[HandleFault]:
 
 
 def _unlike_first(column: pa.Array, codes: Ints, first: Ints) -> Ints:
-    """Return the rows whose value differs from that of the first row with their code."""
+    """Return the rows whose value differs from that of the first row with the same code."""
     found = [np.zeros(0, np.int64)]
     for start in range(0, len(codes), BATCH_ROWS):
         rows = start + np.flatnonzero(codes[start : start + BATCH_ROWS] >= 0)
@@ -154,13 +154,13 @@ def _mixed_row_group(starts: Ints, stops: Ints, handles: HandleRows) -> int | No
     """Return the first row group that begins or ends within a key group and holds others too."""
     owner, _, counts = handles.spread()
     held = np.bincount(owner, counts, len(handles)).astype(np.int64)
-    # Positions of group ends on one axis, on which each handle begins above the one before it.
+    # Positions of group ends on one axis, on which each handle begins after the one before it.
     lift = np.cumsum(held + 1) - (held + 1)
     before = np.cumsum(counts) - counts
     opens = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
     ends = before + counts - before[opens][owner] + lift[owner]
     bounds = np.sort(np.concatenate([lift, ends]), kind="stable")
-    # Every pair of a handle and a row group that holds rows of it.
+    # Every pair of a handle and a row group that holds some of its rows.
     first = np.searchsorted(stops, handles.row_start, "right")
     pairs = np.maximum(np.searchsorted(starts, handles.row_start + held, "left") - first, 0)
     mine, nth = spread(pairs)
@@ -180,7 +180,7 @@ def _among(bounds: Ints, values: Ints) -> Mask:
 
 
 def group_faults(counts: Ints, handles: HandleRows, *, whole: bool) -> Iterator[tuple[int, str]]:
-    """Yield handles whose rows are of other groups than they say (SPEC.md section 4.3).
+    """Yield handles whose rows are in groups other than they say (SPEC.md section 4.3).
 
     ``counts``: the rows of every group in the segment, which is sorted by group.
     ``whole``: a handle has all rows of its groups or none.
@@ -204,7 +204,7 @@ def _suspects(starts: Ints, ends: Ints, handles: HandleRows, *, whole: bool) -> 
     if whole:
         wrong |= (held > 0) & (held != ends[group] - starts[group])
     found = np.bincount(owner, wrong, len(handles)) > 0
-    # Rows beyond those are of groups that the handle does not name.
+    # Rows beyond those are in groups that the handle does not name.
     rows = np.maximum(np.minimum(stop, ends[-1]) - np.maximum(first, 0), 0)
     found |= np.bincount(owner, held, len(handles)).astype(np.int64) != rows
     return found

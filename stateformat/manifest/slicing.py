@@ -1,4 +1,4 @@
-"""Cuts handles for new owners: the rows of a manifest that slices name, trimmed to the slices.
+"""Cut handles for new owners: the rows of a manifest that slices name, trimmed to the slices.
 
 A handle is cut, never copied: the segment stays, and only rows, groups and owner of the handle
 change. So a rescale costs the same for 1 MB and 1 TB of state.
@@ -33,9 +33,9 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
     groups; one of in-flight state may be a part of a single sender's rows.
 
     A new handle has the slice's subtask, layer and rows, and the slice's groups without empty ones
-    at either end. A slice of no rows becomes an empty handle (SPEC.md section 4.1).
+    at either end. A slice without rows becomes an empty handle (SPEC.md section 4.1).
 
-    Raises ``InvalidInput``, the planner's fault, for a slice that is no part of its handle.
+    Raises ``InvalidInput``, the planner's fault, for a slice that is not part of its handle.
     """
     chosen = integers(slices["handle"])
     if len(chosen) and (chosen.min() < 0 or chosen.max() >= handles.num_rows):
@@ -101,7 +101,7 @@ def _cut_groups(
     grouped = ~empty & (ends > starts)[chosen]
     rows_before = before(counts)
     base = integers(handles["first_group"])[chosen]
-    # Positions in ``counts`` of the slice's first group and behind its last.
+    # Positions in ``counts`` of the slice's first group and after its last.
     low, high = starts[chosen], ends[chosen]
     begin = np.clip(low + integers(slices["first_group"]) - base, low, high)
     end = np.clip(low + integers(slices["last_group"]) - base + 1, begin, high)
@@ -138,7 +138,7 @@ def _cut_groups(
 
 
 def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[int | None]) -> pa.Table:
-    """Return the rows of a state and these subtasks. Raises ``InvalidState`` where one has none."""
+    """Return the rows of a state and these subtasks. Raises ``InvalidState`` if one has none."""
     mine = pc.and_(pc.equal(table["operator"], operator), pc.equal(table["state"], state))
     found = table.filter(pc.and_(mine, pc.is_in(table["subtask"], value_set=pa.array(subtasks, pa.int32()))))
     missing = set(subtasks) - set(pc.unique(found["subtask"]).to_pylist())
@@ -156,10 +156,10 @@ def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[i
 def carried_by_plan(
     handles: pa.Table, slices: pa.Table, states: Iterable[State], parallelism: Mapping[str, int]
 ) -> pa.Table:
-    """Return keyed handles cut by a restore plan's slices, an empty one where a subtask has none.
+    """Return keyed handles cut by a restore plan's slices; a subtask without one gets an empty one.
 
-    ``handles`` is the whole manifest, ``parallelism`` that of the operators to start. Slices leave
-    out what has no rows, but every subtask must report each state (SPEC.md section 4.6).
+    ``handles`` is the whole manifest, ``parallelism`` that of the operators to start. There are no
+    slices without rows, but every subtask must report each state (SPEC.md section 4.6).
     """
     keyed = [state for state in states if state.mode is Mode.KEYED and state.operator in parallelism]
     wanted = slices.filter(pc.equal(slices["mode"], Mode.KEYED.value))

@@ -1,8 +1,9 @@
 """The manifest in memory: one row per handle (SPEC.md section 4).
 
-A :class:`Manifest` holds the planning columns. It reads the inline bytes, a last column of their
-own, when a caller first asks for them. Handles that share an inline segment carry the same bytes;
-read back they stay a dictionary as long as possible, so that a small file cannot fill the memory.
+A :class:`Manifest` holds the planning columns. It reads the inline bytes, which are the last
+column, when a caller first asks for them. Handles that share an inline segment carry the same
+bytes; when read, they stay a dictionary as long as possible, so that a small file cannot fill the
+memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INLINE_EXPANDED_BYTES_MAX: Final = 256 << 20
 class Manifest:
     """All handles of a checkpoint. Thread-safe.
 
-    ``read_inline`` reads the ``inline`` column where ``handles`` lacks it; without it all are null.
+    ``read_inline`` reads the ``inline`` column if ``handles`` lacks it; without it all are null.
     """
 
     def __init__(self, handles: pa.Table, *, read_inline: Callable[[], pa.ChunkedArray] | None = None) -> None:
@@ -47,7 +48,7 @@ class Manifest:
         return f"Manifest({self.handles.num_rows} handles)"
 
     def inline(self, path: str) -> pa.Buffer | None:
-        """Return the unverified bytes of an inline segment, or None for one that is an object."""
+        """Return the unverified bytes of an inline segment; None for a segment in an object."""
         with self._lock:
             if self._by_path is None:
                 self._by_path = self._buffers(self._column())
@@ -56,7 +57,7 @@ class Manifest:
     def full(self) -> pa.Table:
         """Return every column (``schema.MANIFEST_SCHEMA``), in the manifest's order.
 
-        Raises ``DamagedCheckpoint`` (LIMIT_EXCEEDED) where inline bytes would take over 256 MiB.
+        Raises ``DamagedCheckpoint`` (LIMIT_EXCEEDED) if inline bytes would take over 256 MiB.
         """
         with self._lock:
             column = self._column()
@@ -72,7 +73,7 @@ class Manifest:
         return _with_inline(take_rows(self.handles, indices), column.take(indices))
 
     def is_inline(self) -> pa.ChunkedArray:
-        """Return for each handle whether its segment lies in the manifest."""
+        """Return for each handle whether its segment is in the manifest."""
         with self._lock:
             return pc.is_valid(self._column())
 
@@ -173,8 +174,8 @@ def totals(table: pa.Table) -> Totals:
 def spill_inline(table: pa.Table, limit: int = INLINE_BYTES_MAX) -> list[str]:
     """Return the paths of inline segments that must become objects, largest first (SPEC.md 4.4).
 
-    The distinct ones that stay have at most ``limit`` bytes together, and at most 64 times as many
-    counted once for each handle that shares them.
+    The distinct segments that stay have at most ``limit`` bytes together, and at most 64 times as
+    many if each is counted once for every handle that shares it.
     """
     inline = table.select(["path", "inline"]).filter(pc.is_valid(table["inline"]))
     if not inline.num_rows:
@@ -186,7 +187,7 @@ def spill_inline(table: pa.Table, limit: int = INLINE_BYTES_MAX) -> list[str]:
     sizes[codes] = lengths
     shared = sizes * np.bincount(codes, minlength=len(sizes))
     order = np.argsort(-sizes, kind="stable")
-    # The bytes that are left without the k largest, for every k.
+    # The bytes that remain without the k largest, for every k.
     left = sizes.sum() - np.cumsum(sizes[order]) + sizes[order]
     left_shared = shared.sum() - np.cumsum(shared[order]) + shared[order]
     spilled = order[(left > limit) | (left_shared > limit * 64)]

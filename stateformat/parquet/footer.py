@@ -1,8 +1,8 @@
 """The footer of a Parquet file, parsed before Arrow sees it (SPEC.md 3.7, 5.5, 5.6 and 7.4).
 
 Arrow believes a footer: it recurses as deep as the schema says, makes large objects from two bytes
-of a list, acts on ``ARROW:schema``, and crashes for a missing column chunk. So the Thrift
-structures are walked here first, and what two readers might read in two ways is refused.
+of a list, acts on ``ARROW:schema``, and crashes on a missing column chunk. So the Thrift structures
+are walked here first, and anything that two readers might read differently is refused.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NAME: Final = b"ARROW:schema"
 _TAIL_BYTES: Final = 8
 _REPEATED: Final = 2
 _ELEMENTS_MAX: Final = 64
-# The numbers of ColumnMetaData that are kept: field -> type. Codec, values, both sizes, and where
-# pages begin.
+# The numbers of ColumnMetaData that are kept: field -> type. They are the codec, the number of
+# values, both sizes, and where pages begin.
 _CODEC, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_AT, _DICTIONARY_AT = 4, 5, 6, 7, 9, 11
 _SIZES: Final = (_VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_AT, _DICTIONARY_AT)
 _NUMBERS: Final = {_CODEC: I32, **dict.fromkeys(_SIZES, I64)}
@@ -59,7 +59,7 @@ class Leaf(NamedTuple):
 
 
 class ColumnChunk(NamedTuple):
-    """A column chunk as the footer describes it; ``encodings`` in zigzag bytes."""
+    """A column chunk as the footer describes it; ``encodings`` as zigzag bytes."""
 
     codec: int
     encodings: bytes
@@ -77,7 +77,7 @@ class RowGroup(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """The parts of a footer; ``arrow_schema`` says whether its metadata has that key."""
+    """The parts of a footer; ``arrow_schema`` tells whether its metadata has that key."""
 
     leaves: list[Leaf]
     row_groups: list[RowGroup]
@@ -86,7 +86,7 @@ class Footer(NamedTuple):
 
 
 def read_footer(data: pa.Buffer) -> Footer:
-    """The footer of a file, or of the last bytes of one. Raises :class:`FooterFault` only."""
+    """Return the footer of a file, or of its last bytes. Raises only :class:`FooterFault`."""
     tail = data.slice(max(0, data.size - _TAIL_BYTES)).to_pybytes()
     length = int.from_bytes(tail[:4], "little")
     if len(tail) < _TAIL_BYTES or tail[4:] != b"PAR1" or not 0 < length <= data.size - _TAIL_BYTES:
@@ -101,7 +101,7 @@ def read_footer(data: pa.Buffer) -> Footer:
 
 
 def carries_arrow_schema(data: pa.Buffer) -> bool:
-    """Whether the metadata has ``ARROW:schema``; also where a broken footer has that name."""
+    """Return whether the metadata has ``ARROW:schema``, or a broken footer has that name."""
     length = int.from_bytes(data.slice(max(0, data.size - _TAIL_BYTES), 4).to_pybytes(), "little")
     footer = data.slice(max(0, data.size - _TAIL_BYTES - length)).to_pybytes()[: -_TAIL_BYTES or None]
     if _NAME not in footer:
@@ -113,7 +113,7 @@ def carries_arrow_schema(data: pa.Buffer) -> bool:
 
 
 def without_arrow_schema(data: pa.Buffer) -> pa.Buffer:
-    """The file with that key renamed, so that Arrow ignores it; ``data`` itself if it has none."""
+    """Return the file with that key renamed so Arrow ignores it, or ``data`` if it has none."""
     if not carries_arrow_schema(data):
         return data
     whole = data.to_pybytes()
@@ -125,7 +125,7 @@ def without_arrow_schema(data: pa.Buffer) -> pa.Buffer:
 
 
 def _file(data: bytes) -> Footer:
-    """FileMetaData: version, schema, rows, row groups, key-value metadata."""
+    """Read FileMetaData: version, schema, rows, row groups, key-value metadata."""
     at = field = rows = 0
     leaves: list[Leaf] | None = None
     groups: list[RowGroup] | None = None
@@ -158,13 +158,13 @@ def _file(data: bytes) -> Footer:
     return Footer(leaves, groups, rows, _NAME in keys)
 
 
-# The schema that was read last, and its bytes: segments of a state are read one after another, and
-# have the same.
+# The schema read last, and its bytes: segments of a state are read one after another and have the
+# same schema.
 _last_schema: tuple[bytes, list[Leaf]] | None = None
 
 
 def _known_schema(data: bytes, at: int, kind: int) -> tuple[list[Leaf], int]:
-    """The leaves of the schema at ``at``, walked unless it equals the last one."""
+    """Return the leaves of the schema at ``at``; walk it only if it differs from the last one."""
     global _last_schema
     last = _last_schema
     if last is not None and kind == LISTS[0] and data.startswith(last[0], at):
@@ -176,9 +176,9 @@ def _known_schema(data: bytes, at: int, kind: int) -> tuple[list[Leaf], int]:
 
 
 def _schema(data: bytes, count: int, at: int) -> tuple[list[Leaf], int]:
-    """The leaves of the schema, a list in which children follow their group."""
+    """Return the leaves of the schema, a list in which children follow their group."""
     leaves: list[Leaf] = []
-    # Of each group that is open: its name, and how many children are to come.
+    # For each open group: its name, and how many children are still to come.
     names: list[bytes] = []
     open_groups: list[int] = []
     for index in range(count):
@@ -210,7 +210,7 @@ def _schema(data: bytes, count: int, at: int) -> tuple[list[Leaf], int]:
 
 
 def _schema_element(data: bytes, at: int) -> tuple[dict[int, int], bytes, int]:
-    """Type, length and number of children of a SchemaElement, by field, and its name."""
+    """Return type, length and number of children of a SchemaElement, by field, and its name."""
     numbers: dict[int, int] = {}
     field, name = 0, b""
     while head := data[at]:
@@ -263,7 +263,10 @@ def _row_groups(data: bytes, count: int, at: int, leaves: int) -> tuple[list[Row
 
 
 def _usual_chunk() -> bytes:
-    """A ColumnChunk as Arrow writes it, the most of a footer. Only one reading can match."""
+    """Return a pattern of a ColumnChunk as Arrow writes it; it can match in only one way.
+
+    Column chunks are most of a footer.
+    """
     number, small, string = NUMBER, SMALL, short_string()
     several = b"|".join(b"\\x%d6(?:%b){%d}" % (n, number, n) for n in range(2, 9))
     numbers = b"(?:\\x06|\\x16%b|%b)" % (number, several)
@@ -350,7 +353,7 @@ def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
     if min(start, size_bytes, values) < 0:
         raise FooterFault("a column chunk has less than no bytes or values")
     # An encoding above 63 takes two bytes: then the list ends elsewhere, and both readers refuse
-    # it.
+    # the footer.
     if encodings and max(encodings) > 127:
         raise FooterFault("a column chunk has an encoding that nobody knows")
     return ColumnChunk(numbers[_CODEC], encodings, values, start, size_bytes), at + 1

@@ -1,10 +1,10 @@
-"""Whether pages of a Parquet file may be decoded, judged before Arrow sees them (SPEC.md 7.2, 7.4).
+"""Check pages of a Parquet file before Arrow decodes them (SPEC.md 7.2, 7.4).
 
 Theory of operation. Arrow never compares page headers with the footer, so this module does.
 *Memory*: codecs, run lengths and dictionaries turn few bytes into gigabytes; what headers declare
 must fit the footer and the limits of readers. *Truth*: a reader of some row groups cannot verify
-the digest of the whole, and page checksums leave out the headers: these must agree with the footer.
-Data pages 2.0 hold lengths that the footer lacks; such files are verified whole.
+the digest of the whole file, and page checksums do not cover the headers, so these must agree with
+the footer. Data pages 2.0 hold lengths that the footer lacks; such files are verified whole.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .page_headers import DATA_V2, DICTIONARY, Page, pages
 from .thrift import FooterFault
 
 DECODED_BYTES_MAX: Final = 128 << 20
-"""Memory that pieces decoded at a time may take in any case. Beyond it they may take …"""
+"""Memory that pieces decoded at a time may always take. Beyond it they may take …"""
 DECODED_RATIO_MAX: Final = 4
-"""… so many times the uncompressed bytes they declare, …"""
+"""… this many times the uncompressed bytes they declare, …"""
 STORED_RATIO_MAX: Final = 64
-"""… but at most so many times their stored bytes."""
+"""… but at most this many times their stored bytes."""
 SEGMENT_BYTES_MAX: Final = 2 << 30
-"""Memory that a whole segment may take, decoded; more only within the next ratio."""
+"""Memory that a whole decoded segment may take; more only within the next ratio."""
 SEGMENT_RATIO_MAX: Final = 1024
 _BYTE_ARRAY, _FIXED = 6, 7
-# Bytes in memory of a value, by Parquet's number of the physical type.
+# Bytes of a value in memory, by Parquet's number of the physical type.
 _WIDTHS: Final = {0: 1, 1: 4, 2: 8, 3: 8, 4: 4, 5: 8, _BYTE_ARRAY: 4}
 _CODECS: Final = {0: None, 1: "snappy", 5: "lz4_hadoop_raw", 6: "zstd", 7: "lz4_raw"}
 CODEC_NAMES: Final = dict(enumerate(("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")))
@@ -47,15 +47,15 @@ ENCODING_NAMES: Final = {
 # The encodings by a dictionary, as Thrift codes their numbers.
 _REPEATING: Final = frozenset({2 << 1, 8 << 1})
 _ZSTD: Final = 6
-# LZ4 never expands a byte to more than 255, and Snappy to fewer.
+# LZ4 never expands a byte to more than 255 bytes, and Snappy to fewer.
 _EXPANSION_MAX: Final = 255
 _SMALL_CHUNK_BYTES: Final = (96 << 20) // _EXPANSION_MAX
 HOLE_BYTES_MAX: Final = 64 << 10
-"""Bytes between two ranges that are cheaper to read than to leave out."""
+"""Bytes between two ranges that are cheaper to read than to skip."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a file, and where they begin."""
+    """Bytes of a file, and the position where they begin."""
 
     start: int
     data: pa.Buffer
@@ -92,13 +92,13 @@ class PartialFile:
 
 
 class LimitFault(FooterFault):
-    """More than a reader takes."""
+    """The data exceeds a limit of readers."""
 
 
 def decoded_bytes(footer: Footer, leaves: Sequence[int] | None = None) -> list[int]:
-    """The least memory of each row group, by its footer: its values of fixed width.
+    """Return the least memory each row group takes by its footer: its fixed-width values.
 
-    ``leaves``, here and below: the numbers of the leaves that are read, all where it is None.
+    ``leaves``, here and below: the numbers of the leaves that are read; None: all.
     """
     widths = _leaf_widths(footer)
     if leaves is not None:
@@ -110,20 +110,23 @@ def decoded_bytes(footer: Footer, leaves: Sequence[int] | None = None) -> list[i
 
 
 def stored_bytes(footer: Footer, leaves: Sequence[int] | None = None) -> list[int]:
-    """The bytes of each row group in the file."""
+    """Return the bytes of each row group in the file."""
     chosen = range(len(footer.leaves)) if leaves is None else leaves
     return [sum(group.chunks[at].size_bytes for at in chosen) for group in footer.row_groups]
 
 
 def have_string_dictionary(footer: Footer, leaves: Sequence[int] | None = None) -> list[bool]:
-    """Whether each row group has strings in a dictionary: they may take more than it declares."""
+    """Return whether each row group has strings in a dictionary.
+
+    They may take more memory than it declares.
+    """
     chosen = range(len(footer.leaves)) if leaves is None else leaves
     texts = [number for number in chosen if footer.leaves[number].type == _BYTE_ARRAY]
     return [any(_REPEATING.intersection(group.chunks[at].encodings) for at in texts) for group in footer.row_groups]
 
 
 def string_bytes(footer: Footer, group: Any) -> int:
-    """The most that strings take besides: the pages of their columns in pyarrow's metadata."""
+    """Return the most that strings add: the size of their pages by pyarrow's metadata."""
     return sum(
         group.column(number).total_uncompressed_size
         for number, leaf in enumerate(footer.leaves)
@@ -158,7 +161,7 @@ def check_columns(
 def byte_ranges(
     footer: Footer, first: int, last: int, leaves: Sequence[int] | None = None, *, hole_bytes: int = HOLE_BYTES_MAX
 ) -> list[tuple[int, int]]:
-    """(start, length) of row groups first … last in the file, joined over small holes."""
+    """Return (start, length) of row groups first … last in the file, joined over small gaps."""
     chunks = sorted(
         (chunk.start, chunk.start + chunk.size_bytes)
         for group in footer.row_groups[first : last + 1]
@@ -184,16 +187,16 @@ def check_pages(
     kept_encoded: frozenset[str] = frozenset(),
     is_verified: bool = True,
 ) -> bool:
-    """Check the pages of row groups first … last; False if only the digest of the file can.
+    """Check the pages of row groups first … last; return False if only the file's digest can.
 
     ``held`` are their bytes; ``kept_encoded`` are columns read as dictionaries; ``limit`` replaces
-    the limit of memory. With ``is_verified`` a digest vouches for the bytes: only memory is
-    checked, and not of small chunks of plain numbers. Raises ``FooterFault`` or ``LimitFault``.
+    the memory limit. ``is_verified``: a digest has verified the bytes, so only memory is checked,
+    except for small chunks of plain numbers. Raises ``FooterFault`` or ``LimitFault``.
     """
     groups = footer.row_groups[first : last + 1]
     limit = _limit(groups) if limit is None else limit
     widths = _leaf_widths(footer)
-    # Which leaves need no look at their pages, where a digest vouches for them and they are small.
+    # The leaves whose pages need no check if a digest has verified them and they are small.
     plain = [is_verified and leaf.flat and leaf.type != _BYTE_ARRAY for leaf in footer.leaves]
     every = [*zip(footer.leaves, widths, plain, strict=True)]
     chosen = [*range(len(every))] if leaves is None else leaves
@@ -204,7 +207,7 @@ def check_pages(
             (leaf, width, is_plain), chunk = every[at], group.chunks[at]
             taken += width * chunk.values
             if not chunk.values:
-                continue  # Nothing of it is read, and what its footer says of its place need not be true.
+                continue  # It is not read, so its place according to the footer need not be right.
             if is_plain and chunk.size_bytes <= _SMALL_CHUNK_BYTES and chunk.codec != _ZSTD:
                 continue
             try:
@@ -247,7 +250,7 @@ def _check_taken(groups: Sequence[RowGroup], taken: int, limit: int) -> None:
 
 
 def zigzag(coded: int) -> int:
-    """A small number as Thrift codes it."""
+    """Return a small number as Thrift encodes it."""
     return (coded >> 1) ^ -(coded & 1)
 
 
@@ -315,7 +318,7 @@ def _within(chunk: ColumnChunk, held: Sequence[ByteRange]) -> tuple[int, Any]:
 
 
 def _longest(chunk: ColumnChunk, page: Page, data: Any) -> int:
-    """The longest value of a dictionary of strings, in bytes."""
+    """Return the longest value of a dictionary of strings, in bytes."""
     stored = memoryview(data)[page.start : page.start + page.stored_bytes]
     codec = _CODECS.get(chunk.codec)
     try:
@@ -336,10 +339,11 @@ def _longest(chunk: ColumnChunk, page: Page, data: Any) -> int:
 
 
 def _longest_of_short(plain: memoryview, values: int) -> int | None:
-    """The longest of ``values`` texts below 64 KiB without bytes 0, or None where they are none.
+    """Return the longest of ``values`` texts, or None if they are not as guessed.
 
-    A length takes four bytes, of which the last two are 0. Where these stand is only guessed: the
-    guess counts if each text ends where the next length begins.
+    Each text is guessed to be below 64 KiB and without zero bytes. A length takes four bytes, and
+    the last two are 0. Their positions are guesses: a guess counts only if each text ends where the
+    next length begins.
     """
     import numpy as np
 
@@ -347,7 +351,7 @@ def _longest_of_short(plain: memoryview, values: int) -> int | None:
     if len(data) < 4 or not values:
         return None
     at = np.flatnonzero((data[2:-1] | data[3:]) == 0)
-    # Where the length has zeros before them, too, it begins with the last that are followed so.
+    # If the length has zeros before them too, the last such position counts.
     at = at[np.append(at[1:] != at[:-1] + 1, True)] if len(at) else at
     if len(at) != values or at[0]:
         return None

@@ -24,8 +24,8 @@ DICTIONARY: Final = 2
 DATA_V2: Final = 3
 """Kinds of pages."""
 _HEADER_BYTES_MAX: Final = 64 << 10
-# Fields of a page header; and of each kind of page the field of its own header, and in that the one
-# of its encoding.
+# Fields of a page header; then, for each kind of page, the field of its own header and, within
+# that, the field of its encoding.
 _KIND, _SIZE, _STORED, _CHECKSUM = 1, 2, 3, 4
 _OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
@@ -43,7 +43,7 @@ class Page(NamedTuple):
 
 
 def pages(data: Any, at: int, end: int) -> Iterator[Page]:
-    """The pages that fill the bytes from ``at`` to ``end``. Raises ``FooterFault``."""
+    """Yield the pages that fill the bytes from ``at`` to ``end``. Raises ``FooterFault``."""
     while at < end:
         found = _USUAL_PAGE.match(data, at, end)
         if found is None:
@@ -58,7 +58,7 @@ def pages(data: Any, at: int, end: int) -> Iterator[Page]:
 
 
 def _usual_page() -> bytes:
-    """The header of a data page as Arrow writes it; levels by RLE, number 3."""
+    """Return a pattern of a data page's header as Arrow writes it; levels by RLE, number 3."""
     return b"".join(
         (
             rb"\x15\x00\x15(?P<size>%b)\x15(?P<stored>%b)" % (NUMBER, NUMBER),
@@ -74,7 +74,7 @@ _USUAL_PAGE: Final = LazyPattern(_usual_page)
 
 
 def _walked(data: Any, at: int, end: int) -> Page:
-    """A page header of any form."""
+    """Return a page header of any form."""
     window = bytes(memoryview(data)[at : min(end, at + _HEADER_BYTES_MAX)])
     try:
         numbers, own, length = _structure(window, 0)
@@ -89,7 +89,7 @@ def _walked(data: Any, at: int, end: int) -> Page:
 
 
 def _structure(data: bytes, at: int, *, deeper: bool = True) -> tuple[dict[int, int], dict[int, dict[int, int]], int]:
-    """32-bit numbers of a structure by field, those of structures in it, and where it ends."""
+    """Return 32-bit numbers of a structure by field, those of inner structures, and its end."""
     numbers: dict[int, int] = {}
     own: dict[int, dict[int, int]] = {}
     field = 0

@@ -1,7 +1,7 @@
-"""Thrift's compact protocol, as far as Parquet's metadata needs it; nothing is built.
+"""Thrift's compact protocol, as far as Parquet's metadata needs it, without building objects.
 
-Functions take bytes and a position, and return a value and the position behind it. They raise
-``IndexError`` for bytes that end too soon, :class:`FooterFault` for anything else that is wrong.
+Functions take bytes and a position, and return a value and the position after it. They raise
+``IndexError`` for bytes that end too soon, :class:`FooterFault` for any other fault.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ SMALL: Final = rb"[\x00-\x7f]"
 
 @functools.cache
 def short_string() -> bytes:
-    """A pattern of strings below 128 bytes, as Thrift stores them. Patterns cannot count."""
+    """Return a pattern of strings below 128 bytes, as Thrift stores them. Patterns cannot count."""
     return b"(?:" + b"|".join(b"\\x%02x.{%d}" % (length, length) for length in range(128)) + b")"
 
 
 class LazyPattern:
-    """A pattern for the usual form of a structure, compiled after ``after`` calls that match
-    nothing: that takes as long as walking some hundred structures.
+    """A pattern for the usual form of a structure, compiled after ``after`` calls without a match.
+
+    Compiling takes as long as walking some hundred structures.
     """
 
     def __init__(self, source: Callable[[], bytes], after: int = 128) -> None:
@@ -43,9 +44,9 @@ class LazyPattern:
         self._pattern: re.Pattern[bytes] | None = None
 
     def match(self, data: Any, at: int, end: int) -> re.Match[bytes] | None:
-        """The match of ``data`` from ``at``, ending before ``end``; None until it is compiled."""
+        """Return the match of ``data`` from ``at``, ending before ``end``; None until compiled."""
         if self._pattern is None:
-            # Two threads may lose a count, or compile twice; neither changes what is read.
+            # Two threads may lose a count or compile twice; neither changes what is read.
             if self._left > 0:
                 self._left -= 1
                 return None
@@ -54,7 +55,7 @@ class LazyPattern:
 
 
 def number(coded: bytes) -> int:
-    """A number from its bytes; −1 for one below 0."""
+    """Return a number from its bytes; −1 for one below 0."""
     value = 0
     for byte in reversed(coded):
         value = value << 7 | byte & 127
@@ -62,13 +63,13 @@ def number(coded: bytes) -> int:
 
 
 def next_field(data: bytes, at: int, before: int) -> tuple[int, int]:
-    """The id of the field whose header is at ``at``, and the position behind the header."""
+    """Return the id of the field whose header is at ``at``, and the position after the header."""
     delta = data[at] >> 4
     return (before + delta, at + 1) if delta else long_field(data, at + 1)
 
 
 def long_field(data: bytes, at: int) -> tuple[int, int]:
-    """The id of a field whose header does not hold it."""
+    """Return the id of a field whose header does not contain it."""
     coded, at = varint(data, at)
     if coded > 0xFFFF:
         raise FooterFault("a field has a number that is none")
@@ -76,7 +77,7 @@ def long_field(data: bytes, at: int) -> tuple[int, int]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of at most 64 bits, still in zigzag."""
+    """Return a number of at most 64 bits, still in zigzag."""
     value = data[at]
     at += 1
     if value < 128:
@@ -98,7 +99,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def integer(data: bytes, at: int, kind: int, due: int) -> tuple[int, int]:
-    """An integer of exactly the type ``due``."""
+    """Return an integer of exactly the type ``due``."""
     if kind != due:
         raise FooterFault("a number is stored as another type")
     coded, at = varint(data, at)
@@ -108,7 +109,7 @@ def integer(data: bytes, at: int, kind: int, due: int) -> tuple[int, int]:
 
 
 def list_header(data: bytes, at: int, kind: int, element: int, most: int, what: str) -> tuple[int, int]:
-    """The number of elements of a list, and where they begin."""
+    """Return the number of elements of a list, and where they begin."""
     if kind != _LIST:
         raise FooterFault(f"{what} are no list")
     head = data[at]
@@ -121,7 +122,7 @@ def list_header(data: bytes, at: int, kind: int, element: int, most: int, what: 
 
 
 def skip(data: bytes, at: int, kind: int, depth: int, *, element: bool = False) -> int:
-    """The position behind a value of this type."""
+    """Return the position after a value of this type."""
     if kind in _INTEGERS:
         while data[at] > 127:
             at += 1
@@ -139,7 +140,7 @@ def skip(data: bytes, at: int, kind: int, depth: int, *, element: bool = False) 
             at = skip(data, at, head & 15, depth + 1)
         return at + 1
     if kind in _BOOLEANS:
-        return at + int(element)  # As a field its value is its type.
+        return at + int(element)  # As a field, its value is its type.
     if kind == _BYTE:
         return at + 1
     if kind == _DOUBLE:

@@ -1,7 +1,7 @@
-"""Checks of a checkpoint when it begins, before any state is written.
+"""Check a checkpoint when it begins, before any state is written.
 
-Two rules are duties of the writer of a new checkpoint only (SPEC.md section 3.5): older checkpoints
-that break them are still read, rescaled and rolled back.
+Two rules bind only the writer of a new checkpoint (SPEC.md section 3.5): older checkpoints that
+break them can still be read, rescaled and rolled back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_arguments(
     *,
     is_new: bool,
 ) -> tuple[State, ...]:
-    """Return the states as a tuple. Raises ``InvalidInput`` for an argument of a wrong type."""
+    """Return the states as a tuple. Raises ``InvalidInput`` for an argument of the wrong type."""
     if not isinstance(graph, JobGraph):
         raise InvalidInput(
             f"the graph is of type {type(graph).__name__}; give a JobGraph", kind=ErrorKind.INVALID_GRAPH
@@ -49,7 +49,7 @@ def check_arguments(
 
 
 def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph | None, *, is_new: bool) -> None:
-    """Raise ``InvalidInput`` with every fault of a complete graph and of its states."""
+    """Raise ``InvalidInput`` with every fault of a complete graph and its states."""
     known = _with_finished(graph, parent)
     problems = [*check_graph(known), *check_states(known, states), *(_duties(graph) if is_new else ())]
     if problems:
@@ -62,7 +62,7 @@ def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph |
 
 
 def _with_finished(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
-    """Return the graph with every operator finished that had fully finished in ``parent``."""
+    """Return the graph with the operators that had fully finished in ``parent`` finished."""
     changed = {}
     for before in parent.operators if parent else ():
         operator = graph.by_uid.get(before.uid)
@@ -73,7 +73,7 @@ def _with_finished(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
 
 
 def _duties(graph: JobGraph) -> Iterator[Problem]:
-    """Yield what breaks a duty of the writer of a new checkpoint."""
+    """Yield what breaks a rule for the writer of a new checkpoint."""
     if not graph.operators:
         yield Problem(ErrorKind.INVALID_GRAPH, "SPEC 3.4", "the graph has no operators; a job has at least one")
     for edge in graph.edges:

@@ -1,11 +1,11 @@
-"""The objects of a checkpoint in another store: linked where the storage can, else copied.
+"""Bring the objects of a checkpoint into another store: by links if the storage can, else copies.
 
-Every object keeps its path and bytes, and one that is there and right is kept, so an interrupted
-copy is completed by repeating it. An object that is copied is verified on its way. One that is
-linked on the same disk is read and verified too: that costs less than a copy, and who keeps a
-checkpoint counts on it. What a server has copied by itself is held against its size only, for
-reading it would cost all that the server saved; the server answers for the bytes, and every reader
-verifies them as ever.
+Every object keeps its path and bytes, and an object already there and correct is kept, so repeating
+an interrupted copy completes it. Objects are verified while they are copied. An object linked on
+the same disk is read and verified too: that costs less than a copy, and whoever keeps a checkpoint
+relies on it. For an object that a server copied by itself, only the size is checked: reading it
+would cost all that the server saved. The server is responsible for the bytes, and every reader
+verifies them as always.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ STREAMS = 8
 
 
 class CopyProgress(NamedTuple):
-    """How many objects and bytes a copy has completed, of how many."""
+    """How many objects and bytes a copy has completed, and how many there are."""
 
     objects_done: int
     objects_total: int
     bytes_done: int
     bytes_total: int
     bytes_shared: int = 0
-    """Of links: the storage keeps them once, for both stores."""
+    """The bytes of links: the storage keeps them once, for both stores."""
     bytes_by_server: int = 0
-    """What the server has copied by itself."""
+    """The bytes that the server has copied by itself."""
 
 
 Progress = Callable[[CopyProgress], None]
@@ -72,11 +72,11 @@ class _Object(NamedTuple):
 
 
 def check_segments(checkpoint: Checkpoint) -> None:
-    """Raise ``InvalidInput`` for another system's checkpoint, which has none to copy."""
+    """Raise ``InvalidInput`` for another system's checkpoint, which has no segments to copy."""
     if checkpoint.system is not None:
         raise InvalidInput(
-            f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` makes a "
-            "checkpoint of it in a store of its own",
+            f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` imports "
+            "it into a store of its own",
             url=checkpoint.storage.url,
         )
 
@@ -91,9 +91,9 @@ def check_place(checkpoint: Checkpoint, target: Storage) -> None:
 
 
 def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> None:
-    """Give the target every segment that a checkpoint needs; one that is there and right is kept.
+    """Copy every segment that a checkpoint needs; one already there and correct is kept.
 
-    Raises ``InvalidInput`` for a target in a folder of a store's own, ``CheckpointExpired``,
+    Raises ``InvalidInput`` for a target in a folder that belongs to a store, ``CheckpointExpired``,
     ``DamagedCheckpoint`` and ``StorageError``.
     """
     check_place(checkpoint, target)
@@ -103,7 +103,7 @@ def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress 
 
 
 def copy_manifest(checkpoint: Checkpoint, target: Storage) -> None:
-    """Give the target the checkpoint's manifest. Raises as :func:`copy_objects`."""
+    """Copy the checkpoint's manifest to the target. Raises as :func:`copy_objects`."""
     path, size_bytes, digest = (getattr(checkpoint.record.manifest, name) for name in ("path", "size_bytes", "digest"))
     _bring(checkpoint, target, [_Object(path, size_bytes, bytes.fromhex(digest))], layout.MANIFESTS, None)
 
@@ -138,7 +138,7 @@ def _bring(
                 future.cancel()
     if by_server:
         _check_sizes(checkpoint, target, by_server, {found.path: found.size_bytes for found in target.list(folder)})
-    # An object that was kept may be from a copy that died before it was durable, and a link is.
+    # A kept object may be from a copy that died before it was durable; a link is not durable yet.
     make_durable(target, [item.path for item in objects])
 
 
@@ -168,11 +168,11 @@ def _bring_one(checkpoint: Checkpoint, target: Storage, item: _Object, *, stands
                 digest.update(chunk)
                 size_bytes += len(chunk)
                 if size_bytes > item.size_bytes:
-                    break  # It is wrong already.
+                    break  # It is already too large.
                 output.write(chunk)
             _check(checkpoint, item, size_bytes, digest)
     except StorageError:
-        # Another copy of the same checkpoint may have written the same object meanwhile.
+        # Another copy of the same checkpoint may have written the same object in the meantime.
         if not _holds(target, item):
             raise
         return _Was.KEPT
@@ -180,7 +180,7 @@ def _bring_one(checkpoint: Checkpoint, target: Storage, item: _Object, *, stands
 
 
 def _linked(checkpoint: Checkpoint, target: Storage, item: _Object) -> _Was:
-    """Verify a link by its bytes; a wrong one is taken back."""
+    """Verify a link by its bytes; a wrong one is removed."""
     try:
         _check(checkpoint, item, *_content(target, item))
     except DamagedCheckpoint:
@@ -190,9 +190,9 @@ def _linked(checkpoint: Checkpoint, target: Storage, item: _Object) -> _Was:
 
 
 def _check(checkpoint: Checkpoint, item: _Object, size_bytes: int, digest: xxhash.xxh3_128 | None) -> None:
-    """Raise ``DamagedCheckpoint`` unless an object of the source is what its checkpoint says.
+    """Raise ``DamagedCheckpoint`` unless an object of the source is as its checkpoint says.
 
-    ``digest`` is None where the bytes were not read: then the size alone counts.
+    ``digest`` is None if the bytes were not read: then only the size counts.
     """
     if size_bytes == item.size_bytes and (digest is None or digest.digest() == item.digest):
         return
@@ -207,7 +207,7 @@ def _check(checkpoint: Checkpoint, item: _Object, size_bytes: int, digest: xxhas
 
 
 def _check_sizes(checkpoint: Checkpoint, target: Storage, items: Sequence[_Object], sizes: Mapping[str, int]) -> None:
-    """Take back what a server has copied with another size than the checkpoint says, and raise."""
+    """Remove what a server copied with a size other than the checkpoint's, and raise."""
     wrong = [item for item in items if sizes.get(item.path) != item.size_bytes]
     if wrong:
         target.delete([item.path for item in wrong])
@@ -233,7 +233,7 @@ def _holds(target: Storage, item: _Object) -> bool:
 
 
 def _content(storage: Storage, item: _Object) -> tuple[int, xxhash.xxh3_128]:
-    """Return the size and the digest of an object, read no further than it should be long."""
+    """Return the size and digest of an object; read no more than its expected length."""
     digest, size_bytes = xxhash.xxh3_128(), 0
     with closing(storage.open_input(item.path)) as file:
         for chunk in _chunks(file, storage):

@@ -1,7 +1,7 @@
 """Copies of a checkpoint in another store, and rollback to an older checkpoint.
 
 A savepoint (SPEC.md section 10) has every object under the same path with the same bytes, digests
-verified, and a record of another kind. An interrupted copy is completed by repeating it. A rollback
+verified, and a record of another kind. Repeating an interrupted copy completes it. A rollback
 (section 8.3) copies no bytes: it publishes newest + 1 with the handles of an older checkpoint.
 """
 
@@ -103,7 +103,7 @@ def begin_from(
 
 
 def left_behind(ids: Sequence[CheckpointId]) -> str:
-    """Return what a rollback or a repair means for the output, as a sentence. ``ids`` ascend."""
+    """Return what a rollback or repair means for the output, as a sentence. ``ids`` ascend."""
     return (
         f"left behind: {', '.join(map(str, ids))}. What these checkpoints have committed, or still commit, stays in "
         "the output; sinks will see their input again"

@@ -1,4 +1,4 @@
-"""The graph of a checkpoint in the making, and the snapshots that are missing: pure functions."""
+"""The graph of a pending checkpoint, and the snapshots it still lacks: pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Snapshots = Mapping[tuple[str, int | None], Snapshot]
 
 
 def complete_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
-    """Return the graph with what it leaves open taken from the parent, else the default."""
+    """Return the graph with missing values taken from the parent, else from the defaults."""
     before = parent.by_uid if parent else {}
     changed = {}
     for operator in graph.operators:

@@ -1,9 +1,9 @@
-"""A checkpoint in the making: snapshots come in, a record and a permit come out.
+"""A pending checkpoint: it takes snapshots, and publishes a record for a permit.
 
-Id and parent are fixed at the beginning. Snapshots arrive in any order, from any thread, some of
-them twice. Publishing puts the handles together, checks them, writes the manifest, and passes the
-record to ``protocol``. A checkpoint may refer only to its own objects and to those of its parent
-and source (SPEC.md sections 8.2 and 9); every publication checks that, and deleting relies on it.
+Its id and parent are fixed when it begins. Snapshots arrive in any order, from any thread, some of
+them twice. Publishing collects the handles, checks them, writes the manifest, and passes the record
+to ``protocol``. A checkpoint may refer only to its own objects and to those of its parent and
+source (SPEC.md sections 8.2 and 9); every publication checks that, and deletion relies on it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CHUNKS_MAX: Final = 8
 
 
 class Replaced(NamedTuple):
-    """The damaged newest checkpoint that a repair replaces; ``ref`` is None where it is unknown."""
+    """The damaged newest checkpoint that a repair replaces; ``ref`` is None if it is unknown."""
 
     checkpoint_id: model.CheckpointId
     ref: ParentRef | None
@@ -60,7 +60,7 @@ class Draft:
     graph: JobGraph
     states: tuple[State, ...]
     parent: Checkpoint | None = None
-    """The checkpoint held, maybe of another store; None for the first of a job and a repair."""
+    """The parent, maybe in another store; None for the first of a job and for a repair."""
     job_name: str = ""
     kind: model.CheckpointKind = model.CheckpointKind.CHECKPOINT
     source: ParentRef | None = None
@@ -70,9 +70,9 @@ class Draft:
     properties: Mapping[str, str] = field(default_factory=dict)
     options: WriteOptions = field(default_factory=WriteOptions)
     carried: pa.Table | None = None
-    """Handles to carry from in place of the parent's, in the manifest's columns."""
+    """Handles to carry instead of the parent's, in the manifest's columns."""
     replaced: Replaced | None = None
-    """Only of a repair."""
+    """Set only for a repair."""
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Draft:
 
 
 class PendingCheckpoint:
-    """A checkpoint that has begun. Thread-safe. It publishes once; abandoning it needs no call."""
+    """A checkpoint that has begun. Thread-safe. Publish it once; dropping it needs no call."""
 
     def __init__(self, storage: Storage, draft: Draft, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._storage = storage
@@ -123,7 +123,7 @@ class PendingCheckpoint:
 
     @property
     def context(self) -> WriteContext:
-        """What workers need in order to write their snapshots. Picklable."""
+        """What workers need to write their snapshots. Picklable."""
         draft = self._draft
         return WriteContext(
             self._storage, draft.job_id, self.checkpoint_id, self.attempt_id, draft.graph, draft.states, draft.options
@@ -131,10 +131,10 @@ class PendingCheckpoint:
 
     @property
     def outstanding(self) -> tuple[Outstanding, ...]:
-        """The operators whose snapshots are missing, in the order of the graph.
+        """The operators with missing snapshots, in the order of the graph.
 
-        A running subtask owes one if its operator has a state that subtasks write, a coordinator
-        if it has state and its operator has not fully finished. After :meth:`add_handles` none is.
+        A running subtask owes one if its operator has state that subtasks write, a coordinator if
+        it has state and its operator has not fully finished. After :meth:`add_handles`: none.
         """
         with self._lock:
             return self._outstanding()
@@ -148,9 +148,9 @@ class PendingCheckpoint:
     def add(self, snapshot: Snapshot | SnapshotWriter | bytes) -> bool:
         """Take the snapshot of a subtask or coordinator; return False if there is one already.
 
-        A snapshot that is ``finishing`` marks its subtask so. Raises ``InvalidInput`` for an
+        A ``finishing`` snapshot marks its subtask as finishing. Raises ``InvalidInput`` for an
         operator that the graph lacks and for a value that is no snapshot, ``InvalidState`` for a
-        subtask outside of the parallelism.
+        subtask outside the parallelism.
         """
         taken = snapshot_of(snapshot)
         operator = self._draft.graph.operator(taken.operator)
@@ -161,7 +161,7 @@ class PendingCheckpoint:
             return self._snapshots.setdefault((taken.operator, taken.subtask), taken) is taken
 
     def add_handles(self, handles: pa.Table) -> None:
-        """Take the handles of every subtask, in the manifest's columns with ``inline``."""
+        """Take the handles of every subtask, in the columns of ``schema.MANIFEST_SCHEMA``."""
         if not isinstance(handles, pa.Table):
             raise InvalidInput(f"handles are an Arrow table in the manifest's columns, not {type(handles).__name__}")
         with self._lock:
@@ -169,7 +169,7 @@ class PendingCheckpoint:
             self._tables.append(handles)
 
     def mark_finished(self, operator: str, subtasks: Iterable[int]) -> None:
-        """Mark subtasks that had ended before this checkpoint: they report nothing."""
+        """Mark subtasks that ended before this checkpoint: they report nothing."""
         try:
             found = SubtaskSet.of(subtasks)
         except TypeError as error:
@@ -188,13 +188,13 @@ class PendingCheckpoint:
     def set_now(
         self, operator: str, *, event_time_us: int | None = None, processing_time_us: int | None = None
     ) -> None:
-        """Say what time it was for an operator, before :meth:`publish`.
+        """Set the time of an operator in µs, before :meth:`publish`.
 
-        Event time is the least watermark of its subtasks. Readers hide the rows of its states that
-        had expired by then, and processing time goes on from there. Snapshots may say it too
-        (``SnapshotWriter.set_now``): of event time, their least counts instead; of processing
-        time, the latest of all. A state whose time is not said keeps that with which it was
-        declared, so that of the checkpoint it comes from.
+        Event time is the lowest watermark of its subtasks. Readers hide rows that had expired by
+        then, and processing time continues from there. Snapshots may set times too
+        (``SnapshotWriter.set_now``): their lowest event time then counts instead, and the latest
+        processing time of all. A state without a time keeps the one it was declared with, which is
+        that of the checkpoint it comes from.
         """
         self._draft.graph.operator(operator)
         times = {"event_time": event_time_us, "processing_time": processing_time_us}
@@ -209,14 +209,14 @@ class PendingCheckpoint:
 
     def _check_unpublished(self) -> None:
         if self._published:
-            raise InvalidInput(f"{self!r} has been published or has failed at it; begin another one")
+            raise InvalidInput(f"{self!r} was already published, or failed to publish; begin another one")
 
     def publish(self) -> CommitPermit:
-        """Make the checkpoint exist, and return the permit that proves it.
+        """Publish the checkpoint, and return the permit that proves it.
 
         The content is checked before anything is written: after ``InvalidState`` (every problem in
-        ``details``) the caller may mend it and publish again. After any other error it is spent,
-        the caller must commit nothing, and a restart reads the truth: ``PublishConflict`` (another
+        ``details``) the caller may correct it and publish again. After any other error, commit
+        nothing and restart; this object cannot publish again. Raises ``PublishConflict`` (another
         run has published; ``details["published"]`` tells whether this checkpoint stays in the
         history), ``OutcomeUnknown`` (the storage did not answer), ``StorageError`` (it refused;
         nothing is published), ``CheckpointExpired`` (the source is gone), ``JobMismatch``.
@@ -253,7 +253,7 @@ class PendingCheckpoint:
         }
         handles = pa.concat_tables([*underneath.values(), manifests.place_on_top(own, underneath), *self._tables])
         if handles["path"].num_chunks > _CHUNKS_MAX + handles.num_rows // BATCH_ROWS:
-            # Otherwise every checkpoint adds chunks, and each rule visits each chunk.
+            # Otherwise every checkpoint adds chunks, and every rule visits every chunk.
             handles = handles.combine_chunks()
         # Empty committables only say that a subtask has answered.
         useless = pc.and_(pc.equal(handles["mode"], Mode.COMMITTABLES.value), pc.equal(handles["rows"], 0))
@@ -305,7 +305,7 @@ class PendingCheckpoint:
         self._check_references(handles)
 
     def _check_references(self, handles: pa.Table) -> None:
-        """Refuse segments that are neither our own nor the parent's nor the source's."""
+        """Refuse segments that belong neither to this checkpoint nor to its parent or source."""
         own = layout.segment_path(self.checkpoint_id, model.new_write_id(), label="").rpartition("/")[0] + "/"
         foreign = [
             pc.unique(
@@ -408,7 +408,7 @@ class PendingCheckpoint:
         if parent is not None and parent.storage.url != self._storage.url:
             require_empty(self._storage)
         elif source is not None and not record_exists(self._storage, source):
-            # Had it existed, its objects would be safe: gc reads our manifest, which came first.
+            # If it had existed, its objects would be safe: gc reads our manifest, written before.
             raise self._source_gone(source)
 
     def _source_gone(self, source: ParentRef) -> CheckpointExpired:
@@ -420,9 +420,9 @@ class PendingCheckpoint:
 
 
 def _with_times(states: tuple[State, ...], snapshots: Iterable[Snapshot]) -> tuple[State, ...]:
-    """Return the states with the times that the snapshots say: the least of event time.
+    """Return the states with the times in the snapshots: the lowest event time.
 
-    The latest of processing time, as a subtask may have dropped what had expired by then.
+    For processing time it is the latest: a subtask may have dropped what had expired by then.
     """
     said: dict[tuple[str, str], list[int]] = {}
     for snapshot in snapshots:
@@ -451,7 +451,7 @@ def _unanswered(missing: Outstanding) -> Problem:
 
 
 def _writer() -> str:
-    """The writer's name and version, for people."""
+    """Return the writer's name and version, for people."""
     return f"stateformat {__version__}"
 
 

@@ -1,4 +1,4 @@
-"""Whether the segments that a checkpoint names are in the store, by one listing."""
+"""Check by one listing that the segments a checkpoint names are in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..storage import Storage
 
 
 def check_present(storage: Storage, handles: pa.Table, paths: pa.Array, source: int) -> None:
-    """Raise ``DamagedCheckpoint`` where an object of ``paths`` is missing or has another size."""
+    """Raise ``DamagedCheckpoint`` if an object of ``paths`` is missing or has another size."""
     # Group before filtering: a million handles may name a hundred segments.
     named = (
         handles.select(["path", "size_bytes"]).group_by("path", use_threads=False).aggregate([("size_bytes", "max")])

@@ -1,10 +1,10 @@
-"""The publication protocol: from a record that is ready to a permit to commit, or an error.
+"""The publication protocol: a record that is ready leads to a permit to commit, or an error.
 
 Theory of operation (SPEC.md section 8.2). A checkpoint exists from the moment its record is created
 as the newest, and another run may go on from it at once. So creating the record proves nothing; a
 listing *after* it does. The greatest id never goes down, because whoever deletes a record has seen
-a greater one. A create therefore succeeds either as newest + 1, and is in the history for good, or
-at an id whose record had expired, and is a stray. A listing that shows no greater id tells which.
+a greater one. So a create either succeeds as newest + 1, and is in the history for good, or at an
+id whose record had expired, and is a stray. A listing that shows no greater id tells which.
 
 1. Create, if absent. Created → 4. In the way, or no answer → 2. Refused: no request came before
    this one, so nothing is published, and the caller gets the error.
@@ -17,8 +17,8 @@ at an id whose record had expired, and is a stray. A listing that shows no great
    record stays, and we stop. It names another → ours is a stray: remove it, and stop. It is absent,
    unreadable, or a repair → nothing proves that ours is a stray: the record stays, and we stop.
 
-The steps are data (:data:`MOVES`). :func:`create_record` sends one storage request for each. It
-repeats a step without an answer after growing pauses, a bounded number of times.
+The steps are data (:data:`MOVES`). :func:`create_record` sends one storage request for each. If a
+step gets no answer, it is repeated after growing pauses, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..storage import REFUSALS, CreateOutcome, Storage, stats_of
 logger = logging.getLogger(__name__)
 
 RETRIES: Final = 8
-"""How many steps one publication may repeat before its outcome is unknown."""
+"""How many steps one publication may repeat before its outcome counts as unknown."""
 PAUSE_S: Final = 0.05
 """The first pause; each further one is twice as long, up to :data:`PAUSE_MAX_S`."""
 PAUSE_MAX_S: Final = 5.0
@@ -139,8 +139,8 @@ ENDS: Final = frozenset(
 )
 
 GIVEN_UP: Final[Mapping[Step, Step]] = {Step.READ_CHILD: Step.OVERTAKEN, Step.WITHDRAW: Step.OVERTAKEN}
-"""Where a step ends that was repeated too often; other steps end in UNKNOWN. At these two another
-run has overtaken us for certain, and a record that stays is at worst a stray."""
+"""Where a step repeated too often ends; other steps end in UNKNOWN. At these two, another run has
+certainly overtaken us, and a record that stays is at worst a stray."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ class Ending:
 
     step: Step
     newest: CheckpointId | None = None
-    """The newest id listed at the end; None where it ended without listing."""
+    """The newest id listed at the end; None if it ended without a listing."""
 
 
 def see_failed(step: Step, error: StorageError) -> Observation:
     """Return what an error shows. Only a create can be refused for good.
 
-    ``details["visible"]``: the record exists and may not survive a power failure. No permit may
-    rest on it before a restart has read what did survive.
+    ``details["visible"]``: the record exists but may not survive a power failure. No permit may
+    rest on it until a restart has read what survived.
     """
     if step in _CREATES:
         if error.details.get("visible"):
@@ -215,7 +215,7 @@ class _Requests:
         try:
             found = find_record(self.storage, self.ours.checkpoint_id)
         except UNREADABLE:
-            # Perhaps it was ours; but no permit may rest on a record that no one can read.
+            # It may be ours, but no permit may rest on a record that no one can read.
             return Observation.ANOTHERS
         if found is None:
             return Observation.NOTHING
@@ -252,9 +252,9 @@ def create_record(
 ) -> Ending:
     """Publish a record whose manifest is durable, and return how it ended.
 
-    ``data`` are the record's bytes. Raises ``StorageError`` where the storage refuses the record
-    (a kind of ``storage.REFUSALS``), and ``OutcomeUnknown`` when it does not answer
-    :data:`RETRIES` repetitions.
+    ``data`` are the record's bytes. Raises ``StorageError`` if the storage refuses the record (a
+    kind of ``storage.REFUSALS``), and ``OutcomeUnknown`` if it does not answer :data:`RETRIES`
+    repetitions.
     """
     requests = _Requests(storage, ours, data)
     step, repeats = Step.CREATE, 0
@@ -334,33 +334,33 @@ _PROOF: Final = object()
 
 @dataclass(frozen=True)
 class CommitPermit:
-    """Proof that a checkpoint was the newest: the right to commit it, and to begin the next.
+    """Proof that a checkpoint was the newest: permission to commit it and to begin the next.
 
-    Publishing and ``CheckpointStore.start`` give one; a sink's commit demands one.
+    Publishing and ``CheckpointStore.start`` return one; a sink's commit requires one.
     """
 
     opened: Checkpoint = field(repr=False, compare=False)
     record: Record
     notes: tuple[str, ...] = ()
-    """Sentences for the user: which checkpoints a rollback or repair has left behind."""
+    """Sentences for the user: which checkpoints a rollback or repair left behind."""
     proof: object = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.proof is not _PROOF:
-            raise InvalidInput("a CommitPermit is given by publish() and start(), and made by nobody else")
+            raise InvalidInput("only publish() and start() make a CommitPermit")
 
     @property
     def ref(self) -> ParentRef:
-        """The checkpoint, as a child names it."""
+        """The id and attempt by which a child names the checkpoint."""
         return self.record.ref
 
     def checkpoint(self) -> Checkpoint:
-        """Return the open checkpoint; the same object every time, so its manifest is read once."""
+        """Return the checkpoint: the same object each time, so its manifest is read only once."""
         return self.opened
 
 
 def permit(
     storage: Storage, record: Record, *, manifest: Manifest | None = None, notes: tuple[str, ...] = ()
 ) -> CommitPermit:
-    """Return a permit. Call it only where the checkpoint was just proved to be the newest."""
+    """Return a permit. Call it only when the checkpoint has just been proved the newest."""
     return CommitPermit(Checkpoint(storage, record, manifest=manifest, bound_to_run=True), record, notes, _PROOF)

@@ -1,10 +1,10 @@
 """What is wrong with the newest checkpoint of a store, and a repair (SPEC.md section 8.4).
 
 No run can start while the newest record cannot be read. A repair overwrites nothing: it publishes
-newest + 1 with the content of the highest whole checkpoint beneath, or of one that the caller
-names. The record names that checkpoint (``content_of``), where history goes on. A checkpoint alone
-beneath the damage may be a stray, so it is taken only by name. Where the newest record is whole and
-its manifest or segments are not, the repair is an ordinary rollback.
+newest + 1 with the content of the highest whole checkpoint below, or of one that the caller names.
+The record names that checkpoint (``content_of``), and history continues from it. A single
+checkpoint below the damage may be a stray, so it is used only if named. If the newest record is
+whole but its manifest or segments are not, the repair is an ordinary rollback.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FAULT_LENGTH_MAX: Final = 500
 
 @dataclass(frozen=True)
 class WayOut:
-    """A checkpoint beneath the newest that could take its place."""
+    """A checkpoint below the newest that could replace it."""
 
     record: Record
     certain: bool
@@ -46,7 +46,7 @@ class WayOut:
     doubled: tuple[CheckpointId, ...]
     """The checkpoints, ascending, whose output may be doubled."""
     problems: tuple[Problem, ...] | None = None
-    """What is wrong with it; None where it was not validated."""
+    """What is wrong with it; None if it was not validated."""
 
     @property
     def whole(self) -> bool:
@@ -62,11 +62,11 @@ class Diagnosis:
     fault: CheckpointError | None
     """Why the newest record cannot be read."""
     problems: tuple[Problem, ...]
-    """The errors of the newest checkpoint, where its record can be read."""
+    """The errors of the newest checkpoint, if its record can be read."""
     ways: tuple[WayOut, ...]
     """Highest checkpoint first."""
     chosen: WayOut | None
-    """The way that a repair takes: the one asked for, or the highest that is whole and certain."""
+    """The one that a repair uses: the one asked for, or the highest that is whole and certain."""
     level: Level = "quick"
     """What was read of checkpoints."""
 
@@ -87,18 +87,18 @@ class Diagnosis:
 
     @property
     def undecided(self) -> str | None:
-        """Why it is unknown whether the newest is damaged; None where it is known."""
+        """Why it is unknown whether the newest is damaged; None if it is known."""
         if self.fault is not None:
             return str(self.fault) if self.fault.kind in UNDECIDED else None
         return next((problem.message for problem in self.problems if problem.kind in UNDECIDED), None)
 
 
 def diagnose(storage: Storage, source: int | None = None, *, level: Level = "quick") -> Diagnosis:
-    """Read a store and find the ways out; changes nothing.
+    """Read a store and find ways to repair it; change nothing.
 
-    Validates the checkpoints beneath the newest from the highest down until one is whole and
-    certain; with ``source`` only that one. Raises ``NotFound`` where there is no store, or
-    ``source`` is none of its checkpoints, and ``StorageError``.
+    Validates the checkpoints below the newest, highest first, until one is whole and certain; with
+    ``source`` only that one. Raises ``NotFound`` if there is no store or ``source`` is not one of
+    its checkpoints, and ``StorageError``.
     """
     found = survey(storage)
     require_records(storage, found.listed)
@@ -118,8 +118,8 @@ def diagnose(storage: Storage, source: int | None = None, *, level: Level = "qui
         ways.append(way)
     if source is not None and chosen is None:
         raise NotFound(
-            f"checkpoint {source} of {storage.url} is none that could take the place of {newest}; `ckpt repair "
-            f"{storage.url}` lists those that could",
+            f"checkpoint {source} of {storage.url} cannot take the place of {newest}; `ckpt repair "
+            f"{storage.url}` lists those that can",
             checkpoint_id=source,
         )
     errors = tuple(problem for problem in problems if problem.severity == "error")
@@ -127,10 +127,10 @@ def diagnose(storage: Storage, source: int | None = None, *, level: Level = "qui
 
 
 def _doubled(found: Survey, source: CheckpointId) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints after the source, whose input sinks see again."""
+    """Return the checkpoints after the source; sinks get their input again."""
     after = {found.listed[-1], *found.damaged, *(ref.checkpoint_id for ref in found.lost)}
     after |= {record.checkpoint_id for record in found.checkpoints}
-    # A record that cannot be read had a parent with the id before.
+    # The parent of an unreadable record has the id before it.
     after |= {CheckpointId(checkpoint_id - 1) for checkpoint_id in found.damaged}
     return tuple(sorted(checkpoint_id for checkpoint_id in after if checkpoint_id > source))
 
@@ -146,9 +146,9 @@ def repair(
     """Publish newest + 1 with the content of ``source``, by default the highest whole, certain one.
 
     ``diagnosis`` is what :func:`diagnose` has just returned for the same ``source``. Raises
-    ``InvalidInput`` where nothing is wrong with the newest (unless ``source`` is cut off from it)
-    or no id is left, ``DamagedCheckpoint`` where no source is whole, ``CheckpointExpired``, what
-    :func:`diagnose` and ``publish`` raise, and what reading the newest raised if not damage.
+    ``InvalidInput`` if nothing is wrong with the newest (unless ``source`` is cut off from it) or
+    no id is left, ``DamagedCheckpoint`` if no source is whole, ``CheckpointExpired``, what
+    :func:`diagnose` and ``publish`` raise, and what reading the newest raised if it was not damage.
     """
     diagnosis = diagnosis or diagnose(storage, source, level=level)
     chosen, newest = _checked(storage, diagnosis, source), diagnosis.newest
@@ -181,7 +181,7 @@ def ref_of_unreadable(storage: Storage, checkpoint_id: CheckpointId) -> ParentRe
 
 
 def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayOut:
-    """Return the way to take, or raise why there is none."""
+    """Return the checkpoint to use, or raise why there is none."""
     newest, chosen = diagnosis.newest, diagnosis.chosen
     if diagnosis.undecided is not None:
         if diagnosis.fault is not None:
@@ -218,7 +218,7 @@ def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayO
 
 
 def check_next_id(storage: Storage, newest: CheckpointId) -> None:
-    """Raise ``InvalidInput`` where no checkpoint can be published over the newest."""
+    """Raise ``InvalidInput`` if no checkpoint can be published over the newest."""
     if newest == MAX_CHECKPOINT_ID:
         raise InvalidInput(
             f"checkpoint {newest} of {storage.url} has the greatest id that there is, so nothing can be published "

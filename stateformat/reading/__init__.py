@@ -3,11 +3,11 @@
 Read ``checkpoint`` (what users and runs hold), ``task`` (what one worker reads), ``rows`` (what
 users look at), ``pieces`` and ``scan`` (from slices to rows), ``merge`` (layers and schemas), then
 ``overlay`` (a key group that is too large to merge at once). ``wanted`` says which columns and rows
-are read, ``key_values`` makes keys of what a user names, ``cutting`` cuts slices to key groups
+are read, ``key_values`` converts the keys that a user names, ``cutting`` cuts slices to key groups
 and into parts. ``loading`` fetches record and manifest, ``whole_states`` makes slices of whole
 states.
 
-The door is lazy: ``ckpt inspect`` is a cold process, and reads no rows.
+Imports are lazy: ``ckpt inspect`` starts a new process each time, and reads no rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An open checkpoint: its record and manifest in memory, its segments read on demand.
 
-Opening costs two small reads, whatever the size of the state. What is read afterwards is a table
+Opening costs two small reads, whatever the size of the state. Later reads are described by a table
 of slices (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask.
 """
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class Checkpoint:
     """A published checkpoint of a store. Thread-safe and picklable.
 
-    ``CheckpointStore.open`` and permits make it. ``manifest`` is given where it is in memory
-    already. ``bound_to_run`` says that a run goes on from this checkpoint as from the newest.
+    ``CheckpointStore.open`` and permits return it. ``manifest``: pass it if it is already in
+    memory. ``bound_to_run``: whether a run resumes from this checkpoint as the newest.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Checkpoint:
         return f"Checkpoint({self.storage.url}@{self.record.checkpoint_id})"
 
     def _repr_html_(self) -> str:
-        """The job graph and the states, for notebooks; reads the manifest, and no segment."""
+        """Return the job graph and states, for notebooks; reads the manifest but no segment."""
         from ..documents import Holdings, record_document
         from ..html import checkpoint_html
 
@@ -89,7 +89,7 @@ class Checkpoint:
     @property
     def manifest(self) -> Manifest:
         """All handles, read and verified at first use."""
-        # Not cached_property: on Python 3.11 all checkpoints would share its lock.
+        # Not cached_property: on Python 3.11 all checkpoints would share one lock.
         with self._reading:
             if self._manifest is None:
                 self._manifest = load_manifest(self.storage, self.record, bound_to_run=self.bound_to_run)
@@ -105,7 +105,7 @@ class Checkpoint:
         return self._found_whole
 
     def lend_manifest(self, other: Checkpoint) -> None:
-        """Give ``other``, the same checkpoint opened again, the manifest that was read here."""
+        """Pass the manifest read here to ``other``, the same checkpoint opened again."""
         with self._reading:
             manifest = self._manifest
         if manifest is not None and other.record.manifest == self.record.manifest:
@@ -113,11 +113,11 @@ class Checkpoint:
                 other._manifest = manifest
 
     def with_expired(self) -> Checkpoint:
-        """Return the same checkpoint, of which the rows that had expired are shown as well."""
+        """Return the same checkpoint, with rows that had expired shown too."""
         if all(state.ttl_now_us is None for state in self.states):
             return self
         found = copy(self)
-        # Nothing had expired at no time at all.
+        # Without a time, nothing has expired.
         states = tuple(replace(state, ttl_now_us=None) for state in self.states)
         found.record = replace(self.record, states=states)
         self.lend_manifest(found)
@@ -130,29 +130,29 @@ class Checkpoint:
 
     @property
     def outline(self) -> pa.Table:
-        """``handles``, but rows may be null where another system's metadata does not count them."""
+        """``handles``, except that rows may be null if another system's metadata has no counts."""
         return self.handles
 
     @property
     def system(self) -> str | None:
-        """What wrote the checkpoint, where that is another system: "a Flink savepoint"."""
+        """What another system's checkpoint is, as "a Flink savepoint"; None for stateformat's."""
         return None
 
     @property
     def notes(self) -> tuple[Any, ...]:
-        """What a reader of another system's checkpoint must know."""
+        """What a reader of another system's checkpoint must know; empty for stateformat's."""
         return ()
 
     def inline_bytes(self) -> int:
-        """The bytes of the distinct inline segments, before the manifest compresses them."""
+        """Return the bytes of the distinct inline segments, before the manifest compresses them."""
         return 0 if self.system else self.manifest.inline_bytes()
 
     def operator_uid(self, given: str) -> str:
-        """Return the uid that ``given`` is, or that of the one operator with this name.
+        """Return ``given`` if it is a uid, or the uid of the one operator with this name.
 
-        Raises ``InvalidInput`` where no operator, or more than one, is called so.
+        Raises ``InvalidInput`` if no operator, or more than one, has this name.
         """
-        # A damaged record may have a state of an operator that its graph lacks; reading says so.
+        # A damaged record may have a state of an operator that its graph lacks; reading reports it.
         if given in self.graph.by_uid or any(state.operator == given for state in self.states):
             return given
         uids = [operator.uid for operator in self.graph.operators if operator.name == given]
@@ -169,9 +169,9 @@ class Checkpoint:
         """Return a task that reads one state, or one subtask's part of it, as it was written.
 
         ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` for an unknown
-        operator or state.
+        operator or state, and ``DamagedCheckpoint`` if its declaration or handles are invalid.
         """
-        from .task import ReadTask  # Who only inspects a checkpoint reads no rows.
+        from .task import ReadTask  # Inspecting a checkpoint reads no rows.
 
         operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
@@ -181,10 +181,10 @@ class Checkpoint:
         return ReadTask(self.storage, self._record_of(declared), handles, slices, self.bound_to_run).with_values(values)
 
     def state(self, operator: str | State, state: str | None = None) -> StateRows:
-        """Return the rows of one state, for any tool: ``duckdb.sql("from rows")``.
+        """Return the rows of one state, for any Arrow tool: ``duckdb.sql("from rows")``.
 
         Takes an operator, by uid or by name, and the name of a state, or one of :attr:`states`.
-        Raises ``InvalidInput`` for a state that the checkpoint does not have.
+        Raises as :meth:`read` does.
         """
         from .rows import StateRows
 
@@ -213,7 +213,7 @@ class Checkpoint:
         """Return the layers of a subtask's part of a keyed state, lowest first.
 
         Each has its rows and stored bytes; its ``version`` is None. Layers without rows are left
-        out. Raises ``InvalidInput`` for a state that the checkpoint does not have.
+        out. Raises as :meth:`read` does.
         """
         from ..states import Layer
 
@@ -223,10 +223,10 @@ class Checkpoint:
         return tuple(Layer(None, rows, size_bytes) for rows, size_bytes in zip(*columns, strict=True))
 
     def should_fold(self, operator: str, state: str, subtask: int, *, rows: int) -> bool:
-        """Whether to write this keyed state whole next time, not as a delta of ``rows`` rows.
+        """Return whether to write this keyed state whole next, not as a delta of ``rows`` rows.
 
-        True where the deltas would come to half of the base, where there are 16 of them already,
-        and where the state has no rows yet.
+        True if the deltas would reach half the size of the base, if there are 16 of them already,
+        or if the state has no rows yet.
         """
         from ..states import should_fold
 
@@ -235,14 +235,14 @@ class Checkpoint:
     def plan_restore(
         self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = (), to_show: bool = False
     ) -> RestorePlan:
-        """Plan who reads what in ``topology``. Opens no segment.
+        """Plan what each subtask in ``topology`` reads. Opens no segment.
 
-        ``states``: what the new program declares; if empty, whatever the checkpoint has. ``drop``:
-        what the caller gives up: an operator that is gone (``uid``), a state (``uid/state``) or a
-        column (``uid/state.column``). ``to_show``: nothing is restored by the plan. Then most of
-        the manifest is not kept, which takes a third of the memory.
+        ``states``: what the new program declares; if empty, what the checkpoint has. ``drop``:
+        what to discard: an operator that is gone (``uid``), a state (``uid/state``) or a column
+        (``uid/state.column``). ``to_show``: the plan is only shown, not restored. Then most of the
+        manifest is not kept, which needs a third of the memory.
 
-        What does not fit is a refusal in the plan, which ``plan.check()`` raises. This function
+        What does not fit is a refusal in the plan, which ``plan.check()`` raises. This method
         raises ``InvalidInput`` for a ``drop`` that names nothing, and ``DamagedCheckpoint`` for a
         manifest that contradicts its record.
         """
@@ -252,20 +252,20 @@ class Checkpoint:
         return plan_restore(source, topology, states=states, drop=drop)
 
     def _outlined(self) -> Plannable:
-        """Return what a plan is made of, with no more of the manifest than it needs."""
+        """Return what a plan needs, without the rest of the manifest."""
         with self._reading:
             if self._manifest is not None or self.system is not None:
                 return self
         return _Outline(self.record, load_outline(self.storage, self.record, bound_to_run=self.bound_to_run))
 
     def restore(self, plan: RestorePlan, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
-        """Return what one new subtask reads by a plan: a task for each state of its operator.
+        """Return what one new subtask reads by a plan: a task for each state, by name.
 
-        ``subtask`` None means the coordinator's state and the committables, which the driver takes.
-        The result is empty for an operator that is fully finished or new.
+        ``subtask`` None means the coordinator's state and the committables, which the driver reads.
+        The result is empty for a new operator; one that has fully finished has committables only.
 
-        Raises ``RestoreRefused`` where the plan refuses, and ``InvalidInput`` for a plan of another
-        checkpoint and for an operator or subtask that the topology does not have.
+        Raises ``RestoreRefused`` if the plan has refusals, and ``InvalidInput`` for a plan of
+        another checkpoint and for an operator or subtask that the topology does not have.
         """
         plan.check(self.record.ref)
         saved = self.record.graph.by_uid.get(OperatorId(operator))
@@ -293,11 +293,11 @@ class Checkpoint:
         return tasks
 
     def carried(self, plan: RestorePlan) -> pa.Table:
-        """Return what ``begin(carried=...)`` takes after a restore by ``plan``: its keyed state.
+        """Return the keyed state that ``begin(carried=...)`` takes after a restore by ``plan``.
 
-        The handles of all layers in the manifest's columns with ``inline``, cut for the new
-        subtasks; a subtask without rows has an empty handle. Opens no segment. Raises as
-        :meth:`restore` does.
+        These are the handles of all layers, in the columns of ``schema.MANIFEST_SCHEMA``, cut for
+        the new subtasks; a subtask without rows has an empty handle. Opens no segment. Raises
+        ``RestoreRefused`` if the plan has refusals, ``InvalidInput`` for one of another checkpoint.
         """
         plan.check(self.record.ref)
         states = [
@@ -346,7 +346,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Outline:
-    """What the rules of redistribution look at; see ``manifest.decode_outline``."""
+    """What the rules of redistribution need; see ``manifest.decode_outline``."""
 
     record: Record
     handles: pa.Table
@@ -356,7 +356,7 @@ _OPERATORS_LISTED: Final = 20
 
 
 def _known_operators(graph: JobGraph, given: str) -> str:
-    """Return which operators there are, and which one was probably meant: the end of a sentence."""
+    """Return the end of a sentence: which operators there are, and which was probably meant."""
     from difflib import get_close_matches
 
     uids = {text: one.uid for one in graph.operators for text in (one.name, one.uid) if text}

@@ -1,4 +1,4 @@
-"""Slices cut again: to some key groups, or into parts of about equal size. Opens nothing.
+"""Cut slices to some key groups, or into parts of about equal size, without opening files.
 
 A slice keeps its handle; only its rows and groups become fewer. The manifest counts the rows of
 each key group, so a cut is arithmetic on columns.
@@ -26,10 +26,10 @@ Groups: TypeAlias = Ints
 
 
 def groups_of(keys: pa.Table, operator: Operator) -> Groups | None:
-    """Return the key groups of keys, ascending, each once; None where nobody can compute them."""
+    """Return the key groups of keys, ascending, each once; None if they cannot be computed."""
     name = operator.key_hash or DEFAULT_KEY_HASH
     if name != DEFAULT_KEY_HASH and any(map(_has_float, keys.schema.types)):
-        return None  # To other systems -0.0 may be another key than 0.0.
+        return None  # In other systems -0.0 and 0.0 may be different keys.
     try:
         found = groups_of_keys(keys.columns, key_group_count(operator), name)
     except CheckpointError as error:
@@ -40,9 +40,9 @@ def groups_of(keys: pa.Table, operator: Operator) -> Groups | None:
 
 
 def key_group_of(key: pa.Table, operator: Operator) -> tuple[int, int] | None:
-    """Return the key group of one key and the subtask that owns it, where anybody can compute it.
+    """Return the key group of one key and the subtask that owns it.
 
-    None where nobody can.
+    None if the key group cannot be computed.
     """
     groups = groups_of(key, operator)
     if groups is None:
@@ -69,7 +69,7 @@ def cut_to_groups(handles: pa.Table, slices: pa.Table, groups: Groups) -> pa.Tab
 
 
 def split_slices(state: State, handles: pa.Table, slices: pa.Table, parts: int) -> list[pa.Table]:
-    """Return up to ``parts`` parts of about equal stored bytes; in order they are the slices.
+    """Return up to ``parts`` parts of about equal stored bytes; in order they give the slices.
 
     A key group of one owner stays whole, with all its layers. Records in flight are cut between
     owners, progress and broadcast state not at all, other modes anywhere.
@@ -85,7 +85,7 @@ def split_slices(state: State, handles: pa.Table, slices: pa.Table, parts: int) 
     if not has_key_groups(state):
         return _split_rows(slices, parts)
     runs = _runs_of(handles, slices)
-    # In each owner's groups, all layers of a group are one unit of the size of its rows.
+    # In each owner's groups, all layers of a group are one unit, as large as its rows.
     unit = _owners(slices)[runs.of_slice] * (int(runs.group.max(initial=0)) + 1) + runs.group
     units, unit_of_run = np.unique(unit, return_inverse=True)
     sizes = _sizes(slices) / integers(slices["rows"])
@@ -98,7 +98,7 @@ def split_slices(state: State, handles: pa.Table, slices: pa.Table, parts: int) 
 
 
 def split_between_owners(slices: pa.Table, parts: int) -> list[pa.Table]:
-    """Return parts that hold all slices of an owner, or none."""
+    """Return parts that hold all slices of an owner or none of them."""
     if not len(slices):
         return [slices]
     owners = _owners(slices)
@@ -106,7 +106,7 @@ def split_between_owners(slices: pa.Table, parts: int) -> list[pa.Table]:
 
 
 def _split_rows(slices: pa.Table, parts: int) -> list[pa.Table]:
-    """Cut slices without groups at the rows that lie at equal shares of the stored bytes."""
+    """Cut slices without groups at the rows that are at equal shares of the stored bytes."""
     sizes, rows = _sizes(slices), integers(slices["rows"])
     ends, rows_before = np.cumsum(sizes), before(rows)
     borders = ends[-1] * np.arange(1, parts) / parts
@@ -125,12 +125,12 @@ class _Runs(NamedTuple):
 
     of_slice: Ints
     group: Ints
-    """-1 where the slice is not cut by groups; then it keeps its own."""
+    """-1 if the slice is not cut by groups; then it keeps its own."""
     start: Ints
     rows: Ints
 
     def at(self, positions: Ints) -> _Runs:
-        """The runs at these positions."""
+        """Return the runs at these positions."""
         return _Runs(*(column[positions] for column in self))
 
 
@@ -145,7 +145,7 @@ def _runs_of(handles: pa.Table, slices: pa.Table) -> _Runs:
     owner, nth = spread(end - begin)
     place, above = begin[owner] + nth, before(counts)
     start = integers(handles["row_start"])[chosen][owner] + above[place] - above[low][owner]
-    # Of a part of one sender's rows, the group has more than the slice.
+    # For a part of one sender's rows, the group has more rows than the slice.
     stop = np.minimum(start + counts[place], (row_start + rows)[owner])
     start = np.maximum(start, row_start[owner])
     runs = _Runs(owner, base[owner] + place - low[owner], start, stop - start)
@@ -153,7 +153,7 @@ def _runs_of(handles: pa.Table, slices: pa.Table) -> _Runs:
 
 
 def _joined(runs: _Runs, code: Ints) -> Ints:
-    """Return where stretches begin: runs with one code, that continue each other's rows."""
+    """Return where stretches begin: consecutive runs with one code whose rows are contiguous."""
     goes_on = (code[1:] == code[:-1]) & (runs.start[1:] == runs.start[:-1] + runs.rows[:-1])
     return np.flatnonzero(np.append(True, ~goes_on)[: len(code)])
 
@@ -170,7 +170,7 @@ def _cut(slices: pa.Table, runs: _Runs, begins: Ints) -> pa.Table:
     columns: dict[str, pa.Array] = {
         "row_start": pa.array(runs.start[begins]),
         "rows": pa.array(rows),
-        # In this order no product passes 64 bits.
+        # In this order no product exceeds 64 bits.
         "bytes": pa.array(stored // whole * rows + stored % whole * rows // whole),
     }
     if runs.group[0] >= 0:
@@ -180,25 +180,25 @@ def _cut(slices: pa.Table, runs: _Runs, begins: Ints) -> pa.Table:
 
 
 def _owners(slices: pa.Table) -> Ints:
-    """Number the owners of slices, which follow each other, from 0."""
+    """Number the owners of slices from 0; the slices of an owner are consecutive."""
     subtask = integers(slices["subtask"])
     return np.cumsum(np.diff(subtask, prepend=subtask[:1]) != 0)
 
 
 def _sizes(slices: pa.Table) -> npt.NDArray[np.float64]:
-    """The bytes of slices; never 0, so that rows decide where nobody counted bytes."""
+    """Return the bytes of slices; never 0, so that rows decide if the bytes are unknown."""
     stored = integers(slices["bytes"])
     return np.where(stored > 0, stored, integers(slices["rows"])).astype(np.float64)
 
 
 def _parts_of(weights: npt.NDArray[Any], parts: int) -> Ints:
-    """Return the part of each unit, ascending: the one in which its middle lies."""
+    """Return the part of each unit, ascending: the one that contains its middle."""
     ends = np.cumsum(weights)
     total = max(float(ends[-1]), 1e-9)
     return np.minimum(((ends - weights / 2) * (parts / total)).astype(np.int64), parts - 1)
 
 
 def _tables(slices: pa.Table, part: Ints) -> list[pa.Table]:
-    """Return the slices of each part that has some; the parts of ``slices`` ascend."""
+    """Return the slices of each part that has any; the parts of ``slices`` ascend."""
     borders = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(slices)]
     return [slices.slice(start, stop - start) for start, stop in pairwise(borders)]

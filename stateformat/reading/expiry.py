@@ -1,4 +1,4 @@
-"""Leaves out the rows of a state that had expired when its checkpoint was made (SPEC.md 6.5)."""
+"""Leave out the rows of a state that had expired when its checkpoint was made (SPEC.md 6.5)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from ..tables import SizedCall
 from ..ttl import NO_TIME_US, Ttl
 
 _EXTRA: Final = "_ttl"
-"""What the time is called while rows are read into a schema that does not have it."""
+"""The name of the time column while rows are read into a schema that does not have it."""
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """Which rows are left out, and what must be read to tell."""
+    """Which rows are left out, and what must be read to tell which."""
 
     ttl: Ttl
     now_us: int
     column: str
     """The column of the last access in ``target``."""
     target: SchemaVersion
-    """The schema to which rows are brought, with that column."""
+    """The schema that rows are converted to, with that column."""
 
     @classmethod
     def of(cls, state: State, target: SchemaVersion) -> Hidden | None:
-        """Return what to leave out of a state that is read as ``target``; None for nothing."""
+        """Return what to leave out of a state read as ``target``; None for nothing."""
         ttl, now_us, times = state.ttl, state.ttl_now_us, state.ttl_field
         if ttl is None or times is None or now_us is None or now_us <= NO_TIME_US:
             return None
-        # The same name may be another column by now.
+        # By now another column may have this name.
         column = next((item.name for item in target.fields if item.id == times.id), None)
         if column is None:
             column = _EXTRA

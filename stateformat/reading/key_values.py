@@ -1,7 +1,7 @@
-"""Keys that a user names, in Python or as JSON, in the types of a state's key columns.
+"""Convert keys that a user names, in Python or as JSON, to the types of a state's key columns.
 
-Nothing is cast in silence: text is no number, ``True`` no integer, and 1.5 no integer either. A
-value can be null: null is a key.
+Nothing is cast silently: text is not a number, and neither ``True`` nor 1.5 is an integer. A value
+can be null: null is a key.
 
 ==================  ====================================  =====================================
 type                Python                                JSON
@@ -43,7 +43,7 @@ _is = pa.types
 
 @runtime_checkable
 class ArrowStreamable(Protocol):
-    """What speaks the Arrow C stream."""
+    """An object with the Arrow C stream interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return a PyCapsule of an ArrowArrayStream."""
@@ -58,11 +58,11 @@ class _WrongValue(Exception):
 
 
 def key_table(state: State, keys: Keys) -> pa.Table:
-    """Return keys as a table of the key columns, in their types, one row a key, normalized.
+    """Return keys as a normalized table of the key columns, in their types, one row per key.
 
-    ``keys``: a mapping from key column to value, several, or a table of any library that speaks the
-    Arrow C stream. A column of a table may have another type if every value keeps what it is: int64
-    where int32 is stored.
+    ``keys``: a mapping from key column to value, several mappings, or a table of any library with
+    the Arrow C stream interface. A column of a table may have another type if every value stays the
+    same: int64 where int32 is stored.
 
     Raises ``InvalidInput`` for a state without keys, for other columns, and for values that are not
     of their column's type.
@@ -72,7 +72,7 @@ def key_table(state: State, keys: Keys) -> pa.Table:
         try:
             table = pa.table(keys)
         except (pa.ArrowException, TypeError):
-            # A column by itself, of some libraries.
+            # Some libraries export a column by itself.
             raise _no_key(state, schema, keys) from None
         _check_columns(state, table.column_names)
     else:
@@ -88,13 +88,13 @@ def key_table(state: State, keys: Keys) -> pa.Table:
 
 
 def keys_from_json(state: State, given: object, *, many: bool = False) -> pa.Table:
-    """Return the key that JSON names, as :func:`key_table` does; with ``many`` several.
+    """Return the key that JSON names, as :func:`key_table` does; with ``many``, several.
 
-    ``given`` is JSON text (a ``str``), or the value of such text. A key is an object by key column,
-    an array of the values in the order of the key columns, or the value alone where there is one
-    key column. With ``many`` an array is a list of keys, and anything else is one key.
+    ``given`` is JSON text (a ``str``), or the parsed value. A key is an object by key column, an
+    array of the values in the order of the key columns, or just the value if there is one key
+    column. With ``many`` an array is a list of keys, and anything else is one key.
 
-    Raises ``InvalidInput`` for text that is no JSON, and as :func:`key_table` does.
+    Raises ``InvalidInput`` for text that is not JSON, and as :func:`key_table` does.
     """
     schema = _key_schema(state)
     value = _parsed(state, given) if isinstance(given, str) else given
@@ -104,7 +104,7 @@ def keys_from_json(state: State, given: object, *, many: bool = False) -> pa.Tab
 
 
 def _no_key(state: State, schema: pa.Schema, given: object) -> InvalidInput:
-    """The error for what is neither a mapping nor a table."""
+    """Return the error for a value that is neither a mapping nor a table."""
     return _mismatch(state, f"{_shown(given)} is no key; give a value for each of {_named(schema)}: {_example(schema)}")
 
 
@@ -128,14 +128,14 @@ def _parsed(state: State, text: str) -> Any:
         alone = len(state.key_columns) == 1 and len(text) < 60
         example = json.dumps(text if alone else dict.fromkeys(state.key_columns, "…"), ensure_ascii=False)
         raise _mismatch(
-            state, f"the key {_shown(text)} is no JSON ({error}); text stands in double quotes: {example}"
+            state, f"the key {_shown(text)} is not JSON ({error}); write text in double quotes: {example}"
         ) from error
 
 
 def _by_column(state: State, schema: pa.Schema, key: Any) -> Mapping[str, Any]:
     names: list[str] = schema.names
     if isinstance(key, Mapping):
-        # Of one key column that is a struct, an object may be the value, or the whole key.
+        # If the one key column is a struct, an object may be its value, or the whole key.
         alone = len(names) == 1 and _is.is_struct(schema.field(0).type) and {*key} != {*names}
         return {names[0]: key} if alone else key
     values = key if isinstance(key, list) else [key]
@@ -145,7 +145,7 @@ def _by_column(state: State, schema: pa.Schema, key: Any) -> Mapping[str, Any]:
 
 
 def _table(state: State, schema: pa.Schema, keys: Sequence[Any], convert: Callable[[Any, Any], Any]) -> pa.Table:
-    """Make a table of mappings, each value by ``convert`` to what Arrow takes as its type."""
+    """Make a table of mappings; ``convert`` turns each value into what Arrow takes for its type."""
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     for key in keys:
         if not isinstance(key, Mapping):
@@ -186,7 +186,7 @@ def _check_columns(state: State, names: Sequence[Any]) -> None:
 
 
 def _checked(value: Any, kind: Any) -> Any:
-    """Return a Python value if it is one of type ``kind``, and raise ``_WrongValue`` if not."""
+    """Return a Python value of type ``kind``. Raises ``_WrongValue`` for any other."""
     if value is None:
         return None
     if _is.is_struct(kind):
@@ -283,7 +283,7 @@ _NANOSECONDS: Final = re.compile(r"[.,]\d{7}")
 
 
 def _from_json(value: Any, kind: Any) -> Any:
-    """Return a JSON value as Python has it. Raises ``_WrongValue`` for text that is no such."""
+    """Return a JSON value as a Python value. Raises ``_WrongValue`` for text of another type."""
     if value is None:
         return None
     if _is.is_struct(kind) and isinstance(value, Mapping):

@@ -28,8 +28,8 @@ def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
 def missing_object(storage: Storage, record: Record, path: str, *, bound_to_run: bool = False) -> Exception:
     """Return the error for a missing object of a checkpoint: expired or damaged (SPEC 7.3).
 
-    ``bound_to_run``: a run goes on from this checkpoint as from the newest. If there is a newer
-    one, the run has been overtaken, even where a late create has brought the record back.
+    ``bound_to_run``: a run resumes from this checkpoint as the newest. If there is a newer one, the
+    run has been overtaken, even if a late create has brought the record back.
     """
     try:
         now = load_record(storage, record.checkpoint_id)
@@ -58,7 +58,7 @@ def load_manifest(storage: Storage, record: Record, *, bound_to_run: bool = Fals
 
 
 def load_outline(storage: Storage, record: Record, *, bound_to_run: bool = False) -> pa.Table:
-    """Return what plans need of the manifest, verified as :func:`load_manifest` does."""
+    """Return the part of the manifest that plans need, verified as by :func:`load_manifest`."""
     return decode_outline(_manifest_bytes(storage, record, bound_to_run), record.manifest)
 
 

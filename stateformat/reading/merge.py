@@ -1,10 +1,10 @@
-"""Layers merged, schemas evolved, keys hashed anew: pure functions on tables.
+"""Merge layers, evolve schemas, hash keys again: pure functions on tables.
 
 Theory of operation of :func:`merge_layers`. The layers are concatenated, lowest first. A small hash
 table tells which rows of the lowest have keys that other layers touch; the rest stand. The row keys
-of the touched ones become numbers (``segments.unique_keys``), and so do the keys where a layer
-clears one. The last row of a row key wins, by one assignment of row numbers to codes, unless a
-later layer cleared its key. Rows that stand are sorted by key group.
+of the touched rows become numbers (``segments.unique_keys``), and so do the keys if a layer clears
+one. The last row of a row key wins, by one assignment of row numbers to codes, unless a later layer
+cleared its key. Rows that stand are sorted by key group.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ..segments import Clustered, clustered, groups_of_keys, row_key_codes
 
 _Rows = npt.NDArray[np.int64]
 
-# Of the number of buckets in a table of hashes: it is 8 times as many as there are rows, within
-# these.
+# Bounds of the number of buckets in a table of hashes, which is 8 times the number of rows.
 _BITS_MIN: Final = 16
 _BITS_MAX: Final = 24
 
@@ -34,7 +33,7 @@ _BITS_MAX: Final = 24
 def merge_layers(
     layers: Sequence[pa.Table], row_key: Sequence[str], key_columns: Sequence[str], *, includes_base: bool
 ) -> pa.Table:
-    """The rows that stand after these layers, lowest first (SPEC.md section 5.4).
+    """Return the rows that stand after these layers, lowest first (SPEC.md section 5.4).
 
     With ``includes_base`` the result is a base: upserts, without ``_op``. Otherwise it is a delta,
     with ``_op``, deletes and clears. Sorted by ``_key_group`` if there is one; within a group lower
@@ -74,7 +73,7 @@ def merge_layers(
 def _contested(
     table: pa.Table, lowest: int, is_clear: npt.NDArray[np.bool_], row_key: Sequence[str], key_columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
-    """Rows whose key is also above the lowest layer. All others are in the lowest, and stand."""
+    """Return rows whose key is also above the lowest layer. The others are in it, and stand."""
     above = len(table) - lowest
     if above > lowest:
         return np.ones(len(table), np.bool_)
@@ -95,7 +94,7 @@ class KeyFilter:
         self._marked[self._buckets(named)] = True
 
     def may_have(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Whether each of the rows may have such a key."""
+        """Return whether each of the rows may have such a key."""
         found: npt.NDArray[np.bool_] = self._marked[self._buckets(rows)]
         return found
 
@@ -112,7 +111,10 @@ def _standing(
     *,
     keep_clears: bool,
 ) -> _Rows:
-    """Row numbers of upserts and deletes that stand; ``keep_clears``: and each key's last clear."""
+    """Return row numbers of the upserts and deletes that stand.
+
+    ``keep_clears``: also those of the last clear of each key.
+    """
     if not len(keys):
         return np.zeros(0, np.int64)
     is_clear = operations == CLEAR
@@ -148,14 +150,15 @@ def _in_order(table: pa.Table, rows: _Rows) -> pa.Table:
 
 
 def rekey(table: pa.Table, state: State, max_parallelism: int, key_hash: str) -> pa.Table:
-    """The rows in segment order with the key groups of another max parallelism or key hash."""
+    """Return rows in segment order with key groups of another max parallelism or key hash."""
     groups = groups_of_keys([table[name] for name in state.key_columns], max_parallelism, key_hash)
     return clustered(table, state, groups)[0].slice(0, len(table))
 
 
 def evolve_table(table: pa.Table, old: SchemaVersion, new: SchemaVersion) -> pa.Table:
-    """Rows of schema ``old`` as rows of schema ``new`` (SPEC.md section 5.7); fields match by id. A
-    new field holds its default or null; deletes and clears hold null. Raises ``InvalidState``
+    """Convert rows of schema ``old`` to schema ``new`` (SPEC.md section 5.7); fields match by id.
+
+    A new field holds its default or null; deletes and clears hold null. Raises ``InvalidState``
     (SCHEMA_CANNOT_EVOLVE) for a forbidden change.
     """
     if old.fields == new.fields:
@@ -224,7 +227,6 @@ def _evolve_struct(array: pa.Array, old: Field, new: Field) -> pa.Array:
             parts.append(pa.nulls(len(array), arrow_type(item.type)))
         else:
             raise _cannot_evolve(f"nested field {new.name}.{item.name} is new and not nullable")
-    # The validity of the struct itself; what its fields hold under a null is hidden by it, as
-    # before.
+    # The validity of the struct itself; it hides what its fields hold under a null, as before.
     valid = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
     return pa.Array.from_buffers(arrow_type(new.type), len(array), [pa.py_buffer(valid)], -1, children=parts)

@@ -1,8 +1,8 @@
-"""Layers merged where they do not fit in memory together (SPEC.md section 5.4).
+"""Merge layers that do not fit in memory together (SPEC.md section 5.4).
 
-Theory of operation. The lowest layer of a large key group is never held. The layers above are
-merged into an :class:`Overlay`; pieces of the lowest pass it and lose the rows that it names or
-clears; its upserts come last. Where the upper layers are too large too, all layers are split into
+Theory of operation. The lowest layer of a large key group is never held whole. The layers above are
+merged into an :class:`Overlay`; from each piece of the lowest it removes the rows that it names or
+clears; its upserts come last. If the upper layers are too large as well, all layers are split into
 buckets by the hash of the key (``spill``) and merged bucket by bucket. A bucket that is still large
 is split by the row key; clears then go to every bucket.
 """
@@ -25,7 +25,7 @@ from .merge import KeyFilter, merge_layers
 
 _Piece = SizedCall[pa.Table]
 _BUCKET_BYTES = HELD_BYTES // 4
-# A bucket that came out so many times as large has a key with many rows.
+# A bucket this many times larger than expected has a key with many rows.
 _LARGE_BUCKET = 4
 
 
@@ -38,7 +38,7 @@ class Keys:
 
 
 class Overlay:
-    """The layers above the lowest one, merged. Any threads may use it."""
+    """The layers above the lowest one, merged. Thread-safe."""
 
     def __init__(self, layers: Sequence[pa.Table], keys: Keys) -> None:
         merged = merge_layers(layers, keys.row_key, keys.key_columns, includes_base=False)
@@ -52,7 +52,7 @@ class Overlay:
         self._is_cleared = KeyFilter(self._cleared, keys.key_columns)
 
     def untouched(self, piece: _Piece) -> pa.Table:
-        """The rows of a piece of the lowest layer that stand, without ``_op``."""
+        """Return the rows of a piece of the lowest layer that stand, without ``_op``."""
         rows = piece()
         if OP.name in rows.column_names:
             rows = rows.filter(pc.equal(rows[OP.name], UPSERT)).drop_columns([OP.name])
@@ -112,8 +112,8 @@ _Numbered = Iterable[tuple[pa.Table, npt.NDArray[np.int64]]]
 def _merged_in_buckets(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Iterator[_Piece]:
     size_bytes = sum(piece.size_bytes for pieces in layers for piece in pieces)
     count = 1 + size_bytes // _BUCKET_BYTES
-    # Calls that were given out may still read when this has ended: a file lives as long as someone
-    # has it.
+    # Calls already given out may still read after this has ended: a file exists as long as someone
+    # has it open.
     buckets = _spilled(layers, lambda rows: [(rows, buckets_of([rows[name] for name in keys.key_columns], count, 0))])
     for bucket, size_bytes in _sizes(buckets).items():
         if size_bytes <= _LARGE_BUCKET * _BUCKET_BYTES or list(keys.row_key) == list(keys.key_columns):
@@ -145,7 +145,7 @@ def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> _Numbered:
 
 
 def _spilled(layers: Iterable[Iterable[Callable[[], pa.Table]]], numbered: Callable[[pa.Table], _Numbered]) -> _Buckets:
-    """All rows in buckets (number, layer)."""
+    """Return all rows in buckets (number, layer)."""
     buckets: _Buckets = Spill()
     for layer, pieces in enumerate(layers):
         for piece in pieces:

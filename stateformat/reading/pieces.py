@@ -15,7 +15,7 @@ from ..manifest import Manifest, one_chunk, take_rows
 from ..model import Handle, State
 
 _PLAIN: Final = Handle._fields[: Handle._fields.index("rows_per_group")]
-# What handles of one segment, layer and schema agree in.
+# What handles of one segment, layer and schema have in common.
 _OF_LAYER: Final = ("path", "layer", "schema_id")
 _OF_SEGMENT: Final = ("digest", "footer_digest", "footer_bytes", "size_bytes", "uncompressed_bytes", "segment_rows")
 
@@ -34,7 +34,7 @@ class SegmentPiece:
 
     @property
     def end_group(self) -> int:
-        """The group behind the last one."""
+        """The group after the last one."""
         return self.first_group + len(self.counts)
 
     def rows_before(self, group: int) -> int:
@@ -43,7 +43,7 @@ class SegmentPiece:
 
 
 class HandleValues:
-    """Handles of a table as values, all of which are made when some are first asked for."""
+    """Handles of a table as values; all are made when some are first requested."""
 
     def __init__(self, handles: pa.Table) -> None:
         self._handles = handles
@@ -55,7 +55,7 @@ class HandleValues:
             try:
                 self._all = _values(self._handles)
             except UnicodeDecodeError:
-                # Damage of others.
+                # Other handles are damaged.
                 return _values(self._handles.slice(start, stop - start))
         return self._all[start:stop]
 
@@ -65,7 +65,7 @@ def pieces_of(
 ) -> list[SegmentPiece]:
     """Return the slices that have rows. Raises ``InvalidInput`` for one that fits no handle.
 
-    ``values`` gives the handles, where each slice is one of them whole.
+    ``values`` gives the handles, if each slice is a whole one of them.
     """
     if values is not None:
         return [
@@ -110,7 +110,7 @@ def _piece(
 
 
 def coalesced(pieces: Iterable[SegmentPiece]) -> list[SegmentPiece]:
-    """Join pieces that continue in one segment, so that they open it once and share row groups."""
+    """Join contiguous pieces of one segment, so it is opened once and row groups are shared."""
     runs: list[list[SegmentPiece]] = []
     for piece in pieces:
         if runs and _continues(runs[-1][-1], piece):
@@ -142,7 +142,7 @@ def _as_one(run: Sequence[SegmentPiece]) -> SegmentPiece:
 
 
 def group_counts(pieces: Sequence[SegmentPiece]) -> npt.NDArray[np.int64]:
-    """Sum the rows of each group, from the least group of the pieces on."""
+    """Sum the rows of each group, from the lowest group of the pieces on."""
     first = min(piece.first_group for piece in pieces)
     counts = np.zeros(max(piece.end_group for piece in pieces) - first, np.int64)
     for piece in pieces:
@@ -151,7 +151,7 @@ def group_counts(pieces: Sequence[SegmentPiece]) -> npt.NDArray[np.int64]:
 
 
 def _cut_counts(handle: Handle, low: int, rows: int) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return the first group and the rows of each in ``rows`` rows from a handle's row ``low``."""
+    """Return the first group and the rows of each, in ``rows`` rows from a handle's row ``low``."""
     if handle.rows_per_group is None or handle.first_group is None:
         return 0, np.zeros(0, np.int64)
     counts: npt.NDArray[np.int64] = np.asarray(handle.rows_per_group, np.int64)

@@ -21,9 +21,9 @@ from .wanted import Wanted, checked_parts, chosen_columns
 class StateRows(ArrowStream):
     """The rows of a state: layers merged, columns of the current schema, verified. Picklable.
 
-    Columns: ``schema.row_schema`` of the state, or those that :meth:`select` names. Of broadcast
-    state one copy. Order: as ``ReadTask.batches`` says. Rows that had expired at the checkpoint are
-    left out, unless these are :meth:`with_expired`.
+    Columns: ``schema.row_schema`` of the state, or those that :meth:`select` names. Broadcast state
+    is read once, from one subtask. Order: as for ``ReadTask.batches``. Rows that had expired at the
+    checkpoint are left out, unless :meth:`with_expired` includes them.
 
     Reading raises as ``ReadTask.batches`` does.
     """
@@ -31,7 +31,7 @@ class StateRows(ArrowStream):
     task: ReadTask
     columns: tuple[str, ...]
     keys: pa.Table | None = None
-    """Only rows with one of these keys; the key columns of the state, in its types."""
+    """Only rows with one of these keys; the state's key columns, in its types. None: all rows."""
 
     def __repr__(self) -> str:
         columns = shortened(", ".join(self.columns), 60)
@@ -56,7 +56,7 @@ class StateRows(ArrowStream):
 
     @property
     def stored_bytes(self) -> int:
-        """As ``ReadTask.stored_bytes``."""
+        """About how many bytes of segments are read, as stored."""
         return self.task.stored_bytes
 
     def batches(self, *, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
@@ -78,10 +78,10 @@ class StateRows(ArrowStream):
     def at_keys(self, keys: Keys) -> StateRows:
         """Return only the rows with one of these keys; each has a value for every key column.
 
-        A key is a mapping; several are a list, or a table of any library that speaks Arrow.
+        A key is a mapping; several are a list, or a table of any library that exports Arrow.
 
-        In each layer, the row groups of their key groups are read, and no others, unless nobody can
-        compute the key groups: those of another system with a hash of its own. Null is a key, and
+        In each layer, only the row groups of their key groups are read, unless the key groups
+        cannot be computed: those of another system with a hash of its own. Null is a key, and
         equal to null. Raises ``InvalidInput`` for a state that has no keys, and for keys of other
         columns or types.
         """
@@ -92,14 +92,14 @@ class StateRows(ArrowStream):
         return replace(self, keys=table, task=self.task if groups is None else self.task.at_groups(groups))
 
     def with_expired(self) -> StateRows:
-        """Return the same rows and those that had expired at the checkpoint, if any."""
+        """Return the same rows, with those that had expired at the checkpoint."""
         return replace(self, task=self.task.with_expired())
 
     def split(self, parts: int) -> list[StateRows]:
         """Return the same rows in up to ``parts`` parts of about the same stored size.
 
-        Parts in their order give the rows in theirs; rows of a key group stay together. There are
-        fewer parts where the state has fewer key groups or rows; of progress and broadcast state
-        there is one. Raises ``InvalidInput`` for less than one part.
+        Read in order, the parts give the rows in order; rows of a key group stay together. There
+        are fewer parts if the state has fewer key groups or rows, and only one for progress and
+        broadcast state. Raises ``InvalidInput`` for less than one part.
         """
         return [replace(self, task=task) for task in self.task.split(checked_parts(parts))]

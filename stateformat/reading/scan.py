@@ -1,11 +1,11 @@
 """Reads slices of segments as rows: verified, evolved and merged (SPEC.md 5.4, 5.7 and 6.2).
 
-A slice is read a piece at a time by ``segments.reader``, which verifies it, and brought to the
+A slice is read a piece at a time by ``segments.reader``, which verifies it, and converted to the
 schema that the caller asks for. Keyed state in layers is merged a chunk of key groups at a time.
 The manifest says how many rows each group has, so chunks are planned before anything is read. A key
 group that is too large by itself is merged by row key (``overlay``).
 
-Two pieces are read ahead. Where reading is mostly waiting (``storage.reads_at_once``), the next few
+Two pieces are read ahead. If reading is mostly waiting (``storage.reads_at_once``), the next few
 segments are opened ahead as well. Memory is a few pieces, whatever the size of the state.
 """
 
@@ -47,7 +47,7 @@ _OPENED_BYTES_MAX: Final = 32 << 20
 _SMALL_BYTES: Final = 64 << 10
 """Up to this size one whole read is cheaper than two ranges."""
 _SHARE_MAX: Final = 0.5
-"""Of the width of a row. Where less is wanted, a whole segment is read at once only …"""
+"""A share of the width of a row. If less is wanted, a whole segment is read at once only …"""
 _WHOLE_OF_FEW_BYTES_MAX: Final = 1 << 20
 """… up to this size."""
 _Call = SizedCall[pa.Table]
@@ -68,15 +68,15 @@ class SliceReader:
     """Reads slices of one state: the first of ``record``.
 
     ``slices``: a ``schema.SLICE_SCHEMA`` table whose ``handle`` numbers rows of
-    ``manifest.handles``. ``as_schema``: the schema to which the rows are brought; the state's
-    current one if None. ``wanted``: which of its columns and rows to give out; others are read only
-    where layers are merged by them, or rows verified.
+    ``manifest.handles``. ``as_schema``: the schema that rows are converted to; the state's current
+    one if None. ``wanted``: which of its columns and rows to return; others are read only if layers
+    are merged by them or rows verified.
 
     Reading raises ``InvalidInput`` for slices that do not fit the manifest, ``DamagedCheckpoint``
     (kind ``OBJECT_MISSING`` for a missing object, which may have expired), ``InvalidState`` for a
     schema that cannot evolve, and ``StorageError``.
 
-    Where the state says what time it was, :meth:`batches` leaves out what had expired by then.
+    If the state says what time it was, :meth:`batches` leaves out what had expired by then.
     """
 
     storage: Storage
@@ -173,7 +173,7 @@ class SliceReader:
     def _made(
         self, calls: Generator[_Call, None, None], batch_rows: int = 131_072, *, delta: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Make the calls, some at a time, and cut their rows into small batches."""
+        """Run the calls, some at a time, and cut their rows into small batches."""
         schema = self._read_schema.insert(1, OP) if delta else self._read_schema
         workers = max(2, reads_at_once(self.storage))
         with closing(prefetch(calls, workers=workers, depth=workers + 1)) as made:
@@ -190,7 +190,7 @@ class SliceReader:
                     yield self._evolved(call, piece)
 
     def _joined(self, ranges: Iterable[_RowRange]) -> Iterator[_RowRange]:
-        """Join ranges of rows that share a row group, where rows of other keys are left out."""
+        """Join ranges of rows that share a row group, if rows of other keys are left out."""
         if self.wanted.keys is None:
             yield from ranges
             return
@@ -218,7 +218,7 @@ class SliceReader:
             for start in range(piece.row_start, end, step):
                 for call in reader.calls(start, min(step, end - start)):
                     table = self._evolved(call, piece)()
-                    # A slice would keep the whole row group alive.
+                    # A slice would keep the whole row group in memory.
                     yield table if step >= piece.rows else copy_rows(table)
 
     def _in_flight(self, owners: Iterable[Sequence[SegmentPiece]]) -> Generator[_Call, None, None]:
@@ -265,7 +265,7 @@ class SliceReader:
         self, pieces: Sequence[SegmentPiece], readers: Sequence[SegmentReader], first: int, last: int
     ) -> Generator[_Call, None, None]:
         """Read the key groups first … last, both inclusive, their layers merged."""
-        # By layer, lowest first: the pieces are sorted so.
+        # By layer, lowest first: the pieces are sorted that way.
         layers: dict[int, list[_Call]] = {}
         rows = 0
         ranges = [
@@ -280,7 +280,7 @@ class SliceReader:
         if not layers:
             return
         if size_bytes <= MERGED_BYTES_MAX:
-            # A merge holds its rows twice. That counts only where rows are large: small ones merge
+            # A merge holds its rows twice. That matters only for large rows: small ones merge
             # slowly.
             times = 2 if size_bytes > LARGE_ROW_BYTES * rows else 1
             yield SizedCall(partial(self._merged, list(layers.values())), times * size_bytes)
@@ -342,7 +342,7 @@ class SliceReader:
         )
 
     def _stored_columns(self, handle: Handle) -> list[str] | None:
-        """Return what the needed columns are called in the handle's segment; None for all."""
+        """Return the names of the needed columns in the handle's segment; None for all."""
         if self._columns is None:
             return None
         ids = {item.id for item in self._target.fields}
@@ -352,7 +352,7 @@ class SliceReader:
 
     def _is_whole(self, piece: SegmentPiece, allowed: bool) -> bool:
         handle = piece.handle
-        # A few of the columns are sooner read alone.
+        # Reading a few of the columns alone is faster.
         bytes_max = WHOLE_BYTES_MAX if self._share > _SHARE_MAX else _WHOLE_OF_FEW_BYTES_MAX
         all_rows = piece.rows == handle.segment_rows and allowed and handle.size_bytes <= bytes_max
         return all_rows or handle.size_bytes <= _SMALL_BYTES
@@ -381,7 +381,7 @@ def _itself(table: pa.Table) -> pa.Table:
 
 
 def _width(schema: pa.Schema) -> int:
-    """About how many bytes a row of these columns has stored."""
+    """Return about how many bytes a row of these columns takes as stored."""
     return sum(item.type.bit_width // 8 or 1 if pa.types.is_primitive(item.type) else 16 for item in schema)
 
 
@@ -403,7 +403,7 @@ def _chunks(pieces: Sequence[SegmentPiece], row_bytes: int) -> Iterator[tuple[in
 
 
 def _merge_progress(rows: pa.Table) -> pa.Table:
-    """Merge to one row per edge: the least watermark; ended only if ended in all (SPEC.md 6.2)."""
+    """Merge to one row per edge: the lowest watermark; ended only if all are (SPEC.md 6.2)."""
     merged = rows.group_by("_edge", use_threads=False).aggregate([("_watermark", "min"), ("_ended", "all")])
     columns = [merged["_edge"], merged["_watermark_min"], merged["_ended_all"]]
     return pa.Table.from_arrays(columns, schema=rows.schema)

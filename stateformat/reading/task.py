@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadTask(ArrowStream):
-    """Slices of one state with the handles that they need: what one worker reads. Picklable."""
+    """What one worker reads: slices of one state, with the handles that they need. Picklable."""
 
     storage: Storage
     record: Record
@@ -35,7 +35,7 @@ class ReadTask(ArrowStream):
     slices: pa.Table
     bound_to_run: bool = False
     _values: Callable[[], list[Handle]] | None = field(default=None, init=False, repr=False, compare=False)
-    """The handles as values, where the slices are these handles whole. A changed task has none."""
+    """The handles as values, if the slices are these whole handles. A changed task has none."""
 
     def __repr__(self) -> str:
         place = f"{self.storage.url}@{self.record.checkpoint_id}"
@@ -44,7 +44,7 @@ class ReadTask(ArrowStream):
     def __getstate__(self) -> dict[str, Any]:
         if self._values is None:
             return self.__dict__
-        # Tables that are parts of larger ones would be pickled with these.
+        # A table that is a part of a larger one would be pickled with all of it.
         own = {"handles": copy_rows(self.handles), "slices": copy_rows(self.slices), "_values": None}
         return {**self.__dict__, **own}
 
@@ -60,7 +60,7 @@ class ReadTask(ArrowStream):
 
     @property
     def stored_bytes(self) -> int:
-        """About how many bytes of segments are read, as they are stored."""
+        """About how many bytes of segments are read, as stored."""
         return pc.sum(self.slices["bytes"]).as_py() or 0
 
     def batches(
@@ -70,10 +70,10 @@ class ReadTask(ArrowStream):
 
         Columns: ``schema.segment_schema`` of the state, without ``_op``, or those ``wanted``; the
         others are not read. Order: keyed state by ``_key_group``, list-like modes as their entries
-        were written. Rows that had expired at the checkpoint are left out, unless the task is
-        :meth:`with_expired`.
+        were written. Rows that had expired at the checkpoint are left out, unless
+        :meth:`with_expired` includes them.
 
-        Raises ``DamagedCheckpoint``, and ``CheckpointExpired`` where the files have been deleted.
+        Raises ``DamagedCheckpoint``, and ``CheckpointExpired`` if the files have been deleted.
         """
         with self._missing_explained():
             yield from self._reader(as_schema, wanted).batches(batch_rows)
@@ -81,9 +81,9 @@ class ReadTask(ArrowStream):
     def layers(self, *, as_schema: SchemaVersion | None = None) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the layers of a keyed state as they were written, lowest first: number and rows.
 
-        Columns and order are those of :meth:`batches`; above layer 0 ``_op`` comes second. Read the
-        rows of a layer before you ask for the next one. Layers without rows are left out; expired
-        rows are not.
+        Columns and order are those of :meth:`batches`; above layer 0 ``_op`` (int8) comes second.
+        Read the rows of a layer before you ask for the next one. Layers without rows are left out;
+        expired rows are included.
 
         Raises as :meth:`batches` does, and ``InvalidInput`` for a state that is not keyed.
         """
@@ -96,15 +96,15 @@ class ReadTask(ArrowStream):
         return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=self._reader(as_schema).schema)
 
     def with_expired(self) -> ReadTask:
-        """Return a task for the same rows and those that had expired at the checkpoint, if any."""
+        """Return a task for the same rows, with those that had expired at the checkpoint."""
         if self.state.ttl is None or self.state.ttl_now_us is None:
             return self
-        # Nothing had expired at no time at all.
+        # Without a time, nothing has expired.
         states = (replace(self.state, ttl_now_us=None), *self.record.states[1:])
         return replace(self, record=replace(self.record, states=states))
 
     def at_groups(self, groups: Groups) -> ReadTask:
-        """Return a task for the rows of these key groups (ascending) and few others, if any."""
+        """Return a task for the rows of these key groups (ascending), and perhaps a few others."""
         from .cutting import cut_to_groups
 
         return self.with_slices(cut_to_groups(self.handles, self.slices, groups))
@@ -112,7 +112,7 @@ class ReadTask(ArrowStream):
     def split(self, parts: int) -> list[ReadTask]:
         """Return up to ``parts`` tasks of about equal stored bytes; in order they give the rows.
 
-        A key group stays whole. Progress and broadcast state are not cut.
+        A key group stays whole. Progress and broadcast state are not split.
         """
         from .cutting import split_slices
 
@@ -120,12 +120,12 @@ class ReadTask(ArrowStream):
         return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
 
     def with_values(self, values: Callable[[], list[Handle]] | None) -> ReadTask:
-        """Return this task, which knows its handles as values: its slices are these, whole."""
+        """Set the handles as values (the slices are these whole handles), and return this task."""
         object.__setattr__(self, "_values", values)
         return self
 
     def with_slices(self, slices: pa.Table) -> ReadTask:
-        """Return a task for slices that are parts of these, with the handles that they name."""
+        """Return a task for slices that are parts of this task's, with the handles they name."""
         used = pc.unique(slices["handle"])
         number = slices.schema.get_field_index("handle")
         numbers = pc.index_in(slices["handle"], used).cast(pa.int64())
@@ -136,7 +136,7 @@ class ReadTask(ArrowStream):
         )
 
     def _holding(self, numbers: pa.Array) -> dict[str, Any]:
-        """Return the fields that hold handles, with these alone."""
+        """Return the fields that hold handles, with only these."""
         return {"handles": self.handles.take(numbers)}
 
     def _reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> SliceReader:
@@ -152,7 +152,7 @@ class ReadTask(ArrowStream):
 
     @contextmanager
     def _missing_explained(self) -> Iterator[None]:
-        """Turn the error for a missing object into the right one: expired or damaged."""
+        """Replace the error for a missing object by the right one: expired or damaged."""
         try:
             yield
         except FileNotFoundError as error:

@@ -16,7 +16,7 @@ from ..model import known_names
 if TYPE_CHECKING:
     from .merge import KeyFilter
 
-# Values of these types are equal exactly where Arrow says so, nulls too.
+# Values of these types, nulls too, are equal exactly if Arrow says so.
 _EXACT: Final = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -33,16 +33,16 @@ class Wanted:
     """Some columns of a state, in this order, and the rows that have one of some keys."""
 
     columns: tuple[str, ...] | None = None
-    """All if None; may be empty: then batches tell how many rows there are, and no more."""
+    """All if None. May be empty: then batches tell only how many rows there are."""
     keys: pa.Table | None = None
     """The key columns, normalized as in segments. All rows if None."""
 
     def schema_of(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns that are wanted of all columns."""
+        """Return the wanted columns of a schema."""
         return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the wanted columns of rows that are wanted."""
+        """Return the wanted columns of the wanted rows."""
         return batch if self.columns is None else batch.select(list(self.columns))
 
     def rows(self, table: pa.Table) -> pa.Table:
@@ -76,7 +76,7 @@ EVERYTHING: Final = Wanted()
 
 
 def chosen_columns(where: str, known: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that a caller selects of those ``known``; ``where`` begins the messages.
+    """Return the columns that a caller selects from ``known``; ``where`` begins the messages.
 
     Raises ``InvalidInput`` for no columns, unknown and repeated ones, and text in place of a list.
     """
@@ -97,7 +97,7 @@ def chosen_columns(where: str, known: Sequence[str], columns: Sequence[str]) -> 
 
 
 def checked_parts(parts: int) -> int:
-    """Return a number of parts. Raises ``InvalidInput`` for less than one."""
+    """Return ``parts``. Raises ``InvalidInput`` if it is less than one."""
     if parts < 1:
         raise InvalidInput(f"rows cannot be split into {parts} parts; give at least 1")
     return parts

@@ -1,7 +1,7 @@
 """Whole states as slices of segments, made for many small states at once.
 
-What a state of one handle costs besides its rows are calls of Arrow and numpy for tables of one
-row. So the handles of states that follow each other become slices together, in a window.
+Apart from its rows, a state of one handle costs Arrow and numpy calls for tables of one row. So the
+handles of consecutive states become slices together, in a window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..schema import SLICE_SCHEMA
 from .pieces import HandleValues
 
 WINDOW_HANDLES: Final = 256
-"""So many handles become slices together; those of one state always do."""
+"""How many handles become slices together; those of one state always do."""
 _NUMBER: Final = SLICE_SCHEMA.get_field_index("handle")
 
 
@@ -41,7 +41,7 @@ class WholeStates:
         """Return the handles of one state."""
         runs = self._bounds.get((state.operator, state.name), [(0, 0)])
         if len(runs) > 1:
-            # In a damaged manifest a state may begin again.
+            # In a damaged manifest a state may occur twice.
             rows = np.concatenate([np.arange(*run) for run in runs])
             return WholeState(state, self._made(rows), 0, len(rows))
         start, stop = runs[0]
@@ -65,13 +65,13 @@ class WholeState:
         self._state, self._window, self._start, self._stop = state, window, start, stop
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with them beside graph and state."""
+        """Return what is wrong with them, compared with graph and state."""
         return self._window.checks.problems(self._state, self._start, self._stop)
 
     def read(self, subtask: int | None) -> tuple[pa.Table, pa.Table, Callable[[], list[Handle]] | None]:
         """Return those that have rows, their slices, and the handles as values.
 
-        All parts of larger tables. ``subtask``: only what this one wrote, without the values.
+        All are parts of larger tables. ``subtask``: only what this one wrote, without the values.
         """
         window = self._window
         first, count = int(window.filled[self._start]), int(window.filled[self._stop] - window.filled[self._start])
@@ -86,7 +86,7 @@ class WholeState:
 
 
 class _Window:
-    """Some handles, by their numbers; and those that have rows, with every column and as slices."""
+    """Some handles, by number, and those that have rows, with every column and as slices."""
 
     def __init__(self, graph: JobGraph, manifest: Manifest, numbers: Ints) -> None:
         self.first = int(numbers[0]) if len(numbers) else 0
@@ -104,7 +104,7 @@ class _Window:
 
 
 def whole_slices(handles: pa.Table) -> pa.Table:
-    """Return slices that are these handles whole, for the subtasks that wrote them."""
+    """Return slices of these whole handles, for the subtasks that wrote them."""
     share = integers(handles["rows"]) / np.maximum(integers(handles["segment_rows"]), 1)
     stored = np.rint(share * integers(handles["size_bytes"])).astype(np.int64)
     own = {"handle": pa.array(np.arange(handles.num_rows)), "bytes": pa.array(stored)}

@@ -1,7 +1,6 @@
 """The publication record as bytes (SPEC.md section 3): framing, digest, one codec per version.
 
-A record may come from an attacker. So a reader takes these steps in order, and each bounds the
-next:
+A record may come from an attacker. So a reader takes these steps in order; each bounds the next:
 
 1. Check size, UTF-8 and nesting, by a scan of the brackets outside strings.
 2. Parse with the JSON parser of the standard library. Its hooks note a float, a huge integer or a
@@ -11,7 +10,7 @@ next:
 5. Check ``required_features``: an unknown one ends here as ``UnsupportedFormat``.
 6. Read the members by the codec of the version (``record.v1``).
 
-Users' requests (``requests``) are framed alike, by :func:`sealed` and :func:`unsealed`.
+Users' requests (``requests``) are framed the same way, by :func:`sealed` and :func:`unsealed`.
 Members that contradict each other are left to ``validation``, unless the value would be unsafe to
 hold.
 """
@@ -53,7 +52,7 @@ _MEMBERS: Final[Mapping[int, Callable[[dict[str, Any]], Record]]] = {1: codec_v1
 _DIGEST_MEMBER: Final = b',"digest":"'
 _TAIL_BYTES: Final = len(_DIGEST_MEMBER) + 32 + len(b'"}\n')
 
-# A JSON string, or the rest of one that never ends, without backtracking.
+# A JSON string, or the rest of an unterminated one, without backtracking.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _DEEPER: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[{]}"))
@@ -110,7 +109,7 @@ def decode_record(data: bytes, *, path: str = "") -> Record:
 def required_features(
     graph: JobGraph, states: Sequence[State], handles: pa.Table, rescaled_from: RescaledFrom | None
 ) -> tuple[str, ...]:
-    """The features that a checkpoint uses, sorted. ``handles`` has at least layer and mode."""
+    """Return the features that a checkpoint uses, sorted. ``handles`` needs only layer and mode."""
     used = {
         "finished_operators": any(operator.finished or operator.finishing for operator in graph.operators),
         "layers": (pc.max(handles["layer"]).as_py() or 0) > 0,
@@ -123,19 +122,20 @@ def required_features(
 
 
 def optional_features(states: Iterable[State]) -> tuple[str, ...]:
-    """The optional features that a checkpoint uses (SPEC.md section 3.3), sorted."""
+    """Return the optional features that a checkpoint uses (SPEC.md section 3.3), sorted."""
     return ("ttl",) if any(state.ttl is not None for state in states) else ()
 
 
 def _decoded(data: bytes) -> Record:
-    """The record of these bytes, remembered if it is small: a run reads those it keeps each time
-    that it expires one.
+    """Return the record of these bytes, cached if it is small.
+
+    A run reads the records that it keeps each time it expires one.
     """
     return _remembered(data) if len(data) <= _SMALL_BYTES else _decode(data)
 
 
 def _decode(data: bytes) -> Record:
-    """Return the record; faults carry the rest of a sentence that begins with the record."""
+    """Return the record; faults hold the rest of a sentence that begins with the record."""
     members, tokens = unsealed(
         data, format_name=FORMAT, versions=_MEMBERS, bytes_max=RECORD_BYTES_MAX, noun="record of a checkpoint"
     )
@@ -152,7 +152,7 @@ _remembered: Final = lru_cache(maxsize=32)(_decode)
 def sealed(members: Mapping[str, Any]) -> bytes:
     """Return the bytes of one object of SPEC.md section 3.1: the members, then their digest.
 
-    Raises ``TypeError`` and ``ValueError`` for what JSON or UTF-8 cannot hold.
+    Raises ``TypeError`` and ``ValueError`` for what JSON or UTF-8 cannot represent.
     """
     text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode("utf-8")

@@ -1,4 +1,4 @@
-"""Reads members of a JSON object. Each fault names its member: ``operators[2].parallelism``."""
+"""Read members of a JSON object. Each fault names its member: ``operators[2].parallelism``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Members:
         return RecordFault(self.at(name), message, kind)
 
     def has(self, name: str) -> bool:
-        """Whether the object has a member."""
+        """Return whether the object has a member."""
         return name in self.values
 
     def get(self, name: str, kind: type[T]) -> T:
@@ -100,12 +100,12 @@ class Members:
             yield Members(typed(item, dict, place), place)
 
     def optional(self, name: str, read: Callable[[str], T]) -> T | None:
-        """Return what ``read`` returns for a member, or None where it is absent."""
+        """Return what ``read`` returns for a member, or None if it is absent."""
         return read(name) if self.has(name) else None
 
 
 def typed(value: Any, kind: type[T], place: str) -> T:
-    """Return ``value`` if it has exactly this type; bool is not int here."""
+    """Return ``value`` if it has exactly this type; here bool is not int."""
     if type(value) is not kind:
         raise RecordFault(place, f"is {_JSON_NAMES.get(type(value), 'null')} where {_JSON_NAMES[kind]} is expected")
     return value

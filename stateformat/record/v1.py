@@ -34,7 +34,7 @@ SUBTASKS_MAX: Final = 1 << 22
 
 
 def members_of(record: model.Record) -> dict[str, Any]:
-    """All members between ``version`` and ``digest``, in the order of SPEC.md section 3.2."""
+    """Return the members between ``version`` and ``digest``, in the order of SPEC.md 3.2."""
     members: dict[str, Any] = {
         "required_features": list(record.required_features),
         "optional_features": list(record.optional_features),
@@ -68,7 +68,7 @@ def members_of(record: model.Record) -> dict[str, Any]:
 
 
 def graph_members(graph: model.JobGraph, states: Iterable[model.State]) -> dict[str, Any]:
-    """The members ``operators``, ``edges`` and ``states``."""
+    """Return the members ``operators``, ``edges`` and ``states``."""
     return {
         "operators": [_operator_members(operator) for operator in graph.operators],
         "edges": [_edge_members(edge) for edge in graph.edges],
@@ -260,7 +260,7 @@ def _subtasks(members: Members, name: str, parallelism: int) -> model.SubtaskSet
 
 
 def _first_shared(one: model.SubtaskSet, other: model.SubtaskSet) -> int | None:
-    """The first subtask in both, by ranges: a short record can name very many subtasks."""
+    """Return the first subtask in both, by ranges: a short record can name very many subtasks."""
     bounds = sorted((*one.ranges, *other.ranges))
     return next((start for (_, end), (start, _) in pairwise(bounds) if start <= end), None)
 
@@ -340,7 +340,7 @@ def _state(members: Members) -> model.State:
 
 
 def _ttl(members: Members, schema: model.SchemaVersion) -> tuple[Ttl, int | None]:
-    """Read how long rows live, and what time it was (section 6.5)."""
+    """Read how long rows live, and the time of the checkpoint (section 6.5)."""
     field_id = members.integer("field", 1, FIELD_ID_MAX)
     named = next((item for item in schema.fields if item.id == field_id), None)
     if named is None or named.name != TTL_COLUMN:
@@ -357,7 +357,7 @@ def _ttl(members: Members, schema: model.SchemaVersion) -> tuple[Ttl, int | None
 
 
 def _clock(members: Members) -> model.TimerClock:
-    """Read by which clock timers fire (section 6.6)."""
+    """Read the clock that fires timers (section 6.6)."""
     if not members.has("clock"):
         return "event_time"
     if members.text("clock") != "processing_time":

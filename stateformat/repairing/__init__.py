@@ -1,8 +1,8 @@
-"""Checkpoints that have lost segments: what is left, and how to go on (SPEC.md section 8.4).
+"""Checkpoints that have lost segments: what remains, and how to continue (SPEC.md section 8.4).
 
 Read ``without`` (handles without lost segments, pure), ``losing`` (which are lost), ``elsewhere``
-(who still has them), ``going_on`` (putting back, giving up, publishing), ``document``. Records and
-manifests that are damaged or lost are the business of ``stateformat.publication``.
+(which places still have them), ``going_on`` (putting back, giving up, publishing), ``document``.
+``stateformat.publication`` deals with records and manifests that are damaged or lost.
 """
 
 from __future__ import annotations

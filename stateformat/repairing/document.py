@@ -1,4 +1,4 @@
-"""What is lost of a checkpoint, and what going on would give up, as a JSON document."""
+"""What a checkpoint has lost, and what continuing would give up, as a JSON document."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .without import Loss, Scope
 
 
 def losses_document(losses: Losses, places: Iterable[Storage] = ()) -> Document:
-    """Return the lost segments, which of ``places`` have some, and both ways of giving them up.
+    """Return the lost segments, which of ``places`` have some, and both ways to give them up.
 
-    Places are listed, not read: what they have is right by its name and size alone.
+    Places are listed, not read: only the names and sizes of their objects are checked.
     """
     found = listed_in(losses.segments, places)
     sizes = {each.path: each.size_bytes for each in losses.segments}
@@ -36,7 +36,7 @@ _SCOPES: tuple[Scope, Scope] = ("rows", "keys")
 
 
 def given_up_document(given: Sequence[Loss]) -> list[Document]:
-    """Return what is given up, state by state."""
+    """Return what is given up of each state."""
     return [
         {
             "operator": loss.operator,
@@ -57,6 +57,6 @@ def given_up_document(given: Sequence[Loss]) -> list[Document]:
 
 
 def put_back_document(again: Iterable[str], moved: Mapping[str, str]) -> list[Document]:
-    """Return the segments that were put back: under their own paths, or under new ones."""
+    """Return the segments that were put back, under their own paths or new ones."""
     found = [{"path": path, "new_path": None} for path in again]
     return [*found, *({"path": path, "new_path": new_path} for path, new_path in moved.items())]

@@ -1,7 +1,7 @@
 """Lost segments that another store still has: savepoints and other copies keep paths and bytes.
 
-An object is believed by its size and digest alone. Nothing is written over: what is missing is made
-again under its path, and for what is damaged the bytes get a new path.
+An object is trusted only by its size and digest. Nothing is overwritten: a missing object is
+written again under its path, and for a damaged one the bytes get a new path.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .losing import LostSegment
 
 CHUNK_BYTES = 4 * 2**20
 Done = Callable[[int], None]
-"""Called with numbers of bytes that were read."""
+"""Called with the number of bytes read."""
 
 
 def savepoints_of(storage: Storage) -> list[Storage]:
-    """Return the savepoints below a store, from the newest checkpoint down."""
+    """Return the savepoints below a store, the one with the newest checkpoint first."""
     if not isinstance(storage, HoldsSavepoints):
         return []
     found = [one for one in pins(storage) if one.record is not None]
@@ -34,9 +34,9 @@ def savepoints_of(storage: Storage) -> list[Storage]:
 
 
 def listed_in(segments: Sequence[LostSegment], places: Iterable[Storage]) -> dict[str, list[str]]:
-    """Return by the URL of each place the paths that lie there with the right size.
+    """Return the paths that each place, by its URL, has with the right size.
 
-    One listing for each place. One that cannot be listed has none.
+    Lists each place once. A place that cannot be listed has none.
     """
     wanted, found = {each.path: each.size_bytes for each in segments}, {}
     for place in places:
@@ -53,7 +53,7 @@ def listed_in(segments: Sequence[LostSegment], places: Iterable[Storage]) -> dic
 def find(segments: Sequence[LostSegment], places: Sequence[Storage], done: Done) -> dict[str, Storage]:
     """Return by path the first place that has each segment, byte for byte.
 
-    Reads what it finds. Raises ``StorageError`` where a place does not answer.
+    Reads what it finds. Raises ``StorageError`` if a place does not respond.
     """
     with ThreadPoolExecutor(max((reads_at_once(place) for place in places), default=1)) as pool:
         found = pool.map(lambda each: (each.path, _place_of(each, places, done)), segments)
@@ -68,7 +68,7 @@ def _has(place: Storage, segment: LostSegment, done: Done) -> bool:
     digest, size_bytes = xxhash.xxh3_128(), 0
     try:
         with closing(place.open_input(segment.path)) as source:
-            # What is longer is wrong already.
+            # An object that is longer is wrong already.
             while size_bytes <= segment.size_bytes and (chunk := read_input(place, source, CHUNK_BYTES)):
                 digest.update(chunk)
                 size_bytes += len(chunk)
@@ -83,8 +83,8 @@ def put_back(
 ) -> tuple[list[str], dict[str, str]]:
     """Copy segments into a store from the places that have them.
 
-    Returns the paths that were made again, and by the paths of damaged ones the new paths, under
-    newest + 1. Raises ``StorageError``, also where the bytes are not right after all.
+    Returns the paths that were written again, and for the paths of damaged ones the new paths,
+    under newest + 1. Raises ``StorageError``, also if the bytes turn out to be wrong.
     """
     again, moved = list[str](), dict[str, str]()
     for segment in segments:

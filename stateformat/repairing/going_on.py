@@ -1,9 +1,9 @@
-"""Going on from a checkpoint that has lost segments: with what others still have, without the rest.
+"""Continuing from a checkpoint with lost segments: with what other places have, without the rest.
 
-Nothing is deleted or written over. What is missing and found elsewhere is made again under its own
-path; where something stays damaged or is given up, newest + 1 is published with the handles that
-are left, as a rewrite of the newest, a rollback, or a repair (SPEC.md section 8.4). Right before,
-the lost segments are looked at once more, since they may be back.
+Nothing is deleted or overwritten. What is missing and found elsewhere is written again under its
+own path; if something stays damaged or is given up, newest + 1 is published with the remaining
+handles, as a rewrite of the newest, a rollback, or a repair (SPEC.md section 8.4). Just before
+that, the lost segments are checked once more, since they may be back.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from .losing import Losses, given_up_text, lost_segments, still_lost
 from .without import Loss, Scope
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that were read, and those to read."""
+"""Called with the bytes read so far, and those to read."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GoneOn:
-    """What was done."""
+    """What :func:`go_on` has done."""
 
     again: tuple[str, ...]
-    """Segments that were made again under their own paths."""
+    """Segments that were written again under their own paths."""
     moved: Mapping[str, str]
-    """New paths of segments that stay damaged under their own."""
+    """By path, the new path of each segment that stays damaged under its own."""
     given_up: tuple[Loss, ...]
     permit: CommitPermit | None
-    """None where nothing had to be published: the checkpoint is whole again."""
+    """None if nothing had to be published: the checkpoint is intact again."""
 
 
 def losses_of(storage: Storage, diagnosis: Diagnosis, source: int | None = None) -> Losses | None:
     """Return the lost segments of ``source``, by default the newest checkpoint, after a diagnosis.
 
-    None where it is whole, where something else than segments is damaged, where it may be a stray,
-    and where it is unknown what is damaged. Raises ``NotFound`` for a ``source`` that is none.
+    None if it is intact, if anything but segments is damaged, if it may be a stray, or if it is
+    unknown what is damaged. Raises ``NotFound`` for a ``source`` that was not diagnosed.
     """
     newest = diagnosis.newest
     if source in (None, newest):
@@ -86,14 +86,14 @@ def go_on(
     progress: Progress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> GoneOn:
-    """Put back what ``places`` have of the lost segments, and give up the rest if told to.
+    """Put back the lost segments that ``places`` have, and give up the rest if ``give_up`` is set.
 
-    ``give_up``: what goes with a lost key group; None: nothing is given up. ``progress`` is
-    called with the bytes that were read of ``places``, and those to read.
+    ``give_up``: what is discarded with a lost key group; None: give up nothing. ``progress`` is
+    called with the bytes read from ``places``, and those to read.
 
-    Raises ``DamagedCheckpoint`` where nothing may be given up and something is found nowhere: then
-    nothing was written. ``InvalidState`` for what a run cannot do without, ``PublishConflict``
-    where the newest has changed or a segment is back, and what ``publish`` raises.
+    Raises ``DamagedCheckpoint`` if nothing may be given up and a segment was not found: then
+    nothing was written. Raises ``InvalidState`` if something that a run needs is lost,
+    ``PublishConflict`` if the newest has changed or a segment is back, and what ``publish`` raises.
     """
     found = find(losses.segments, places, _meter(losses, progress)) if places else {}
     missing = [each for each in losses.segments if each.path not in found]
@@ -130,7 +130,7 @@ def go_on(
 
 
 def _meter(losses: Losses, progress: Progress | None) -> Done:
-    """Return what counts the bytes that are read of other places."""
+    """Return a callback that counts the bytes read from other places."""
     lock, done, total = Lock(), [0], sum(each.size_bytes for each in losses.segments)
 
     def read(size_bytes: int) -> None:
@@ -143,7 +143,7 @@ def _meter(losses: Losses, progress: Progress | None) -> Done:
 
 
 def why_not(storage: Storage, diagnosis: Diagnosis) -> CheckpointError:
-    """Return the error for a damaged newest from which nothing can be gone on."""
+    """Return the error for a damaged newest checkpoint that cannot be repaired or continued."""
     newest = diagnosis.newest
     if diagnosis.undecided is not None:
         return diagnosis.fault or DamagedCheckpoint(
@@ -211,7 +211,7 @@ def _pending(
     scope: Scope | None,
     sleep: Callable[[float], None],
 ) -> PendingCheckpoint:
-    """Begin newest + 1 with a checkpoint's content: over it, over newer ones, or over damage."""
+    """Begin newest + 1 with a checkpoint's content, over it, over newer ones, or over damage."""
     record, chain, newest = losses.record, diagnosis.found.chain, diagnosis.newest
     check_next_id(storage, newest)
     properties = dict(record.lasting_properties)

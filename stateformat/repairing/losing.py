@@ -1,4 +1,4 @@
-"""Which segments of a checkpoint are lost, and what going on without them would give up."""
+"""Which segments of a checkpoint are lost, and what continuing without them would give up."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from .without import Loss, Scope, without_lost
 STATES_MAX: Final = 100
 """How many states the property of a record lists."""
 RANGES_MAX: Final = 50
-"""How many ranges of subtasks and of key groups it lists of each."""
+"""How many ranges of subtasks and of key groups it lists for each state."""
 
 
 class LostSegment(NamedTuple):
-    """A segment that a checkpoint names, and that is missing or damaged."""
+    """A segment that a checkpoint names and that is missing or damaged."""
 
     path: str
     size_bytes: int
-    """As the manifest says."""
+    """The size in the manifest."""
     digest: bytes
     is_there: bool
-    """Whether something lies at its path, which is never written over."""
+    """Whether an object exists at its path; it is never overwritten."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The lost segments of one checkpoint, whose record and manifest can be read."""
+    """The lost segments of one checkpoint with a readable record and manifest."""
 
     record: Record
     manifest: Manifest
@@ -50,22 +50,22 @@ class Losses:
     def without(self, scope: Scope, found: Iterable[str] = ()) -> tuple[pa.Table, list[Loss]]:
         """Return the whole manifest without the lost segments, and what that gives up.
 
-        ``found``: paths of those that need not be given up.
+        ``found``: paths of segments that need not be given up.
         """
         paths = {each.path for each in self.segments} - set(found)
         return without_lost(self.record, self.manifest.full(), paths, scope)
 
     def losses(self, scope: Scope, found: Iterable[str] = ()) -> list[Loss]:
-        """Return what going on would give up, state by state."""
+        """Return what would be given up of each state."""
         paths = {each.path for each in self.segments} - set(found)
         return without_lost(self.record, self.manifest.handles, paths, scope)[1]
 
 
 def lost_segments(storage: Storage, record: Record, problems: Sequence[Problem], level: Level) -> Losses | None:
-    """Return the lost segments of a checkpoint with these problems; None where no one can say.
+    """Return the lost segments of a checkpoint with these problems; None if they are unknown.
 
-    That is so where anything else is wrong, where something could not be read now, and where
-    nothing is wrong at all. Raises what reading the manifest raises.
+    They are unknown if anything else is wrong, if something could not be read now, or if nothing is
+    wrong at all. Raises what reading the manifest raises.
     """
     errors = [problem for problem in problems if problem.severity == "error"]
     if not errors or any(each.kind in UNDECIDED or not each.path.startswith(layout.SEGMENTS) for each in errors):
@@ -74,16 +74,16 @@ def lost_segments(storage: Storage, record: Record, problems: Sequence[Problem],
     paths = sorted({each.path for each in errors})
     named = reachable(_named(manifest, paths)).sort_by("path").to_pylist()
     there = {item.path for item in storage.list(layout.SEGMENTS)}
-    # What lies in the manifest is there, as damaged as it is.
+    # Inline segments are in the manifest, so they exist, however damaged.
     there |= {path for path in paths if manifest.inline(path) is not None}
     segments = [LostSegment(row["path"], row["size_bytes"], row["digest"], row["path"] in there) for row in named]
     return Losses(record, manifest, level, tuple(segments)) if segments else None
 
 
 def still_lost(storage: Storage, losses: Losses) -> set[str]:
-    """Look again: return the paths of the segments that are lost now, too.
+    """Check again: return the paths of the segments that are still lost.
 
-    Raises ``StorageError`` where one cannot be read now.
+    Raises ``StorageError`` if one cannot be read now.
     """
     handles = _named(losses.manifest, [each.path for each in losses.segments])
     inline = {path: losses.manifest.inline(path) for path in handles["path"].unique().to_pylist()}

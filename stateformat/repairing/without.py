@@ -1,8 +1,9 @@
 """A checkpoint's handles without those of lost segments, and what that gives up (SPEC.md 8.4).
 
-A lost segment is given up as a whole. Of keyed state its key groups go with it in every layer, for
-older layers alone would be values that were true at no time, and newer ones a part of a value. What
-is left passes the checks of every publication: where a subtask must answer, it has an empty handle.
+A lost segment is given up as a whole. For keyed state its key groups are discarded in every layer,
+because older layers alone would give values that were never current, and newer ones part of a
+value. What remains passes the checks of every publication: if a subtask must have a handle, it gets
+an empty one.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from ..model import PER_SUBTASK_MODES, Handle, Mode, Record, State
 from ..schema import SLICE_SCHEMA
 
 Scope = Literal["rows", "keys"]
-"""What goes with a lost key group: its rows in that state; or in all keyed states of the operator,
-so that its keys begin anew."""
+"""What is discarded with a lost key group: its rows in that state (``rows``), or in all keyed
+states of the operator, so that its keys start afresh (``keys``).
+"""
 Effect = Literal["forgotten", "with_keys", "copied", "begins_anew", "output", "watermarks", "in_flight"]
 """What the loss means.
 
 - ``forgotten``: entries, or the state of keys, are unknown;
-- ``with_keys``: nothing of this state is lost, but it goes with the keys of another;
-- ``copied``: another subtask's copy takes the place, so nothing is lost;
+- ``with_keys``: nothing of this state is lost, but it is discarded with the keys of another;
+- ``copied``: another subtask's copy replaces it, so nothing is lost;
 - ``begins_anew``: a coordinator has no state;
-- ``output``: it is never committed, if it was not yet;
+- ``output``: it is never committed, unless it was already;
 - ``watermarks``: they are unknown until they advance;
-- ``in_flight``: records on their way do not arrive.
+- ``in_flight``: in-flight records do not arrive.
 """
 
 _EFFECTS: Final[Mapping[Mode, Effect]] = {
@@ -58,12 +60,12 @@ _EFFECTS: Final[Mapping[Mode, Effect]] = {
     Mode.IN_FLIGHT: "in_flight",
 }
 _DISPENSABLE: Final[frozenset[Effect]] = frozenset({"copied", "output", "watermarks", "in_flight"})
-"""Effects that a source can bear; without its positions it would lose or repeat its input."""
+"""Effects that a source can tolerate; without its positions it would lose or repeat its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What of one state is given up. Rows are stored rows, as handles count them."""
+    """What is given up of one state. Rows are stored rows, as handles count them."""
 
     operator: str
     state: str
@@ -72,29 +74,30 @@ class Loss:
     segments: int
     """Lost segments of this state."""
     rows: int
-    """Rows of lost segments; of ``copied`` state none."""
+    """Rows of lost segments; none for ``copied`` state."""
     rows_besides: int = 0
-    """Rows of whole segments that go with them: other layers, or other states of the keys."""
+    """Rows of intact segments discarded with them: other layers, or the keys' other states."""
     rows_kept: int = 0
-    """Rows of the state that stay."""
+    """Rows of the state that remain."""
     subtasks: SubtaskSet = field(default_factory=SubtaskSet)
     key_groups: SubtaskSet = field(default_factory=SubtaskSet)
-    """Of keyed state; a set of numbers, as the other."""
+    """The key groups of keyed state; a set of numbers, like ``subtasks``."""
     delta_only: bool = False
     """Whether only layers above the base are lost."""
     needed: bool = False
-    """Whether a run cannot do without it: positions of a source."""
+    """Whether a run needs it: the positions of a source."""
 
     @property
     def all_rows(self) -> int:
-        """Every row that is given up."""
+        """All rows that are given up."""
         return self.rows + self.rows_besides
 
 
 def without_lost(record: Record, handles: pa.Table, lost: Iterable[str], scope: Scope) -> tuple[pa.Table, list[Loss]]:
     """Return the handles without lost segments, and what is given up with them.
 
-    ``handles``: a manifest's, with or without ``inline``. ``lost``: paths. Sorted as a manifest is.
+    ``handles``: a manifest's, with or without ``inline``. ``lost``: paths. The result is sorted as
+    a manifest is.
     """
     gone = pc.fill_null(pc.is_in(handles["path"], value_set=pa.array(sorted(set(lost)), pa.string())), False)
     mask: Mask = gone.to_numpy()
@@ -130,7 +133,7 @@ def _lost_groups(
     runs: Mapping[tuple[str, str], tuple[int, int]],
     touched: Iterable[tuple[str, str]],
 ) -> dict[tuple[str, str], Mask]:
-    """Return by keyed state the key groups of which a lost segment has rows."""
+    """Return by keyed state the key groups that have rows in a lost segment."""
     found = {}
     for key in touched:
         if record.state(*key).mode is Mode.KEYED:
@@ -143,14 +146,14 @@ def _lost_groups(
 
 
 class _Left(NamedTuple):
-    """What is left of a state."""
+    """What remains of a state."""
 
     stays: Mask
     """Which of its handles stay as they are."""
     new: pa.Table
-    """Handles in the place of others."""
+    """Handles that replace others."""
     loss: Loss | None
-    """What is given up; None where nothing of the state goes."""
+    """What is given up; None if nothing of the state is."""
 
 
 @dataclass
@@ -167,7 +170,7 @@ class _State:
         return self.record.graph.operator(self.state.operator)
 
     def without(self, groups: Mask | None) -> _Left:
-        """Return what stays of the state, and what that gives up."""
+        """Return what remains of the state, and what is given up."""
         stays, besides = ~self.gone, 0
         effect: Effect | None = None
         new = self.handles.slice(0, 0)
@@ -223,7 +226,9 @@ class _State:
         return empty.select(self.handles.column_names).cast(self.handles.schema)
 
     def _copied(self) -> tuple[Mask, pa.Table]:
-        """Return what stays of a broadcast state, and whole copies where a subtask's is lost."""
+        """Return what remains of a broadcast state, and whole copies where a subtask's copy is
+        lost.
+        """
         subtask = integers(self.handles["subtask"])
         broken = np.unique(subtask[self.gone])
         donors = np.setdiff1d(subtask, broken)
@@ -239,9 +244,9 @@ class _State:
 
 
 def _without_groups(handles: pa.Table, gone: Mask, groups: Mask) -> tuple[Mask, pa.Table, int]:
-    """Cut key groups out of the handles of a state that are not ``gone``.
+    """Cut key groups out of those handles of a state that are not ``gone``.
 
-    Returns which handles are cut, what is left of them, and how many rows went.
+    Returns which handles are cut, what remains of them, and how many rows were removed.
     """
     first, last = integers(handles["first_group"]), integers(handles["last_group"])
     among = before(groups.astype(np.int64))
@@ -255,7 +260,7 @@ def _without_groups(handles: pa.Table, gone: Mask, groups: Mask) -> tuple[Mask, 
     if not touched.any():
         return hit, handles.slice(0, 0), 0
     hit[near[touched]] = True
-    # Runs of groups that stay, within one handle.
+    # Runs of groups that remain, within one handle.
     sums = before(counts)[:-1]
     begins = np.append(True, owner[1:] != owner[:-1])
     opens = ~doomed & (begins | np.append(True, doomed[:-1]))

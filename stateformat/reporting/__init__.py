@@ -1,4 +1,4 @@
-"""What is known of a store, collected once, as one JSON document: for the page of ``ckpt report``.
+"""What is known of a store, collected once into one JSON document: for the page of ``ckpt report``.
 
 ``collecting`` makes the document, ``states`` its part on states: read them in this order.
 """

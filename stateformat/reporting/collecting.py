@@ -1,8 +1,8 @@
-"""Everything a report shows, as one document of bounded size, from bounded requests and time.
+"""Everything a report shows, as one document of bounded size, with bounded requests and time.
 
 A record is read once for history, validation and garbage. Manifests of older checkpoints are read
-as far as :data:`TREND_BYTES` goes. What would take longer is left out, and the document says so.
-Damage is shown, and ends nothing.
+up to :data:`TREND_BYTES`. What would take longer is left out, and the document says so. Damage is
+shown and does not stop the report.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ LEVELS: Final[tuple[ReportLevel, ...]] = ("metadata", "quick", "full")
 LIMIT: Final = 200
 """Checkpoints of the history, by default."""
 TREND: Final = 24
-"""Checkpoints whose states are compared: the newest, the oldest, and some between."""
+"""Checkpoints whose states are compared: the newest, the oldest, and some in between."""
 TREND_BYTES: Final = 48 << 20
-"""Bytes of older manifests that are read for it."""
+"""Bytes of older manifests that are read for the trend."""
 REMEMBERED_BYTES: Final = 96 << 20
-"""Bytes of records and manifests that are held; each is read once while there is room."""
+"""Bytes of records and manifests kept in memory; each is read once while there is room."""
 GARBAGE_CHECKPOINTS: Final = 200
 GARBAGE_BYTES: Final = 64 << 20
 """With more checkpoints, or more bytes of manifests, garbage is left to ``ckpt gc``."""
 _SIZES: Final = ("objects", "bytes", "shared_bytes", "folders", "garbage", "keep")
 SEGMENTS_QUICK: Final = 1_000
-"""With more segments outside of the manifest, they are validated only if that is asked for."""
+"""With more segments outside the manifest, they are validated only on request."""
 
 Progress = Callable[[int, int], None]
 
@@ -66,18 +66,18 @@ def collect_report(
 ) -> Document:
     """Return what is known of a store and one of its checkpoints, by default the newest.
 
-    ``level`` None: quick, or metadata where there are many segments. ``now_us``: the time that ages
-    are counted from, in µs since the Unix epoch; None for now. Where the newest is damaged,
+    ``level`` None: quick, or metadata if there are many segments. ``now_us``: the time that ages
+    are counted from, in µs since the Unix epoch; None for now. If the newest is damaged,
     ``checkpoint`` is the highest that can be read. Raises ``NotFound``, and ``StorageError``.
     """
     now_us = time.time_ns() // 1000 if now_us is None else now_us
-    # Neither changes under its name, and a report looks at one instant.
+    # Neither changes under its name, and a report shows the store at one instant.
     storage = remembered(store.storage, (layout.RECORDS, layout.MANIFESTS), REMEMBERED_BYTES)
     once = CheckpointStore(storage, format=store.format, outside=store.outside)
     found = once.survey(limit)
     checkpoint, faults = _opened(once, found, checkpoint_id)
     shown = None if checkpoint is None else _described(checkpoint, faults, level)
-    # What follows reads manifests, too; one of a million handles takes half a GiB.
+    # The following steps read manifests too; one of a million handles takes half a GiB.
     del checkpoint
     return {
         "store": once.url,
@@ -104,9 +104,9 @@ class _Shown(NamedTuple):
     document: Document
     states: list[Document]
     totals: dict[tuple[str, str], tuple[int | None, int]]
-    """Rows and bytes of each state; empty where its content contradicts itself."""
+    """Rows and bytes of each state; empty if its content contradicts itself."""
     checked: Document | None
-    """The validation of its metadata, where its segments are not validated."""
+    """The validation of its metadata, if its segments are not validated."""
 
 
 def _fault(error: Exception, checkpoint_id: int | None) -> Document:
@@ -159,13 +159,13 @@ def _described(checkpoint: Checkpoint, faults: list[Document], level: ReportLeve
         states = states_document(checkpoint, record, holdings, checkpoint.outline)
         totals = {(state.operator, state.name): holdings.totals(state) for state in checkpoint.states}
     except (CheckpointError, ValueError, IndexError) as error:
-        # Its bytes are right and its content is not: validation says what.
+        # The bytes are as published, but the content is wrong: validation says what is wrong.
         faults.append(_fault(error, checkpoint.id))
     return _Shown(checkpoint.record.ref, record, states, totals, _metadata_checked(checkpoint, level))
 
 
 def _metadata_checked(checkpoint: Checkpoint, level: ReportLevel | None) -> Document | None:
-    """Return what is wrong with record and manifest; None where segments are validated, too."""
+    """Return what is wrong with record and manifest; None if segments are validated too."""
     totals = checkpoint.record.totals
     outside = totals.segments if totals.bytes > checkpoint.inline_bytes() else 0
     if checkpoint.system or level in ("quick", "full") or (level is None and outside <= SEGMENTS_QUICK):
@@ -219,7 +219,7 @@ def _trend(store: CheckpointStore, found: Survey, shown: _Shown | None) -> Docum
 
 
 def _totals(store: CheckpointStore, record: Record) -> dict[tuple[str, str], tuple[int | None, int]] | None:
-    """Return rows and bytes of each state; None where the manifest is damaged."""
+    """Return rows and bytes of each state; None if the manifest is damaged."""
     try:
         holdings = Holdings(record, store.checkpoint_of(record).outline)
         return {(state.operator, state.name): holdings.totals(state) for state in record.states}
@@ -233,7 +233,7 @@ def _chosen(records: tuple[Record, ...]) -> list[Record]:
     places = sorted({round(last * i / (TREND - 1)) for i in range(TREND)}) if last > 0 else [*range(len(records))]
     room = TREND_BYTES
     chosen = []
-    # The newest first, then the oldest: the ends say most.
+    # The newest first, then the oldest: both ends say most.
     for place in [*places[:1], *places[:0:-1]]:
         if place and records[place].manifest.size_bytes > room:
             continue
@@ -251,7 +251,7 @@ def _validation(
 
 
 def _sizes(store: CheckpointStore, found: Survey) -> Document:
-    """Return the folders of the store as ``ckpt du`` has them, and what deleting would free."""
+    """Return the folders of the store as ``ckpt du`` shows them, and what deleting would free."""
     size = sum(record.manifest.size_bytes for record in found.checkpoints)
     if len(found.listed) > GARBAGE_CHECKPOINTS or size > GARBAGE_BYTES:
         left_out = (
@@ -267,7 +267,7 @@ def _sizes(store: CheckpointStore, found: Survey) -> Document:
 
 
 def _savepoints(store: CheckpointStore) -> list[Document]:
-    """Return the savepoints below the store; none where they cannot be listed."""
+    """Return the savepoints below the store; none if they cannot be listed."""
     try:
         return savepoints_document(store.pins())
     except CheckpointError:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ..reading import Checkpoint
 
 BARS: Final = 128
-"""Subtasks or key groups of a chart; with more, neighbors share a bar."""
+"""Subtasks or key groups in a chart; with more, neighbors share a bar."""
 GREATEST: Final = 5
 
 
 def states_document(checkpoint: Checkpoint, record: Document, holdings: Holdings, handles: pa.Table) -> list[Document]:
-    """Return each state as ``inspect`` has it; subtasks and key groups are bounded lists."""
+    """Return each state as ``inspect`` shows it, with subtasks and key groups as bounded lists."""
     runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
     found = []
     for state, declared in zip(checkpoint.states, record["states"], strict=True):
@@ -35,7 +35,7 @@ def states_document(checkpoint: Checkpoint, record: Document, holdings: Holdings
 
 
 def _subtasks(checkpoint: Checkpoint, state: State, document: Document) -> Document | None:
-    """Return what each subtask has; None where no subtask owns the state."""
+    """Return what each subtask has; None if no subtask owns the state."""
     owned: JsonRows = document["subtasks"]
     operator = checkpoint.graph.by_uid.get(state.operator)
     if operator is None or state.mode in (Mode.COORDINATOR, Mode.COMMITTABLES):
@@ -51,7 +51,9 @@ def _subtasks(checkpoint: Checkpoint, state: State, document: Document) -> Docum
 
 
 def _bars(values: Ints) -> Document:
-    """Return at most :data:`BARS` values, each the greatest of its neighbors; null is no value."""
+    """Return at most :data:`BARS` values, each the greatest of its neighbors; null means no
+    value.
+    """
     per_bar = max(1, -(-len(values) // BARS))
     starts = np.arange(0, len(values), per_bar)
     shown = np.maximum.reduceat(values, starts).tolist() if len(values) else []
@@ -63,7 +65,7 @@ def _bars(values: Ints) -> Document:
 
 
 def _key_groups(checkpoint: Checkpoint, state: State, handles: pa.Table) -> Document | None:
-    """Return the rows of each key group; None where they are not known, or there are no groups."""
+    """Return the rows of each key group; None if they are unknown, or there are no groups."""
     operator = checkpoint.graph.by_uid.get(state.operator)
     if operator is None or state.mode is not Mode.KEYED or not operator.max_parallelism or not handles.num_rows:
         return None

@@ -1,8 +1,8 @@
-"""What users ask of a running job, as objects in its store (SPEC.md section 2.4).
+"""Users' requests to a running job, as objects in its store (SPEC.md section 2.4).
 
 A program creates a request under ``requests/``. The run lists that folder between two checkpoints,
-does what is asked, and creates an answer. The program reads it and removes both. Which objects
-exist tells what to do:
+carries the request out, and creates an answer. The program reads it and removes both. The objects
+that exist tell what to do:
 
 =======================  ============================================================
 request alone            it waits; a run for which it counts obeys it
@@ -13,7 +13,7 @@ answer alone             a crash interrupted the removal; it means nothing
 
 Objects are not trusted: their size is checked first, they are read strictly, and a warning is
 logged once for each that cannot be read. Read ``values``, ``encoding``, ``objects``; then
-``asking`` (the program that asks) and ``answering`` (the run that is asked).
+``asking`` (the program that asks) and ``answering`` (the run that answers).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run that is asked: which requests wait, and their answers."""
+"""The run's side: which requests are waiting, and their answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def waiting_requests(storage: Storage, *, warned: set[str]) -> list[JobRequest]:
-    """Return unanswered requests, the least ``newest`` first; warn once of unreadable ones."""
+    """Return unanswered requests, the lowest ``newest`` first; warn once of unreadable ones."""
     listed = list_objects(storage)
     for item in listed.others:
-        warn_once(storage, item.path, "is no request that this program knows; it is left alone", warned)
+        warn_once(storage, item.path, "is not a request that this program knows; it is ignored", warned)
     answered = {found.request_id for found in listed.answers}
     waiting = [found for found in listed.requests if found.request_id not in answered]
     if len(waiting) > READ_AT_ONCE_MAX:
@@ -35,7 +35,7 @@ def waiting_requests(storage: Storage, *, warned: set[str]) -> list[JobRequest]:
 
 
 def answer_request(storage: Storage, answer: RequestAnswer, *, sleep: Sleep = time.sleep) -> bool:
-    """Create a durable answer; return False where the request was withdrawn or answered."""
+    """Create a durable answer; return False if the request was withdrawn or answered."""
     listed = list_objects(storage)
     requests = [found for found in listed.requests if found.request_id == answer.request]
     if not requests or any(found.request_id == answer.request for found in listed.answers):

@@ -1,4 +1,4 @@
-"""The program that asks: a request, its answer, and the removal of both."""
+"""The asking program's side: a request, its answer, and the removal of both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R", bound=JobRequest)
 def ask(
     storage: Storage, kind: type[R], savepoint: str | None = None, *, sleep: Sleep = time.sleep, **members: Any
 ) -> R:
-    """Create a durable request of this kind, with the members that it alone has.
+    """Create a durable request of this kind, with the members that only this kind has.
 
     Raises ``NotFound``, ``InvalidInput``, ``StorageError``.
     """
@@ -52,7 +52,7 @@ def ask(
     try:
         create_object(storage, request.path, data, sleep)
     except BaseException:
-        # It may exist all the same, and the caller is about to learn that nothing was asked.
+        # It may exist anyway, while the caller is about to learn that nothing was requested.
         with contextlib.suppress(StorageError):
             storage.delete([request.path])
         raise
@@ -70,7 +70,7 @@ def request_answer(storage: Storage, request_id: str, *, warned: set[str]) -> Re
 
 
 def withdraw_request(storage: Storage, request_id: str) -> None:
-    """Remove a request and its answer. A run that has begun with it may still carry it out."""
+    """Remove a request and its answer. A run that has started on it may still carry it out."""
     listed = list_objects(storage)
     # The request first: an answer alone means nothing, but a run would read a request alone.
     for objects in (listed.requests, listed.answers):

@@ -1,4 +1,4 @@
-"""Requests and answers as bytes: one JSON object each, as SPEC.md section 3.1 has it."""
+"""Requests and answers as bytes: one JSON object each, as in SPEC.md section 3.1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUEST_FORMAT: Final = "stateformat-request"
 ANSWER_FORMAT: Final = "stateformat-answer"
 VERSIONS: Final = (1,)
 BYTES_MAX: Final = (64 << 10) - 1
-"""Of a request or an answer."""
+"""The most bytes of a request or an answer."""
 PARALLELISM_MAX: Final = MAX_PARALLELISM_LIMIT
 """No operator has more subtasks than the format allows key groups."""
 SAVEPOINT_CHARACTERS_MAX: Final = 4096
@@ -82,7 +82,7 @@ def decode_request(data: bytes, newest: int, request_id: str, kind: RequestKind 
 
 
 def _parallelisms(members: Members) -> dict[str, int]:
-    """The parallelism by uid; at least one of the two members says something."""
+    """Return the parallelism by uid; at least one of the two members must be there."""
     operators = members.optional("operators", members.object)
     if operators is None or not operators.values:
         if not members.has("parallelism"):
@@ -92,7 +92,7 @@ def _parallelisms(members: Members) -> dict[str, int]:
 
 
 def encode_answer(answer: RequestAnswer) -> bytes:
-    """Return the bytes of an answer, its message cut. Raises ``InvalidInput`` as for a request."""
+    """Return an answer's bytes, its message truncated. Raises ``InvalidInput`` as for a request."""
     # The message of an exception may hold surrogates, which UTF-8 cannot encode.
     message = answer.message.encode("utf-8", "backslashreplace").decode()
     if len(message) > MESSAGE_CHARACTERS_MAX:

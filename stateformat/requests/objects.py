@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 READ_AT_ONCE_MAX: Final = 100
 """How many requests of one listing are read, the first by name."""
 TRIES: Final = 5
-"""How often a create is tried where the storage does not answer, or gc deletes the object."""
+"""How often a create is tried if the storage does not answer, or gc deletes the object."""
 PAUSE_S: Final = 0.05
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Listed(NamedTuple):
 
 
 def list_objects(storage: Storage) -> Listed:
-    """Return what lies under ``requests/``, by one listing."""
+    """Return the objects under ``requests/``, by one listing."""
     listed = Listed([], [], [])
     for item in storage.list(layout.REQUESTS):
         if (named := layout.request_of(item.path)) is not None:
@@ -57,9 +57,9 @@ def list_objects(storage: Storage) -> Listed:
 
 
 def read_object(storage: Storage, item: ObjectInfo, decode: Callable[[bytes], T], warned: set[str]) -> T | None:
-    """Return what a listed object holds; None where it is gone, or not what its name says."""
+    """Return what a listed object holds; None if it is gone, or not what its name says."""
     if item.size_bytes > BYTES_MAX:
-        what = f"has {item.size_bytes:,} bytes, more than {BYTES_MAX:,}; it is left alone"
+        what = f"has {item.size_bytes:,} bytes, more than {BYTES_MAX:,}; it is ignored"
         warn_once(storage, item.path, what, warned)
         return None
     try:
@@ -69,19 +69,19 @@ def read_object(storage: Storage, item: ObjectInfo, decode: Callable[[bytes], T]
     except (RecordFault, CheckpointError) as error:
         if isinstance(error, StorageError) and error.kind not in REFUSALS:
             raise
-        warn_once(storage, item.path, f"{error}; it is left alone", warned)
+        warn_once(storage, item.path, f"{error}; it is ignored", warned)
         return None
 
 
 def warn_once(storage: Storage, path: str, what: str, warned: set[str]) -> None:
-    """Warn once for each object: a run lists all of them again after each checkpoint."""
+    """Warn once per object: a run lists all of them again after each checkpoint."""
     if path not in warned and len(warned) < 10 * READ_AT_ONCE_MAX:
         warned.add(path)
         logger.warning("%s of %s %s", json.dumps(path), storage.url, what)
 
 
 def create_object(storage: Storage, path: str, data: bytes, sleep: Sleep) -> bool:
-    """Create an object. Returns False where one with other bytes has the name."""
+    """Create an object. Return False if one with other bytes has the name."""
     last: StorageError | None = None
     for attempt in range(TRIES):
         if attempt:

@@ -1,4 +1,4 @@
-"""What became of a rescale whose run ended before it answered, as the records tell it."""
+"""What became of a rescale whose run ended before it answered, according to the records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ RECORDS_MAX: Final = 100
 
 
 def rescale_outcome(storage: Storage, request: RescaleRequest) -> RequestAnswer | None:
-    """The answer of the run that stopped for a request; None if the records do not tell.
+    """Return the answer of the run that stopped for a request; None if the records do not tell.
 
-    It reads the records from the request on, so a stop that has expired is not found.
+    Reads the records from the request on, so a stop that has expired is not found.
     """
     stop: Record | None = None
     for checkpoint_id in [known for known in record_ids(storage) if known > request.newest][:RECORDS_MAX]:

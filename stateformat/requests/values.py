@@ -27,24 +27,24 @@ class RequestOutcome(StrEnum):
     """What became of a request. Readers refuse an answer with any other word."""
 
     STOPPED = "stopped"
-    """The job has stopped at a checkpoint and committed it. No savepoint: the copy has failed."""
+    """The job stopped at a checkpoint and committed it. No savepoint: the copy failed."""
     FAILED = "failed"
-    """It was not done: the job goes on, or has restarted; the message says why."""
+    """The request was not done: the job goes on, or has restarted; the message says why."""
     REFUSED = "refused"
-    """The run did not begin with it."""
+    """The run did not start on the request."""
     FINISHED = "finished"
-    """The job has finished by itself meanwhile."""
+    """The job finished by itself in the meantime."""
     MISSED = "missed"
-    """Its run ended before it read the request; the next one restored from a newer checkpoint."""
+    """The run ended before it read the request; the next one restored a newer checkpoint."""
     SAVED = "saved"
-    """The savepoint is made, of this checkpoint; the message says whether the job goes on."""
+    """The savepoint of this checkpoint exists; the message says whether the job goes on."""
     RESCALED = "rescaled"
-    """The job has stopped at a checkpoint and goes on from it at the parallelism asked for."""
+    """The job stopped at a checkpoint and resumes from it at the requested parallelism."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What all requests to a job have."""
+    """The members common to all requests to a job."""
 
     kind: ClassVar[RequestKind]
 
@@ -53,13 +53,13 @@ class JobRequest:
     newest: int
     """The id of the newest checkpoint when the request was made; 0 if there was none."""
     savepoint: str | None = None
-    """The URL of the store to make; None for the default place."""
+    """The URL of the savepoint's store; None for the default, below the job's store."""
     created_at_us: int = 0
-    """µs since 1970 UTC, for people."""
+    """µs since 1970 UTC. For display only."""
 
     @property
     def path(self) -> str:
-        """Where the request lies in its store."""
+        """The request's path in its store."""
         return layout.request_path(self.newest, self.id, self.kind)
 
     def savepoint_at(self, store_url: str, checkpoint_id: int) -> str:
@@ -69,7 +69,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class StopRequest(JobRequest):
-    """A request to stop the job with a savepoint. The stop's record repeats its id."""
+    """A request to stop the job with a savepoint. The record of the stop holds its id."""
 
     kind = RequestKind.STOP
 
@@ -85,18 +85,18 @@ class SavepointRequest(JobRequest):
 
 @dataclass(frozen=True)
 class RescaleRequest(JobRequest):
-    """A request to stop with a savepoint, and to go on from there at another parallelism."""
+    """A request to stop with a savepoint and resume from it at another parallelism."""
 
     kind = RequestKind.RESCALE
 
     parallelism: int | None = field(default=None, kw_only=True)
-    """Of every operator that ``operators`` does not name; None: each keeps its own."""
+    """The parallelism of every operator not in ``operators``; None: each keeps its own."""
     operators: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """The parallelism by uid."""
 
     @property
     def wanted(self) -> WantedParallelism:
-        """What is asked for, as the stop's record keeps it."""
+        """The requested parallelism, as the record of the stop keeps it."""
         return WantedParallelism(self.parallelism, self.operators)
 
 
@@ -108,9 +108,9 @@ class RequestAnswer:
     outcome: RequestOutcome
     message: str = ""
     checkpoint_id: int | None = None
-    """Of a stop, a rescale or a savepoint: the checkpoint that it made."""
+    """The checkpoint that a stop, rescale or savepoint made."""
     savepoint: str | None = None
-    """The savepoint's URL; None where there is none, and the message says why."""
+    """The savepoint's URL; None if there is none: then the message says why."""
 
 
 def counts_for(request: JobRequest, restored_from: int) -> bool:

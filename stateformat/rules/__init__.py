@@ -1,8 +1,7 @@
-"""The rules of a checkpoint that need no file. Publishing, validation, reading and planning ask
-them.
+"""The rules of a checkpoint that need no file, for publishing, validation, reading and planning.
 
-Read ``statuses`` (what the graph demands of finished operators), ``graph`` (operators, edges and
-states by themselves), then ``content`` (handles beside graph and states).
+Read ``statuses`` (what the graph requires of finished operators), ``graph`` (operators, edges and
+states by themselves), then ``content`` (handles compared with graph and states).
 """
 
 from __future__ import annotations

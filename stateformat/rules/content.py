@@ -1,6 +1,6 @@
 """The invariants of a checkpoint's content (SPEC.md 3.4 to 4.6): graph, states, handles.
 
-The same function judges a checkpoint before it is published and after it was read. Handles are
+The same function checks a checkpoint before it is published and after it is read. Handles are
 sorted, so the handles of a state are one run of rows, checked at once by operations on whole
 arrays.
 """
@@ -192,7 +192,7 @@ class _StateHandles:
             yield self.problem(ErrorKind.STATE_MISSING, "SPEC 4.6", what, found.ranges[0][0])
 
     def _groups(self) -> Iterator[Problem]:
-        """Check that key groups lie with their owner (5.3) and in one handle of a layer (4.3)."""
+        """Check that key groups are with their owner (5.3) and in one handle of a layer (4.3)."""
         operator = self.operator
         grouped = (self.rows > 0) & (self.first >= 0) & (self.last >= self.first)
         grouped &= (self.subtask >= 0) & (self.subtask < operator.parallelism)

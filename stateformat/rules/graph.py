@@ -1,6 +1,6 @@
 """The invariants of operators, edges and states by themselves (SPEC.md sections 3.4 to 3.7).
 
-Every function here returns the problems that it finds, and never raises.
+Every function here returns the problems it finds, and never raises.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules of a job graph that validation and restore planning share (SPEC.md sections 3.4 and 3.5).
 
 Statuses are an argument, because a plan checks a topology with the statuses of a checkpoint; an
-operator without one is new and runs. No rule counts feedback edges.
+operator without one is new and runs. All rules ignore feedback edges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def saved_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> dict[
 
 
 def inputs_by_target(graph: JobGraph) -> dict[str, list[Edge]]:
-    """Return the edges by their target, feedback edges left out."""
+    """Return the edges by their target, without feedback edges."""
     inputs: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         if not edge.feedback:
@@ -44,7 +44,7 @@ def chains(graph: JobGraph) -> dict[str, list[Operator]]:
 
 
 def cycle(graph: JobGraph) -> Sequence[str]:
-    """Return the uids along a cycle without a feedback edge, closed; empty where there is none."""
+    """Return the uids along a cycle without a feedback edge, closed; empty if there is none."""
     upstream = {target: {edge.source for edge in edges} for target, edges in inputs_by_target(graph).items()}
     try:
         TopologicalSorter(upstream).prepare()
@@ -67,7 +67,7 @@ class Unequal(NamedTuple):
 
 
 def unequal_parallelism(graph: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Unequal]:
-    """Yield forward edges and chains of started operators that join different parallelisms."""
+    """Yield forward edges and chains of started operators whose ends differ in parallelism."""
     for edge in graph.edges:
         ends = [graph.by_uid[uid] for uid in (edge.source, edge.target) if uid in graph.by_uid]
         if edge.partitioner is Partitioner.FORWARD and len(ends) == 2:

@@ -1,7 +1,7 @@
 """One segment: the Parquet file of state rows (SPEC.md section 5).
 
-To follow a write, read ``write``, ``normalize``, ``sort``, ``external_sort``, ``unique_keys``,
-``row_groups``, ``file_writer`` and ``digests``; to follow a read, ``reader``.
+For writing, read ``write``, ``normalize``, ``sort``, ``external_sort``, ``unique_keys``,
+``row_groups``, ``file_writer`` and ``digests``; for reading, ``reader``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which texts of a segment are stored by a dictionary (SPEC.md sections 5.5 and 7.4).
+"""Choose the texts of a segment that are stored by a dictionary (SPEC.md sections 5.5 and 7.4).
 
-A dictionary is made for each row group. It pays where few texts stand for many rows. Before a
-reader decodes one it counts the longest text for each of the rows; where that would be too much,
-the texts are stored one by one.
+Each row group has its own dictionary. It pays if many rows share few texts. Before a reader decodes
+one, it assumes that every row has the longest text; if that would be too much, the texts are stored
+one by one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 _FIRST_ROWS: Final = 1024
 _ROWS: Final = 32_768
 _ROWS_MIN: Final = 64
-# Texts that all differ are told by the first rows: of these so many would be the same, if a quarter
-# of as many as a row group has were different.
+# The first rows show whether all texts differ: many of these rows would be equal if a row group had
+# only a quarter as many different texts as rows.
 _DIFFERENT_MAX, _PAYS_MAX = 0.95, 0.25
-# What a reader takes for a row group in any case is 128 MiB (SPEC.md section 7.4): for the longest
-# texts, and for everything as it is in memory.
+# Every reader accepts 128 MiB for a row group (SPEC.md section 7.4): for the longest texts, and for
+# everything as it is in memory.
 _LONGEST_BYTES_MAX: Final = 24 << 20
 _TAKEN_BYTES_MAX: Final = 64 << 20
 
@@ -35,7 +35,7 @@ def paths_that_pay(rows: pa.Table) -> frozenset[str]:
 
 
 def are_readable(rows: pa.Table, paths: Collection[str], taken: int) -> bool:
-    """Return whether readers take a row group of ``taken`` bytes with dictionaries of these."""
+    """Return whether readers accept a row group of ``taken`` bytes with these dictionaries."""
     if taken > _TAKEN_BYTES_MAX:
         return False
     longest_bytes = 0

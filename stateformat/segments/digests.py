@@ -1,4 +1,4 @@
-"""The digest of the format, XXH3-128 (SPEC.md section 1), and the sink that takes it of a
+"""The digest of the format, XXH3-128 (SPEC.md section 1), and the sink that computes it for a
 segment.
 """
 
@@ -14,7 +14,7 @@ from ..storage import OutputObject
 
 
 def digest(data: bytes | memoryview | pa.Buffer) -> bytes:
-    """The digest of ``data``: 16 bytes."""
+    """Return the digest of ``data``: 16 bytes."""
     return xxhash.xxh3_128_digest(data)
 
 
@@ -29,8 +29,9 @@ class SinkResult(NamedTuple):
 
 
 class SegmentSink:
-    """A write-only file for Parquet writers, ended by :meth:`finish` or :meth:`abort`. It opens its
-    object once it reaches ``inline_bytes_max``: a smaller segment costs no request.
+    """A write-only file for Parquet writers, ended by :meth:`finish` or :meth:`abort`.
+
+    It opens its object once it reaches ``inline_bytes_max``: a smaller segment costs no request.
     """
 
     def __init__(self, open_output: Callable[[], OutputObject], inline_bytes_max: int) -> None:
@@ -43,7 +44,7 @@ class SegmentSink:
         self._output: OutputObject | None = None
         self._ended = False
         self.muted = False
-        """Whether what is written is thrown away."""
+        """Whether what is written is discarded."""
         self.error: BaseException | None = None
         """An error of the storage: the Parquet writer may lose it."""
 
@@ -52,7 +53,7 @@ class SegmentSink:
         return False
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes; returns how many. Ignored after the end: a failed writer may flush."""
+        """Append bytes; return how many. Ignored after the end: a failed writer may flush."""
         if self._ended or self.muted:
             return len(data)
         try:
@@ -85,7 +86,7 @@ class SegmentSink:
         self._tail = []
 
     def tail(self) -> pa.Buffer:
-        """What was written since :meth:`expect_footer`."""
+        """Return what was written since :meth:`expect_footer`."""
         return pa.py_buffer(b"".join(self._tail or []))
 
     def finish(self) -> SinkResult:

@@ -1,4 +1,4 @@
-"""A stream of unordered rows sorted in bounded memory, by runs that are merged (SPEC.md 5.2)."""
+"""Sort a stream of unordered rows in bounded memory, by merging runs (SPEC.md 5.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sort import Groups, clustered
 
 _PIECE_BYTES: Final = 256 << 10
 _RUNS_MAX: Final = 32
-"""Runs that are merged at a time; more are first merged into fewer."""
+"""Runs merged at a time; more are first merged into fewer."""
 _SLICE_BYTES: Final = 8 << 20
 RUN_BYTES: Final = 64 << 20
 """The rows of one run, which are sorted in memory."""
@@ -23,8 +23,8 @@ RUN_BYTES: Final = 64 << 20
 class SortedRuns:
     """Takes tables in any order and returns all rows in segment order. Close it afterwards.
 
-    ``then`` names integer columns without nulls by which rows of one group are in order, too; the
-    rows of each table are so already.
+    ``then`` names integer columns without nulls by which rows of one group are ordered too; the
+    rows of each table already are.
     """
 
     def __init__(self, state: State, then: Sequence[str] = ()) -> None:
@@ -46,7 +46,7 @@ class SortedRuns:
         self.count += 1
 
     def merged(self) -> Iterator[pa.Table]:
-        """All rows, sorted, a few megabytes at a time."""
+        """Return all rows, sorted, a few megabytes at a time."""
         return self._merge(self._spill, range(self.count))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One Parquet file of state on its way into a storage (SPEC.md sections 5.5 and 5.6)."""
+"""Write one Parquet file of state into a storage (SPEC.md sections 5.5 and 5.6)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .sort import group_counts
 
 _SINK_BUFFER_BYTES: Final = 1 << 20
 _MAGIC_BYTES: Final = 4
-# Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for
-# values of a byte.
+# Rows that take fewer bytes in Arrow reach no limit: Parquet counts at most 16 times as many, for
+# values of one byte.
 _SMALL_GROUP_BYTES: Final = parquet.DECODED_BYTES_MAX // 32
 _SMALL_SEGMENT_BYTES: Final = parquet.SEGMENT_BYTES_MAX // 32
 _BATCH_BYTES: Final = 1 << 20
@@ -41,16 +41,18 @@ _CODECS: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How segments are written. Readers take any choice.
+    """How segments are written. Readers accept every choice.
 
     - ``codec``: ``lz4`` (fast), ``zstd`` (level 1; smaller strings, for slow networks), ``snappy``
       (which every Parquet reader knows), ``none``.
     - ``encoding``: ``fast`` is BYTE_STREAM_SPLIT for fixed-width columns, and dictionaries for
-      texts that repeat; ``plain`` is for readers that lack them.
-    - ``row_group_rows``: most rows of a row group, where 1,024 row groups suffice.
-    - ``inline_bytes_max``: a smaller segment is stored in the manifest (SPEC.md section 4.4).
-    - ``check_unique``: refuse a repeated row key. Turn it off where the runtime rules it out.
+      texts that repeat; ``plain`` is for readers that lack these.
+    - ``row_group_rows``: the most rows of a row group, if 1,024 row groups suffice.
+    - ``inline_bytes_max``: smaller segments are stored in the manifest (SPEC.md section 4.4).
+    - ``check_unique``: refuse a repeated row key. Turn it off if the runtime rules it out.
     - ``trust_key_groups``: do not compare a given ``_key_group`` with the hash of the keys.
+
+    Raises ``InvalidInput`` for values out of range.
     """
 
     codec: Literal["lz4", "zstd", "snappy", "none"] = "lz4"
@@ -61,7 +63,7 @@ class WriteOptions:
     trust_key_groups: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values out of range: ``InvalidInput``."""
+        """Raise ``InvalidInput`` for values out of range."""
         if self.codec not in _CODECS or self.encoding not in ("fast", "plain"):
             raise InvalidInput(
                 f"codec {self.codec!r} with encoding {self.encoding!r}: codecs are {', '.join(_CODECS)}, encodings "
@@ -148,7 +150,7 @@ class SegmentWriter:
         self.counts = more
 
     def finish(self) -> Handle:
-        """Close the file and make it visible; returns its handle."""
+        """Close the file and make it visible; return its handle."""
         place, state = self.place, self.place.state
         owner = (place.operator.uid, state.name, state.mode)
         handle = Handle(*owner, place.subtask, place.layer, state.edge, place.schema_id)
@@ -168,20 +170,21 @@ class SegmentWriter:
         return handle._replace(first_group=first, last_group=last, rows_per_group=counts)
 
     def _choose_dictionaries(self, rows: pa.Table, taken: int) -> None:
-        """Choose texts for dictionaries by the first row group; give them up for the rest of the
-        file at one that readers would refuse.
+        """Choose texts for dictionaries by the first row group.
+
+        At a row group that readers would refuse, drop them for the rest of the file.
         """
         if self._dictionaries is None:
             self._dictionaries = dictionaries.paths_that_pay(rows)
         if self._dictionaries and not dictionaries.are_readable(rows, self._dictionaries, taken):
             self._dictionaries = frozenset()
             if self._parquet is not None:
-                # Arrow has one set of encodings for a writer: another one goes on.
+                # A writer of Arrow has one set of encodings, so another one continues.
                 self._end_quietly(self._parquet)
                 self._parquet = None
 
     def _end_quietly(self, writer: pq.ParquetWriter) -> None:
-        """Close a writer for the sake of its metadata: its footer is not written."""
+        """Close a writer only for its metadata: its footer is not written."""
         self._output.flush()
         self._sink.muted = True
         writer.close()
@@ -189,7 +192,7 @@ class SegmentWriter:
         self._sink.muted = False
 
     def _end_file(self) -> Any:
-        """Write the footer; returns what it says."""
+        """Write the footer; return its metadata."""
         assert self._parquet is not None
         self._sink.expect_footer()
         if not self._metadata:
@@ -205,7 +208,7 @@ class SegmentWriter:
         return metadata
 
     def _check_limits(self, metadata: Any) -> None:
-        """``InvalidState`` (LIMIT_EXCEEDED) for what readers would refuse (SPEC.md section 7.4)."""
+        """Raise ``InvalidState`` (LIMIT_EXCEEDED) for what readers would refuse (SPEC.md 7.4)."""
         if self._largest_bytes <= _SMALL_GROUP_BYTES and self._decoded_bytes <= _SMALL_SEGMENT_BYTES:
             return
         try:
@@ -227,7 +230,7 @@ class SegmentWriter:
         place, options = self.place, self._options
         schema = segment_schema(place.state, place.schema_id, delta=place.layer > 0)
         fast = options.encoding == "fast"
-        # The encoder sees the size of a page after each batch: large rows come in small batches.
+        # The encoder checks the page size after each batch, so large rows come in small batches.
         row_bytes = max(1, rows.nbytes // max(1, len(rows)))
         self._output = pa.BufferedOutputStream(pa.PythonFile(self._sink, "w"), _SINK_BUFFER_BYTES)
         written = self._sink.tell()
@@ -245,7 +248,7 @@ class SegmentWriter:
             metadata_collector=self._metadata,
         )
         if written:
-            # It has begun a file, and counts from there; now its pages are where it says.
+            # It has begun a file and counts from there; now its pages are where it says.
             for start in range(_MAGIC_BYTES, written, _SINK_BUFFER_BYTES):
                 self._output.write(bytes(min(_SINK_BUFFER_BYTES, written - start)))
             self._output.flush()
@@ -264,7 +267,7 @@ class SegmentWriter:
 
 
 def _split_paths(schema: pa.Schema) -> list[str]:
-    """Parquet paths of the leaves that are written in BYTE_STREAM_SPLIT.
+    """Return the Parquet paths of the leaves that are written in BYTE_STREAM_SPLIT.
 
     Arrow takes encodings by path, and two leaves may have one path: field ``b`` of a struct ``a``,
     and a column ``a.b``. Those are left out.
@@ -285,5 +288,5 @@ def _leaves(path: str, kind: Any) -> Iterator[tuple[str, bool]]:
         yield from _leaves(f"{path}.key_value.key", kind.key_type)
         yield from _leaves(f"{path}.key_value.value", kind.item_type)
     else:
-        # Decimals are fixed-width too, but DuckDB and others read them in plain encoding only.
+        # Decimals are fixed-width too, but DuckDB and others read them only in plain encoding.
         yield path, pa.types.is_primitive(kind) and not (pa.types.is_boolean(kind) or pa.types.is_decimal(kind))

@@ -1,4 +1,4 @@
-"""From a runtime's rows to rows of a segment: columns, types, values and key groups. Pure."""
+"""Convert a runtime's rows to rows of a segment: columns, types, values, key groups. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from .sort import Groups, groups_of_keys, one_array
 def normalize_rows(
     rows: pa.Table, state: State, *, schema_id: int, delta: bool, where: str, fill: Mapping[str, Any] | None = None
 ) -> pa.Table:
-    """The rows with the columns of a segment, in its order (SPEC.md section 5.1). Missing nullable
-    columns become null or their value in ``fill``. Types are cast where no value changes. Raises
-    ``InvalidState`` (SCHEMA_MISMATCH, NULL_NOT_ALLOWED) about ``where``.
+    """Return the rows with the columns of a segment, in its order (SPEC.md section 5.1).
+
+    Missing nullable columns become null or their value in ``fill``. Types are cast if no value
+    changes. Raises ``InvalidState`` (SCHEMA_MISMATCH, NULL_NOT_ALLOWED) about ``where``.
     """
     schema = segment_schema(state, schema_id, delta=delta)
     names = rows.column_names
     wrong = sorted({name for name in names if name not in schema.names or names.count(name) > 1})
     if wrong:
-        raise InvalidState(f"{where}: columns {wrong} are unknown or stand twice; the columns are {schema.names}")
+        raise InvalidState(f"{where}: columns {wrong} are unknown or appear twice; the columns are {schema.names}")
     required = {*state.key_columns, "_map_key"} | {name for name in schema.names if name.startswith("_")}
     required |= {item.name for item in state.by_schema_id[schema_id].fields if not item.nullable}
     fill = fill or {}
@@ -64,11 +65,11 @@ def normalize_rows(
 
 
 def normalize_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -> list[pa.ChunkedArray]:
-    """The key columns as :func:`normalize_rows` makes them: int32 and int64 hash apart."""
+    """Return the key columns as :func:`normalize_rows` makes them: int32 and int64 hash apart."""
     columns = []
     for field in map(segment_schema(state).field, state.key_columns):
         if rows.schema.names.count(field.name) != 1:
-            raise InvalidState(f"{where}: key column {field.name!r} is missing or stands twice in {rows.schema.names}")
+            raise InvalidState(f"{where}: key column {field.name!r} is missing or appears twice in {rows.schema.names}")
         column = rows[field.name]
         column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
         columns.append(normalize_key_column(_cast(column, field.type, f"{where}: column {field.name!r}")))
@@ -127,7 +128,7 @@ def _check_attempts(table: pa.Table, where: str) -> None:
 def _check_values(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
     strict = [item for item in fields if not _all_nullable(item)]
     if strict and OP.name in table.column_names:
-        # Deletes and clears name a key; they have no values to be checked.
+        # Deletes and clears name a key; they have no values to check.
         table = table.filter(pc.equal(table[OP.name], UPSERT))
     for item in strict:
         for chunk in table[item.name].chunks:
@@ -170,7 +171,7 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.Chunked
         raise InvalidState(f"{what} is {column.type} and should be {wanted}; cast it first, if that is what is meant")
     try:
         if pa.types.is_dictionary(column.type):
-            # Arrow decodes no dictionary of views, as polars has them.
+            # Arrow does not decode dictionaries of views, which polars uses.
             chunks = [chunk.dictionary.cast(wanted, safe=True).take(chunk.indices) for chunk in column.chunks]
             return pa.chunked_array(chunks, wanted)
         return column.cast(wanted, safe=True)
@@ -179,7 +180,7 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.Chunked
 
 
 def keeps_values(given: Any, wanted: Any) -> bool:
-    """Whether a safe cast keeps all values or fails. No other cast is made."""
+    """Return whether a safe cast keeps all values or fails. No other cast is made."""
     is_ = pa.types
     if given == wanted or is_.is_null(given):
         return True
@@ -210,7 +211,7 @@ def keeps_values(given: Any, wanted: Any) -> bool:
 
 
 def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> Groups:
-    """The key group of each row, compared with a given one; ``trust`` checks its range only."""
+    """Return the key group of each row, compared with a given one; ``trust``: only its range is."""
     ceiling = key_group_count(operator)
     given = one_array(table[KEY_GROUP.name]).to_numpy() if KEY_GROUP.name in table.column_names else None
     if given is not None and trust:
@@ -233,6 +234,6 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
 
 
 def senders_of(table: pa.Table) -> Groups:
-    """The groups of rows in flight on any edge but a hash edge: their senders."""
+    """Return the groups of rows in flight on any edge but a hash edge: their senders."""
     senders: Groups = one_array(table["_sender"]).to_numpy()
     return senders

@@ -1,11 +1,11 @@
-"""Read one segment, and give out no rows that were not verified (SPEC.md section 7.2).
+"""Read one segment, and return only verified rows (SPEC.md section 7.2).
 
 Theory of operation. A *whole* read compares size and digest with the handle before parsing. A read
 *in ranges* compares the digest of the footer, then fetches the wanted row groups, a few megabytes
 at a time; Arrow verifies the checksums of their pages, and ``pages`` their headers. Either way the
 footer must agree with handle and place (section 5.6), codecs and encodings must be in section 5.5,
-and rows must have the groups that the handle says. All damage is ``DamagedCheckpoint`` with the
-object's name, a missing object too (OBJECT_MISSING).
+and rows must have the groups that the handle names. All damage, and a missing object
+(OBJECT_MISSING), is ``DamagedCheckpoint`` with the object's name.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from .digests import digest
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 
 PIECE_BYTES_MAX: Final = 8 << 20
-"""Uncompressed bytes that are decoded at a time, unless one row group has more."""
+"""Uncompressed bytes decoded at a time, unless one row group has more."""
 PIECE_ROWS_MAX: Final = 1 << 20
-# What is smaller is decoded sooner than handed to other threads.
+# Smaller data is decoded faster than it is handed to other threads.
 _DECLARED_BYTES_MAX: Final = 8 * PIECE_BYTES_MAX
 _REMOTE_HOLE_BYTES: Final = 256 << 10
-"""Where a read is mostly waiting, so many bytes are sooner read than left out."""
+"""If a read is mostly waiting, reading this many unneeded bytes is faster than skipping them."""
 _THREADS_BYTES_MIN: Final = 1 << 20
 _STORED_BYTES_MIN: Final = 1 << 20
 
 
 class SegmentReader:
-    """The rows of one handle. One thread opens it, at latest by its first read; any may read then.
+    """The rows of one handle. One thread opens it, at the latest by its first read; then any reads.
+
     ``inline`` has the segment's bytes. ``whole`` fetches and verifies the whole object at once.
     ``columns``: which columns of the segment to read, in its order, and the one that tells groups.
     """
@@ -89,7 +90,7 @@ class SegmentReader:
         return self
 
     def calls(self, row_start: int, rows: int) -> Iterator[SizedCall[pa.Table]]:
-        """Rows row_start … row_start + rows − 1, as calls that read some megabytes each."""
+        """Return rows row_start … row_start + rows − 1, as calls that read some megabytes each."""
         handle = self.handle
         if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
             raise InvalidInput(
@@ -104,7 +105,7 @@ class SegmentReader:
             yield SizedCall(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
 
     def share_row_group(self, row: int, other: int) -> bool:
-        """Whether two rows are always read together. The reader is open."""
+        """Return whether two rows are always read together. The reader must be open."""
         found = self._starts.searchsorted([row, other], "right")
         return bool(found[0] == found[1])
 
@@ -114,7 +115,7 @@ class SegmentReader:
         whole = self._read(first, last)
         table = whole.slice(start - begin, stop - start)
         if 2 * len(table) < len(whole):
-            # The rest of the row groups need not stay in memory for it.
+            # The rest of the row groups need not stay in memory because of it.
             table = copy_rows(table)
         self._check_groups(table, start)
         return table
@@ -151,7 +152,7 @@ class SegmentReader:
 
     def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
         try:
-            # Of an object that is larger than its handle says no more than the proof of it is read.
+            # If an object is larger than its handle says, only enough to prove that is read.
             start, length = span or (0, self.handle.size_bytes + 1)
             return self._storage.read_range(self._path, start, length)
         except FileNotFoundError as error:
@@ -198,8 +199,8 @@ class SegmentReader:
         if leaves is not None:
             stored = zip(parquet.stored_bytes(footer, leaves), parquet.stored_bytes(footer), strict=True)
             sizes = [size * part // max(1, whole) for size, (part, whole) in zip(sizes, stored, strict=True)]
-        # What a dictionary of strings makes of its row group stands in neither: that one is decoded
-        # alone.
+        # Neither shows how large a dictionary of strings makes its row group, so that row group is
+        # decoded alone.
         alone = (PIECE_BYTES_MAX * repeats for repeats in parquet.have_string_dictionary(footer, leaves))
         self._sizes = np.array([*accumulate(map(max, sizes, parquet.decoded_bytes(footer, leaves), alone), initial=0)])
 
@@ -228,13 +229,13 @@ class SegmentReader:
     # ---- reading ---------------------------------------------------------------------------------
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(first, last) row groups of pieces that hold rows start … stop − 1."""
+        """Yield (first, last) row groups of pieces that hold rows start … stop − 1."""
         first = int(self._starts.searchsorted(start, "right")) - 1
         end = int(self._starts.searchsorted(stop, "left"))
         while first < end:
             by_size = self._sizes.searchsorted(self._sizes[first] + PIECE_BYTES_MAX, "right")
             by_rows = self._starts.searchsorted(self._starts[first] + PIECE_ROWS_MAX, "right")
-            # The sizes of some columns are estimates, but they cannot pass this.
+            # The sizes of some columns are estimates, but they cannot exceed this.
             by_bound = self._declared.searchsorted(self._declared[first] + _DECLARED_BYTES_MAX, "right")
             last = max(first, min(int(by_size), int(by_rows), int(by_bound), end + 1) - 2)
             yield first, last
@@ -244,7 +245,7 @@ class SegmentReader:
         large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
         with self._translated():
             held = self._held or self._fetched(first, last)
-            # Where no digest vouches for these bytes: page checksums leave the headers out.
+            # No digest covers these bytes, and page checksums do not cover the headers.
             if not parquet.check_pages(
                 self._footer, first, last, held, leaves=self._leaves, is_verified=bool(self._held)
             ):
@@ -253,7 +254,7 @@ class SegmentReader:
             if file is None:
                 part = parquet.PartialFile(held, self.handle.size_bytes)
                 file = self._parquet(pa.PythonFile(part, "r"), is_verified=False)
-            # By numbers: a name with a point in it could also be that of a nested column.
+            # By numbers: a name with a dot could also be that of a nested column.
             table = file.reader.read_row_groups(
                 [*range(first, last + 1)], column_indices=self._leaves, use_threads=bool(large)
             )
@@ -263,19 +264,19 @@ class SegmentReader:
         return pa.Table.from_arrays(table.columns, schema=self._schema)
 
     def _parquet(self, source: Any, *, is_verified: bool) -> pq.ParquetFile:
-        """Open bytes; where a digest has verified them all, page checksums would say no more."""
+        """Open bytes; if a digest has verified them all, page checksums would add nothing."""
         return pq.ParquetFile(
             source,
             metadata=self._metadata,
             page_checksum_verification=not is_verified,
             arrow_extensions_enabled=False,
-            # The bytes are in memory. With it, a thread of Arrow's may be the last to let go of our
-            # file, and if Python shuts down meanwhile, that ends the process by SIGABRT.
+            # The bytes are in memory. With it, an Arrow thread may be the last to release our file;
+            # if Python shuts down meanwhile, that ends the process with SIGABRT.
             pre_buffer=False,
         )
 
     def _verified_whole(self) -> tuple[parquet.ByteRange, ...]:
-        """All bytes, kept for the next row groups: only their digest can prove these pages."""
+        """Return all bytes, kept for the next row groups: only the digest verifies these pages."""
         data = self._fetch(None)
         self._check_bytes(data, self.handle.size_bytes, self.handle.digest, "it")
         self._file = self._parquet(pa.BufferReader(data), is_verified=True)
@@ -283,7 +284,7 @@ class SegmentReader:
         return self._held
 
     def _fetched(self, first: int, last: int) -> tuple[parquet.ByteRange, ...]:
-        """The bytes of these row groups, usually by one request: their columns lie side by side."""
+        """Return the bytes of these row groups, usually by one request: they are contiguous."""
         at_once = reads_at_once(self._storage)
         hole_bytes = parquet.HOLE_BYTES_MAX if at_once < 2 else _REMOTE_HOLE_BYTES
         wanted = parquet.byte_ranges(self._footer, first, last, self._leaves, hole_bytes=hole_bytes)
@@ -351,7 +352,7 @@ class SegmentReader:
 
 
 def _leaf_count(kind: Any) -> int:
-    """How many columns of Parquet hold values of a type."""
+    """Return how many columns of Parquet hold values of a type."""
     return sum(_leaf_count(kind.field(at).type) for at in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
 
 

@@ -20,9 +20,9 @@ from ..schema import KEY_GROUP
 
 ROW_GROUPS_MAX: Final = 1024
 ROW_GROUP_BYTES: Final = 8 << 20
-"""Large rows come in fewer per row group, up to this …"""
+"""A row group of large rows has fewer of them, up to this size …"""
 _COLUMN_BYTES: Final = 128 << 10
-"""… or to so much for each of many columns, …"""
+"""… or up to this for each of many columns, …"""
 _ROW_GROUP_BYTES_MAX: Final = 64 << 20
 """… but no more than this."""
 SPLIT_BYTES: Final = 16 << 20
@@ -41,7 +41,7 @@ _STEP: Final = 64
 
 
 def row_limit(row_group_rows: int, row_count: int, size_bytes: int, columns: int = 1) -> int:
-    """How many rows a row group may hold: ``row_group_rows``, or fewer where rows are large."""
+    """Return how many rows a row group may hold: ``row_group_rows``, or fewer large rows."""
     bytes_max = row_group_bytes(columns)
     if size_bytes <= bytes_max or not row_count:
         return row_group_rows
@@ -49,23 +49,25 @@ def row_limit(row_group_rows: int, row_count: int, size_bytes: int, columns: int
 
 
 def row_group_bytes(columns: int) -> int:
-    """How many bytes a row group of several rows may have."""
+    """Return how many bytes a row group of several rows may have."""
     return min(max(ROW_GROUP_BYTES, _COLUMN_BYTES * columns), _ROW_GROUP_BYTES_MAX)
 
 
 def split_bytes(columns: int) -> int:
-    """Bytes beyond which a row group is cut again: at least half more than the average."""
+    """Return the bytes beyond which a row group is cut again: at least 1.5 times the average."""
     return max(SPLIT_BYTES, row_group_bytes(columns) * 3 // 2)
 
 
 def grown_limit(limit: int, written: int) -> int:
-    """The row limit of a stream that wrote so many row groups: doubled every 64 beyond 512."""
+    """Return a stream's row limit after ``written`` row groups: doubled every 64 beyond 512."""
     return limit << max(0, (written - _STEADY) // _STEP + 1)
 
 
 def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -> list[int]:
-    """The row numbers at which row groups end, by the row ``counts`` of key groups; the last is the
-    row count. ``begun``: earlier row groups hold a part of the first key group.
+    """Return the row numbers at which row groups end; the last is the row count.
+
+    ``counts`` are the rows of each key group. ``begun``: earlier row groups hold a part of the
+    first key group.
     """
     ends = np.cumsum(counts[counts > 0])
     stops: list[int] = []
@@ -84,7 +86,10 @@ def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -
 
 
 def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
-    """The same for all rows of a segment: 1,024 row groups at most, by a higher limit if needed."""
+    """Return the same for all rows of a segment: at most 1,024 row groups.
+
+    The limit is raised if needed.
+    """
     while len(stops := split_groups(counts, limit)) > ROW_GROUPS_MAX:
         limit *= 2
     return stops
@@ -93,8 +98,9 @@ def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
 def split_sizes(
     stops: Sequence[int], counts: npt.NDArray[Any], sizes: npt.NDArray[np.int64], limit: int
 ) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Cut row groups of over ``limit`` bytes again: their ends, and where each row ends in
-    bytes.
+    """Cut row groups of over ``limit`` bytes again.
+
+    Returns where row groups end, and where each row ends in bytes.
     """
     ends = np.concatenate([[0], np.cumsum(sizes)])
     borders = np.cumsum(counts)
@@ -106,7 +112,7 @@ def split_sizes(
 
 
 def _halves(start: int, stop: int, borders: npt.NDArray[Any], ends: npt.NDArray[np.int64], limit: int) -> Iterator[int]:
-    """The ends of the parts of rows start … stop − 1; between key groups if there are several."""
+    """Yield where parts of rows start … stop − 1 end, between key groups if there are several."""
     if stop - start < 2 or ends[stop] - ends[start] <= limit:
         yield stop
         return
@@ -118,7 +124,7 @@ def _halves(start: int, stop: int, borders: npt.NDArray[Any], ends: npt.NDArray[
 
 
 def decoded_bytes_of(rows: pa.Table) -> int:
-    """Memory of rows as readers count it: Parquet has no number below 4 bytes."""
+    """Return the memory of rows as readers count it: Parquet has no number below 4 bytes."""
     size_bytes = rows.nbytes
     for field in rows.schema:
         kind = field.type
@@ -130,7 +136,7 @@ def decoded_bytes_of(rows: pa.Table) -> int:
 
 
 def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
-    """A row group and its memory, halved, if possible between key groups, down to ``limit``."""
+    """Yield a row group and its memory, halved to ``limit``, between key groups if possible."""
     size_bytes = decoded_bytes_of(rows)
     if size_bytes <= limit or len(rows) < 2:
         yield rows, size_bytes
@@ -144,12 +150,12 @@ def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
 
 
 def _nearest(borders: npt.NDArray[Any], row: int) -> int:
-    """The border nearest to a row; the row itself if there is none."""
+    """Return the border nearest to a row; the row itself if there is none."""
     return int(borders[np.abs(borders - row).argmin()]) if len(borders) else row
 
 
 def stop_batches(stops: Sequence[int], amount: int, at: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
-    """``stops`` in batches of ``amount`` rows, or bytes by ``at``, overlapping in one."""
+    """Yield ``stops`` in batches of ``amount`` rows, or bytes by ``at``, that overlap in one."""
     places = stops if at is None else at
     first = 0
     while first + 1 < len(stops):
@@ -159,7 +165,7 @@ def stop_batches(stops: Sequence[int], amount: int, at: Sequence[int] | None = N
 
 
 def check_row_groups(written: int, where: str) -> None:
-    """``InvalidState`` (LIMIT_EXCEEDED) where another row group would be one too many."""
+    """Raise ``InvalidState`` (LIMIT_EXCEEDED) if another row group would be one too many."""
     if written >= ROW_GROUPS_MAX:
         raise InvalidState(
             f"{where}: its rows fill more than {ROW_GROUPS_MAX} row groups, which is all that a segment may have; "

@@ -1,10 +1,10 @@
-"""Rows sorted by group, one row group at a time (SPEC.md section 5.2).
+"""Sort rows by group, one row group at a time (SPEC.md section 5.2).
 
-Theory of operation. The sort is stable, in two passes, as of a radix sort. First, rows are taken in
-chunks that fit in the processor's cache; each is sorted and gathered, and has one run of rows per
-group. Second, a range of the result copies, for each group, the run of every chunk; where runs are
+Theory of operation. The sort is stable and has two passes, like a radix sort. First, rows are taken
+in chunks that fit in the processor's cache; each is sorted and gathered, and has one run of rows
+per group. Second, a range of the result copies, for each group, the run of every chunk; if runs are
 short, it copies chunk by chunk and sorts again. The first pass gathers fixed-width columns up to
-:data:`_COPIED_BYTES_MAX` a row, and row numbers for all others.
+:data:`_COPIED_BYTES_MAX` per row, and row numbers for all others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHUNK_ROWS: Final = 1 << 18
 _COPIED_BYTES_MAX: Final = 16
 # A copy of a run costs about as much as sorting and taking this many rows.
 _RUN_ROWS_MIN: Final = 128
-# For passes over one array of groups: short enough for what they allocate to stay in the cache.
+# For passes over one array of groups: short enough that what they allocate stays in the cache.
 _PASS_ROWS: Final = 1 << 16
 # Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
 _COUNTING_SORT_MAX: Final = 4095
@@ -42,7 +42,7 @@ _JOINED_BYTES_MAX: Final = 24 << 20
 """Columns in chunks are joined up to this size: gathering from one array is faster."""
 _SLICE_BYTES_MAX: Final = 256 << 20
 """A larger slice has several chunks, since 32-bit offsets end at 2 GiB."""
-# The type of numbers of a width in bytes.
+# The number type of each width in bytes.
 _NUMBERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 _Parts = Sequence[pa.Array]
@@ -50,7 +50,7 @@ _Parts = Sequence[pa.Array]
 
 
 def groups_of_keys(columns: Sequence[pa.ChunkedArray], max_parallelism: int, key_hash: str) -> Groups:
-    """The key group of each row (SPEC.md section 5.3), hashed by two threads."""
+    """Return the key group of each row (SPEC.md section 5.3), hashed by two threads."""
     groups = np.empty(max(map(len, columns), default=0), np.int32)
 
     def fill(start: int) -> None:
@@ -64,7 +64,7 @@ def groups_of_keys(columns: Sequence[pa.ChunkedArray], max_parallelism: int, key
 
 
 def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
-    """Whether rows are in segment order: by group; in flight by (group, _sender, _seq)."""
+    """Return whether rows are in segment order: by group; in flight by (group, _sender, _seq)."""
     if state.mode is not Mode.IN_FLIGHT:
         return is_ascending(groups)
     undecided = np.ones(max(0, len(groups) - 1), np.bool_)
@@ -76,9 +76,10 @@ def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
 
 
 def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table | Clustered, npt.NDArray[np.int64]]:
-    """The rows in segment order, and the row count of each group from 0 on. Rows of one group keep
-    their order; those in flight go by (group, ``_sender``, ``_seq``). ``_key_group`` comes first if
-    the state has it. A table in order is not copied.
+    """Return the rows in segment order, and the row count of each group from 0 on.
+
+    Rows of one group keep their order; those in flight are by (group, ``_sender``, ``_seq``).
+    ``_key_group`` comes first if the state has it. A table in order is not copied.
     """
     if KEY_GROUP.name in table.column_names:
         table = table.drop_columns([KEY_GROUP.name])
@@ -93,7 +94,7 @@ def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table |
 
 
 def segment_order(table: pa.Table, state: State, groups: Groups) -> npt.NDArray[Any]:
-    """The row numbers in the order that :func:`clustered` makes."""
+    """Return the row numbers in the order that :func:`clustered` makes."""
     if state.mode is Mode.IN_FLIGHT:
         return np.lexsort((*_sender_and_seq(table)[::-1], groups))
     # numpy sorts 16 bits by radix.
@@ -105,7 +106,7 @@ def _sender_and_seq(table: pa.Table) -> list[npt.NDArray[Any]]:
 
 
 def is_ascending(numbers: npt.NDArray[Any]) -> bool:
-    """Whether no number is less than the one before it."""
+    """Return whether no number is less than the one before it."""
     for start in range(0, len(numbers), _PASS_ROWS):
         window = numbers[start : start + _PASS_ROWS + 1]
         if not (window[1:] >= window[:-1]).all():
@@ -114,18 +115,18 @@ def is_ascending(numbers: npt.NDArray[Any]) -> bool:
 
 
 def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The number of rows of each group from 0 on."""
+    """Return the number of rows of each group from 0 on."""
     if len(groups) > _PASS_ROWS and is_ascending(groups):
         return np.diff(np.searchsorted(groups, np.arange(int(groups[-1]) + 2)))
     counts = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
     for start in range(0, len(groups), _PASS_ROWS):
-        # bincount widens what it counts; a chunk of that stays in the cache.
+        # bincount widens its input; a chunk of that stays in the cache.
         counts += np.bincount(groups[start : start + _PASS_ROWS], minlength=len(counts))
     return counts
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array; copied if it has several chunks."""
+    """Return the column as one array; copied if it has several chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -136,8 +137,10 @@ def _order_by_group(groups: Groups) -> pa.Array:
 
 
 class Clustered:
-    """A table sorted by group, read in slices by one thread at a time. ``groups`` are those of the
-    chosen ``rows`` (None: all). ``key_group`` adds the groups as a first column.
+    """A table sorted by group, read in slices by one thread at a time.
+
+    ``groups`` are those of the chosen ``rows`` (None: all). ``key_group`` adds the groups as a
+    first column.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class Clustered:
         self._schema = pa.schema([key_group, *table.schema]) if self._has_key_group else table.schema
         self._copied: list[pa.ChunkedArray] = []
         self._takers = self._plan(table, rows is None)
-        # Row numbers are the first part, where a column is taken by them.
+        # Row numbers are the first part if a column is taken by them.
         self._numbered = len(self._copied) < table.num_columns
         self._number_type = np.uint32 if len(table) < 1 << 32 else np.uint64
         self._group_count = int(groups.max(initial=0)) + 1
@@ -188,7 +191,7 @@ class Clustered:
         if begins.size * _RUN_ROWS_MIN <= length or first == last or begins.shape[1] == 1:
             parts = self._runs(begins, ends, low, high)
         elif low or high < self._ends[last] - before:
-            # A group of which only a part is wanted may be large: only whole ones are sorted again.
+            # A group that is wanted only in part may be large: only whole groups are sorted again.
             stop = start + length
             whole_from = int(self._ends[first]) if low else start
             whole_to = stop if stop == self._ends[last] else int(self._ends[last - 1])
@@ -203,10 +206,10 @@ class Clustered:
         return pa.Table.from_arrays(columns, schema=self._schema)
 
     def _runs(self, begins: npt.NDArray[Any], ends: npt.NDArray[Any], low: int, high: int) -> _Parts:
-        """Rows low … high − 1 of the runs, by group and then chunk, the axes of ``begins``."""
+        """Return rows low … high − 1 of the runs, by group, then chunk, the axes of ``begins``."""
         group_count, chunk_count = begins.shape
         if chunk_count == 1:
-            # Its runs lie one after another.
+            # Its runs are contiguous.
             chunks, firsts, stops = [0], [int(begins[0, 0]) + low], [int(begins[0, 0]) + high]
         else:
             after = np.cumsum(ends - begins).reshape(begins.shape)
@@ -228,7 +231,7 @@ class Clustered:
         return [pc.take(part, order, boundscheck=False) for part in parts]
 
     def _gather(self, groups: Groups, rows: npt.NDArray[Any] | None, start: int) -> tuple[npt.NDArray[Any], _Parts]:
-        """First pass over the chunk from row ``start``: where its runs begin and end, its parts."""
+        """Make the first pass over the chunk from row ``start``; return run bounds and parts."""
         groups = groups[start : start + CHUNK_ROWS]
         order = _order_by_group(groups)
         parts = []
@@ -247,7 +250,7 @@ class Clustered:
         return cuts.astype(np.int32), parts
 
     def _plan(self, table: pa.Table, copies: bool) -> list[Callable[[_Parts], pa.Array]]:
-        """How each column is made from parts of a slice; chooses the columns that are gathered."""
+        """Choose the columns to gather; return how each column is made from parts of a slice."""
         room = _COPIED_BYTES_MAX if copies else 0
         chosen = []
         for width in map(_width_bytes, table.columns):
@@ -268,7 +271,7 @@ class Clustered:
 
 
 def _width_bytes(column: pa.ChunkedArray) -> int:
-    """Bytes of a value with its validity in a fixed-width column; 0 for any other column."""
+    """Return the bytes of a fixed-width value with its validity; 0 for any other column."""
     try:
         width, rest = divmod(column.type.bit_width, 8)
     except ValueError:
@@ -282,7 +285,7 @@ def _view(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def _concat(arrays: Sequence[npt.NDArray[Any]], length: int) -> pa.Buffer:
-    # Arrow keeps this memory for the next buffer; numpy would get it anew from the system.
+    # Arrow keeps this memory for the next buffer; numpy would allocate it from the system again.
     data = pa.allocate_buffer(length * arrays[0].itemsize)
     np.concatenate(arrays, out=np.frombuffer(data, arrays[0].dtype))
     return data
@@ -303,7 +306,7 @@ def _from_parts(position: int, nulls: bool, parts: _Parts) -> pa.Array:
 
 
 def _with_validity(values: pa.Array, valid: pa.Array) -> pa.Array:
-    """The values with nulls where ``valid`` (uint8) is 0."""
+    """Return the values with nulls where ``valid`` (uint8) is 0."""
     start, width = values.offset, values.type.bit_width // 8
     bits = np.packbits(valid.to_numpy(), bitorder="little")
     data = values.buffers()[1].slice(start * width, len(values) * width)

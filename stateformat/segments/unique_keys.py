@@ -19,13 +19,13 @@ from .sort import one_array
 
 _CODES_MAX: Final = 2**62
 KEYS_BYTES_MAX: Final = 32 << 20
-"""Larger row keys of one key group are set aside in a file."""
+"""Row keys of one key group that take more are set aside in a file."""
 REPEATED_SHOWN: Final = 3
-"""Row keys that an error names, of those that stand on several rows."""
+"""How many repeated row keys an error names."""
 _BUCKETS: Final = 64
 _BUCKET_BYTES_MAX: Final = 8 << 20
-"""Only one key on very many rows, or very many keys in one key group, make a larger bucket."""
-# Values of these types are equal exactly when these integers are.
+"""A bucket is larger only if one key has very many rows, or one key group very many keys."""
+# Values of these types are equal exactly if these integers are.
 _PLAIN_TYPES: Final = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.date32()), pa.int32()),
     **dict.fromkeys((pa.int64(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")), pa.int64()),
@@ -33,7 +33,7 @@ _PLAIN_TYPES: Final = {
 
 
 def row_key_codes(columns: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """A number per row, equal exactly for rows equal in all ``columns``; no gaps from 0 on."""
+    """Return a number per row, equal exactly for rows equal in all ``columns``; from 0, no gaps."""
     codes, count, dense = _column_codes(columns[0])
     for column in columns[1:]:
         more, more_count, _ = _column_codes(column)
@@ -48,20 +48,19 @@ def _dense(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
 
 def _combine(codes: Any, count: int, more: Any, more_count: int) -> tuple[npt.NDArray[np.int64], int]:
     if count * more_count > _CODES_MAX:
-        # The product of two numbers of distinct values that are each at most the row count fits
-        # again.
+        # Two counts of distinct values, each at most the row count, have a product that fits again.
         codes, count = _dense(codes)
     return codes * more_count + more, count * more_count
 
 
 def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
-    """The codes, a number above all of them, and whether they have no gaps."""
+    """Return the codes, a number above all of them, and whether they have no gaps."""
     if isinstance(column, pa.ChunkedArray):
-        # Arrow does not put dictionaries of several chunks together where they hold nulls.
+        # Arrow does not unify the dictionaries of several chunks if they hold nulls.
         column = one_array(column)
     if pa.types.is_struct(column.type):
-        # Flattening hides what stands under a null struct; the validity keeps it apart from a
-        # struct of nulls.
+        # Flattening hides what is under a null struct; the validity distinguishes it from a struct
+        # of nulls.
         codes, count = column.is_valid().cast(pa.int8()).to_numpy(zero_copy_only=False).astype(np.int64), 2
         for child in column.flatten():
             more, more_count, _ = _column_codes(child)
@@ -72,9 +71,10 @@ def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
 
 
 class RowKeyCheck:
-    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for row keys that stand on several rows: once
-    :data:`REPEATED_SHOWN` are known, or at the end. In a delta a clear counts apart from upserts
-    and deletes.
+    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for row keys that occur on several rows.
+
+    It does so once :data:`REPEATED_SHOWN` are known, or at the end. In a delta, clears count
+    separately from upserts and deletes.
     """
 
     def __init__(self, state: State, where: str) -> None:
@@ -94,7 +94,7 @@ class RowKeyCheck:
         groups = one_array(rows[KEY_GROUP.name]).to_numpy()
         keys = rows.select(names)
         first, last = int(groups[0]), int(groups[-1])
-        # The group that is held may go on in these rows, and their last one in the next.
+        # The group that is held may continue in these rows, and their last group in the next.
         border = int(np.searchsorted(groups, self._group, "right")) if first == self._group else 0
         start = int(np.searchsorted(groups, last))
         if self._group == last:
@@ -142,7 +142,7 @@ class RowKeyCheck:
         self._spill = None
 
     def _check_bucket(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """One key on very many rows is found among the first of them."""
+        """Check a bucket. One key on very many rows is found among the first of them."""
         parts: list[pa.Table] = []
         size_bytes = 0
         for batch in batches:
@@ -178,8 +178,8 @@ class RowKeyCheck:
         others = "".join(f", {other!r} on {times}" for other, times in more)
         found = f"at least {count}" if at_least else f"{count}"
         return InvalidState(
-            f"{self._where}: row key {key!r} stands on {found} rows{others}, and a row key stands at most once in what "
-            "is written at a time; keep the row that counts",
+            f"{self._where}: row key {key!r} stands on {found} rows{others}, and may appear only once in "
+            "one write; keep the row that counts",
             kind=ErrorKind.DUPLICATE_ROW_KEY,
             row_key=key,
             row_keys=[one for one, _ in self._repeated],
@@ -188,7 +188,7 @@ class RowKeyCheck:
 
 
 def _possible_duplicates(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64] | None:
-    """Rows that include every duplicate; None if there is none."""
+    """Return rows that include every duplicate; None if there is none."""
     only = columns[0]
     if len(columns) == 1 and only.type in _PLAIN_TYPES and only.null_count == 0:
         numbers = only.cast(_PLAIN_TYPES[only.type]).to_numpy()
@@ -198,8 +198,8 @@ def _possible_duplicates(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.i
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
         return None
-    # A table of 16 bits finds their rows without sorting the row numbers; a few others slip in and
-    # are compared too.
+    # A table of 16 bits finds their rows without sorting the row numbers; a few others match too
+    # and are also compared.
     marked = np.zeros(1 << 16, np.bool_)
     marked[repeated & 0xFFFF] = True
     suspects: npt.NDArray[np.int64] = np.flatnonzero(marked[numbers & 0xFFFF])

@@ -1,9 +1,9 @@
 """Write one segment: the rows of one state of one subtask as a Parquet file (SPEC.md section 5).
 
 Theory of operation. A table is normalized and hashed (``normalize``), sorted (``sort``) and cut
-into row groups (``row_groups``). While Arrow encodes one, a thread puts the next together and
-checks its row keys. A stream in known order (no groups, or keyed rows with ``_key_group``) is
-written as it comes. Any other is sorted first (``external_sort``), in bounded memory.
+into row groups (``row_groups``). While Arrow encodes one, a thread assembles the next and checks
+its row keys. A stream in known order (no groups, or keyed rows with ``_key_group``) is written as
+it comes. Any other is sorted first (``external_sort``), in bounded memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .unique_keys import RowKeyCheck
 _CHUNK_ROWS_MIN: Final = 4096
 _CHUNK_BYTES_MIN: Final = 1 << 20
 _PIECE_ROWS_MAX: Final = 1 << 18
-# Row groups that are small are prepared several at a time: each hand-over to another thread costs
-# as much as a small one.
+# Small row groups are prepared several at a time: handing one to another thread costs as much as
+# writing a small one.
 _SPAN_BYTES: Final = 4 << 20
 _DEFAULTS: Final = WriteOptions()
 
@@ -46,14 +46,15 @@ def write_segment(
     data: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch],
     options: WriteOptions = _DEFAULTS,
 ) -> Handle:
-    """Write all rows of one state of one subtask in one layer; the handle, of no segment if no
-    rows.
+    """Write all rows of one state of one subtask in one layer, and return the handle.
+
+    Without rows the handle names no segment.
 
     ``data`` has the declared columns in any order, and the own columns of its kind (SPEC.md 5.1);
     ``_key_group`` and the ids of committables may be missing. Keyed rows may be in any order, but a
     stream with ``_key_group`` must be sorted by it: else call :func:`write_unsorted`. Raises
-    ``InvalidState`` for rows that contradict the declaration or repeat a row key; nothing is
-    visible then.
+    ``InvalidState`` for rows that contradict the declaration or repeat a row key; then nothing is
+    visible.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -77,7 +78,7 @@ def write_segment(
 def write_unsorted(
     storage: Storage, place: SegmentPlace, batches: Iterable[pa.RecordBatch], options: WriteOptions = _DEFAULTS
 ) -> Handle:
-    """The same for a stream in any order, of keyed rows or rows in flight."""
+    """As :func:`write_segment`, for a stream in any order, of keyed rows or rows in flight."""
     with SegmentWriter(storage, place, options) as writer:
         _write_unsorted(writer, place, batches, options)
         return writer.finish()
@@ -99,7 +100,7 @@ def _normalize(place: SegmentPlace, rows: pa.Table) -> pa.Table:
 
 
 def _groups(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> Groups | None:
-    """The group of each row; None in modes without groups."""
+    """Return the group of each row; None in modes without groups."""
     state = place.state
     if has_key_groups(state):
         return key_groups_of(rows, state, place.operator, trust=options.trust_key_groups, where=str(place))
@@ -126,12 +127,12 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, op
     if sizes is not None:
         stops, ends = row_groups.split_sizes(stops, counts, sizes, row_groups.row_group_bytes(table.num_columns))
         pieces = row_groups.stop_batches([0, *stops], _SPAN_BYTES, ends[[0, *stops]].tolist())
-    # From here on the rows and their groups are needed in order only.
+    # From here on the rows and their groups are needed only in order.
     del table, groups, sizes
     check = _row_key_check(place, options)
 
     def prepare(stops: Sequence[int]) -> list[pa.Table]:
-        """Row groups that follow each other; ``stops`` begins with where the first one starts."""
+        """Return consecutive row groups; ``stops`` begins with where the first one starts."""
         rows = ordered.slice(stops[0], stops[-1] - stops[0])
         if check is not None:
             check.add(rows)
@@ -149,7 +150,7 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, op
 
 
 def _in_large_chunks(table: pa.Table) -> pa.Table:
-    """The table in larger chunks: every chunk costs the encoder a call per column."""
+    """Return the table in larger chunks: every chunk costs the encoder a call per column."""
     chunks = max((column.num_chunks for column in table.columns), default=0)
     size_bytes = table.nbytes
     if chunks <= 1 + max(len(table) // _CHUNK_ROWS_MIN, size_bytes // _CHUNK_BYTES_MIN):
@@ -160,7 +161,7 @@ def _in_large_chunks(table: pa.Table) -> pa.Table:
 
 
 def _uneven_sizes(table: pa.Table, limit: int) -> Any:
-    """The bytes of each row; None where any ``limit`` rows fit in a row group."""
+    """Return the bytes of each row; None if any ``limit`` rows fit in a row group."""
     fixed, varying = row_sizes(table.columns)
     if varying is None or (fixed + int(varying.max())) * limit <= row_groups.split_bytes(table.num_columns):
         return None

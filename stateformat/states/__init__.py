@@ -1,6 +1,6 @@
 """States as programs declare them, and how a declaration may change.
 
-Read ``declare`` first, then ``evolution`` (one state), ``continuation`` (a user's change of a
+Read ``declare`` first, then ``evolution`` (one state), ``continuation`` (a user's change to a
 state) and ``delta_policy`` (whole or delta).
 """
 

@@ -1,14 +1,14 @@
 """The columns of a state when the program that declares it changes (SPEC.md section 5.7).
 
 A program names renamed and dropped columns in :class:`Changes` at every start: it may start from
-checkpoints made before the change, after it, and after a rollback. ``State.schemas`` tells what was
-made already, and then has no effect:
+checkpoints made before the change, after it, and after a rollback. A change that ``State.schemas``
+shows as already made has no effect:
 
 - a rename, if a field had the old name in one schema and the new name in a later one;
 - a drop, if a field of that name is missing from a later schema.
 
-So a column that was dropped or renamed and is declared again is a new field with a new id. A new
-state of a program with changes begins with two schemas, before and after them.
+So a dropped or renamed column that is declared again is a new field with a new id. A new state of a
+program with changes begins with two schemas, before and after them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EvolvedState(NamedTuple):
 
 
 def new_state(declared: State, changes: Changes) -> State:
-    """Return a state that no checkpoint has, after the schema from before ``changes``."""
+    """Return a state that no checkpoint has, with the schema before ``changes`` as its first."""
     if not changes:
         return declared
     _check(declared, changes)
@@ -67,8 +67,8 @@ def evolve_state(
 ) -> EvolvedState:
     """Return the saved state with the columns declared now; field ids follow names and ``changes``.
 
-    Where nothing changes the state is ``saved`` itself. Where its rows begin to expire (a ttl that
-    is new, or new again after its column was dropped), they count as last accessed at
+    If nothing changes, the state is ``saved`` itself. If its rows begin to expire (a ttl that is
+    new, or new again after its column was dropped), they count as last accessed at
     ``ttl_start_us``, on the clock of the ttl; without it, when its clock first has a time.
 
     Raises ``InvalidInput`` for changes that contradict the columns and for names that the state
@@ -99,7 +99,7 @@ def evolve_state(
 
 
 def _begun(item: Field, saved: State, start_us: int) -> Field:
-    """The column of the last access: where it is new, older rows hold ``start_us``."""
+    """Return the column of the last access: if it is new, older rows hold ``start_us``."""
     known = any(item.id == field.id for schema in saved.schemas for field in schema.fields)
     return item if known else replace(item, default=str(start_us))
 
@@ -131,7 +131,7 @@ def check_columns_known(state: State, columns: Iterable[str], changes: Changes |
     level = _Level(changes or Changes())
     known = {name for schema in state.schemas for name in _names(schema.fields, level)}
     unknown = sorted({*columns} - known)
-    # Where the first schemas are not kept any more, one of them may have had the column.
+    # If the first schemas are no longer kept, one of them may have had the column.
     if unknown and state.schemas[0].id == 1:
         had = {name for schema in state.schemas for name in _names(schema.fields, _Level(Changes()))}
         raise InvalidInput(
@@ -186,11 +186,11 @@ class _Level:
         return frozenset(own for name in self.changes.drops if (own := self._own(name)) is not None)
 
     def earlier(self, name: str) -> set[str]:
-        """Return the name, and those from which renames lead to it."""
+        """Return the name, and those that renames turn into it."""
         return _reached(name, {new: old for old, new in self.renames.items()})
 
     def later(self, name: str) -> set[str]:
-        """Return the name, and those to which renames lead from it."""
+        """Return the name, and those that renames turn it into."""
         return _reached(name, self.renames)
 
     def within(self, name: str) -> _Level:
@@ -219,13 +219,13 @@ def _names(fields: _Fields, level: _Level) -> Iterator[str]:
 
 
 class _Matching:
-    """Gives declared fields their ids."""
+    """Assigns ids to declared fields."""
 
     def __init__(self, last: int) -> None:
         self.last = last
         """The greatest id given so far."""
         self.dropped: list[str] = []
-        """Full names of the columns that ``drops`` names and that go now."""
+        """Full names of the columns in ``drops`` that are dropped now."""
 
     def fields(self, before: Sequence[_Fields], now: _Fields, level: _Level, saved_as: str) -> tuple[Field, ...]:
         """Return the fields of a level; ``before``: of each schema, oldest first."""
@@ -241,7 +241,7 @@ class _Matching:
     def _place(
         self, item: Field, before: Sequence[_Fields], declared: Collection[str], level: _Level, saved_as: str
     ) -> str | None:
-        """Return the name under which a saved field goes on; None where it goes."""
+        """Return the name under which a saved field goes on; None if it is dropped."""
         name = target = item.name
         if name in level.renames and not _was_renamed(name, before, level):
             target = _target(name, before, declared, level)
@@ -302,7 +302,7 @@ def _is_another(item: Field, before: Sequence[_Fields], level: _Level) -> bool:
 
 
 def _target(name: str, before: Sequence[_Fields], declared: Collection[str], level: _Level) -> str:
-    """Return what a field is called now, past names under which no checkpoint was made."""
+    """Return a field's name now, skipping names under which no checkpoint was made."""
     had = {item.name for fields in before for item in fields}
     seen = {name}
     target = level.renames[name]
@@ -327,7 +327,7 @@ def _before(now: _Fields, level: _Level) -> tuple[Field, ...]:
     made = [
         replace(item, name=former.get(item.name, item.name), type=_before_type(item, level))
         for item in now
-        # A field that has the former name of another came later.
+        # A field that has another field's former name came later.
         if item.name in former or item.name not in taken
     ]
     inner = tuple(

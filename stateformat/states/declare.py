@@ -4,11 +4,11 @@
 Columns are a ``pa.Schema``, a list of ``pa.field``, or a mapping name → type. Names beginning with
 ``_`` belong to the format. With ``previous``, the parent checkpoint's declaration, a state evolves
 (SPEC.md section 5.7); field ids follow names. Every function raises ``InvalidInput`` for names,
-types and key types that the format does not hold.
+types and key types that the format does not allow.
 
 With ``ttl``, rows of value, map and list state expire (section 6.5): the state gets the last
-column ``ttl_last_access``, which writers fill. Where that is new to a state with rows, ``defaults``
-says from when theirs count: ``{"ttl_last_access": "1790000000000000"}``, in µs.
+column ``ttl_last_access``, which writers fill. If that is new to a state with rows, ``defaults``
+sets the time for the existing rows: ``{"ttl_last_access": "1790000000000000"}``, in µs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]
 
 
 class Evolution(TypedDict, total=False):
-    """How a state has changed since the parent checkpoint."""
+    """How a state has changed since the parent checkpoint. See SPEC.md section 5.7."""
 
     defaults: Mapping[str, str] | None
-    """By column name, what rows older than the column hold, as text (SPEC.md section 3.7)."""
+    """By column name, the value for rows older than the column, as text (SPEC.md section 3.7)."""
     previous: State | None
     """The state as the parent checkpoint declares it."""
     renames: Mapping[str, str] | None
@@ -41,21 +41,29 @@ class Evolution(TypedDict, total=False):
 
 
 class Expiring(Evolution, total=False):
-    """The same, of states whose rows may expire."""
+    """The same for states whose rows may expire."""
 
     ttl: Ttl | None
     """How long rows live; None: for ever."""
 
 
 def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **options: Unpack[Expiring]) -> State:
-    """Keyed state with one row per key."""
+    """Declare keyed state with one row per key. Columns: ``keys``, then ``values``.
+
+    With ``ttl``, the last column is ``ttl_last_access``. Raises ``InvalidInput``, like all these
+    functions, for names, types and key types that the format does not allow.
+    """
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.VALUE, **options)
 
 
 def map_state(
     operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **options: Unpack[Expiring]
 ) -> State:
-    """Keyed state with one row per key and ``_map_key``, which has the type ``map_key``."""
+    """Declare keyed state with one row per key and map key.
+
+    Columns: ``keys``, ``_map_key`` of the type ``map_key``, then ``values``; with ``ttl`` also
+    ``ttl_last_access``.
+    """
     try:
         entry = pa.field("_map_key", map_key)
     except (TypeError, ValueError) as error:
@@ -66,7 +74,11 @@ def map_state(
 
 
 def list_state(operator: str, name: str, *, keys: Columns, values: Columns, **options: Unpack[Expiring]) -> State:
-    """Keyed state with a list per key: rows have ``_index`` (int64), unique within the key."""
+    """Declare keyed state with a list of rows per key.
+
+    Columns: ``_index`` (int64, unique within the key), ``keys``, then ``values``; with ``ttl`` also
+    ``ttl_last_access``.
+    """
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, **options)
 
 
@@ -79,9 +91,10 @@ def timers(
     clock: TimerClock = "event_time",
     **evolution: Unpack[Evolution],
 ) -> State:
-    """Timers: rows have ``_timestamp`` (int64, µs) and ``_tag`` (utf8).
+    """Declare timers. Columns: ``_timestamp`` (int64, µs), ``_tag`` (utf8), ``keys``, ``values``.
 
-    ``clock``: what ``_timestamp`` is of. That of ``processing_time`` is µs since 1970, UTC.
+    ``clock``: what ``_timestamp`` measures, ``"event_time"`` or ``"processing_time"``, which is µs
+    since 1970, UTC.
     """
     if clock not in CLOCKS:
         raise InvalidInput(
@@ -91,44 +104,56 @@ def timers(
 
 
 def even_split_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """A list of entries, split into contiguous chunks at another parallelism."""
+    """Declare a list of entries, split into contiguous chunks at another parallelism."""
     return _declare(operator, name, Mode.EVEN_SPLIT, columns, **evolution)
 
 
 def union_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """A list of entries that every subtask gets whole. Not for partially finished operators."""
+    """Declare a list of entries that every subtask restores whole.
+
+    No checkpoint can be taken while the operator is partially finished.
+    """
     return _declare(operator, name, Mode.UNION, columns, **evolution)
 
 
 def broadcast_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """Rows that are equal in every subtask; each gets one copy at restore."""
+    """Declare rows that are the same in every subtask; each restores one copy."""
     return _declare(operator, name, Mode.BROADCAST, columns, **evolution)
 
 
 def coordinator_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """The state of the operator's coordinator: one handle per operator, restored whole."""
+    """Declare the state of the operator's coordinator: one handle, restored whole."""
     return _declare(operator, name, Mode.COORDINATOR, columns, **evolution)
 
 
 def committables_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """What a two-phase-commit sink prepared. The writer adds the ids of checkpoint and attempt."""
+    """Declare what a two-phase-commit sink prepares.
+
+    The writer adds the columns ``_checkpoint_id`` (int64) and ``_attempt_id`` (utf8) in front.
+    """
     return _declare(operator, name, Mode.COMMITTABLES, columns, **evolution)
 
 
 def progress_state(operator: str, name: str = "progress") -> State:
-    """Per input: rows of ``_edge`` (utf8), ``_watermark`` (int64, µs) and ``_ended`` (bool)."""
+    """Declare the progress of each input: a row with ``_edge`` (utf8), ``_watermark`` (int64, µs;
+    −2⁶³: none yet, 2⁶³ − 1: the end) and ``_ended`` (bool), all not nullable.
+    """
     return _declare(operator, name, Mode.PROGRESS, pa.schema([]))
 
 
 def in_flight_state(
     operator: str, name: str, *, edge: str, columns: Columns, keys: Columns = (), **evolution: Unpack[Evolution]
 ) -> State:
-    """Records that a barrier overtook on ``edge``, after the ``keys`` of a hash edge."""
+    """Declare the records that a barrier overtook on ``edge``.
+
+    Columns: ``_sender`` and ``_receiver`` (int32, subtasks), ``_seq`` (int64, ascending along a
+    channel), the ``keys`` of a hash edge, then ``columns``.
+    """
     return _declare(operator, name, Mode.IN_FLIGHT, columns, keys=keys, edge=edge, **evolution)
 
 
 def as_schema(columns: Columns) -> pa.Schema:
-    """Columns in any of their forms as a schema; ``InvalidInput`` for anything else."""
+    """Return columns in any of their forms as a schema. Raises ``InvalidInput`` for others."""
     if isinstance(columns, pa.Schema):
         return columns
     try:
@@ -168,8 +193,8 @@ def _declare(
     if previous is not None:
         if (previous.operator, previous.name) != (operator, name):
             raise InvalidInput(
-                f"state {name!r} of {operator!r} is declared as what has become of state {previous.name!r} of "
-                f"{previous.operator!r}, which is another state; give the previous of its own"
+                f"state {name!r} of {operator!r} is declared as the successor of state {previous.name!r} of "
+                f"{previous.operator!r}, which is another state; give its own previous declaration"
             )
         shape = (mode, kind, tuple(key_schema.names), edge)
         if (previous.mode, previous.kind, previous.key_columns, previous.edge) != shape:
@@ -202,7 +227,7 @@ def _declare(
 
 
 def _with_ttl(operator: str, name: str, keys: pa.Schema, values: pa.Schema, ttl: Ttl) -> pa.Schema:
-    """Return the values with the column of the last access behind them."""
+    """Return the values followed by the column of the last access."""
     if not isinstance(ttl, Ttl):
         raise InvalidInput(f"the ttl of state {name!r} of {operator!r} is {ttl!r}; give stateformat.Ttl(microseconds)")
     if TTL_COLUMN in (*keys.names, *values.names):
@@ -226,5 +251,5 @@ def _check_names(operator: str, name: str, schema: pa.Schema) -> None:
                 column=column,
             )
         if column in seen:
-            raise InvalidInput(f"column {column!r} stands twice in state {name!r}; rename one", column=column)
+            raise InvalidInput(f"column {column!r} appears twice in state {name!r}; rename one", column=column)
         seen.add(column)

@@ -1,9 +1,10 @@
-"""Whether a state is written whole or as a delta, and how many layers stay below the delta.
+"""Decide whether a state is written whole or as a delta, and how many layers stay below the delta.
 
-Theory of operation. A delta also takes in the layers on top that are not much larger, by the
+Theory of operation. A delta also absorbs the top layers that are not much larger: it holds the
 changes since the layer below them. So each delta is smaller than the one below by
-:data:`_FOLD_FACTOR`: there are logarithmically many. When they reach half of the base, the state is
-written whole. Users of the library choose between a delta and the whole: :func:`should_fold`.
+:data:`_FOLD_FACTOR`, and there are logarithmically many. When they reach half of the base, the
+state is written whole. Users of the library choose between a delta and the whole:
+:func:`should_fold`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FOLD_FACTOR: Final = 2
-# A layer costs a segment, with its footer and its handle, besides its rows: about what so many
-# small rows cost.
+# Besides its rows, a layer costs a segment with its footer and its handle: about as much as this
+# many small rows.
 _LAYER_ROWS: Final = 256
 UNKNOWN_MAX: Final = 16
 """The most layers below a delta that cannot be folded."""
@@ -38,7 +39,8 @@ class Layer(NamedTuple):
 def layers_kept(
     layers: Sequence[Layer], sinces: Mapping[int, int], changed_since: Callable[[int], int], live_rows: int
 ) -> int:
-    """How many of the lowest ``layers`` stay below a delta; 0 where the state is written whole.
+    """Return how many of the lowest ``layers`` stay below a delta; 0: the state is written whole.
+
     ``sinces`` maps a number of layers that may stay to the version whose later changes they lack;
     ``changed_since(version)`` is the row count of such a delta.
     """
@@ -57,8 +59,9 @@ def layers_kept(
 
 
 def should_fold(layers: Sequence[Layer], rows: int) -> bool:
-    """Whether a state in these layers, lowest first, is better written whole than as ``rows``
-    more.
+    """Return whether to write a state whole rather than as ``rows`` more on these layers.
+
+    The layers are given lowest first.
     """
     if not layers or len(layers) > UNKNOWN_MAX:
         return True

@@ -22,7 +22,7 @@ def evolve(
     ttl: Ttl | None = None,
     check: bool = True,
 ) -> State:
-    """The state with ``columns`` as its newest schema; ``previous`` itself where nothing changes.
+    """Return the state with ``columns`` as newest schema; ``previous`` itself if nothing changes.
 
     Ids follow names and ``renames`` (old → new); a dropped column that comes back gets a new id.
     Raises ``InvalidState`` (SCHEMA_CANNOT_EVOLVE) with every forbidden change unless ``check`` is
@@ -31,7 +31,7 @@ def evolve(
     renames = renames or {}
     names = [item.name for item in previous.current.fields]
     _check_renames(previous, names, columns.names, renames)
-    # A column whose name another one takes over is dropped, whatever the order.
+    # A column whose name another one takes is dropped, whatever the order.
     now = {name: renames.get(name, name) for name in names if name in renames or name not in renames.values()}
     paths = _paths(previous.current.fields)
     known = {(now[path[0]], *path[1:]): field_id for path, field_id in paths if path[0] in now}
@@ -53,7 +53,7 @@ def evolve(
 def with_fields(saved: State, fields: tuple[Field, ...], last_field_id: int, ttl: Ttl | None) -> State:
     """Return the state with these fields as its newest schema, and this ttl; ``saved`` if equal."""
     if ttl != saved.ttl:
-        # What another clock said is no time of this one.
+        # A time of another clock means nothing on this one.
         now_us = saved.ttl_now_us if ttl and saved.ttl and ttl.clock == saved.ttl.clock else None
         saved = replace(saved, ttl=ttl, ttl_now_us=now_us)
     if fields == saved.current.fields:
@@ -73,7 +73,7 @@ def _check_renames(previous: State, before: list[str], after: list[str], renames
 
 
 def evolution_faults(saved: State, wanted: State) -> list[str]:
-    """Why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each."""
+    """Return why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each."""
     faults = [
         f"{what} was {before} and would be {after}"
         for what, before, after in (
@@ -135,7 +135,7 @@ def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> li
 
 
 def widening_faults(old: Field, new: Field) -> list[str]:
-    """Why a field cannot hold what it held before, a sentence each. Names may differ."""
+    """Return why a field cannot hold what it held before, a sentence each. Names may differ."""
     if old.nullable and not new.nullable:
         return [f"column {old.name!r} may hold nulls and would be declared without"]
     if old.type == new.type:
@@ -173,18 +173,19 @@ def _paths(fields: Iterable[Field], above: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def type_text(kind: FieldType) -> str:
-    """A type as Arrow writes it."""
+    """Return a type as Arrow writes it."""
     return str(arrow_type(kind))
 
 
 def rewritten(previous: State, columns: pa.Schema, *, renames: Mapping[str, str] | None = None) -> State:
-    """The state once all of its rows are written anew with ``columns``; ``previous`` if it is the
-    same.
+    """Return the state once all its rows are rewritten with ``columns``.
 
-    Ids follow names and ``renames`` (old → new) where the type is equal or widens; the field then
+    It is ``previous`` itself if nothing changes.
+
+    Ids follow names and ``renames`` (old → new) if the type is equal or widens; the field then
     keeps its default, and holds no nulls if it held none before or ``columns`` says so. Every other
-    column is a new field. Older schemas are kept, for what they tell of names, where they could
-    still be read and no name is new: a program may give a column that is new any default. Raises
+    column is a new field. Older schemas are kept, because they show earlier names, if they could
+    still be read and no name is new: a program may give a new column any default. Raises
     ``InvalidInput`` for renames of unknown columns.
     """
     renames = renames or {}
@@ -224,14 +225,14 @@ def _cannot_widen(old: Field, new: Field) -> bool:
 
 
 def _with_nulls(item: Field) -> Field:
-    """The field, nullable at every depth."""
+    """Return the field, nullable at every depth."""
     inner = tuple(map(_with_nulls, children(item)))
     kind = item.type if isinstance(item.type, str) else nesting(item.type, inner)
     return replace(item, nullable=True, type=kind)
 
 
 def _kept(old: Field, new: Field) -> Field:
-    """A field that keeps its id: without nulls if either is, and with its default."""
+    """Return a field that keeps its id: without nulls if either is, and with its default."""
     inside = {item.id: item for item in children(old)}
     inner = tuple(_kept(inside[item.id], item) if item.id in inside else item for item in children(new))
     kind = new.type if isinstance(new.type, str) else nesting(new.type, inner)

@@ -1,4 +1,4 @@
-"""What the format asks of a storage, how a URL finds one, and how its requests are counted.
+"""What the format requires of a storage, how a URL selects one, and how its requests are counted.
 
 Read ``protocol`` first, then ``addresses``, ``stats``, ``instrumented`` and ``remembered``.
 """

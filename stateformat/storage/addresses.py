@@ -1,4 +1,4 @@
-"""Addresses of stores and checkpoints: ``URL`` and ``URL@ID``, and no credentials in them."""
+"""Addresses of stores and checkpoints: ``URL`` and ``URL@ID``, without credentials."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
 _WITH_NAME: Final = re.compile(r"(?s)(.*[^@/]/?)@((?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,199})")
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
-# A URL that pathlib has made a path of.
+# A URL that pathlib has turned into a path.
 _FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
 """In these URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
 
 
 def split_id(address: str) -> tuple[str, str | None]:
-    """The URL and the digits of ``URL@ID``, or None. ``backups@42/`` is a name: no id ends it."""
+    """Return the URL and the digits of ``URL@ID``, or None. ``backups@42/`` ends in a name, not an
+    id.
+    """
     match = _WITH_ID.fullmatch(address)
     return (match[1], match[2]) if match else (address, None)
 
 
 def split_name(url: str) -> tuple[str, str | None]:
-    """The store and the name of ``STORE@NAME``, a savepoint of the store's; or the URL and None.
+    """Return the store and the name of ``STORE@NAME``, a savepoint of that store; or the URL and
+    None.
 
-    Only the last part of a path ends in a name, which is that of a savepoint (``paths``) and no
-    number: ``s3://bucket/a@b/store``, ``s3://user@host`` and ``/data/me@host/`` name none. What is
-    left may yet be a place of its own; ``pins.open_address`` looks.
+    Only the last part of a path can end in a name: that of a savepoint (``paths``), which is not a
+    number. ``s3://bucket/a@b/store``, ``s3://user@host`` and ``/data/me@host/`` contain none. The
+    address may still be a place of its own; ``pins.open_address`` checks that.
     """
     match = _WITH_NAME.fullmatch(url)
     if match is None:
@@ -44,14 +47,16 @@ def split_name(url: str) -> tuple[str, str | None]:
 
 
 def is_id(digits: str) -> bool:
-    """Whether digits are the id of a checkpoint: 1 to 2^53 - 1."""
+    """Return whether digits are the id of a checkpoint: 1 to 2^53 - 1."""
     from ..model import MAX_CHECKPOINT_ID
 
     return len(digits) <= len(str(MAX_CHECKPOINT_ID)) and 1 <= int(digits) <= MAX_CHECKPOINT_ID
 
 
 def checkpoint_address(address: str) -> tuple[str, int | None]:
-    """The URL and the id of ``URL`` or ``URL@ID``. ``InvalidInput``: empty URL, id out of range."""
+    """Return the URL and the id of ``URL`` or ``URL@ID``. Raises ``InvalidInput`` for an empty URL,
+    or an id out of range.
+    """
     url, digits = split_id(address)
     if not url.strip():
         raise InvalidInput(f"{address!r} names no store; give a path or a URL", kind=ErrorKind.INVALID_URL)
@@ -64,13 +69,13 @@ def checkpoint_address(address: str) -> tuple[str, int | None]:
 
 
 def without_secrets(url: str) -> str:
-    """The URL without user, password, query and fragment. Paths stay as they are."""
+    """Return the URL without user, password, query and fragment. Paths are unchanged."""
     match = _URL.match(url)
     if match is None or match[1].strip().lower() in _PATH_SCHEMES:
         return url
     scheme, authority, rest = match.groups()
     if not _HOST.fullmatch(authority.rpartition("@")[2]):
-        # A password may contain a slash: then it goes on behind what looks like the host.
+        # A password may contain a slash: then it continues after what looks like the host.
         before, _, rest = rest.rpartition("@")
         authority, slash, rest = f"@{rest}".partition("/") if before else ("@", "", "")
         rest = slash + rest
@@ -80,7 +85,9 @@ def without_secrets(url: str) -> str:
 
 
 def check_no_secrets(url: str, what: str) -> None:
-    """``InvalidInput`` for a URL with user, password, query or fragment, not repeated in it."""
+    """Raise ``InvalidInput`` if a URL has a user, password, query or fragment; the error does not
+    repeat them.
+    """
     if without_secrets(url) != url:
         raise InvalidInput(
             f"{what} is more than an address: something stands before an @, or after a ? or #. URLs are stored and "
@@ -90,13 +97,15 @@ def check_no_secrets(url: str, what: str) -> None:
 
 
 def lies_in(url: str, folder_url: str) -> bool:
-    """Whether a place is a folder or lies in it; local links are followed."""
+    """Return whether a place is a folder or lies in it; local links are followed."""
     (place, parts), (folder, above) = _place(url), _place(folder_url)
     return place == folder and parts[: len(above)] == above
 
 
 def check_outside(url: str, store_url: str) -> None:
-    """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it."""
+    """Raise ``InvalidInput`` for a place in one of the store's own folders, where gc would delete
+    it.
+    """
     (place, parts), (store, above) = _place(url), _place(store_url)
     inside = parts[len(above) :]
     if place == store and parts[: len(above)] == above and inside and inside[0] in TOP_LEVEL:
@@ -108,7 +117,9 @@ def check_outside(url: str, store_url: str) -> None:
 
 
 def stores_around(url: str) -> list[str]:
-    """Local directories that would be stores if ``url`` lay in a folder of a store's own."""
+    """Return the local directories that would be stores if ``url`` lay in one of a store's own
+    folders.
+    """
     place, parts = _place(url)
     if place != "file":
         return []
@@ -119,7 +130,8 @@ def _place(url: str) -> tuple[str, list[str]]:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() == "file":
         path = unquote(rest, errors="surrogateescape") if separator else os.path.expanduser(url)  # noqa: PTH111
-        # What is no path at all (a null character, half a surrogate pair) is told where it is used.
+        # What cannot be a path (a null character, half a surrogate pair) is reported where it is
+        # used.
         with contextlib.suppress(ValueError):
             path = os.path.realpath(path)
         return "file", [part for part in path.split("/") if part]
@@ -128,7 +140,7 @@ def _place(url: str) -> tuple[str, list[str]]:
 
 
 def as_url(url: str | os.PathLike[str]) -> str:
-    """A URL or path as text; ``InvalidInput`` for anything else."""
+    """Return a URL or path as text. Raises ``InvalidInput`` for anything else."""
     try:
         found: object = os.fspath(url)
     except TypeError:
@@ -140,16 +152,17 @@ def as_url(url: str | os.PathLike[str]) -> str:
         )
     if not isinstance(url, str) and _FLATTENED.match(found):
         raise InvalidInput(
-            f"{found!r} was a URL before it became a path, which has one slash less; give the URL as text",
+            f"{found!r} was a URL before it became a path, which has one slash fewer; give the URL as text",
             kind=ErrorKind.INVALID_URL,
         )
     return found
 
 
 def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
-    """The storage of a URL, found by scheme through the entry-point group ``stateformat.storages``.
-    A plain path is ``file://``. ``options`` go to the storage (``endpoint_url``, ``key``,
-    ``secret`` for ``s3://``). Raises ``InvalidInput`` for an unknown scheme or a missing extra.
+    """Return the storage of a URL, found by scheme through the entry-point group
+    ``stateformat.storages``. A plain path is ``file://``. ``options`` go to the storage
+    (``endpoint_url``, ``key``, ``secret`` for ``s3://``). Raises ``InvalidInput`` for an unknown
+    scheme or a missing extra.
     """
     from importlib.metadata import entry_points
 

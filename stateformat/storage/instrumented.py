@@ -1,7 +1,7 @@
 """A storage in front of another that counts every operation and, at level DEBUG, logs it.
 
-It passes for the storage itself. Files being read come back as they are, since pyarrow reads a
-native file without the interpreter's lock; :func:`read_input` counts them.
+It can be used in place of the storage. Files opened for reading are not wrapped, because pyarrow
+reads a native file without the interpreter's lock; :func:`read_input` counts those reads.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Measure = Callable[[Any], tuple[int, int]]
-"""Objects and bytes of an answer."""
+"""Returns the objects and bytes of a call's result."""
 Done = Callable[[Any, float, BaseException | None], None]
-"""Takes the answer of a call, its seconds, and its error if it failed."""
+"""Takes the result of a call, its seconds, and its error if it failed."""
 
 
 def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedStorage:
-    """The storage, observed; the same object if it is already, unless ``stats`` are others."""
+    """Return the storage, counted; the same object if it is counted already, unless with other
+    ``stats``.
+    """
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
     return InstrumentedStorage(storage, Stats() if stats is None else stats)
 
 
 def plain(storage: Storage) -> Storage:
-    """The storage behind an observed one."""
+    """Return the storage behind a counted one."""
     return storage._inner if isinstance(storage, InstrumentedStorage) else storage
 
 
 def read_input(storage: Storage, file: Any, size_bytes: int) -> bytes:
-    """Read up to ``size_bytes`` from a file of :meth:`Storage.open_input`, counted."""
+    """Read up to ``size_bytes`` from a file of :meth:`Storage.open_input`, and count the read."""
     stats = stats_of(storage)
 
     def done(chunk: bytes, seconds: float, error: BaseException | None) -> None:
@@ -51,7 +53,7 @@ def read_input(storage: Storage, file: Any, size_bytes: int) -> bytes:
 
 
 def _run(stats: Stats, call: Callable[..., Any], given: tuple[Any, ...], done: Done) -> Any:
-    """Make a call on behalf of ``stats``; ``done`` takes its outcome before it returns."""
+    """Make a call for ``stats``; ``done`` gets its outcome before it returns."""
     start = perf_counter()
     outer = current_stats.set(stats)
     try:
@@ -77,7 +79,7 @@ class InstrumentedStorage:
         return self._inner.__class__
 
     def __getattr__(self, name: str) -> Any:
-        # Unpickling asks before there is a storage.
+        # Unpickling calls this before there is a storage.
         if name == "_inner":
             raise AttributeError(name)
         found = getattr(self._inner, name)
@@ -131,7 +133,7 @@ class InstrumentedStorage:
         return output
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Counted with the bytes sent; conflicts and unknown outcomes are counted too."""
+        """Counts the bytes sent; also counts conflicts and unknown outcomes."""
 
         def measure(outcome: CreateOutcome) -> tuple[int, int]:
             return int(outcome is CreateOutcome.CREATED), len(data)
@@ -149,7 +151,7 @@ class InstrumentedStorage:
         return found
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Counted with all objects given, also those that were gone."""
+        """Counts all objects given, even those that did not exist."""
         self._each("delete", self._inner.delete, paths)
 
     def _each(self, operation: str, call: Callable[[Any], None], items: Iterable[Any]) -> None:
@@ -189,7 +191,7 @@ class InstrumentedStorage:
 
 
 class _ObservedOutput:
-    """An object being written. Counts what went through it once, when it ends."""
+    """An object being written. Counts what was written once, when it ends."""
 
     def __init__(self, path: str, storage: InstrumentedStorage) -> None:
         self._path = path
@@ -240,7 +242,7 @@ class _ObservedOutput:
         self._size_bytes += count
 
     def _end(self, seconds: float, objects: int, error: BaseException | None) -> None:
-        # Closing twice, or aborting after a failure, ends nothing.
+        # Closing twice, or aborting after a failure, ends nothing more.
         if self._ended:
             return
         self._ended = True

@@ -1,4 +1,6 @@
-"""A storage that remembers what was read of objects that never change: asked once is enough."""
+"""A storage that remembers what it has read of objects that never change, and reads it once
+only.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 64 << 20
 
 _Place = tuple[str, int, int | None]
-"""Path, offset and length of what was read; no length where it goes to the object's end."""
+"""Path, offset and length of a read; the length is None if it goes to the end of the object."""
 
 
 class RememberedReads:
-    """A storage in front of another, for one command. What was read last is held.
+    """A storage in front of another, for one command. It keeps what was read last.
 
-    Listings go to the storage itself. Not picklable as such; a copy is the storage itself.
+    Listings go to the storage itself. Pickling it pickles the storage behind it.
     """
 
     def __init__(self, storage: Storage, folders: tuple[str, ...], most_bytes: int) -> None:
@@ -45,7 +47,7 @@ class RememberedReads:
         return _itself, (self._inner,)
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """As of any storage."""
+        """See :meth:`Storage.read_range`."""
         if not path.startswith(self._folders):
             return self._inner.read_range(path, offset, length)
         with self._lock:
@@ -70,7 +72,7 @@ class RememberedReads:
 def remembered(
     storage: Storage, folders: tuple[str, ...] = (layout.SEGMENTS,), most_bytes: int = MOST_BYTES
 ) -> Storage:
-    """The storage, and so many bytes of what it has read last in ``folders``."""
+    """Return the storage, which keeps so many bytes of its last reads in ``folders``."""
     return cast("Storage", RememberedReads(storage, folders, most_bytes))
 
 

@@ -1,8 +1,8 @@
-"""What a store does in numbers: calls, objects, bytes and seconds of each operation; retries,
+"""What a store does, in numbers: calls, objects, bytes and seconds of each operation; retries and
 waits.
 
-Counters only go up. Every thread counts in its own cell, and readers add the cells: no lock slows
-an operation or survives a fork. One operation's counts are replaced as a whole.
+Counters only go up. Every thread has its own counters, and readers add them up, so no lock slows an
+operation or survives a fork. One operation's counts are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ OPERATIONS: Final = (
     *("exists", "read", "read_range", "open_input", "size", "open_output"),
     *("create", "list", "delete", "leftovers", "discard", "make_durable", "link_from"),
 )
-"""The methods of ``storage.Storage``, and of what some storages have besides."""
+"""The methods of ``storage.Storage``, and further methods that some storages have."""
 
 EVENTS: Final = ("retries", "waits", "wait_seconds", "conflicts", "unknown_outcomes", "history_restarts")
 """What took more than one try: the attributes of :class:`Stats` with these names."""
 
 
 class Counts(NamedTuple):
-    """One operation in numbers."""
+    """The counts of one operation."""
 
     calls: int = 0
     objects: int = 0
-    """Read, opened, created, listed or deleted; one that is missing does not count."""
+    """Objects read, opened, created, listed or deleted; missing ones do not count."""
     size_bytes: int = 0
-    """Content that was moved, also by calls that failed."""
+    """Content transferred, also by calls that failed."""
     seconds: float = 0.0
-    """By the clock, summed over threads."""
+    """Wall-clock time, summed over threads."""
     failures: int = 0
     """Calls that raised anything but ``FileNotFoundError``."""
 
     def plus(self, other: Counts, sign: int = 1) -> Counts:
-        """The sums, or with ``sign`` −1 the differences."""
+        """Return the sums, or with ``sign`` −1 the differences."""
         return Counts._make(mine + sign * theirs for mine, theirs in zip(self, other, strict=True))
 
 
@@ -60,7 +60,7 @@ class Stats:
         seconds: float = 0.0,
         failures: int = 0,
     ) -> None:
-        """Add to an operation. ``calls`` 0 adds to a call that was counted when it began."""
+        """Add to an operation. With ``calls`` 0, add to a call that was counted when it began."""
         cell = self._cells.setdefault(get_ident(), {})
         was = cell.get(operation, _NONE)
         cell[operation] = Counts(
@@ -80,10 +80,10 @@ class Stats:
         self.event(**{name: other._sum(name) for name in EVENTS})
 
     def __getitem__(self, operation: str) -> Counts:
-        """One operation; all zero where it was never used. ``KeyError`` for an unknown name."""
+        """Return the counts of one operation; zero if it was never used. Raises ``KeyError``."""
         if operation not in OPERATIONS:
             raise KeyError(f"{operation!r} is no operation of a storage; these are: {', '.join(OPERATIONS)}")
-        # list() of a dictionary's values is one step, so threads may begin to count meanwhile.
+        # list() of a dictionary's values is atomic, so other threads may start counting meanwhile.
         return reduce(Counts.plus, (cell.get(operation, _NONE) for cell in list(self._cells.values())), _NONE)
 
     @property
@@ -99,54 +99,56 @@ class Stats:
 
     @property
     def retries(self) -> int:
-        """Requests that were sent again, and steps of a publication that were repeated."""
+        """Requests that were sent again, and publication steps that were repeated."""
         return int(self._sum("retries"))
 
     @property
     def waits(self) -> int:
-        """Pauses before these."""
+        """Pauses before :attr:`retries`."""
         return int(self._sum("waits"))
 
     @property
     def wait_seconds(self) -> float:
-        """The length of the pauses, as asked for."""
+        """The requested length of the pauses, in seconds."""
         return float(self._sum("wait_seconds"))
 
     @property
     def conflicts(self) -> int:
-        """Creates that met an object: of another run, or our own after a lost answer."""
+        """Creates that found an object: another run's, or this one's after a lost response."""
         return int(self._sum("conflicts"))
 
     @property
     def unknown_outcomes(self) -> int:
-        """Creates without an answer that says whether they were done."""
+        """Creates without a response that says whether they were done."""
         return int(self._sum("unknown_outcomes"))
 
     @property
     def history_restarts(self) -> int:
-        """Readings of the history that started over, as the newest checkpoint had changed."""
+        """Reads of the history that started over because the newest checkpoint had changed."""
         return int(self._sum("history_restarts"))
 
     def copy(self) -> Stats:
         return self.since(Stats())
 
     def since(self, earlier: Stats) -> Stats:
-        """What was counted since ``earlier``, a :meth:`copy` of this one."""
+        """Return what was counted since ``earlier``, a :meth:`copy` of this one."""
         operations = {operation: now.plus(earlier[operation], -1) for operation, now in self.operations.items()}
         return _rebuild(operations, {name: self._sum(name) - earlier._sum(name) for name in EVENTS})
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"operations": {"read": {"calls": …, …}, …}, "retries": …, …}``, with every member."""
+        """Return ``{"operations": {"read": {"calls": …, …}, …}, "retries": …, …}``, complete."""
         return {
             "operations": {operation: counts._asdict() for operation, counts in self.operations.items()},
             **{name: getattr(self, name) for name in EVENTS},
         }
 
     def __str__(self) -> str:
-        """A table of at most 80 columns: the operations that were used, and a line of events."""
+        """Return a table of at most 80 columns: the operations that were used, and a line of
+        events.
+        """
         asked = [(operation, counts) for operation, counts in self.operations.items() if any(counts)]
         if not asked:
-            return "no storage was asked for anything"
+            return "no storage calls were made"
         rows = [*asked, ("all", self.total)] if len(asked) > 1 else asked
         lines = [f"{'operation':<12} {'calls':>9} {'objects':>11} {'bytes':>17} {'seconds':>10} {'failures':>9}"]
         lines += [
@@ -176,17 +178,17 @@ def _rebuild(operations: dict[str, Counts], events: dict[str, float]) -> Stats:
 
 
 current_stats: Final[ContextVar[Stats | None]] = ContextVar("under_way", default=None)
-"""The counters of the operation under way in this context; set by ``observed.Observed``."""
+"""The counters of the current operation in this context; set by ``observed.Observed``."""
 
 
 def retried(pause_seconds: float) -> None:
-    """For storages, inside of an operation: count a request that is sent again after a pause."""
+    """Count a request that is sent again after a pause. For storages, inside an operation."""
     stats = current_stats.get()
     if stats is not None:
         stats.event(retries=1, waits=1, wait_seconds=pause_seconds)
 
 
 def stats_of(storage: object) -> Stats:
-    """The counters of an observed storage; new ones for any other."""
+    """Return the counters of an observed storage; new ones for any other."""
     found = getattr(storage, "stats", None)
     return found if isinstance(found, Stats) else Stats()

@@ -1,8 +1,8 @@
-"""Arrow tables larger than memory, with no word about state.
+"""Arrow tables larger than memory; nothing here knows of state.
 
 ``pieces`` cuts and gathers them by bytes, ``prefetch`` reads ahead, ``spill`` sets rows aside on
-disk, ``merging`` merges sorted streams. ``stream`` is what any Arrow tool scans.
-``showing`` has rows for sentences.
+disk, ``merging`` merges sorted streams. ``stream`` is what any Arrow tool can scan. ``showing``
+converts rows for messages.
 """
 
 from __future__ import annotations

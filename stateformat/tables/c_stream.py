@@ -1,14 +1,14 @@
-"""Batches of Python as an Arrow C stream, whose errors are the sentences of ours.
+"""Python batches as an Arrow C stream whose error messages are stateformat's own.
 
-Theory of operation. pyarrow exports an iterator of batches, and owns all memory. Only its messages
-will not do: it appends a stack trace to them, which every tool shows. So of the four functions of
-the exported structure (``ArrowArrayStream``) the one that returns the last error is replaced.
+Theory of operation. pyarrow exports an iterator of batches, and owns all memory. But it appends a
+stack trace to its messages, which every tool shows. So one of the four functions of the exported
+structure (``ArrowArrayStream``) is replaced: the one that returns the last error.
 
-It is one C function for all streams, made by ctypes. A consumer moves the structure wherever it
-likes, but ``private_data`` stays the same pointer, and under it ``_FAILURES`` keeps what the
-iterator of this stream failed with. For all other errors pyarrow's function answers. The entry goes
-with the iterator, which pyarrow drops when the consumer releases the stream; that ends the threads
-of an iterator that was not read to its end, too.
+It is one C function for all streams, made by ctypes. A consumer may move the structure anywhere,
+but ``private_data`` stays the same pointer, and ``_FAILURES`` keeps by it the error of this
+stream's iterator. For all other errors pyarrow's function answers. The entry is removed with the
+iterator, which pyarrow drops when the consumer releases the stream; that also ends the threads of
+an iterator that was not read to its end.
 
 ctypes takes the interpreter's lock, so a consumer may call from any thread. The function is never
 freed: a consumer may call it while the interpreter shuts down.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class _CStream(ctypes.Structure):
-    """``ArrowArrayStream``: four functions and a pointer of the producer's."""
+    """``ArrowArrayStream``: four functions and a pointer that belongs to the producer."""
 
     _fields_ = (
         ("get_schema", ctypes.c_void_p),
@@ -53,11 +53,11 @@ class _Failure:
 
 
 _FAILURES: Final[dict[int, _Failure]] = {}
-"""Of the streams that are not released, by their ``private_data``."""
+"""The failures of streams that are not yet released, by their ``private_data``."""
 
 
 class _Batches:
-    """The iterator that pyarrow exports. It begins with the first batch that is asked for."""
+    """The iterator that pyarrow exports. It begins when the first batch is requested."""
 
     def __init__(self, schema: pa.Schema, begin: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema = schema

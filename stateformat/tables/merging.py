@@ -1,4 +1,4 @@
-"""Sorted streams of tables merged into one, in bounded memory."""
+"""Merge sorted streams of tables into one, in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _JOINED_BYTES_MAX: Final = 32 << 20
 
 
 def merge_sorted(streams: Sequence[Iterator[pa.Table]], keys: Sequence[str]) -> Generator[pa.Table, None, None]:
-    """The rows of sorted streams, sorted by ``keys``, integer columns without nulls. Of equal rows
-    those of the earlier stream come first. One table of each stream is in memory. A stream that is
-    not sorted, which only damage can cause, loses no row.
+    """Yield the rows of sorted streams, sorted by ``keys``, integer columns without nulls.
+
+    Among equal rows, those of the earlier stream come first. One table of each stream is in memory.
+    A stream that is not sorted, which only damage can cause, loses no row.
     """
     heads = [head for head in (_Head(stream, keys) for stream in streams) if head.refill()]
     while heads:
@@ -47,7 +48,7 @@ class _Head:
         self.last: tuple[int, ...] = ()
 
     def refill(self) -> bool:
-        """Read on where all rows were taken; False at the end of the stream."""
+        """Read on if all rows were taken; return False at the end of the stream."""
         while not self._columns.shape[1]:
             self._rows = rows = next(self._stream, None)
             if rows is None:

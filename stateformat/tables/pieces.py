@@ -1,4 +1,4 @@
-"""Tables cut, joined and gathered by bytes, so that neither memory nor 32-bit offsets overflow."""
+"""Cut, join and gather tables by bytes, so that neither memory nor 32-bit offsets overflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BATCH_BYTES: Final = 16 << 20
-"""Bytes of a batch that readers give out and writers take, unless one row has more."""
+"""Bytes of a batch that readers return and writers take, unless one row has more."""
 
 _RELEASE_BYTES: Final = 32 << 20
 _MANY_COLUMNS: Final = 64
@@ -24,8 +24,8 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 class _Passed(local):
-    """Bytes that went through this thread since Arrow last gave memory back, and the least that was
-    in use meanwhile.
+    """Bytes processed by this thread since Arrow last gave memory back, and the least memory that
+    was in use meanwhile.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ _PASSED: Final = _Passed()
 
 
 def release_memory_after(size_bytes: int) -> None:
-    """Note rows that this thread has processed; from time to time its part of Arrow's freed memory
-    is given back. Rows that are still in use have freed none: pages given back are made anew.
+    """Note rows that this thread has processed; now and then give back its share of the memory that
+    Arrow has freed. Rows still in use have freed none, and pages given back must be mapped again.
     """
     used_bytes = pa.total_allocated_bytes()
     _PASSED.size_bytes += size_bytes
@@ -51,17 +51,17 @@ def release_memory_after(size_bytes: int) -> None:
 
 
 def keep_memory() -> None:
-    """Note that this thread is about to use again what was freed before."""
+    """Note that this thread is about to reuse memory that was freed before."""
     _PASSED.begin()
 
 
 def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
-    """Slices of at most ``rows_max`` rows and ``bytes_max`` bytes; a larger row stays whole."""
+    """Yield slices of at most ``rows_max`` rows and ``bytes_max`` bytes; a row is never cut."""
     return (piece for piece, _ in _cut(rows, rows_max, bytes_max))
 
 
 def _cut(rows: Rows, rows_max: int, bytes_max: int, row_bits: int | None = None) -> Iterator[tuple[Rows, int]]:
-    """The slices and the bytes of each. ``row_bits``: of every row, where they are known."""
+    """Yield the slices and the bytes of each. ``row_bits``: those of every row, if known."""
     count = len(rows)
     size_bytes = rows.nbytes if row_bits is None else -(-count * row_bits // 8)
     if count < 2 or (count <= rows_max and size_bytes <= bytes_max):
@@ -74,8 +74,9 @@ def _cut(rows: Rows, rows_max: int, bytes_max: int, row_bits: int | None = None)
 
 
 def _row_bits(schema: pa.Schema) -> int | None:
-    """The bits of a row of many columns of numbers, with one each for validity: Arrow adds up all
-    buffers whenever it is asked. None where the columns are few or the rows differ.
+    """Return the bits of a row of many columns of numbers, with one per column for validity.
+
+    Asking Arrow adds up all buffers each time. None if the columns are few or the rows differ.
     """
     if len(schema) < _MANY_COLUMNS or not all(map(pa.types.is_primitive, schema.types)):
         return None
@@ -86,7 +87,7 @@ def _row_bits(schema: pa.Schema) -> int | None:
 def rebatch(
     tables: Iterable[pa.Table], schema: pa.Schema, rows_max: int, bytes_max: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The rows as batches of at most so many rows and bytes. Only small batches are joined."""
+    """Yield the rows as batches of at most so many rows and bytes. Only small ones are joined."""
     waiting: list[pa.RecordBatch] = []
     held = held_bytes = 0
     row_bits = _row_bits(schema)
@@ -109,8 +110,9 @@ def rebatch(
 
 
 def with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same columns under this schema. Those of a batch that has it already are not touched: of
-    many columns that takes a while.
+    """Return the same columns under this schema.
+
+    A batch that already has it is returned untouched: with many columns, converting takes a while.
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
@@ -118,13 +120,13 @@ def with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch of all rows, which must have less than 2 GiB together."""
+    """Return one batch of all rows, which must have less than 2 GiB together."""
     columns = [pa.concat_arrays(column) for column in zip(*(batch.columns for batch in batches), strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def copy_rows(table: pa.Table) -> pa.Table:
-    """The same rows in new memory, so that a small slice does not keep a large table."""
+    """Return the same rows in new memory, so that a small slice does not keep a large table."""
     columns = [
         pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type) for column in table.columns
     ]
@@ -132,7 +134,7 @@ def copy_rows(table: pa.Table) -> pa.Table:
 
 
 def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
-    """These rows of a column, in this order, as one array. The column may have over 2 GiB."""
+    """Return these rows of a column, in this order, as one array. It may have over 2 GiB."""
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if not chunks:
         return pa.nulls(len(rows), column.type)
@@ -158,7 +160,7 @@ def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
 
 
 def take_table(table: pa.Table, rows: npt.NDArray[Any], bytes_max: int = TAKEN_BYTES) -> pa.Table:
-    """These rows of a table, in this order, in chunks of about ``bytes_max`` bytes."""
+    """Return these rows of a table, in this order, in chunks of about ``bytes_max`` bytes."""
     step = max(1, bytes_max * len(table) // max(1, table.nbytes))
     windows = [rows[start : start + step] for start in range(0, len(rows), step)][::-1]
     found = [table.schema.empty_table()]
@@ -167,7 +169,7 @@ def take_table(table: pa.Table, rows: npt.NDArray[Any], bytes_max: int = TAKEN_B
         try:
             columns = [take_rows(column, window) for column in table.columns]
         except (pa.ArrowInvalid, pa.ArrowCapacityError):
-            # Rows that are far larger than the others: 32-bit offsets end at 2 GiB.
+            # Some rows are far larger than the others, and 32-bit offsets end at 2 GiB.
             if len(window) == 1:
                 raise
             windows += [window[len(window) // 2 :], window[: len(window) // 2]]
@@ -177,7 +179,7 @@ def take_table(table: pa.Table, rows: npt.NDArray[Any], bytes_max: int = TAKEN_B
 
 
 def row_sizes(columns: Sequence[pa.ChunkedArray]) -> tuple[int, npt.NDArray[np.int64] | None]:
-    """Bytes of every row: a fixed part, and an array of what strings and lists add, or None."""
+    """Return the bytes of a row: a fixed part, and what strings and lists add per row, or None."""
     fixed = 0
     varying: npt.NDArray[np.int64] | None = None
     for column in columns:
@@ -191,7 +193,7 @@ def row_sizes(columns: Sequence[pa.ChunkedArray]) -> tuple[int, npt.NDArray[np.i
 
 
 def _fixed_bytes(kind: Any) -> int | None:
-    """Bytes of a value of this type; None where that depends on the value."""
+    """Return the bytes of a value of this type; None if they depend on the value."""
     if pa.types.is_struct(kind):
         widths = [_fixed_bytes(field.type) for field in kind]
         return None if None in widths else sum(width or 0 for width in widths)
@@ -211,7 +213,7 @@ def _sizes(array: Any) -> npt.NDArray[np.int64]:
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         values = [array.values] if pa.types.is_list(kind) else [array.keys, array.items]
         offsets = array.offsets.to_numpy()
-        # All entries that lie in memory, of which the offsets choose some.
+        # All entries in memory; the offsets choose some of them.
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sum(values))])
         within: npt.NDArray[np.int64] = ends[offsets[1:]] - ends[offsets[:-1]] + 4
         return within

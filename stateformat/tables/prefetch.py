@@ -1,4 +1,4 @@
-"""Calls made in threads ahead of the loop that needs their results, in order and in bounded
+"""Make calls in threads, ahead of the loop that needs their results, in order and in bounded
 memory.
 """
 
@@ -18,7 +18,7 @@ from .pieces import keep_memory, release_memory_after
 T = TypeVar("T")
 
 AHEAD_BYTES: Final = 16 << 20
-"""While results of this size wait in the process, a reader makes only one ahead."""
+"""While results of this size are waiting in the process, a reader makes only one ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Queue(Generic[T]):
         self._futures: deque[tuple[Future[T], int]] = deque()
 
     def fill(self) -> bool:
-        """Begin as many calls as allowed; False where no result is to come."""
+        """Begin as many calls as allowed; return False if no result is to come."""
         while len(self._futures) < self._depth and (not self._futures or _HELD.size_bytes < AHEAD_BYTES):
             call = next(self._calls, None)
             if call is None:
@@ -89,7 +89,7 @@ class _Queue(Generic[T]):
 def prefetch(
     calls: Generator[Callable[[], T], None, None], *, workers: int = 1, depth: int = 2
 ) -> Generator[T, None, None]:
-    """The results of ``calls`` in their order, made by ``workers`` threads at most ``depth`` ahead.
+    """Yield the results of ``calls`` in order, made by ``workers`` threads, up to ``depth`` ahead.
 
     ``calls`` itself runs in the caller's thread, and so does a single call. An error of a call is
     raised in place of its result. Closing this generator closes ``calls``, cancels what has not

@@ -1,4 +1,4 @@
-"""Rows as Python objects, for sentences."""
+"""Rows as Python objects, for messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pyarrow as pa
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return ``rows.to_pylist()``; where Python has no object for a value, all times are text.
+    """Return ``rows.to_pylist()``; if Python has no object for some value, all times are text.
 
-    It has none for dates and timestamps before the year 1 and after 9999. A few rows: they are
-    copied.
+    It has none for dates and timestamps before the year 1 and after 9999. For a few rows only: they
+    are copied.
     """
     try:
         found: list[dict[str, Any]] = rows.to_pylist()

@@ -1,4 +1,4 @@
-"""Rows set aside in a nameless temporary file in ``TMPDIR``, where memory may not hold them."""
+"""Rows set aside in an unnamed temporary file in ``TMPDIR``, because they may not fit in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Spill(Generic[H]):
-    """Buckets of rows in one temporary file. Any threads may add, and read once all is added."""
+    """Buckets of rows in one temporary file. Any thread may add, and read once all are added."""
 
     def __init__(self, piece_bytes: int = _PIECE_BYTES) -> None:
         self._piece_bytes = piece_bytes
@@ -39,7 +39,7 @@ class Spill(Generic[H]):
         self._waiting_bytes = 0
         self._lock = Lock()
         self.sizes: dict[H, int] = defaultdict(int)
-        """Bytes of each bucket that has rows, as they are in memory."""
+        """Bytes in memory of each bucket that has rows."""
 
     def __enter__(self) -> Spill[H]:
         return self
@@ -55,7 +55,7 @@ class Spill(Generic[H]):
         if not len(rows):
             return
         size_bytes = rows.nbytes
-        # Small slices of a large table would keep all of it.
+        # A small slice of a large table would keep all of it in memory.
         mine = copy_rows(rows) if size_bytes < _BUFFERED_BYTES else rows
         with self._lock:
             self.sizes[bucket] += size_bytes
@@ -65,7 +65,7 @@ class Spill(Generic[H]):
                 self._flush()
 
     def read(self, bucket: H) -> Iterator[pa.RecordBatch]:
-        """The rows of a bucket in the order of :meth:`add`, in batches of some megabytes."""
+        """Yield the rows of a bucket in the order of :meth:`add`, in batches of some megabytes."""
         for start, length in self._pieces.get(bucket, ()):
             with pa.ipc.open_stream(os.pread(self._file.fileno(), length, start)) as stream:
                 yield from stream
@@ -86,8 +86,8 @@ class Spill(Generic[H]):
                     self._write(bucket, piece.combine_chunks())
         except OSError as error:
             raise StorageError(
-                f"rows that do not fit in memory could not be set aside in {tempfile.gettempdir()}: {error.strerror}; "
-                "let TMPDIR name a directory with more room"
+                f"rows that do not fit in memory could not be spilled to disk in {tempfile.gettempdir()}: "
+                f"{error.strerror}; let TMPDIR name a directory with more room"
             ) from error
         self._waiting.clear()
         release_memory_after(self._waiting_bytes)
@@ -107,12 +107,12 @@ class Spill(Generic[H]):
 
 
 def buckets_of(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.NDArray[np.int64]:
-    """One of ``count`` buckets for each row, by the hash of the columns and the ``level``."""
+    """Return one of ``count`` buckets per row, by the hash of the columns and the ``level``."""
     return (mixed_hashes(hash_keys(columns), level).astype(np.int64) * count) >> 32
 
 
 def split_by_bucket(rows: pa.Table, buckets: npt.NDArray[np.int64]) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each bucket that has any, ascending; rows keep their order."""
+    """Yield the rows of each bucket that has any, ascending; rows keep their order."""
     if not len(rows):
         return
     order = np.argsort(buckets, kind="stable")

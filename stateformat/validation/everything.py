@@ -1,7 +1,7 @@
-"""Validation of all checkpoints of a store, and the search for the newest that is whole.
+"""Validate all checkpoints of a store, and search for the newest that is whole.
 
 Both go from the newest down and share what they have read: a segment that many checkpoints name is
-read once. A fault of it is one finding with the ids of all of them.
+read once. A fault in it is one finding with the ids of all of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def validate_all(
 ) -> StoreReport:
     """Report everything that is wrong with the checkpoints of a store.
 
-    That costs each record and manifest, one listing, and each distinct segment once: a small read
-    of it, or all its bytes (``full``). Memory is bounded by the largest manifest. Raises
-    ``NotFound`` where there is no store, and ``StorageError`` where it cannot be listed.
+    It reads each record and manifest, one listing, and each distinct segment once: a little of it,
+    or all its bytes (``full``). Memory is bounded by the largest manifest. Raises ``NotFound`` if
+    there is no store, and ``StorageError`` if it cannot be listed.
     """
     return _run(store, level, progress, search=False)
 
@@ -33,10 +33,10 @@ def validate_all(
 def newest_whole(
     store: HasStorage | Storage, *, level: Level = "quick", progress: Progress | None = None
 ) -> StoreReport:
-    """Validate from the newest checkpoint downward, and end at the first that is wholly good.
+    """Validate checkpoints, newest first, and stop at the first without errors.
 
-    ``StoreReport.newest_whole`` is the answer; one that may be a stray is none. Raises as
-    :func:`validate_all`.
+    ``StoreReport.newest_whole`` is the result; it is never one that may be a stray. Raises as
+    :func:`validate_all` does.
     """
     return _run(store, level, progress, search=True)
 
@@ -56,7 +56,7 @@ def _run(store: HasStorage | Storage, level: Level, progress: Progress | None, *
 
 
 class _Collected:
-    """What is found, checkpoint after checkpoint, the newest first."""
+    """What is found, one checkpoint after another, newest first."""
 
     def __init__(self, storage: Storage, level: Level) -> None:
         self._storage = storage
@@ -73,7 +73,7 @@ class _Collected:
         return StoreReport(url, self._level, self._newest, tuple(self._results), findings, counts)
 
     def own(self, found: Survey, progress: Progress | None, *, search: bool) -> None:
-        """Validate the checkpoints of one of our stores."""
+        """Validate the checkpoints of a stateformat store."""
         self._newest = found.listed[-1]
         records = {record.checkpoint_id: record for record in found.checkpoints}
         lost = {ref.checkpoint_id: ref for ref in found.lost if ref.checkpoint_id not in records}
@@ -150,7 +150,7 @@ def _standing(errors: list[Problem]) -> Standing:
 
 
 def _key(problem: Problem) -> object:
-    """Return what two checkpoints' findings of one segment have in common."""
+    """Return what the findings of two checkpoints about one segment have in common."""
     if not problem.path.startswith("segments/"):
         return problem
     # The message names the subtasks, which a rescale changes.

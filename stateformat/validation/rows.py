@@ -1,9 +1,9 @@
 """Checks the rows of one segment against its state and its handles (SPEC.md sections 5.1 to 5.4).
 
-Batches come in the order of the file. Each is judged by itself with the functions that writers use.
-Between batches the check keeps the last row's place in the order, the rows per group, and the row
-keys of the group that is not complete, so memory does not grow with the segment. Each broken rule
-is reported once per segment, with the first row that breaks it.
+Batches come in the order of the file. Each is checked by itself with the functions that writers
+use. Between batches the check keeps the last row's place in the order, the rows per group, and the
+row keys of the incomplete group, so memory does not grow with the segment. Each broken rule is
+reported once per segment, with the first row that breaks it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GroupRows(NamedTuple):
     counts: npt.NDArray[np.int64]
 
     def spread(self) -> npt.NDArray[np.int64]:
-        """Return the rows of every group that there can be."""
+        """Return the rows of every possible group."""
         found = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
         found[self.first : self.first + len(self.counts)] = self.counts
         return found
@@ -119,7 +119,7 @@ class RowsCheck:
 
     @property
     def group_rows(self) -> GroupRows | None:
-        """The rows of each group; None in modes without groups, and where there are no rows."""
+        """The rows of each group; None in modes without groups, and if there are no rows."""
         filled = np.flatnonzero(self._counts)
         if not len(filled):
             return None
@@ -208,7 +208,7 @@ class RowsCheck:
         self._open_channels = rows[:, (rows[:3] == rows[:3, -1:]).all(axis=0)][:, -MAX_PARALLELISM_LIMIT:]
 
     def _progress(self, table: pa.Table) -> None:
-        """Check that each edge has one row at most (section 6.2); the edge may be gone."""
+        """Check that each edge has at most one row (section 6.2); the edge may be gone."""
         for edge in table["_edge"].to_pylist():
             if edge in self._edges:
                 self._report_once(_DAMAGED, "SPEC 6.2", "edge", f"has the progress of edge {edge!r} twice")

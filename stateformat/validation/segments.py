@@ -1,9 +1,9 @@
 """Checks segments against the handles that name them (SPEC.md sections 4.1, 4.4, 5 and 7.2).
 
-Handles are gathered by segment, so a segment is checked once however many share it. Quick costs one
+Handles are grouped by segment, so a segment is checked once however many share it. Quick costs one
 ranged read per segment that is an object: presence and size come from one listing, the rest from
-the footer. Full reads every byte twice, for the digest and for the rows, in bounded memory. What
-lies behind a failed check is not parsed.
+the footer. Full reads every byte twice, for the digest and for the rows, in bounded memory. After a
+failed check nothing further is parsed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """The path under which it lies unless it is inline."""
+        """The path of its object, unless it is inline."""
         return str(self.facts["path"])
 
     def describe(self) -> str:
@@ -116,16 +116,16 @@ class SegmentResult:
 
 
 def segments_of(manifest: Manifest, usable: Mask) -> tuple[Ints, Ints]:
-    """Return which handles name segments, sorted by segment, and where each segment's begin.
+    """Return which handles name segments, sorted by segment, and where those of each begin.
 
     Segments are in the order of their first handles; the last bound is the number of handles.
-    ``usable`` marks the handles that are sound by themselves and of a state and schema that exist.
+    ``usable`` marks the handles that are sound by themselves and whose state and schema exist.
     """
     named = usable & pc.is_valid(manifest.handles["path"]).to_numpy()
     rows = np.flatnonzero(named)
     codes = codes_of(manifest.handles["path"])[0][rows]
     if not named.all():
-        # Without the paths that only unusable handles name.
+        # Leave out paths that only unusable handles name.
         codes = integers(pc.dictionary_encode(pa.array(codes)).indices)
     bounds = before(np.bincount(codes)) if len(codes) else np.zeros(1, np.int64)
     # Usually the handles of one segment are neighbors already.
@@ -157,7 +157,7 @@ def check_segment(
     """Return everything that is wrong with one segment. Never raises.
 
     ``sizes``: the sizes of all objects under ``segments/``, by path.
-    ``done``: called with numbers of checked bytes, which add up to the size of the segment.
+    ``done`` is called with numbers of checked bytes that add up to the size of the segment.
     """
     check = _SegmentCheck(storage, record, segment, done)
     try:
@@ -203,7 +203,7 @@ class _SegmentCheck:
         uid, state = segment.operator.uid, segment.state.name
         problem = Problem(kind, clause, message, advice, segment.path, uid, state, segment.subtask)
         if kind is ErrorKind.UNKNOWN_KEY_HASH:
-            # Nothing is wrong with it: whoever knows the hash can check what could not be checked.
+            # Nothing is wrong with it; only someone who knows the hash can check the rest.
             problem = replace(problem, severity="warning", advice=_ADVICE_HASH)
         self.result.problems.append(problem)
 
@@ -321,7 +321,7 @@ class _SegmentCheck:
         if not schema.equals(expected, check_metadata=False):
             here, there = _one_line(schema), _one_line(expected)
             self.report(_DAMAGED, "SPEC 5.1", f"has the columns [{here}]; schema {facts['schema_id']} says [{there}]")
-            # Rows of columns that differ in nullability alone can still be checked.
+            # Rows whose columns differ only in nullability can still be checked.
             sound = [(item.name, item.type) for item in schema] == [(item.name, item.type) for item in expected]
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         counts = [group.num_rows for group in groups]
@@ -400,7 +400,7 @@ class _SegmentCheck:
             check_pages(self._pages, number, number, held, is_verified=False)
         except FooterFault as fault:
             # These pages are safe only because the digest of the file is right: slices cannot be
-            # read.
+            # read separately.
             check_pages(self._pages, number, number, held)
             if not self._headers_reported:
                 self._headers_reported = True

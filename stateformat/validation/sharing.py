@@ -1,8 +1,8 @@
 """Segments that several checkpoints share, each read once.
 
-Checkpoints come from the newest down. What names a segment exactly as in the checkpoint before is
-found by comparing the columns of both manifests, for all handles at once. A segment that is named
-otherwise, after a rescale or a rollback, is remembered by its path: its handles are compared with
+Checkpoints come from the newest down. Comparing the columns of two manifests, for all handles at
+once, finds the segments that are named exactly as in the checkpoint checked before. A segment named
+differently, after a rescale or a rollback, is remembered by its path: its handles are compared with
 the rows that were counted in it.
 """
 
@@ -29,8 +29,7 @@ from .segments import Segment, SegmentResult, check_other_handles, check_segment
 THREADS: Final = 4
 _WINDOW: Final = 256
 REMEMBERED_BYTES_MAX: Final = 64 * 2**20
-"""What is kept of segments that were sound; those beyond it are read again where they are named
-otherwise."""
+"""Bytes remembered of sound segments; those beyond it are read again if named differently."""
 _RESULT_BYTES: Final = 1_024
 
 _COMPARED: Final = (
@@ -56,7 +55,7 @@ class Checked:
 
 @dataclass
 class _Named:
-    """The segments of the checkpoint before, in the order of its handles."""
+    """The segments of the checkpoint checked before, in the order of its handles."""
 
     record: Record
     manifest: Manifest
@@ -69,11 +68,11 @@ class _Named:
 
 
 class SharedSegments:
-    """Checks the segments of checkpoints of one store, from the newest down, each segment once."""
+    """Checks the segments of a store's checkpoints, newest first, each segment once."""
 
     def __init__(self, storage: Storage, level: Level) -> None:
         self.storage = storage
-        """The store's."""
+        """The storage of the store."""
         self._level: Level = level
         self._sizes: Mapping[str, int] | None = None
         self._before: _Named | None = None
@@ -83,8 +82,9 @@ class SharedSegments:
     def check(self, record: Record, manifest: Manifest, usable: Mask, done: Callable[[int], None]) -> Checked:
         """Return what is wrong with the segments that one checkpoint names.
 
-        ``usable`` marks the handles that are sound by themselves. ``done`` is called with numbers
-        of bytes that are checked. Raises ``StorageError`` where the segments cannot be listed.
+        ``usable`` marks the handles that are valid by themselves. ``done`` is called with the
+        number of bytes checked since the last call. Raises ``StorageError`` if the segments cannot
+        be listed.
         """
         rows, bounds = segments_of(manifest, usable)
         first = rows[bounds[:-1]]
@@ -167,7 +167,7 @@ class SharedSegments:
         ), newest_ids
 
     def _same_states(self, record: Record, manifest: Manifest, first: Ints) -> Mask:
-        """Return which segments are of a state that is declared as in the checkpoint before."""
+        """Return which segments have a state declared as in the checkpoint before."""
         assert self._before is not None
         other, same = self._before.record, np.ones(len(first), bool)
         for state in record.states:
@@ -180,7 +180,7 @@ class SharedSegments:
         return same
 
     def _same_inline(self, manifest: Manifest, paths: pa.Array, same: Mask) -> Mask:
-        """Return which segments are inline in both checkpoints with the same bytes, or in none."""
+        """Return which segments are inline in both checkpoints with equal bytes, or in neither."""
         assert self._before is not None
         found = same.copy()
         if not manifest.inline_bytes() and not self._before.manifest.inline_bytes():
@@ -193,7 +193,7 @@ class SharedSegments:
 
 
 def _batches(chosen: Ints, sizes: Ints) -> Iterator[Ints]:
-    """Yield some segments at a time, with about :data:`BATCH_ROWS` handles or a single segment."""
+    """Yield a few segments at a time, with about :data:`BATCH_ROWS` handles, or a single one."""
     if len(chosen):
         batch = (np.cumsum(sizes[chosen]) - 1) // BATCH_ROWS
         yield from np.split(chosen, np.flatnonzero(np.diff(batch)) + 1)
@@ -218,7 +218,7 @@ def _equal_rows(ours: pa.Table, theirs: pa.Table) -> Mask:
 
 
 def _facts(record: Record, segment: Segment) -> tuple[Any, ...]:
-    """Return everything that the rows of a segment were checked against, save its handles."""
+    """Return everything that the rows of a segment were checked against, except its handles."""
     facts, operator = segment.facts, segment.operator
     own = (*(facts[name] for name in (*_OF_SEGMENT, *_DIGESTS)), facts["layer"] > 0)
     return (*own, segment.state, operator.max_parallelism, operator.key_hash, record.job_id)

@@ -1,9 +1,9 @@
-"""Validates a checkpoint: every invariant of SPEC.md, as problems in a report.
+"""Validate a checkpoint: every invariant of SPEC.md, as problems in a report.
 
-The checks go from the outside in: record, manifest, content, segments. Where a layer cannot be
-decoded, its first fault is reported and nothing inside it is looked at. In a layer that was decoded
-every fault is reported. Quick reads record, manifest and the footer of every segment; full reads
-every byte and every row. Nothing is written.
+The checks go from the outside in: record, manifest, content, segments. If a layer cannot be
+decoded, its first fault is reported and nothing inside it is checked. In a decoded layer every
+fault is reported. Quick reads record, manifest and the footer of every segment; full reads every
+byte and every row. Nothing is written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..storage import Storage
 from .sharing import SharedSegments
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are checked so far, and the bytes of all segments."""
+"""Called with the bytes checked so far, and the bytes of all segments."""
 
 _CLAUSES: Final = {
     ErrorKind.UNSUPPORTED_VERSION: "SPEC 3.2",
@@ -72,16 +72,16 @@ def validate(
     level: Level = "quick",
     progress: Progress | None = None,
 ) -> Report:
-    """Report everything that is wrong with one checkpoint, the newest where no id is given.
+    """Report everything that is wrong with one checkpoint, by default the newest.
 
-    ``quick`` costs the record, the manifest, one listing and one small read per segment. ``full``
+    ``quick`` reads the record, the manifest, one listing and a little of each segment. ``full``
     reads every byte and checks every row, in bounded memory. Damage, a newer version, and a storage
-    that fails half-way are problems of the report.
+    that fails on the way are problems in the report.
 
-    Where no store lies but another system's checkpoint, its format says what is wrong with that.
+    If there is no store but another system's checkpoint, its format checks that.
 
-    Raises ``NotFound`` for a store or checkpoint that does not exist, and ``StorageError`` where
-    the store cannot be listed.
+    Raises ``NotFound`` for a store or checkpoint that does not exist, and ``StorageError`` if the
+    store cannot be listed.
     """
     storage = store if isinstance(store, Storage) else store.storage
     name, outside = getattr(store, "format", None), getattr(store, "outside", None)
@@ -94,7 +94,7 @@ def validate(
         require_records(storage, ids)
     chosen = CheckpointId(ids[-1] if checkpoint_id is None else checkpoint_id)
     if chosen not in ids:
-        record_of(storage, chosen)  # Raises where the record has expired or was lost.
+        record_of(storage, chosen)  # Raises if the record has expired or was lost.
         raise NotFound(f"no checkpoint {chosen} in {storage.url}", checkpoint_id=chosen)
     validation = Validation(SharedSegments(storage, level), chosen, progress)
     validation.run()
@@ -105,9 +105,9 @@ def validate(
 def check_checkpoint(
     storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick", segments: SharedSegments | None = None
 ) -> tuple[Problem, ...]:
-    """Return everything that is wrong with one checkpoint by itself, without its history.
+    """Return everything that is wrong with one checkpoint alone, without its history.
 
-    ``segments`` may have checked newer checkpoints, at its own level.
+    ``segments`` may have checked newer checkpoints already; its level then counts.
     """
     validation = Validation(segments or SharedSegments(storage, level), checkpoint_id)
     validation.run()
@@ -127,10 +127,10 @@ class Validation:
         self.findings: list[Problem] = []
         self.counts = Counts()
         self.distinct = Counts()
-        """What was read; of segments only those that no other checkpoint had named before."""
+        """What was read; only segments that no other checkpoint had named before count."""
 
     def run(self, record: Record | None = None) -> None:
-        """Fill ``findings`` and ``counts``. ``record``: where it was read before."""
+        """Fill ``findings`` and ``counts``. ``record``: the record, if already read."""
         record = self._record() if record is None else record
         manifest = self._manifest(record) if record is not None else None
         if record is None or manifest is None:
@@ -202,7 +202,7 @@ class Validation:
         self.distinct = replace(self.counts, segments=checked.read)
 
     def _expired(self, record: Record) -> bool:
-        """Whether the checkpoint has expired meanwhile: then nothing is damaged (7.3)."""
+        """Return whether the checkpoint has expired meanwhile; then nothing is damaged (7.3)."""
         try:
             now = load_record(self.storage, self.checkpoint_id)
         except NotFound:
@@ -270,7 +270,7 @@ def _fault(error: CheckpointError) -> str:
 
 
 def _order_problems(record: Record) -> Iterator[Problem]:
-    """Check that ids follow by one (section 8.2); a repaired chain may begin above 1."""
+    """Check that ids increase by one (section 8.2); a repaired chain may begin above 1."""
     path, here = layout.record_path(record.checkpoint_id), record.checkpoint_id
     if record.parent is None and record.content_of is None and here != 1:
         message = f"record {here} names no parent, and the first checkpoint of a job has id 1"
@@ -321,14 +321,14 @@ def lost_problem(storage: Storage, ref: ParentRef) -> Problem:
 
 
 def unreadable_problem(checkpoint_id: CheckpointId, fault: CheckpointError) -> Problem:
-    """Return the problem of a record whose bytes are no record that is known here."""
+    """Return the problem of a record whose bytes are not a record this version can read."""
     advice = "upgrade stateformat" if isinstance(fault, UnsupportedFormat) else ADVICE_RESTORE
     path = layout.record_path(checkpoint_id)
     return Problem(fault.kind, _CLAUSES.get(fault.kind, "SPEC 8.1"), _fault(fault), advice, path=path)
 
 
 def stray_problem(ref: ParentRef) -> Problem:
-    """Return the warning of a record that is no checkpoint."""
+    """Return the warning about a record that is not a checkpoint."""
     message = f"record {ref.checkpoint_id} is a stray: it is not a checkpoint, and no restore reads it"
     path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc --keep`)"
     return Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, advice, path=path, severity="warning")

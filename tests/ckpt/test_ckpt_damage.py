@@ -235,7 +235,7 @@ def test_a_record_in_the_middle_that_is_gone_needs_nothing_and_hides_nothing(fiv
         [number, "lost" if number == "4" else "checkpoint"] for number in "65432"
     ]
     page = words("repair", five, status=1)
-    assert "Nothing has to be done" in page
+    assert "There is nothing to do" in page
     assert "by hand" not in page, "one record is missing, however far above it the newest is"
     for status, command in (
         *((1, "history {}"), (0, "inspect {}@3"), (0, "copy {}@3 {}-copy"), (1, "gc {} --keep 3 --delete")),
@@ -333,7 +333,7 @@ def test_all_checkpoints_are_validated_and_the_newest_whole_is_found(five: Path)
     for manifest in five.glob("manifests/*"):
         manifest.unlink()
     assert document("validate", five, "--newest-whole", status=3)["newest_whole"] is None
-    assert "No checkpoint is wholly good." in words("validate", five, "--newest-whole", status=3)
+    assert "No checkpoint is whole." in words("validate", five, "--newest-whole", status=3)
 
 
 def test_questions_about_a_store_name_no_checkpoint(five: Path) -> None:

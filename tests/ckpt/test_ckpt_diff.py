@@ -56,7 +56,7 @@ def test_pins_are_sides_too(own_flights: Path) -> None:
     [
         (["@1", "@x"], 3, "no store"),
         (["@1", "@9"], 3, "no checkpoint 9"),
-        (["@1", "@0"], 2, "no checkpoint id"),
+        (["@1", "@0"], 2, "not a checkpoint id"),
         (["@1"], 2, "Missing argument"),
         (["@1", "@2", "--operator", "delay"], 2, "did you mean 'delays'"),
         (["@1", "@2", "--state", "sum"], 2, "did you mean 'sums'"),

@@ -254,7 +254,7 @@ def test_a_start_refuses_exactly_what_the_page_refuses(place: Path, function: st
 def test_operators_may_be_named_by_their_name(place: Path) -> None:
     found = explained(place, "before", "--operator-parallelism", "Counts=7")
     assert {one["uid"]: one["parallelism"] for one in found["plan"]["operators"]}["count"] == 7
-    assert "and the program counts" in " ".join(found["start"]["notes"])
+    assert "and the program takes precedence" in " ".join(found["start"]["notes"])
 
 
 def test_a_parallelism_that_the_program_does_not_have_is_misuse(place: Path) -> None:

@@ -31,4 +31,4 @@ def test_an_age_keeps_what_is_younger_and_the_number_keeps_its_own(five: Path, m
 
 @pytest.mark.parametrize("age", ["7", "d", "-1d", "1y", "1 d 2 h", "inf", "1e3s", ""])
 def test_what_is_no_length_of_time_is_refused(age: str, five: Path) -> None:
-    assert "no length of time" in failure("gc", five, f"--older-than={age}", status=2)["message"]
+    assert "not a length of time" in failure("gc", five, f"--older-than={age}", status=2)["message"]

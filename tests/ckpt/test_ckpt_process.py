@@ -139,7 +139,7 @@ def test_an_import_that_turns_an_interrupt_into_another_error_is_no_bug(monkeypa
 def test_an_interrupted_deletion_says_that_something_may_be_gone(counts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_find", lambda *_: signal.raise_signal(signal.SIGINT))
     text = words("gc", counts, "--keep", "1", "--delete", status=130)
-    assert "what was deleted before stays deleted" in text
+    assert "what was deleted stays deleted" in text
     assert "nothing was changed" not in text
 
 

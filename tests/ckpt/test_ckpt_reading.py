@@ -281,7 +281,7 @@ def test_an_export_goes_into_a_plain_file_only(flights: Path, tmp_path: Path) ->
     assert "is a directory; name a file in it" in failure(*what, tmp_path, status=2)["message"]
     link = tmp_path / "nothing"
     link.symlink_to("/dev/null")
-    assert "is no plain file" in failure(*what, link, status=2)["message"]
+    assert "is not a regular file" in failure(*what, link, status=2)["message"]
     assert link.is_symlink()
     missing = failure(*what, tmp_path / "no" / "x.csv", status=3)["message"]
     assert missing.startswith(f"{tmp_path / 'no'}: no such directory; make it")

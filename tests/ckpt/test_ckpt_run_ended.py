@@ -101,7 +101,7 @@ def test_it_takes_a_checkpoint_and_ends_with_status_0_and_goes_on_without_any_op
     ("options", "signals", "said"),
     [
         (("--grace-seconds", "0.1"), 1, "0.1 s were not enough for a checkpoint"),
-        ((), 2, "the job was told to end twice"),
+        ((), 2, "the job was asked to end twice"),
     ],
 )
 def test_a_step_that_hangs_ends_with_grace_or_with_a_second_signal_and_status_143(

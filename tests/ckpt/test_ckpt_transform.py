@@ -222,7 +222,7 @@ def test_the_state_of_another_system_is_imported_first() -> None:
     folder = FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
     for option in ("--transform=fixes:fail", "--rename-column=a=b"):
         error = failure("rewrite", folder, option, "--to", "memory://to", status=2)
-        assert re.search("of which nothing is rewritten; `ckpt import .* whose state can be", error["message"])
+        assert re.search("which cannot be rewritten; `ckpt import .* whose state can be", error["message"])
 
 
 @pytest.mark.s3

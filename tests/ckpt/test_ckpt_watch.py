@@ -169,7 +169,7 @@ def test_a_rollback_a_rescale_and_what_they_mean_for_a_run_are_said(world: World
     world.script = {1: lambda: world.store.rollback(1), 2: lambda: stores.rescale_newest(world.store, 4)}
     world.watching.run(1.0, count=2)
     assert world.events[-4:] == [("checkpoint", 3), ("rolled_back", 3), ("checkpoint", 4), ("replaced", 4)]
-    assert "a run that works stops at its next checkpoint" in world.message("rolled_back")
+    assert "a running job stops at its next checkpoint" in world.message("rolled_back")
     assert world.lines[-2].endswith("0 of 2, rescale")
 
 
@@ -198,7 +198,7 @@ def test_what_expired_between_two_looks_is_said(world: World) -> None:
     world.script = {1: many}
     world.watching.run(1.0, count=2)
     assert world.events[-3:] == [("passed", 4), ("checkpoint", 5), ("checkpoint", 6)]
-    assert world.message("passed") == "checkpoints 2 to 4 have come and gone between two looks"
+    assert world.message("passed") == "checkpoints 2 to 4 have come and gone between two polls"
 
 
 def test_a_damaged_record_is_said_with_what_to_do(world: World) -> None:
@@ -226,7 +226,7 @@ def test_silence_is_said_after_several_times_the_usual_and_then_ever_more_seldom
     said = [one["message"] for one in world.documents if one["event"] == "silent"]
     # Ten seconds had passed since the last one when the watch began.
     assert [re.findall(r"for (\S+ \w+),", text)[0] for text in said] == ["50 s", "2 min", "3 min", "7 min"]
-    assert "checkpoints came every 10 s; does the job run?" in said[0]
+    assert "they came every 10 s; is the job running?" in said[0]
     world.publish()
     world.watching._look()
     world.wait(20)

@@ -23,7 +23,7 @@ from tests.played_stage import EVERYWHERE, PlayedStage, other
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
 
 
-REAL = pytest.param("cluster", 3, marks=pytest.mark.spark)
+REAL = pytest.param("cluster", 3, marks=[pytest.mark.spark, pytest.mark.truth])
 
 
 @pytest.mark.parametrize(("executor", "parallelism"), [("local", 1), ("local", 3), ("spark", 3), REAL])

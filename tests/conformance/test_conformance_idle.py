@@ -196,7 +196,7 @@ def test_a_source_without_ranges_is_idle_on_spark(stage: PlayedStage) -> None:
 @pytest.mark.parametrize(
     ("event_time", "idle_after", "said"),
     [
-        (None, 5, "no event time that it could hold up"),
+        (None, 5, "has idle_after but no event time"),
         ("at", 0, "0. Give whole microseconds"),
         ("at", 1.5, "1.5. Give whole"),
         ("at", True, "True. Give whole"),

@@ -25,10 +25,10 @@ def test_loops_that_always_press_come_to_their_end_without_a_deadlock(
 @EVERYWHERE
 def test_a_loop_that_holds_too_much_fails_at_once_with_a_sentence(stage: PlayedStage, executor: str) -> None:
     job = LapJob(stage.directory, spins=True)
-    said = "bytes of records wait to go round the loop of operator 'head'"
+    said = "bytes of records wait in the loop of operator 'head'"
     with pytest.raises(JobFailed, match=re.escape(said)) as caught:
         stage.run(executor, job.flow(2, 3), loop_bytes_max=1000)
-    assert "another try cannot help" in str(caught.value)
+    assert "retrying cannot help" in str(caught.value)
     assert "raise loop_bytes_max" in str(caught.value)
     job.spins.unlink()
     stage.run(executor, job.flow(2, 3))

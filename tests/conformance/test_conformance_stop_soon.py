@@ -77,7 +77,7 @@ def test_told_before_it_begins_it_commits_what_the_last_run_left_and_reads_nothi
     line.source.let(0)
     outcome = runtime.run(line.flow())
     assert (outcome.interrupted, outcome.checkpoint_id) == (True, newest)
-    assert outcome.sentence.endswith("nothing was read since. The next start goes on from it, without any option")
+    assert outcome.sentence.endswith("nothing was read after it. The next start goes on from it, without any option")
     assert runtime.run(line.flow()).interrupted is False
     line.check()
 

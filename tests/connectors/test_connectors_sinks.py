@@ -382,7 +382,7 @@ def test_every_compression_that_is_known_is_written(inside: Inside, compression:
         ("out", {"endpoint_url": "http://localhost"}, "no option endpoint_url. It takes none"),
         ("out", {"rows_per_file": 0}, "rows_per_file is 0"),
         ("memory://out", {}, "no file sink for memory://.*Known are file, s3"),
-        (Path("s3://bucket/out"), {}, "one slash less. Give the URL as a str"),
+        (Path("s3://bucket/out"), {}, "one slash fewer. Give the URL as a str"),
         ("s3://bucket/out", {"endpoint_ulr": "http://localhost"}, "no option endpoint_ulr. Known are.*endpoint_url"),
         ("s3://user:word@bucket/out", {}, "names a bucket and nothing else"),
         ("s3://bucket/a//b", {}, "no address"),

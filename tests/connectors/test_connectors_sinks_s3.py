@@ -121,6 +121,7 @@ def test_what_has_gone_up_takes_no_room_on_the_worker(outside: Outside, monkeypa
 # Crashes and rivals
 
 
+@pytest.mark.truth
 def test_a_crash_before_or_after_any_request_loses_nothing_and_repeats_nothing(
     moto: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

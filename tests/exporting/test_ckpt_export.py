@@ -40,7 +40,7 @@ def test_all_states_in_one_call(world: Path, tmp_path: Path, file_format: str) -
     assert (again["rows"], again["files"]) == (0, 0)
     assert all((one["added"], one["present"], one["version"]) == ([], [6], None) for one in again["states"])
     text = page("export", world, "--as", file_format, "--to", tmp_path)
-    assert "nothing: all of it was there" in text
+    assert "nothing: all of it was already there" in text
     newer = document("export", f"{world}@3", "--operator", "totals", "--as", file_format, "--to", tmp_path)
     assert {one["operator"] for one in newer["states"]} == {"totals"}
 
@@ -140,9 +140,9 @@ def test_checkpoints_of_other_systems_become_tables(tmp_path: Path, file_format:
         ("--as delta --partition-by a --to x", "--partition-by writes Parquet"),
         ("--as delta --checkpoints 7..9 --to x", "no checkpoint 7"),
         ("--as delta --checkpoints 5..2 --to x", "ends before it begins"),
-        ("--as delta --checkpoints 2 --to x", "is no range of checkpoints"),
-        ("--as delta --checkpoints 0..2 --to x", "is no range of checkpoints"),
-        ("--as delta --checkpoints .. --to x", "is no range of checkpoints"),
+        ("--as delta --checkpoints 2 --to x", "is not a range of checkpoints"),
+        ("--as delta --checkpoints 0..2 --to x", "is not a range of checkpoints"),
+        ("--as delta --checkpoints .. --to x", "is not a range of checkpoints"),
         ("--as delta --checkpoints 2..3 --all-checkpoints --to x", "contradict each other"),
         ("--as delta --checkpoints 2..3 --subtask 0 --to x", "--subtask is of one checkpoint"),
         ("--as delta --subtask 7 --operator totals --to x", "subtasks 0 to 2"),
@@ -150,7 +150,7 @@ def test_checkpoints_of_other_systems_become_tables(tmp_path: Path, file_format:
         ("--operator totals --state spent --as delta --where 'oders > 1' --to x", "no column 'oders'"),
         ("--operator totals --state spent --as delta --where orders --to x", "BOOLEAN|boolean|condition"),
         ("--as delta --to s3://", "names? no|no address|is no "),
-        ("--as iceberg --to memory://x", "is no folder that tables can lie in"),
+        ("--as iceberg --to memory://x", "cannot hold tables"),
         ("--as iceberg --to -", "--to - is standard output, and this goes into a folder"),
         ("--as parquet --operator totals --state spent --partition-by city --to -", "is standard output"),
         ("--as flink-savepoint --where a --to x", "writes all operators"),

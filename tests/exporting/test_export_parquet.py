@@ -166,9 +166,9 @@ def test_columns_that_cannot_be_folders_are_refused(
     world: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = (
-        (SPENT, ("euros",), "is double, which makes no name of a folder"),
-        (("totals", "recent"), ("shop",), "makes no name of a folder"),
-        (("totals", "reminders"), ("note",), "is binary, which makes no name"),
+        (SPENT, ("euros",), "is double, which cannot be a folder name"),
+        (("totals", "recent"), ("shop",), "cannot be a folder name"),
+        (("totals", "reminders"), ("note",), "is binary, which cannot be a folder name"),
         (SPENT, ("citty",), "did you mean 'city'"),
         (SPENT, ("city", "city"), "named twice"),
         (("orders", "unassigned"), ("path",), "a file needs one"),

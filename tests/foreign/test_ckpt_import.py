@@ -123,7 +123,9 @@ def test_stores_of_ours_and_places_in_use_are_refused(tmp_path: Path) -> None:
     folder, store = place(tmp_path, "flink"), tmp_path / "store"
     page("import", folder, "--to", store, COLUMNS="120")
     assert "holds checkpoint 1" in failure("import", folder, "--to", store, status=2)["message"]
-    assert "ours already" in failure("import", store, "--to", tmp_path / "other", status=2)["message"]
+    assert (
+        "already a stateformat checkpoint" in failure("import", store, "--to", tmp_path / "other", status=2)["message"]
+    )
     assert "stays as it is" in failure("import", folder, "--to", folder / "store", status=2)["message"]
     other = place(tmp_path, "spark")
     assert "a fake of spark" in failure("import", folder, "--to", other, status=2)["message"]

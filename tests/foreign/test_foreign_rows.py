@@ -13,7 +13,7 @@ import pytest
 import stateformat
 from stateformat.errors import InvalidInput
 from stateformat.reading import Checkpoint, StateRows
-from tests.foreign.test_import_fixtures import FIXTURES, FOLDERS, is_readable, named, plain
+from tests.foreign.test_import_fixtures import EACH, FIXTURES, is_readable, plain
 from tests.stores import refused
 
 KEYS_TRIED = 2
@@ -42,7 +42,7 @@ def at_some_keys(rows: StateRows, whole: pa.Table) -> None:
         assert found.select([]).table().num_rows == len(right)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=map(named, FOLDERS))
+@pytest.mark.parametrize("folder", EACH)
 def test_columns_keys_and_parts_are_those_of_the_whole(folder: Path) -> None:
     checkpoint: Checkpoint = stateformat.open(folder).open()
     for state in checkpoint.states:

@@ -35,6 +35,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     del sys.modules["spark_query_moves"]
 
 
+@pytest.mark.truth
 @pytest.mark.usefixtures("spark")
 def test_a_structured_streaming_query_is_finished_here_with_the_totals_of_all_its_input(
     moves: ModuleType, tmp_path: Path

@@ -253,7 +253,7 @@ def test_swapped_partitions_are_an_error_that_says_whose_files_these_are() -> No
     found = findings(swapped())
     assert [problem.subtask for problem in found] == [0, 1]
     assert "all belong into partition 1, whose files these seem to be" in found[0].message
-    assert "Spark goes on without a word" in found[0].advice
+    assert "Spark reports no error, and its results are wrong" in found[0].advice
     assert findings(swapped(), "quick") == []
 
 

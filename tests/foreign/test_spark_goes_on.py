@@ -109,7 +109,8 @@ def check(spark: Any, stood: Stand, number: int, provider: str | None, conf: dic
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "provider"), [("totals", 3, None), ("totals", 5, "rocksdb"), ("session", 5, None)]
+    ("name", "number", "provider"),
+    [("totals", 3, None), ("totals", 5, "rocksdb"), pytest.param("session", 5, None, marks=pytest.mark.truth)],
 )
 def test_spark_goes_on_from_a_checkpoint_dealt_anew(
     spark: Any, stand: Callable[..., Stand], name: str, number: int, provider: str | None

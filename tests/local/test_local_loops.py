@@ -200,7 +200,7 @@ def test_a_loop_that_does_not_come_to_an_end_fails_with_the_name_of_its_head(dra
     if drained:
         settle(run, 100)
         run.request_stop(StopMode.DRAIN)
-    sentence = "the loop of 'head' was turned 20 times since its inputs had ended, and records still"
+    sentence = "the loop of 'head' ran 20 rounds after its inputs ended, and still has records in it"
     with pytest.raises(RunDiscarded, match=sentence):
         to_end(run)
 

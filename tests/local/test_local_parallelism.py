@@ -96,7 +96,7 @@ def test_a_start_at_another_parallelism_says_so_once_and_a_start_at_the_records_
     job.begin(parallelism=2, per_operator={"op": 1})
     (said,) = caplog.messages
     assert said == (
-        "job 'job': the program says another parallelism than checkpoint 1, and the program counts: "
+        "job 'job': the program sets another parallelism than checkpoint 1, and the program takes precedence: "
         "'in', 'out' at 2, not 3; 'op' at 1, not 3"
     )
 

@@ -171,6 +171,7 @@ def test_a_copy_without_links_is_not_built(wing: str, tmp_path: Path) -> None:
     assert "core.symlinks" in done.stderr
 
 
+@pytest.mark.truth
 @pytest.mark.spark
 def test_spark_finds_the_data_source_of_an_installed_wheel_by_itself(
     installed: Path, project: Path, tmp_path: Path

@@ -279,7 +279,7 @@ def test_progress_is_in_rows_up_to_the_last(store: CheckpointStore) -> None:
         (RewriteSpec(per_operator={"nobody": 2}), InvalidInput, "nobody"),
         (RewriteSpec(renames={"nobody": "x"}), InvalidInput, "nobody"),
         (RewriteSpec(renames={"sums": "sink"}), InvalidInput, "'sink'"),
-        (RewriteSpec(renames={"sums": ""}), InvalidInput, "nothing"),
+        (RewriteSpec(renames={"sums": ""}), InvalidInput, "empty name"),
         (RewriteSpec(parallelism=0), RestoreRefused, "parallelism 0"),
         (RewriteSpec(parallelism=17), RestoreRefused, "max parallelism"),
         (RewriteSpec(max_parallelism=2), RestoreRefused, "max parallelism"),

@@ -134,7 +134,7 @@ def test_key_groups_that_are_not_those_of_their_keys_are_noticed_if_asked_for(
 REFUSED: list[tuple[Callable[[], RewriteSpec], str]] = [
     (lambda: RewriteSpec(states={("old", "totals"): "x"}), "no state 'totals'; it has 'accState'"),
     (lambda: RewriteSpec(states={("older", "accState"): "x"}), "no operator 'older'"),
-    (lambda: RewriteSpec(states={("old", "accState"): ""}), "renamed to nothing"),
+    (lambda: RewriteSpec(states={("old", "accState"): ""}), "cannot have an empty name"),
     (lambda: RewriteSpec(columns={("old", "accState"): {"values": "x"}}), "did you mean 'value'"),
     (lambda: RewriteSpec(columns={("old", "accState"): {"value.counts": "x"}}), "did you mean 'value.count'"),
     (lambda: RewriteSpec(columns={("old", "accState"): {"value.count.x": "x"}}), "no column 'value.count.x'"),

@@ -82,6 +82,7 @@ def test_records_in_flight_of_several_segments_keep_the_order_of_their_channels(
     assert sorted((row["_sender"], row["_receiver"], row["_seq"], row["k"]) for row in rows) == sorted(sent)
 
 
+@pytest.mark.truth
 def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_history(tmp_path: Path) -> None:
     # Spark retries only where its master says so, and a process has one session: this one is
     # another's.

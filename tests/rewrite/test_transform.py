@@ -397,7 +397,7 @@ NO_ROWS = "no rows of state 'total' of operator 'sums'"
             "invalid_argument",
             "cannot rename 'amount' to 'x'",
         ),
-        (("sums", "seen"), None, {"rekey": True}, "invalid_argument", "is union and has no keys to deal anew"),
+        (("sums", "seen"), None, {"rekey": True}, "invalid_argument", "is union and has no keys to hash again"),
         (("sink", "prepared"), None, {}, "state_not_allowed", "is committables and cannot be transformed: .*sink"),
         (("sums", "progress"), None, {}, "state_not_allowed", "is progress and cannot be transformed"),
         (("sums", "overtaken"), None, {}, "state_not_allowed", "is in_flight and cannot be transformed"),

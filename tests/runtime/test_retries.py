@@ -62,7 +62,7 @@ def test_hopeless_is_told_from_unlucky(error: Exception, at_once: bool, may_help
 def test_a_store_that_refuses_the_record_fails_the_job_at_once() -> None:
     line = Line([rows(1), rows(2)])
     line.bench.storage.inner.create = lambda *_: (_ for _ in ()).throw(refused())  # type: ignore[method-assign]
-    with pytest.raises(JobFailed, match=r"another try cannot help: .*cannot create the record: not permitted"):
+    with pytest.raises(JobFailed, match=r"retrying cannot help: .*cannot create the record: not permitted"):
         line.run(max_restarts=9)
 
 

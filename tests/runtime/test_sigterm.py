@@ -58,6 +58,6 @@ def test_a_watch_that_fails_ends_the_process_with_a_sentence() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 128 + signal.SIGTERM
     [sentence] = ended.stderr.splitlines()
-    assert sentence.startswith("what waits for SIGTERM has failed")
+    assert sentence.startswith("the SIGTERM watcher failed")
     assert "no stop today" in sentence
     assert sentence.endswith("the newest checkpoint is 7, and the next start goes on from it")

@@ -56,6 +56,13 @@ class SourceSpec:
     disorder_us: int
     group: int
 
+    @property
+    def grows(self) -> bool:
+        """Whether its splits appear one after the other, as files in a directory; not drawn, so
+        other seeds stay as they are.
+        """
+        return len(self.splits) % 2 == 0
+
     def row(self, split: int, position: int) -> Row:
         """The record at a position of a split. The same whoever asks."""
         number = self.number * 1_000_000 + split * 1_000 + position

@@ -30,7 +30,7 @@ from stateformat.graph import Partitioner, Status
 from stateformat.model import CheckpointKind, Mode, Record, StopMode
 from stateformat.reading import Checkpoint
 from stateformat.validation import validate
-from tests.simulation.graphs import Graph, Row, passed_on
+from tests.simulation.graphs import Graph, Row, SourceSpec, passed_on
 from tests.simulation.lives import KeyHistory, Said
 from tests.simulation.witness import Facts, Violation
 from tests.simulation.work import held_rows, window_end
@@ -318,9 +318,7 @@ class _Reading:
             if operator.status is Status.FULLY_FINISHED:
                 continue
             held = [(row["split_id"], row["position"]) for row in self.rows(source.uid, "splits")]
-            left = [
-                (f"{source.uid}/{row['split']}", 0) for row in self._coordinator(source.uid) if row["split"] is not None
-            ]
+            left = [(f"{source.uid}/{split}", 0) for split in self._left(source)]
             seen = Counter(name for name, _ in held + left)
             if any(count > 1 for count in seen.values()):
                 self.fail(f"a split of {source.uid} stands twice: held {held}, left {left}")
@@ -332,6 +330,16 @@ class _Reading:
             if not source.bounded and not drained and len(seen) != len(source.splits):
                 self.fail(f"splits of the unbounded {source.uid} are gone: held {held}, left {left}")
         return found
+
+    def _left(self, source: SourceSpec) -> list[int]:
+        """The splits that no reader has been given."""
+        kept = [row["split"] for row in self._coordinator(source.uid) if row["split"] is not None]
+        if not source.grows:
+            return kept
+        dealt = Counter(row["split"] for row in self.rows(source.uid, "enumerator_log"))
+        if max(dealt.values(), default=0) > 1 or any(split in dealt for split in kept):
+            self.fail(f"the log of {source.uid} has {dict(dealt)}, and {kept} are left")
+        return [split for split in range(len(source.splits)) if split not in dealt]
 
     def _coordinator(self, uid: str) -> Stored:
         for state in self.record.states:

@@ -1,4 +1,4 @@
-"""The core broken on purpose, in nineteen ways that somebody could break it without noticing. The
+"""The core broken on purpose, in twenty ways that somebody could break it without noticing. The
 simulator must.
 
 Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS`
@@ -28,6 +28,7 @@ from stateformat.backends.dataflow.task import Task, TaskState
 from stateformat.backends.dataflow.task.alignment import Alignment
 from stateformat.backends.dataflow.task.loop_buffer import LoopBuffer
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
+from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.state.expiry import Expiry
 from stateformat.history import records as history, retention, surveying as survey
 from stateformat.model import Mode
@@ -280,6 +281,11 @@ def expire_by_event_time_only() -> AbstractContextManager[Any]:
     return patch.object(Expiry, "advance", advance)
 
 
+def name_only_the_newest_part_of_a_log() -> AbstractContextManager[Any]:
+    """A checkpoint names what a log has gained since the last one, and not what it had."""
+    return patch.object(enumerator_logs._Log, "staying", [])
+
+
 MUTATIONS: dict[str, Mutation] = {
     "drop the ended-channel mark": drop_the_ended_channel_mark,
     "log all loop records": log_all_loop_records,
@@ -300,4 +306,5 @@ MUTATIONS: dict[str, Mutation] = {
     "forget what a sink put off": forget_what_a_sink_put_off,
     "return what has expired": return_what_has_expired,
     "expire by event time only": expire_by_event_time_only,
+    "name only the newest part of a log": name_only_the_newest_part_of_a_log,
 }

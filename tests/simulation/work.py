@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from stateformat import Ttl
 from stateformat.backends.dataflow import (
+    ApplyPerKey,
     BroadcastState,
     Chunk,
     Descriptor,
@@ -323,21 +324,29 @@ class Latest(Remembering):
 
 
 class Recent(Watched):
-    """Holds up to three records of each key in a list, and lets all out when the fourth comes."""
+    """Holds up to three records of each key in a list, and lets all out when the fourth comes; a
+    function of a key.
+    """
 
     holds = (ListState("recent", KEY, VALUES),)
 
+    def begin(self) -> None:
+        self.per_key = ApplyPerKey("key", self.of_key, state=self.holds[0], output=RECORD)
+        self.per_key.open(self.context)
+
     def take(self, rows: Rows, input: int) -> Rows:
-        state = self.context.list_state("recent")
-        out: Rows = []
+        return [row for batch in self.per_key.process(batch_of(rows), input) for row in batch.to_pylist()]
+
+    @staticmethod
+    def of_key(key: int, rows: list[tuple[Any, ...]], held: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
         for row in rows:
-            held = state.get_one(row["key"])
+            number, _, *values = row
             if len(held) < 3:
-                state.append_one((row["key"],), **{name: value for name, value in row.items() if name != "key"})
+                held.append((number, *values))
                 continue
-            state.clear_one(row["key"])
-            out += [*({**old, "key": row["key"]} for old in held), row]
-        return out
+            yield from ((number, key, *values) for number, *values in held)
+            held.clear()
+            yield row
 
     def rest(self) -> Rows:
         rows = self.context.list_state("recent").rows().to_pylist()
@@ -544,6 +553,49 @@ class Splits(SplitEnumerator):
         self.left = rows["split"].to_pylist()
 
 
+class Appearing(SplitEnumerator):
+    """Splits that appear two at a time, as files in a directory. A log has those it has dealt."""
+
+    columns = {"split": pa.int64()}  # noqa: RUF012 - the API's own
+    log_columns = {"split": pa.int64()}  # noqa: RUF012
+
+    def __init__(self, spec: SourceSpec, witness: Witness) -> None:
+        self.spec, self.witness = spec, witness
+        self.dealt: set[int] = set()
+        self.new: list[int] = []
+        self.found: list[int] = []
+        self.looks = 0
+
+    def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
+        self.witness.fault("next_split", self.spec.uid)
+        if not self.found:
+            self.looks += 1
+            to_come = [split for split in range(len(self.spec.splits)) if split not in self.dealt]
+            if not to_come:
+                return NoSplit.NEVER
+            if self.looks % 2:
+                return NoSplit.LATER
+            self.found = to_come[:2]
+        split = self.found.pop(0)
+        self.dealt.add(split)
+        self.new.append(split)
+        return Split(f"{self.spec.uid}/{split}", str(split).encode())
+
+    def snapshot(self) -> pa.Table:
+        self.witness.fault("enumerator_snapshot", self.spec.uid)
+        return pa.table({"split": pa.array(self.found, pa.int64())})
+
+    def logged(self) -> pa.Table:
+        new, self.new = self.new, []
+        return pa.table({"split": pa.array(new, pa.int64())})
+
+    def restore(self, rows: pa.Table) -> None:
+        self.found = rows["split"].to_pylist()
+
+    def restore_log(self, rows: pa.Table) -> None:
+        self.dealt = {*rows["split"].to_pylist()}
+
+
 class Reader(Source):
     """Reads records that are a function of their place."""
 
@@ -557,7 +609,7 @@ class Reader(Source):
         return RECORD
 
     def enumerator(self) -> SplitEnumerator:
-        return Splits(self.spec, self.witness)
+        return (Appearing if self.spec.grows else Splits)(self.spec, self.witness)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
         number = int(split.payload)

@@ -43,6 +43,7 @@ def content(store: CheckpointStore) -> Counter[Any]:
     return found
 
 
+@pytest.mark.truth
 def test_a_run_on_spark_that_begins_with_history_ends_as_one_that_has_seen_it(spark: Any, tmp_path: Path) -> None:
     every, seen = orders(120), orders(70)
     wanted, found = CollectSink(), CollectSink()

@@ -178,7 +178,7 @@ def test_a_job_that_workers_cannot_have_fails_at_once(
     cannot_be_imported = b"cmy_job\nStep\n."  # The pickle of ``my_job.Step``.
     monkeypatch.setattr(Stand, "broadcast", lambda stand, value: type("Sent", (), {"value": cannot_be_imported}))
     monkeypatch.setattr(SparkRun, "close", lambda run: None)
-    with pytest.raises(JobFailed, match=r"another try cannot help: .*ModuleNotFoundError: No module named 'my_job'"):
+    with pytest.raises(JobFailed, match=r"retrying cannot help: .*ModuleNotFoundError: No module named 'my_job'"):
         job.run(KeyError, "never")
     assert "starts again" not in caplog.text
 
@@ -215,7 +215,7 @@ def test_a_module_that_real_workers_cannot_import_fails_the_job_in_one_try(
     flow.source(MemorySource(pa.table({"n": [1, 2]})), uid="in").apply(away, uid="op").apply(Out(), uid="out")
     store = stateformat.open(f"file://{tmp_path / 'store'}", durable=False)
     try:
-        with pytest.raises(JobFailed, match=r"another try cannot help.*only_in_the_driver") as raised:
+        with pytest.raises(JobFailed, match=r"retrying cannot help.*only_in_the_driver") as raised:
             SparkRuntime(spark, store).run(flow)
     finally:
         sys.modules.pop("only_in_the_driver")

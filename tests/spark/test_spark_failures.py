@@ -61,6 +61,7 @@ class OneByOne:
         return not (self._faults or self._place.orders.left)
 
 
+@pytest.mark.truth
 @pytest.mark.spark
 def test_workers_that_die_and_attempts_that_fail_after_they_wrote_change_nothing(place: Place, spark: Any) -> None:
     faults = OneByOne(

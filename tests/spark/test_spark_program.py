@@ -302,6 +302,7 @@ def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(
     assert [each["kind"] for each in again] == ["JobOutcome"]
 
 
+@pytest.mark.truth
 def test_spark_submit_runs_it_and_a_stop_with_drain_ends_it(place: Place) -> None:
     command = [str(BIN / "spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
     command += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]

@@ -174,6 +174,7 @@ def test_a_function_of_the_current_directory_reaches_the_workers(
     assert world.same_rows(open_store(str(url)).open().state("totals", "spent").table(), wanted)
 
 
+@pytest.mark.truth
 def test_a_terminal_shows_a_sentence_and_no_stack_trace(shop: CheckpointStore, fixes: Path) -> None:
     function = "totals/spent=fixes_of_mine:fail"
     command = [str(CKPT), "rewrite", shop.url, "--engine", "spark", "--transform", function]

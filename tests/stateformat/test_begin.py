@@ -138,7 +138,7 @@ def test_a_wrong_argument_of_begin_is_told_in_a_sentence(
 
 def test_what_is_no_snapshot_is_told_in_a_sentence(store: CheckpointStore) -> None:
     begun: Any = begin(store)
-    refused(InvalidInput, lambda: begun.add({}), r"\{\} is of type dict and no snapshot")
+    refused(InvalidInput, lambda: begun.add({}), r"\{\} is of type dict and not a snapshot")
     with pytest.raises(InvalidInput, match="handles are an Arrow table in the manifest's columns, not list"):
         begun.add_handles([])
     refused(InvalidInput, lambda: begun.mark_finished("a", 0), "the subtasks of 'a' are 0; give their indexes")
@@ -256,7 +256,7 @@ def test_owners_are_those_of_the_rows_as_they_will_be_written(words: pa.DataType
 def test_bytes_that_are_no_snapshot_are_refused_in_a_sentence() -> None:
     job = counts_job()
     pending = sf.open("memory://bytes").begin(job_id="j", graph=job.graph, states=job.states, parent=None)
-    refused(sf.InvalidInput, lambda: pending.add(b"garbage"), "7 bytes that should be a snapshot are none")
+    refused(sf.InvalidInput, lambda: pending.add(b"garbage"), "7 bytes are not a snapshot")
 
 
 @pytest.mark.parametrize("partitioner", [sf.Partitioner.FORWARD, sf.Partitioner.RESCALE, sf.Partitioner.BROADCAST])

@@ -164,7 +164,7 @@ def test_f14_a_torn_listing_is_no_permit(world: World) -> None:
 def test_a_permit_comes_only_from_publishing_and_starting(world: World) -> None:
     run = world.run().publish()
     assert run.permit is not None
-    refused(sf.InvalidInput, lambda: CommitPermit(run.permit.record, world.storage), "made by nobody else")
+    refused(sf.InvalidInput, lambda: CommitPermit(run.permit.record, world.storage), "make a CommitPermit")
     again = world.store.start(JOB)
     assert again is not None
     assert again.ref == run.permit.ref
@@ -706,6 +706,7 @@ def faulty(world: World, taken: list[Step]) -> list[Step]:
     return found + [replace(step, do=do) for step in found if step.request.verb == "create" for do in faults]
 
 
+@pytest.mark.truth
 def test_two_publishers_on_one_permit_in_every_order_with_a_fault_at_every_create() -> None:
     def build(world: World) -> None:
         run = world.run().publish()
@@ -738,6 +739,7 @@ def zombie_and_live(world: World) -> None:
     world.driver("live", live_and_expiring(world, run))
 
 
+@pytest.mark.truth
 def test_a_zombie_beside_a_run_that_publishes_and_expires_in_every_order_with_a_fault_at_every_create() -> None:
     for world in orders(zombie_and_live, faulty, least=31):
         check_permits(world)

@@ -380,7 +380,7 @@ def test_what_is_damaged_is_left_alone_and_told_once(
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 1
     assert path in told[0]
-    assert "left alone" in told[0]
+    assert "is ignored" in told[0]
     assert path in objects(store)
 
 
@@ -402,7 +402,7 @@ def test_members_of_nobody_s_list_are_ignored() -> None:
 def test_other_names_are_no_requests(store: CheckpointStore, name: str, caplog: pytest.LogCaptureFixture) -> None:
     put(store, f"requests/{name}", sealed(plain()))
     assert store.requests() == []
-    assert "left alone" in caplog.text
+    assert "is ignored" in caplog.text
     assert not store.answer_request(RequestAnswer(ID, RequestOutcome.FAILED))
 
 

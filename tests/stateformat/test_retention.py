@@ -308,6 +308,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.truth
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(STEPS)
 def test_whatever_is_published_expired_and_rolled_back_everything_listed_stays_whole(

@@ -457,7 +457,7 @@ def test_the_example_of_the_docs_exports_every_number_once(capsys: pytest.Captur
 
 def test_the_table_fits_eighty_columns_and_names_what_was_asked() -> None:
     stats = st.Stats()
-    assert str(stats) == "no storage was asked for anything"
+    assert str(stats) == "no storage calls were made"
     for operation in OPERATIONS:
         stats.count(operation, calls=10**6, objects=10**8, size_bytes=10**12, seconds=12345.678, failures=10**5)
     stats.event(retries=8, waits=8, wait_seconds=12.75, conflicts=1, unknown_outcomes=2, history_restarts=3)

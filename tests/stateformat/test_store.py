@@ -706,7 +706,7 @@ def test_what_is_derived_needs_an_empty_store_and_a_looker_is_no_publisher(
     store: CheckpointStore, target: CheckpointStore
 ) -> None:
     permit = publish(store, None)
-    refused(InvalidInput, lambda: begin(store, store.open()), "opened to be looked at")
+    refused(InvalidInput, lambda: begin(store, store.open()), "opened for reading")
     target.adopt_objects(store.open())
     pending = begin(target, store.open())
     pending.add_handles(permit.checkpoint().manifest.full())

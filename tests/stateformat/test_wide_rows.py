@@ -320,6 +320,7 @@ print((bench.peak_bytes() - begin) // 10**6)
 """
 
 
+@pytest.mark.truth
 def test_300_megabytes_of_wide_rows_are_written_and_read_in_less_than_that(tmp_path: Path) -> None:
     """In no order, in a process that holds neither all it writes nor all it reads; both took 700
     MB.

@@ -364,7 +364,7 @@ def failing(number: int) -> Any:
     ("call", "code", "words", "kind"),
     [
         ("fsync", errno.ENOSPC, r"No space left on device.*Free some", ErrorKind.STORAGE_REFUSED),
-        ("link", errno.EOPNOTSUPP, "no hard links", ErrorKind.STORAGE_UNSUITABLE),
+        ("link", errno.EOPNOTSUPP, "does not support hard links", ErrorKind.STORAGE_UNSUITABLE),
     ],
 )
 def test_what_fails_before_the_link_is_told_and_leaves_nothing(

@@ -487,7 +487,7 @@ def inspect(endpoint: str, environment: dict[str, str], status: int = 3) -> str:
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"), [REFUSED[0], ((404, "NotFound"), "what answers there is no S3 server")]
+    ("answer", "sentence"), [REFUSED[0], ((404, "NotFound"), "the server there is not an S3 server")]
 )
 def test_what_the_server_refuses_is_one_line(
     fake: Fake, tmp_path: Path, answer: tuple[int, str], sentence: str
@@ -566,7 +566,7 @@ def test_an_answer_that_is_shorter_than_its_range_is_no_shorter_object(fake: Fak
     storage.create(RECORD, b"0123456789")
     fake.fault = "short body"
     for read in (lambda: storage.read(RECORD), lambda: storage.read_range(RECORD, 3, 4)):
-        with pytest.raises(StorageError, match="the answer broke off"):
+        with pytest.raises(StorageError, match="the response was cut off"):
             read()
 
 
@@ -698,6 +698,7 @@ def test_parts_go_several_at_once_and_a_bounded_number(storage: S3Storage, monke
     assert storage.read(SEGMENT).to_pybytes() == b"".join(blocks)
 
 
+@pytest.mark.truth
 def test_a_part_that_fails_leaves_nothing(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_files, "PART_BYTES", 5 << 20)
     client = storage._client
@@ -715,6 +716,7 @@ def test_a_part_that_fails_leaves_nothing(storage: S3Storage, monkeypatch: pytes
     assert storage.leftovers() == []
 
 
+@pytest.mark.truth
 def test_uploads_that_were_never_finished_are_told_and_discarded(
     storage: S3Storage, moto: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,5 @@
-"""A minute of a soak: a job with every operator on both executors, fed and killed. And a minute and
-a half of it in process without a kill, in which a leak shows.
+"""Three minutes of a soak: half of them a job with every operator on both executors, fed and
+killed, and half of them the job in process without a kill, in which a leak shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAK_MAX_MB = 50
 def test_a_job_that_is_fed_and_killed_loses_and_repeats_nothing_and_its_store_stays_small(
     tmp_path: Path, tally: Tally
 ) -> None:
-    for job in soak(tmp_path, minutes=1, kill_every_s=20):
+    for job in soak(tmp_path, minutes=1.5, kill_every_s=25):
         with tally.trying(f"soak: killed on {job.executor}", tried=job.kills):
             assert job.kills >= 2
             assert answers.differences(job.folder) == dict.fromkeys(answers.EXPECTED, 0)

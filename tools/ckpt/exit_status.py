@@ -27,7 +27,7 @@ STATUS_MEANINGS: Final = (
     ("2", "misuse: the command line asks for the impossible"),
     ("3", "the store or checkpoint is not there, no job answers, or the storage failed"),
     ("130, 141", "interrupted; the reader of standard output went away"),
-    ("143", "`run` was told to end (SIGTERM), and has without a new checkpoint"),
+    ("143", "`run` was asked to end (SIGTERM), and ended without a new checkpoint"),
 )
 """What each exit status means, for all commands."""
 

@@ -44,7 +44,7 @@ def format_of(target: str, given: str | None) -> str:
     if given is not None:
         return given
     if target == "-":
-        raise click.UsageError("--to - is standard output, whose format no name tells; add --as csv or --as jsonl")
+        raise click.UsageError("--to - is standard output, so no name tells the format; add --as csv or --as jsonl")
     suffix = SUFFIXES.get(Path(target).suffix.lower())
     if suffix is None:
         known = ", ".join(SUFFIXES)
@@ -57,7 +57,7 @@ def check_target(target: Path, *, force: bool) -> None:
     if target.is_dir():
         raise click.UsageError(f"{target} is a directory; name a file in it")
     if target.exists() and not target.is_file():
-        raise click.UsageError(f"{target} is no plain file; write to standard output with --to -")
+        raise click.UsageError(f"{target} is not a regular file; write to standard output with --to -")
     if target.exists() and not force:
         raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
     if not target.parent.is_dir():
@@ -90,7 +90,7 @@ def remote_folder(session: Session, address: Address, target: str, *, force: boo
     from stateformat.backends.exporting import Place
 
     if not target.partition("://")[2].partition("/")[2].rpartition("/")[2]:
-        raise click.UsageError(f"{target} names no file; add one to it, behind a slash")
+        raise click.UsageError(f"{target} names no file; add one after a slash")
     return Place(target.rpartition("/")[0], session.options_of(target, address.url))
 
 

@@ -33,17 +33,17 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "history": "List the checkpoints of a store, newest first.",
             "inspect": "Show what is in a checkpoint: graph, states, skew, rows.",
             "get": "Show the rows of one key, now or along the history.",
-            "top": "Show which keys, key groups and subtasks have most.",
+            "top": "Show which keys, key groups and subtasks are largest.",
             "diff": "Show what differs between two checkpoints.",
             "du": "Show what a store costs: by folder, checkpoint and state.",
             "validate": "Find everything that is wrong with a checkpoint.",
-            "explain-restore": "Show who would restore what, and if a program can go on.",
-            "export": "Write state to files and tables, or a checkpoint as a savepoint of Flink's.",
+            "explain-restore": "Show what a restore would do, or why it would be refused.",
+            "export": "Write state to files and tables, or a checkpoint as a Flink savepoint.",
             "sql": "Query the states of a checkpoint with SQL.",
-            "report": "Write one page about a store, to look at in a browser.",
+            "report": "Write an HTML page about a store, to open in a browser.",
         },
     ),
-    "Make checkpoints of checkpoints": (
+    "Manage checkpoints": (
         "changing",
         {
             "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
@@ -51,7 +51,7 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",
             "copy": "Copy a checkpoint into a store of its own: a savepoint.",
             "rollback": "Make an older checkpoint the newest again; metadata only.",
-            "repair": "Say what is wrong with the newest checkpoint, and mend it.",
+            "repair": "Show what is wrong with the newest checkpoint; repair it.",
             "pin": "Keep a checkpoint under a name, out of reach of retention.",
             "unpin": "Remove a pin, or another savepoint below the store.",
             "gc": "Show, or with --delete remove, what retention would free.",
@@ -62,14 +62,14 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         {
             "run": "Run a dataflow in this process.",
             "watch": "Follow a job: a line for each checkpoint.",
-            "savepoint": "Ask a running job for a savepoint, and wait; it goes on.",
+            "savepoint": "Ask a running job for a savepoint; the job keeps running.",
             "stop": "Ask a running job to stop with a savepoint, and wait.",
         },
     ),
     "Your shell": (
         "looking",
         {
-            "completion": "Print what makes your shell complete command lines.",
+            "completion": "Print the completion script for your shell.",
         },
     ),
 }

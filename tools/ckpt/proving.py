@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 prove_option: Final = click.option(
     "--prove",
     is_flag=True,
-    help="Then compare the result with its source, row by row where digests do not say it; exit status 1 if it "
+    help="Then compare the result with its source, row by row where digests do not settle it; exit status 1 if it "
     "differs.",
 )
 
@@ -39,7 +39,7 @@ def proof(
     from stateformat.inspecting import proof_document
     from stateformat.validation import validate
 
-    session.changes("what was to be done is done and stands; only the proof has not ended")
+    session.changes("the work is done and stands; only the proof was cut short")
     with session.output.progress("Proving") as step:
         document = proof_document(compare(step))
     document |= {"verified_bytes": None, "problems": []}

@@ -55,8 +55,8 @@ def rescale_foreign(
     check_query(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system))
     if parallelism is None or target is None:
         raise click.UsageError(
-            f"{checkpoint.storage.url} is {checkpoint.system}, of which a copy is written: give --parallelism N, and "
-            "--to with an empty folder"
+            f"{checkpoint.storage.url} is {checkpoint.system}, whose rescaled copy goes to a new folder: give "
+            "--parallelism N, and --to with an empty folder"
         )
     folder = checkpoint.storage
     there = session.folder(target, address.url)
@@ -220,8 +220,8 @@ def _remarks(document: Document) -> Iterator[str]:
             "to the same sink."
         )
         yield (
-            "Start it on the copy with this checkpointLocation and nothing else changed: the copy says the number of "
-            "partitions and the provider, and what the session says of them does not count. Keep the copy where it is "
+            "Start it on the copy with this checkpointLocation and nothing else changed: the copy sets the number of "
+            "partitions and the provider, and the session's settings for them do not apply. Keep the copy where it is "
             "once it has run."
         )
     if document["left_out"]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.argument("store", type=AddressType("never"))
 @run_options(
     click.option(
-        "--least-seconds-per-epoch", "least_epoch_us", type=Microseconds(0), help="The shortest. [default: 0]"
+        "--least-seconds-per-epoch", "least_epoch_us", type=Microseconds(0), help="The shortest epoch. [default: 0]"
     ),
     click.option("--idle-seconds", "idle_us", type=Microseconds(0), help="The wait after an empty epoch. [default: 1]"),
 )

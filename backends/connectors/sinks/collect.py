@@ -31,10 +31,10 @@ class CollectSink(TwoPhaseCommitSink):
         runtime.run(flow)
         out.table()
 
-    A job that is started again with the same object goes on filling it. One object in several
-    places of a dataflow has the rows of all, which must have the same columns. Committables:
-    ``uid`` (utf8, the place), ``subtask`` (int32), ``number`` (int64, within that subtask's
-    snapshot) and ``payload`` (binary, rows as an Arrow IPC stream).
+    A job that is started again with the same object adds to it. If one object is used several times
+    in a dataflow, it has the rows of all uses, which must have the same columns. Committables (not
+    nullable): ``uid`` (utf8, of the use), ``subtask`` (int32), ``number`` (int64, within that
+    subtask's snapshot) and ``payload`` (binary, rows as an Arrow IPC stream).
     """
 
     committable_columns = not_null(uid=pa.string(), subtask=pa.int32(), number=pa.int64(), payload=pa.binary())
@@ -67,7 +67,7 @@ class CollectSink(TwoPhaseCommitSink):
         return pa.Table.from_pylist(rows, schema=self.committable_columns)
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - no other process sees this
-        """Take the rows not taken yet. ``InvalidState`` for a payload that is no Arrow stream."""
+        """Take the new rows. Raises ``InvalidState`` for a payload that is not an Arrow stream."""
         taken: dict[tuple[int, str, str, int, int], pa.Table] = {}
         names = ("_checkpoint_id", "_attempt_id", *self.committable_columns.names)
         for *place, payload in zip(*(committables[name].to_pylist() for name in names), strict=True):
@@ -88,7 +88,7 @@ class CollectSink(TwoPhaseCommitSink):
         self._committed |= {place: taken[place] for place in sorted(taken, key=lambda place: (place[0], *place[2:4]))}
 
     def table(self) -> pa.Table:
-        """All committed rows, in the order of commits, then by checkpoint, place and subtask."""
+        """Return all committed rows, in order of commit, then by checkpoint, uid and subtask."""
         return pa.concat_tables(self._committed.values()) if self._committed else self._schema.empty_table()
 
 

@@ -47,17 +47,17 @@ class FileSink(TwoPhaseCommitSink):
         delays.apply(FileSink("out/"), uid="out")
         delays.apply(FileSink("s3://bucket/delays", endpoint_url="https://…"), uid="out")
 
-    A directory belongs to the sinks of one job; several of them, of different uids, may share it.
-    The sink makes a missing directory, but no bucket. Each subtask writes a file per checkpoint in
+    A directory belongs to the sinks of one job; several with different uids may share it. The sink
+    creates a missing directory, but not a bucket. Each subtask writes one file per checkpoint in
     which it had rows, or several of ``rows_per_file`` rows, in row groups of at most
     ``row_group_rows``. ``compression``: brotli, gzip, lz4, none, snappy or zstd. ``durable=False``
     syncs nothing in a local directory: for tests and benchmarks. ``options``: those of an ``s3://``
-    store; they travel in pickles and stand in no message. Call :meth:`clean` when a run begins.
+    store; they are pickled, and never shown in messages. Call :meth:`clean` when a run begins.
 
-    Committables: ``pending`` (utf8: the prepared name relative to the directory; in S3, JSON with
-    ``upload_id``, ``digest`` and ``tags``), ``path`` (utf8, relative to the directory), ``rows``
-    and ``size_bytes`` (int64). Raises ``InvalidInput`` for an illegal address or option, and
-    ``StorageError`` where the place fails, or has lost what was prepared.
+    Committables (not nullable): ``pending`` (utf8: the prepared name relative to the directory; in
+    S3, JSON with ``upload_id``, ``digest`` and ``tags``), ``path`` (utf8, relative to the
+    directory), ``rows`` and ``size_bytes`` (int64). Raises ``InvalidInput`` for an illegal address
+    or option, and ``StorageError`` if the destination fails or has lost what was prepared.
     """
 
     committable_columns = not_null(pending=pa.string(), path=pa.string(), rows=pa.int64(), size_bytes=pa.int64())
@@ -130,9 +130,9 @@ class FileSink(TwoPhaseCommitSink):
         _files_of(committables, None if renamed else uid)
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
-        """Make files visible that are not yet. Raises ``StorageError``.
+        """Make the files visible that are not yet. Raises ``StorageError``.
 
-        ``DamagedCheckpoint`` for a name that no file sink writes, before anything is done.
+        Raises ``DamagedCheckpoint`` for a name that no file sink writes, before it does anything.
         """
         self._directory.commit(_files_of(committables))
 
@@ -140,12 +140,12 @@ class FileSink(TwoPhaseCommitSink):
         return {Prepared(name.checkpoint_id, name.attempt_id) for name in self._directory.prepared(uid)}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
-        """Remove what crashed runs of the sink ``uid`` left. Returns its names.
+        """Remove what crashed runs of the sink ``uid`` left. Returns the removed names.
 
         Call it when a run begins: after the committables of the newest checkpoint, ``newest_id`` (0
-        for none), were committed and before any subtask opens. Prepared files under greater ids
-        stay, and those of ``carried``: the committables of all checkpoints that may be started
-        from.
+        for none), were committed and before any subtask opens. Files prepared under higher ids
+        stay, and so do those in ``carried``: the committables of all checkpoints that a run may
+        start from.
         """
         forgotten = self._directory.clean(uid, newest_id, [] if carried is None else _files_of(carried))
         if forgotten:
@@ -153,7 +153,7 @@ class FileSink(TwoPhaseCommitSink):
         return forgotten
 
     def close(self) -> None:
-        """Remove what no checkpoint holds: its rows come again."""
+        """Remove what no checkpoint holds: its rows will be read again."""
         files = [closed.file for closed in self._closed]
         if self._writing is not None:
             files.append(self._writing.abandon())
@@ -175,7 +175,7 @@ def _open_directory(address: str | os.PathLike[str], durable: bool, options: Map
         )
     if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
         raise InvalidInput(
-            f"{str(address)!r} was a URL before it became a path, which has one slash less. Give the URL as a str",
+            f"{str(address)!r} was a URL before it became a path, which has one slash fewer. Give the URL as a str",
             kind=ErrorKind.INVALID_URL,
         )
     check_options("file://", options, ())

@@ -17,7 +17,7 @@ from .memory import BATCH_ROWS
 
 
 class CsvSource(FileSource):
-    """The rows of CSV files, file after file.
+    """Reads CSV files, one after another.
 
     Example::
 
@@ -25,16 +25,18 @@ class CsvSource(FileSource):
         schema = {"at": pa.timestamp("us"), "what": pa.string()}
         events = flow.source(CsvSource("in/", schema=schema), uid="events")
 
-    ``paths``: a file, a directory (of which only ``*.csv`` is read), a pattern, or a list of these;
-    see ``files.find_files``. Files whose names end with a compression's suffix (``.gz``, ``.zst``
-    …) are decompressed. ``column_names``: the names of the columns, where the first line has none.
-    ``schema``: the types, made plain as for ``ParquetSource``. By default they are those that fit
-    the first megabyte of the first file, and a later value that does not fit is an error: give the
-    schema then. ``columns``: those to read, of all. ``nulls``: what means null unless it is quoted,
-    by default the empty field. Empty lines are no rows; quoted line breaks are part of a value.
+    ``paths``: a file, a directory (only its ``*.csv`` is read), a pattern, or a list of these. Of
+    directories and patterns, names that begin with "." or "_" are skipped. Files whose names end
+    with the suffix of a compression (``.gz``, ``.zst`` …) are decompressed. ``column_names``: the
+    names of the columns, if the first line does not have them. ``schema``: the types, made plain as
+    for ``ParquetSource``. By default they are inferred from the first megabyte of the first file,
+    and a later value that does not fit is an error: then give the schema. ``columns``: those to
+    read; all by default. ``nulls``: values that mean null unless quoted, by default the empty
+    field. Empty lines are skipped; quoted line breaks are part of a value.
 
-    A split is a file. A position counts its rows, and reading on parses the rows before it again.
-    ``grows`` and ``until`` are as for ``ParquetSource``.
+    A split is a file. A position counts its rows; resuming parses the rows before it again.
+    ``grows`` and ``until`` are as for ``ParquetSource``. Raises ``InvalidInput`` for no files, and
+    for columns that they do not have.
     """
 
     kind = "CSV"

@@ -18,18 +18,18 @@ def not_null(**columns: pa.DataType) -> pa.Schema:
 
 
 class ListEnumerator(SplitEnumerator):
-    """Deals the splits of a list, each once, in order.
+    """Assigns the splits of a list, each once, in order.
 
-    ``splits`` is called when the first split is asked for, and never after a restore: the
-    enumerator keeps what it has not dealt, and a reader's checkpoints keep what was dealt to it. So
-    nothing that changes later where the list comes from matters.
+    ``splits`` is called when the first split is requested, and never after a restore: the
+    enumerator keeps what it has not assigned, and a reader's checkpoints keep what it was assigned.
+    So later changes to the origin of the list do not matter.
 
-    By default the next subtask that asks gets the next split, which is right for splits that end.
-    With ``shared_out``, split number *n* is for subtask *n* mod parallelism: of splits that do not
-    end, the first reader to ask would get all.
+    By default the next subtask that asks gets the next split, which suits splits that end. With
+    ``shared_out``, split number *n* goes to subtask *n* mod parallelism: the first reader to ask
+    would otherwise get all splits that do not end.
 
-    Keeps ``number`` (int64, the place in the list), ``id`` (utf8) and ``payload`` (binary) of what
-    is left. Raises ``InvalidInput`` for two splits with the same id.
+    Keeps ``number`` (int64, the index in the list), ``id`` (utf8) and ``payload`` (binary) of the
+    remaining splits. Raises ``InvalidInput`` for two splits with the same id.
     """
 
     columns = not_null(number=pa.int64(), id=pa.string(), payload=pa.binary())
@@ -64,7 +64,7 @@ class ListEnumerator(SplitEnumerator):
 
     @classmethod
     def keeping(cls, left: Mapping[int, Split]) -> pa.Table:
-        """The snapshot of an enumerator that has these splits left, by their place in the list."""
+        """Return the snapshot of an enumerator with these splits left, by index in the list."""
         splits = left.values()
         rows = {"number": list(left), "id": [split.id for split in splits], "payload": [s.payload for s in splits]}
         return pa.table(rows, schema=cls.columns)

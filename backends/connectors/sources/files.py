@@ -36,12 +36,12 @@ Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 class FileSource(Source):
-    """A source over files of one kind: the columns of a file, how it is cut, and how it is read."""
+    """Base of sources that read files of one format: how to find, split and read them."""
 
     kind: str
     """The format, as messages name it."""
     suffix: str
-    """What the names of files in a directory end with."""
+    """How the names of files in a directory end."""
     _schema: pa.Schema
 
     def __init__(self, paths: Paths, *, batch_rows: int, grows: bool, until: str | None) -> None:
@@ -98,7 +98,10 @@ class FileSource(Source):
             yield Split("#".join([path, *(str(value) for value in part.values())]), json.dumps(payload).encode())
 
     def behind(self, position: Paths) -> StartingPoint:
-        """Begin behind these files: paths, directories or patterns, as the source itself takes."""
+        """Begin after these files: paths, directories or patterns, as for the source itself.
+
+        Raises ``InvalidInput`` for a file that the source would never read.
+        """
         covered = find_files(position, self.suffix)
         start = files_behind(covered)
         for path in covered:
@@ -123,7 +126,7 @@ class FileSource(Source):
             )
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
-        """The rest of a file or of its part, in batches of at most ``batch_rows``."""
+        """Read the rest of a file or a part of it, in batches of at most ``batch_rows``."""
         payload = json.loads(split.payload)
         path, size_bytes = payload["path"], payload["size_bytes"]
         self._check_folder(path)
@@ -208,17 +211,17 @@ class FileSource(Source):
 
 
 class DirectoryEnumerator(SplitEnumerator):
-    """Deals the files of a directory, and those that appear later, each once.
+    """Assigns the files of a directory, and those that appear later, each once.
 
-    A file is whole when it appears: its writer gives it a hidden name and then renames it. Files
-    found at one look are dealt in the order of their names. ``until``: once a file of this name is
-    there, no more come, and the source ends.
+    A file must be complete when it appears: write it under a hidden name, then rename it. Files
+    found in one listing are assigned in the order of their names. ``until``: once a file with this
+    name exists, no more come, and the source ends.
 
-    Its log has every ``file`` (utf8) that was dealt, for ever, so that none is dealt twice. It also
-    keeps ``file``, ``id`` (utf8) and ``payload`` (binary) of the splits that are left of a file
-    that was cut. A file is cut when its turn comes: what else a look has found, the first look
-    after a restart finds again. (Null ``id`` and ``payload`` mean a file that was dealt: so
-    :func:`files_behind` has them, and checkpoints of earlier releases, which had no log.)
+    Its log has every ``file`` (utf8) that was assigned, permanently, so none is assigned twice. It
+    also keeps ``file``, ``id`` (utf8) and ``payload`` (binary) of the remaining splits of a file
+    that was split. A file is split when its turn comes; the first listing after a restart finds the
+    others again. (Null ``id`` and ``payload`` mean an assigned file: :func:`files_behind` writes
+    these, and so did earlier releases, which had no log.)
     """
 
     columns = pa.schema(
@@ -246,7 +249,7 @@ class DirectoryEnumerator(SplitEnumerator):
         return brief(self, self._directory)
 
     def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:  # noqa: ARG002 - any reader gets the next
-        """The next one. Looks at the directory when none is left."""
+        """Return the next split. Lists the directory when none is left."""
         looked = over = False
         while not self._left:
             if self._found:

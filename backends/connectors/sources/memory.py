@@ -18,17 +18,17 @@ BATCH_ROWS = 65_536
 
 
 class MemorySource(Source):
-    """The rows of a table, in order.
+    """Reads the rows of a table, in order.
 
     Example::
 
         names = pa.table({"carrier": ["AA"], "name": ["American"]})
         airlines = flow.source(MemorySource(names), uid="airlines")
 
-    ``rows``: a table, a batch, or batches of one schema. They are cut into ``splits`` contiguous
-    parts whose sizes differ by one row at most, read in batches of at most ``batch_rows``. A
-    position counts the rows of a part. Raises ``InvalidInput`` for no batches, whose schema is
-    unknown.
+    ``rows``: a table, a batch, or batches of one schema. They are divided into ``splits``
+    contiguous parts whose sizes differ by at most one row, read in batches of at most
+    ``batch_rows``. A position counts the rows of a part. Raises ``InvalidInput`` for an empty
+    iterable of batches, which has no schema.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class MemorySource(Source):
             first += count
 
     def behind(self, position: int) -> StartingPoint:
-        """Begin behind this many rows of the table."""
+        """Begin after this many rows of the table. Raises ``InvalidInput`` if it has fewer."""
         check_at_least("the position of a MemorySource", position, 0)
         if position > self._table.num_rows:
             raise InvalidInput(f"the MemorySource has {self._table.num_rows} rows, and cannot begin behind {position}")

@@ -20,21 +20,22 @@ SPLIT_BYTES = 256 * 1024 * 1024
 
 
 class ParquetSource(FileSource):
-    """The rows of Parquet files, file after file.
+    """Reads Parquet files, one after another.
 
     Example::
 
         flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
         planes = flow.source(ParquetSource("planes-*.parquet", columns=["tailnum"]), uid="planes")
 
-    ``paths``: a file, a directory, a pattern, or a list of these; see ``files.find_files`` for
-    order and hidden names. ``columns``: those to read, in this order; all by default. Types are
-    those of ``schema``, or of the first file, with dictionaries and large strings made plain; all
-    columns are nullable. A file that differs is refused when its turn comes. A split is a file, or
-    some row groups of one larger than ``split_bytes``; a position counts rows.
+    ``paths``: a file, a directory, a pattern, or a list of these. Files of a directory (only
+    ``*.parquet``) or a pattern are sorted; names that begin with "." or "_" are skipped.
+    ``columns``: those to read, in this order; all by default. Types are those of ``schema``, or of
+    the first file, with dictionaries and large strings and binaries made plain, and timestamps in s
+    or ms made µs; all columns are nullable. A file that differs is refused when its turn comes. A
+    split is a file, or some row groups of one larger than ``split_bytes``; a position counts rows.
 
     ``grows``: ``paths`` is a directory to which files are added while the job runs, each written
-    under a hidden name and renamed. ``until``: once a file of this name is there, no more come.
+    under a hidden name and renamed. ``until``: once a file with this name exists, no more come.
 
     Raises ``InvalidInput`` for no files, and for columns that they do not have.
     """

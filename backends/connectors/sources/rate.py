@@ -26,21 +26,22 @@ _BEGAN: Final[dict[tuple[str, str], tuple[int, int]]] = {}
 
 
 class RateSource(Source):
-    """Numbered rows, so many a second, or so many a read.
+    """Generates numbered rows, at a rate per second or per read.
 
     Example::
 
         ticks = flow.source(RateSource(rows_per_second=1000), uid="ticks", event_time="at")
         many = flow.source(RateSource(rows_per_read=10_000, total=5_000_000, shards=4), uid="many")
 
-    Columns, in this order and never null: ``shard`` (int32, 0 … ``shards`` − 1), ``n`` (int64, from
-    0 in each shard) and ``at`` (timestamp[us], the event time: ``start_us`` + *n* steps). A step is
-    ``step_us``, by default what the rate makes it, else 1000 µs.
+    Columns, in this order and not nullable: ``shard`` (int32, 0 … ``shards`` − 1), ``n`` (int64,
+    from 0 in each shard) and ``at`` (timestamp[us], the event time: ``start_us`` + *n* steps). A
+    step is ``step_us``, by default that of the rate per second, else 1000 µs.
 
-    ``rows_per_second`` counts the rows of all shards together, by the executor's clock, from when a
+    ``rows_per_second`` is the rate of all shards together, by the executor's clock, from when a
     process first reads a shard. ``rows_per_read`` is the rows of one batch, 1000 by default. At
     most one of the two may be given. ``total`` counts the rows of all shards; None never ends.
-    Shards are shared out evenly, and a reader reads all of its own in turn. A position is *n*.
+    Shards are assigned evenly, and a reader reads all of its own in turn. A position is *n*. Raises
+    ``InvalidInput`` for illegal numbers.
     """
 
     splits_per_reader = None
@@ -94,7 +95,7 @@ class RateSource(Source):
         return rows + (shard < extra)
 
     def behind(self, position: int | Sequence[int]) -> StartingPoint:
-        """Begin at this row; of several shards, at one row of each."""
+        """Begin at this row; for several shards, give a row of each. Raises ``InvalidInput``."""
         rows = [position] if isinstance(position, int) else list(position)
         for row in rows:
             check_at_least("the position of a RateSource", row, 0)
@@ -110,7 +111,7 @@ class RateSource(Source):
         return rate_behind(rows, [self._rows_of(shard) for shard in range(self._shards)])
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
-        """The rest of a shard, with empty chunks while it is too early for the next row."""
+        """Read the rest of a shard, with empty chunks while it is too early for the next row."""
         payload = json.loads(split.payload)
         shard, rows = payload["shard"], payload["rows"]
         if rows is not None:

@@ -41,7 +41,7 @@ _DAY_SECONDS: Final = 86_400
 
 
 class SqlSink(TwoPhaseCommitSink):
-    """Writes rows into a table of SQLite or PostgreSQL, each exactly once, with their checkpoint.
+    """Writes rows into an SQLite or PostgreSQL table, each exactly once, with their checkpoint.
 
     Example::
 
@@ -52,17 +52,18 @@ class SqlSink(TwoPhaseCommitSink):
     ``url``: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or
     ``postgresql://user@host/database`` (needs psycopg, the extra ``postgres``). Only the driver
     connects, and workers get no password. ``table``: a table, or for PostgreSQL ``schema.table``,
-    made where it is missing. ``key``: the columns of a unique constraint, by which a row replaces
-    an older one; bring the rows of a key into one subtask (``key_by``). Without it rows are added.
-    ``staging``: a path or a URL of fsspec that the driver and all workers can reach, with
-    ``staging_options``; beside a SQLite file by default. ``marks_days``: how long it is known that
-    a checkpoint was committed; None is for ever. ``object_bytes``: how much a subtask gathers in
-    memory. ``durable=False`` syncs nothing: for tests and benchmarks.
+    created if missing. ``key``: the columns of a unique constraint; a row replaces an older one
+    with the same key. Send all rows of a key to one subtask (``key_by``). Without it rows are
+    added. ``staging``: a path or an fsspec URL that the driver and all workers can reach, with
+    ``staging_options``; beside the file by default for SQLite. ``marks_days``: for how many days
+    the database remembers that a checkpoint was committed; None: for ever. ``object_bytes``: how
+    much a subtask buffers in memory. ``durable=False`` syncs nothing: for tests and benchmarks.
 
-    Committables: ``sink``, ``object`` (utf8, its name in the staging place), ``subtask`` (int32),
-    ``rows``, ``size_bytes`` (int64), ``digest`` (utf8, BLAKE2b of 128 bits, hexadecimal). Raises
-    ``InvalidInput`` for illegal columns or tables, ``InvalidState`` for values that the database
-    would not take (before they are promised), ``StorageError`` where database or staging fail.
+    Committables (not nullable): ``sink`` (utf8), ``object`` (utf8, its name in the staging area),
+    ``subtask`` (int32), ``rows`` and ``size_bytes`` (int64), ``digest`` (utf8, 128-bit BLAKE2b in
+    hexadecimal). Raises ``InvalidInput`` for illegal columns or tables, ``InvalidState`` for values
+    that the database would refuse (before the checkpoint), ``StorageError`` if the database or the
+    staging area fails.
     """
 
     committable_columns = not_null(
@@ -110,7 +111,7 @@ class SqlSink(TwoPhaseCommitSink):
         return brief(self, self._database.shown)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Nothing is emitted. ``InvalidInput`` for columns that the database cannot have."""
+        """Nothing is emitted. Raises ``InvalidInput`` for columns the database cannot have."""
         check_columns(self._database.kind, self._database.shown, inputs[0], self._keys)
         self._schema = inputs[0].remove_metadata()
         return super().output_schema(*inputs)
@@ -159,7 +160,7 @@ class SqlSink(TwoPhaseCommitSink):
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
         """Insert what is not in the table yet, in one transaction. Raises ``StorageError``.
 
-        ``DamagedCheckpoint`` for an object that no SQL sink stages, before anything is done.
+        Raises ``DamagedCheckpoint`` for an object that no SQL sink stages, before it does anything.
         """
         objects = _objects(committables)
         if not objects:
@@ -196,7 +197,7 @@ class SqlSink(TwoPhaseCommitSink):
         return {Prepared(name.checkpoint_id, name.attempt_id) for name in names}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
-        """Make or check the table, and remove what :meth:`FileSink.clean` would."""
+        """Create or check the table, and remove what :meth:`FileSink.clean` would."""
         if self._schema is not None:
             with self._database.transaction() as transaction:
                 transaction.make(self._schema)
@@ -209,7 +210,7 @@ class SqlSink(TwoPhaseCommitSink):
         return forgotten
 
     def close(self) -> None:
-        """Remove what no checkpoint holds: its rows come again."""
+        """Remove what no checkpoint holds: its rows will be read again."""
         names = [staged.name for staged in self._put if staged.name.endswith(".open")]
         self._gathered, self._gathered_bytes, self._put = [], 0, []
         # Best effort: the next run removes them too.

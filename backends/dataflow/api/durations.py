@@ -8,11 +8,11 @@ from typing import TypeAlias
 from stateformat.errors import InvalidInput
 
 Duration: TypeAlias = "int | datetime.timedelta"
-"""Whole microseconds, or a timedelta."""
+"""A number of whole microseconds, or a timedelta."""
 
 
 def microseconds(what: str, given: Duration) -> int:
-    """A length of time in µs. ``InvalidInput`` for what is none, or is below 1."""
+    """Return a duration in µs. Raises ``InvalidInput`` for other values, and for less than 1."""
     if isinstance(given, datetime.timedelta):
         given = given // datetime.timedelta(microseconds=1)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:

@@ -21,7 +21,7 @@ class EventTime:
 
     column: str
     out_of_order_us: int = 0
-    """By how much records may be out of order."""
+    """By how much records may be out of order, µs."""
 
     def __post_init__(self) -> None:
         """Raises ``InvalidInput`` unless ``out_of_order_us`` is a whole number, at least 0."""
@@ -34,41 +34,41 @@ class EventTime:
 
 
 class Split(NamedTuple):
-    """A part of a source that one reader reads. ``payload`` is the source's own."""
+    """A part of a source that one reader reads. What ``payload`` means is up to the source."""
 
     id: str
     payload: bytes
     position: int = 0
-    """Where to read next; 0 is the begin."""
+    """Where to read next; 0 is the beginning."""
 
 
 class NoSplit(Enum):
     """Why a reader gets no split."""
 
     LATER = "later"
-    """There may be one later: the enumerator is asked again."""
+    """There may be a split later: the enumerator is asked again."""
     NEVER = "never"
-    """None will come: the reader's input has ended when its splits have."""
+    """No more splits will come: the reader's input ends when its splits do."""
 
 
 class SplitEnumerator(ABC):
     """Finds the splits of a source and assigns them to readers.
 
-    There is one per source, in the driver; every checkpoint keeps it.
+    There is one per source, in the driver; every checkpoint holds its state.
     """
 
     columns: Columns
     """The columns of what :meth:`snapshot` returns."""
     log_columns: Columns | None = None
-    """The columns of its log: what it keeps for as long as the job lives. None: it has no log.
+    """The columns of its log: rows that it keeps for as long as the job lives. None: no log.
 
-    A checkpoint has a snapshot whole, and of a log only what is new, so what grows without end
-    belongs into the log.
+    Every checkpoint writes the whole snapshot, but only the new rows of the log. So what grows
+    without bound belongs in the log.
     """
     log_is_anew: bool = False
-    """Whether what :meth:`logged` gave last is the whole log, in place of all rows before.
+    """Whether :meth:`logged` last returned the whole log, which replaces all earlier rows.
 
-    For a log of which most is needed no more.
+    For a log whose rows are mostly no longer needed.
     """
 
     def __repr__(self) -> str:
@@ -76,41 +76,41 @@ class SplitEnumerator(ABC):
 
     @abstractmethod
     def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
-        """A split for this reader, whose checkpoints keep it from now on."""
+        """Return a split for this reader, whose checkpoints hold it from now on."""
 
     @abstractmethod
     def snapshot(self) -> pa.Table:
-        """The splits that are not assigned yet, and everything else it keeps."""
+        """Return the splits that are not assigned yet, and everything else it keeps."""
 
     @abstractmethod
     def restore(self, rows: pa.Table) -> None:
-        """Take back what :meth:`snapshot` gave."""
+        """Restore what :meth:`snapshot` returned."""
 
     def logged(self) -> pa.Table:
-        """The rows that its log gains: all since the last call. Called after each :meth:`snapshot`.
+        """Return the new rows of its log: all since the last call.
 
-        They are kept even if that checkpoint fails.
+        Called after each :meth:`snapshot`. The rows are kept even if that checkpoint fails.
         """
         return as_schema(self.log_columns or {}).empty_table()
 
     def restore_log(self, rows: pa.Table) -> None:  # noqa: B027 - without a log there is nothing
-        """Take back all rows of its log, in any order. Called before :meth:`restore`."""
+        """Restore all rows of its log, in any order. Called before :meth:`restore`."""
 
 
 class StartingPoint(NamedTuple):
-    """Where a source begins that has not read here: what its enumerator and readers would keep."""
+    """Where a source begins in a new job: what its enumerator and readers would have kept."""
 
     enumerator: pa.Table
-    """As of :meth:`SplitEnumerator.snapshot`."""
+    """Rows as :meth:`SplitEnumerator.snapshot` returns them."""
     splits: tuple[Split, ...]
-    """The splits that readers hold, each with its position. Split n is for subtask n modulo the
+    """The splits that readers hold, each with its position. Split n goes to subtask n modulo the
     parallelism."""
     description: str
-    """What it begins behind, as the end of a sentence."""
+    """What it begins after, as the end of a sentence."""
 
 
 class ReaderContext:
-    """What :meth:`Source.read` gets to know."""
+    """What :meth:`Source.read` can know about its reader."""
 
     def __init__(self, subtask: int, clock: Callable[[], int]) -> None:
         self.subtask = subtask
@@ -122,32 +122,32 @@ class ReaderContext:
 
     @property
     def now_us(self) -> int:
-        """The executor's clock, in µs. Never use it for what must be the same again."""
+        """The executor's clock, in µs. Do not use it for what must be reproducible."""
         return self._clock()
 
 
 class Chunk(NamedTuple):
-    """What was read."""
+    """One result of :meth:`Source.read`."""
 
     batch: pa.RecordBatch | None
-    """The rows; None: nothing is there yet."""
+    """The rows; None if nothing is there yet."""
     position: int
-    """The position in the split after the rows."""
+    """The position in the split after these rows."""
     newest_us: int | None = None
-    """An event time, in µs, that the source has reached besides that of the rows."""
+    """An event time, in µs, that the source has reached, apart from the rows."""
 
 
 class Source(ABC):
     """Where records come from: an enumerator that assigns splits, and readers that read them."""
 
     bounded: bool = True
-    """Whether it ends by itself."""
+    """Whether the source ends by itself."""
     splits_per_reader: int | None = 1
-    """How many splits a reader reads in turn; None: as many as it is given."""
+    """How many splits a reader reads in turn; None: as many as it gets."""
     read_by: str | None = None
-    """The name of the one runtime that can read it; None: any. Others refuse to start it."""
+    """The name of the only runtime that can read it; others refuse to start. None: any can."""
     unordered: bool = False
-    """Whether the rows of a split come in any order. Event time stands still while one is read."""
+    """Whether the rows of a split come in any order. Event time does not advance within one."""
 
     def __repr__(self) -> str:
         return brief(self)
@@ -155,24 +155,24 @@ class Source(ABC):
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The schema of what is read."""
+        """The schema of the rows."""
 
     @abstractmethod
     def enumerator(self) -> SplitEnumerator:
-        """A new enumerator."""
+        """Return a new enumerator."""
 
     @abstractmethod
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
-        """Read from ``split.position`` to the split's end.
+        """Read from ``split.position`` to the end of the split.
 
-        The same position gives the same rows again, whichever reader asks.
+        The same position must yield the same rows again, in any reader.
         """
 
     def behind(self, position: Any) -> StartingPoint:
-        """Where the source begins if everything before a position has been read elsewhere.
+        """Return where the source begins if everything up to a position was read elsewhere.
 
-        What a position is, each source says. Raises ``InvalidInput`` for one that it cannot have,
-        and here, where a source does not say.
+        Each source defines what a position is. Raises ``InvalidInput`` for an invalid one, and by
+        default always.
         """
         raise InvalidInput(
             f"{type(self).__name__} cannot begin behind a position ({position!r} is given). Leave its position out, "

@@ -35,7 +35,11 @@ from stateformat.states import Changes, Columns
 
 @dataclass(frozen=True, repr=False)
 class Descriptor(ABC):
-    """A declared state."""
+    """A declared state of an operator.
+
+    ``renames``: new names of columns, by old. ``defaults``: by column, the value for rows older
+    than the column, as text. ``drops``: columns to discard.
+    """
 
     name: str
     renames: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -47,7 +51,7 @@ class Descriptor(ABC):
 
     @property
     def changes(self) -> Changes:
-        """How columns have changed. ``InvalidInput`` for what are no names of columns."""
+        """How columns have changed. Raises ``InvalidInput`` for what are not column names."""
         if isinstance(self.drops, (str, bytes)) or not all(isinstance(name, str) for name in self.drops):
             raise InvalidInput(f"drops is {self.drops!r}. It must be a list of names of columns.")
         if not isinstance(self.renames, Mapping):
@@ -78,7 +82,7 @@ class ValueState(Descriptor):
 
 @dataclass(frozen=True, repr=False)
 class MapState(Descriptor):
-    """Rows by key and ``_map_key``, which is of the type ``map_key``."""
+    """A map per key: one row per key and ``_map_key``, which has the type ``map_key``."""
 
     keys: Columns
     map_key: pa.DataType
@@ -117,10 +121,11 @@ class ListState(Descriptor):
 class Timers(Descriptor):
     """Timers: the key, ``_timestamp`` (int64, µs), ``_tag`` (utf8), and values.
 
-    ``clock``: what they fire by. Those of ``processing_time`` are due when the wall clock
-    shows ``_timestamp``, µs since 1970, UTC (``context.processing_time_us``). At the end of the
-    input those that are not due do not fire, and none fires after ``finish``, which may take what
-    is left: ``context.timers(name).due(TIMESTAMP_MAX)``.
+    ``clock``: what they fire by, ``event_time`` or ``processing_time``. Processing-time timers are
+    due when the wall clock reaches ``_timestamp``, µs since 1970, UTC
+    (``context.processing_time_us``). At the end of the input those that are not due do not fire.
+    None fires after ``finish``, which may take the rest:
+    ``context.timers(name).due(TIMESTAMP_MAX)``.
     """
 
     keys: Columns
@@ -136,7 +141,7 @@ class Timers(Descriptor):
 
 @dataclass(frozen=True, repr=False)
 class SplitList(Descriptor):
-    """A list per subtask, distributed in contiguous chunks at another parallelism (even split)."""
+    """A list per subtask, split into contiguous chunks at another parallelism (even split)."""
 
     columns: Columns
 
@@ -147,7 +152,7 @@ class SplitList(Descriptor):
 
 @dataclass(frozen=True, repr=False)
 class UnionList(Descriptor):
-    """A list per subtask; at a restore every subtask gets all of them.
+    """A list per subtask; on restore every subtask gets all of them.
 
     No checkpoint can be taken while some subtasks of the operator have finished and others have
     not.
@@ -162,7 +167,7 @@ class UnionList(Descriptor):
 
 @dataclass(frozen=True, repr=False)
 class BroadcastState(Descriptor):
-    """Rows of which every subtask holds the same: write it from what reaches all of them alike."""
+    """Rows that are the same in every subtask: write only what all of them receive alike."""
 
     columns: Columns
 

@@ -1,12 +1,12 @@
-"""One chain of operators in one subtask: executors carry the commands of a task out with it.
+"""One chain of operators in one subtask; executors use it to carry out the commands of a task.
 
 An :class:`OperatorChain` serves one subtask from ``open`` to ``close``. It decides nothing and
 opens nothing: it reads states through the tasks of a restore plan, writes them through the context
 of a checkpoint, and sends what leaves the chain to a :class:`ChainOutput`. Within the chain a batch
 is a call: the next operators process what one emits before it is asked for more. So between two
-calls nothing is under way in the chain, and a snapshot is of one moment.
+calls the chain holds nothing half-processed, and a snapshot shows one moment.
 
-Time and ends go down the chain: an operator fires its timers, and ends, before those behind it do.
+Time and ends go down the chain: an operator fires its timers, and ends, before those after it do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ChainOutput(Protocol):
-    """What a chain calls of its executor."""
+    """What a chain calls on its executor."""
 
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
         """Send a batch, not empty, in the schema of the edge, along an edge out of the chain."""
@@ -43,22 +43,22 @@ class ChainOutput(Protocol):
         """Send to an operator's coordinator."""
 
     def now_us(self) -> int:
-        """The executor's clock, µs."""
+        """Return the executor's clock, µs."""
 
     def processing_time_us(self) -> int:
-        """``OperatorContext.processing_time_us``, of the step or epoch that is under way."""
+        """Return ``OperatorContext.processing_time_us`` of the current step or epoch."""
 
 
 class OperatorChain:
     """The operators of one vertex in one subtask. Not thread-safe.
 
-    ``states``: those of operators that are restored already. ``gathers``: batches may wait for
+    ``states``: those of operators that are already restored. ``gathers``: batches may wait for
     others until :meth:`flush`, which the executor calls before a snapshot.
 
-    What user code raises comes out as ``OperatorError`` with its cause. An operator that breaks the
-    rules of ``Operator`` (other columns than declared, rows after ``finish``, timers without end)
-    gives ``InvalidState`` with its name. Either way the chain is lost: close it, and begin another
-    from a checkpoint.
+    Errors of user code are raised as ``OperatorError`` with their cause. An operator that breaks
+    the rules of ``Operator`` (columns other than declared, rows after ``finish``, timers without
+    end) raises ``InvalidState`` with its name. Either way the chain is lost: close it, and begin
+    another from a checkpoint.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class OperatorChain:
             )
             for uid in uids
         }
-        """By uid, in the order of the chain; a source is not among them."""
+        """The operators by uid, in the order of the chain, without a source."""
         self._is_timed = any(operator.is_timed for operator in self.operators.values())
         self._reader: SourceReader | None = None
         self._head: ChainedOperator | None = None
@@ -136,7 +136,7 @@ class OperatorChain:
 
     @property
     def late_records(self) -> int:
-        """How many records its operators have dropped as late, as they count them."""
+        """How many records its operators have counted as late and dropped."""
         return sum(operator.logic.late_records for operator in self.operators.values())
 
     def open(
@@ -150,10 +150,10 @@ class OperatorChain:
     ) -> None:
         """Restore states and begin.
 
-        ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run. An
+        ``restored``: what ``Checkpoint.restore`` returns, by uid and state; None on a first run. An
         operator that is missing is new.
 
-        The others are for a chain that goes on within a run, from the snapshot of barrier
+        The others are for a chain that continues within a run, from the snapshot of barrier
         ``taken``, for the checkpoint ``taken_id``: operators that were opened before, and the
         progress that they wrote.
         """
@@ -172,18 +172,18 @@ class OperatorChain:
     # Data, time, ends -----------------------------------------------------------------------------
 
     def process(self, edge_id: str, batch: pa.RecordBatch, *, combined: bool = False) -> None:
-        """Process a batch of an edge into the chain, of feedback too; or one that was combined."""
+        """Process a batch of an edge into the chain, maybe a feedback edge; or combined rows."""
         self._first.process(batch, self._input_of[edge_id], combined=combined)
 
     def flush(self) -> None:
-        """Process what operators have held back, so that nothing is under way in the chain."""
+        """Process what operators have held back, so that nothing is left inside the chain."""
         for operator in self.operators.values():
             operator.flush()
 
     def advance_watermark(self, timestamp: int, *, ending: bool = False) -> None:
         """Fire the timers up to ``timestamp`` (µs), operator by operator.
 
-        If the logic is ``ending``, only the first operator's: the others follow in :meth:`finish`.
+        If the logic is ``ending``, fire only the first operator's; :meth:`finish` fires the others.
         """
         for operator in self.operators.values():
             if not ending or operator is self._head:
@@ -197,14 +197,14 @@ class OperatorChain:
     def next_timer_us(self, *, exactly: bool = False) -> int:
         """When the first timer of processing time is due; ``MAX_WATERMARK`` if there is none.
 
-        Not ``exactly``, and without cost: none is due before.
+        Without ``exactly`` it is a lower bound, which costs nothing.
         """
         due = (operator.next_timer_us(exactly=exactly) for operator in self.operators.values())
         return min(due, default=ev.MAX_WATERMARK)
 
     @property
     def wakes_at_us(self) -> int | None:
-        """The processing time at which a timer is due, or the reader idle; None: neither."""
+        """The processing time at which a timer is due or the reader becomes idle; None: neither."""
         due_us = self.next_timer_us(exactly=True) if self._is_timed else ev.MAX_WATERMARK
         idle_at_us = None if self._reader is None else self._reader.idle_at_us
         found = min(due_us, ev.MAX_WATERMARK if idle_at_us is None else idle_at_us)
@@ -216,14 +216,14 @@ class OperatorChain:
             operator.fire_timers()
 
     def end_input(self, input: int) -> None:
-        """An input of the first operator has ended."""
+        """End an input of the first operator."""
         self._first.end_input(input)
 
     def finish(self) -> None:
         """End every operator, first to last.
 
-        Time and input of an inner one end when the one before has finished: what is emitted at an
-        end is never late.
+        Time and input of an inner operator end when the one before it has finished, so what is
+        emitted at an end is never late.
         """
         for operator in self.operators.values():
             if operator is not self._head:
@@ -244,7 +244,7 @@ class OperatorChain:
     # Sources --------------------------------------------------------------------------------------
 
     def read(self) -> ReadResult:
-        """Read one chunk of one split, and let the chain process it."""
+        """Read one chunk of one split, and process it."""
         return self._source.read()
 
     @property
@@ -253,7 +253,7 @@ class OperatorChain:
         return self._reader
 
     def assign(self, split: Split | NoSplit) -> None:
-        """Take what the enumerator answered."""
+        """Take the enumerator's answer."""
         self._source.assign(split)
 
     # Snapshots ------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ class OperatorChain:
     def snapshot(self, command: ev.Snapshot, context: WriteContext) -> OpenSnapshot:
         """Write the states of every operator, as of now.
 
-        Whatever is raised, the chain goes on as it was: what sinks have prepared is part of the
-        next snapshot.
+        If this raises, the chain is as before: what sinks have prepared becomes part of the next
+        snapshot.
         """
         number, finishing = command.barrier.number, command.finishing
         prepared = Prepared(context.checkpoint_id, context.attempt_id)
@@ -284,10 +284,10 @@ class OperatorChain:
         else:
             writer.empty(SPLITS)
         if self._job.state(self._vertex.id, ENUMERATOR_LOG) is not None:
-            writer.empty(ENUMERATOR_LOG)  # The driver adds what there is.
+            writer.empty(ENUMERATOR_LOG)  # The driver adds the rows.
 
     def _progress(self, operator: ChainedOperator, command: ev.Snapshot) -> tuple[InputProgress, ...]:
-        """The progress of each input; an inner operator's has ended with the chain's."""
+        """Return the progress of each input; an inner operator's ends with the chain's."""
         if operator is self._head:
             return tuple(
                 (edge.id, command.watermarks.get(edge.id, ev.MIN_WATERMARK), command.ended.get(edge.id, False))
@@ -298,7 +298,7 @@ class OperatorChain:
         return tuple((edge.id, operator.context.watermark, ended) for edge in self._job.graph.inputs(operator.uid))
 
     def notify_complete(self, number: int) -> None:
-        """The checkpoint of a barrier is published and committed. Ignored without a snapshot."""
+        """Note that a barrier's checkpoint is published and committed, if it had a snapshot."""
         if number not in self._taken:
             return
         newest = number == max(self._taken)
@@ -307,7 +307,7 @@ class OperatorChain:
             operator.complete(number, newest=newest)
 
     def notify_aborted(self, number: int) -> None:
-        """The checkpoints of barriers up to this one will never be."""
+        """Note that the checkpoints of barriers up to this one will never exist."""
         void = [checkpoint_id for asked, checkpoint_id in sorted(self._asked.items()) if asked <= number]
         self._forget(number)
         for checkpoint_id in void:
@@ -319,12 +319,12 @@ class OperatorChain:
         self._asked = {asked: checkpoint_id for asked, checkpoint_id in self._asked.items() if asked > number}
 
     def hand_over(self) -> None:
-        """The caller makes what sinks have prepared part of the next checkpoint: forget it here."""
+        """Forget what sinks have prepared: the caller makes it part of the next checkpoint."""
         for operator in self.operators.values():
             operator.hand_over()
 
     def close(self) -> None:
-        """Close the reader and every operator; then raise the first failure."""
+        """Close the reader and every operator; then raise the first error."""
         closes = [operator.close for operator in self.operators.values()]
         if self._reader is not None:
             closes.insert(0, self._reader.close)

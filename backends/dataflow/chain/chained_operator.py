@@ -24,7 +24,7 @@ from .gathered_batches import GatheredBatches
 if TYPE_CHECKING:
     from stateformat.reading import ReadTask
 TIMER_ROUNDS_MAX: Final = 1000
-"""Rounds of timers that set timers that are due. Rounds that advance time are not counted."""
+"""Most rounds of timers that set due timers. Rounds that advance time do not count."""
 
 _END: Final = object()
 _PASSES: Final = {"watermark": "end", "processing_time_us": "go on"}
@@ -42,20 +42,20 @@ class ReportedProgress(NamedTuple):
 
 
 class Emitter:
-    """Sends on the batches of one source or operator: to inner operators, and into edges."""
+    """Passes on the batches of one source or operator: to inner operators, and into edges."""
 
     def __init__(self, uid: str, schema: pa.Schema) -> None:
         self.targets: list[Callable[[pa.RecordBatch], None]] = []
-        """In the order of the graph's edges."""
+        """The outgoing edges, in the order of the graph's edges."""
         self.ended = False
         self._uid = uid
         self._schema = schema
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Send a batch on, unless it is empty.
+        """Pass a batch on, unless it is empty.
 
-        Raises ``InvalidState``, the operator's fault, for what is no batch of the declared schema,
-        and for rows after ``finish``.
+        Raises ``InvalidState``, the operator's fault, for anything but a batch of the declared
+        schema, and for rows after ``finish``.
         """
         if not isinstance(batch, pa.RecordBatch):
             raise InvalidState(f"{self._uid!r} emitted {type(batch).__name__}; it emits record batches")
@@ -72,7 +72,7 @@ class Emitter:
             target(batch)
 
     def _with_declared_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        # Whether a column may be null is often said in the declaration alone.
+        # Often only the declaration says whether a column may be null.
         schema = batch.schema
         if (schema.names, schema.types) != (self._schema.names, self._schema.types):
             raise InvalidState(
@@ -83,7 +83,7 @@ class Emitter:
             if column.null_count and not item.nullable:
                 raise InvalidState(
                     f"{self._uid!r} emitted {column.null_count} nulls in column {item.name!r}, which it declares "
-                    "without. Fill them, or declare it nullable.",
+                    "without nulls. Fill them, or declare it nullable.",
                     kind=ErrorKind.NULL_NOT_ALLOWED,
                 )
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
@@ -92,8 +92,8 @@ class Emitter:
 class ChainedOperator:
     """An operator's copy in one subtask, with its watermark and states.
 
-    ``send`` sends to its coordinator; ``processing_time`` tells the wall-clock time. ``states``:
-    those that are restored already.
+    ``send`` sends to its coordinator; ``processing_time`` returns the wall-clock time. ``states``:
+    those that are already restored.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ChainedOperator:
     ) -> None:
         """Restore states, and open the operator.
 
-        ``logic``: an operator that was opened in the same run elsewhere and goes on here.
+        ``logic``: an operator that was opened elsewhere in the same run and continues here.
         ``reported``: the progress that it wrote last.
         """
         self.context.restored = bool(tasks)
@@ -152,15 +152,15 @@ class ChainedOperator:
             self.logic = logic
 
     def _tell_time(self) -> None:
-        """Let states know what time it is, if their rows expire."""
+        """Set the time of states whose rows expire."""
         if self.states.expire:
-            # The end of time is no time: what timers and ``finish`` look for has not expired.
+            # The end of time is not a time: what timers and ``finish`` look for has not expired.
             watermark = self.context.watermark
             event_time_us = None if watermark == MAX_WATERMARK else watermark
             self.states.advance(event_time_us=event_time_us, processing_time_us=self.context.processing_time_us)
 
     def _restored_watermark(self, progress: Iterable[InputProgress]) -> int:
-        # At another parallelism there is a row for each of the old subtasks: the least counts.
+        # At another parallelism there is a row for each of the old subtasks: the lowest counts.
         found: dict[str, int] = {}
         for edge, watermark, _ in progress:
             found[edge] = min(found.get(edge, watermark), watermark)
@@ -171,7 +171,7 @@ class ChainedOperator:
     # What comes in --------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch, input: int = 0, *, combined: bool = False) -> None:
-        """Let it process a batch, or hold it back to process it with others."""
+        """Process a batch, or hold it back to process it with others."""
         if combined:
             self.flush()
             self._run("process_combined", batch, input)
@@ -180,22 +180,22 @@ class ChainedOperator:
             self._run("process", joined, of_input)
 
     def flush(self) -> None:
-        """Let it process what is held back."""
+        """Process what is held back."""
         for joined, of_input in self._gathered.flush():
             self._run("process", joined, of_input)
 
     def receive(self, message: bytes) -> None:
-        """Give it a message of its coordinator."""
+        """Pass it a message of its coordinator."""
         self.flush()
         self._run("receive", message)
 
     def end_input(self, input: int) -> None:
-        """Tell it that an input has ended."""
+        """End an input."""
         self.flush()
         self._run("end_input", input)
 
     def finish(self) -> None:
-        """Let it finish; it may emit nothing afterwards."""
+        """Finish; it may emit nothing afterwards."""
         self.flush()
         self._deliver("finish", self._call("finish"))
         self.emitter.ended = True
@@ -215,7 +215,7 @@ class ChainedOperator:
     def next_timer_us(self, *, exactly: bool = False) -> int:
         """When the first timer of processing time is due; ``MAX_WATERMARK`` if there is none.
 
-        Not ``exactly``, and without cost: none is due before.
+        Without ``exactly`` it is a lower bound, which costs nothing.
         """
         found = [timers.next_timestamp() if exactly else timers.not_before for _, timers in self._wall_timers]
         return min((time for time in found if time is not None), default=MAX_WATERMARK)
@@ -233,7 +233,7 @@ class ChainedOperator:
 
     def _fire_at_end(self) -> None:
         if self.context.watermark == MAX_WATERMARK and not self.emitter.ended:
-            # No watermark comes behind the end of time, so what is set now would never fire.
+            # No watermark follows the end of time, so a timer set now would never fire.
             self._fire()
 
     def _fire(self) -> None:
@@ -256,7 +256,7 @@ class ChainedOperator:
             if rounds > TIMER_ROUNDS_MAX:
                 raise InvalidState(
                     f"timers of operator {self.uid!r} have set timers that were due for {TIMER_ROUNDS_MAX} rounds, at "
-                    f"{clock} {now}. A timer that is set again and again never lets time {_PASSES[clock]}: stop at "
+                    f"{clock} {now}. A timer that keeps setting itself never lets time {_PASSES[clock]}: stop at "
                     f"context.{clock}.",
                     kind=ErrorKind.LIMIT_EXCEEDED,
                     operator=self.uid,
@@ -268,7 +268,7 @@ class ChainedOperator:
             return getattr(self.logic, hook)(*arguments)
 
     def _deliver(self, hook: str, output: Any) -> None:
-        """Send on what a hook returned, each batch before the next one is asked for."""
+        """Pass on what a hook returned, each batch before the next one is requested."""
         if output is None:
             return
         if isinstance(output, pa.RecordBatch):
@@ -317,21 +317,21 @@ class ChainedOperator:
         self.reported = ReportedProgress(progress, writer.write(PROGRESS, pa.table(rows, schema=_COLUMNS)))
 
     def complete(self, number: int, *, newest: bool) -> None:
-        """The snapshot of a barrier, perhaps the ``newest``, is published and committed."""
+        """Note that a barrier's snapshot, maybe the ``newest``, is published and committed."""
         if self._committables is not None:
             self._committables.complete(number)
         if newest:
             self._call("checkpoint_complete")
 
     def abort(self, checkpoint_id: int) -> None:
-        """The checkpoint of a snapshot will not be published."""
+        """Note that a snapshot's checkpoint will not be published."""
         self._call("checkpoint_aborted", checkpoint_id)
 
     def hand_over(self) -> None:
-        """The caller makes what its sink has prepared part of the next checkpoint."""
+        """Forget what its sink has prepared: the caller makes it part of the next checkpoint."""
         if self._committables is not None:
             self._committables.clear()
 
     def close(self) -> None:
-        """Let it release what it holds."""
+        """Close the operator, which releases what it holds."""
         self._call("close")

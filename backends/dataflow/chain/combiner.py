@@ -1,4 +1,4 @@
-"""Rows that are combined before they are sent to an operator."""
+"""Combine rows before they are sent to an operator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Combiner:
         self._guard = Guard(edge.target, None)
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The rows of a batch, combined; None where they are better sent as they are."""
+        """Return the rows of a batch, combined; None if it is better to send them as they are."""
         with self._guard("combine"):
             combined = self._logic.combine(batch, self._edge.input)
         if combined is not None and not combined.schema.equals(self.schema):
@@ -42,7 +42,7 @@ class Combiner:
 
 
 def combiners_of(job: Job, edges: Iterable[Edge]) -> dict[str, Combiner]:
-    """By id, those of edges whose rows may be combined."""
+    """Return the combiners of edges whose rows may be combined, by edge id."""
     found = {}
     for edge in edges:
         logic, schema = job.logic(edge.target), job.combined_schema(edge)

@@ -1,7 +1,7 @@
-"""What a two-phase-commit sink has prepared in one subtask and is not known to be committed.
+"""What a two-phase-commit sink has prepared in one subtask and may not have been committed.
 
-Every snapshot holds all of it, each row under the checkpoint and attempt that it was prepared
-under. So a published checkpoint carries what no earlier one did.
+Every snapshot holds all of it, each row under the checkpoint and attempt it was prepared for. So a
+published checkpoint carries what no earlier one did.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Committables:
             self._outstanding.append((number, table))
 
     def rows(self) -> pa.Table | None:
-        """The declared columns, ``_checkpoint_id`` and ``_attempt_id``; None if empty."""
+        """Return the declared columns, ``_checkpoint_id`` and ``_attempt_id``; None if empty."""
         tables = [table for _, table in self._outstanding]
         return pa.concat_tables(tables) if tables else None
 
@@ -46,5 +46,5 @@ class Committables:
         self._outstanding.clear()
 
     def complete(self, number: int) -> None:
-        """The snapshot of a barrier has been published and committed: forget what it held."""
+        """Forget what a barrier's snapshot held: it has been published and committed."""
         self._outstanding = [(when, table) for when, table in self._outstanding if when > number]

@@ -1,4 +1,4 @@
-"""What user code raises, with the place where it did."""
+"""What user code raises, with the place where it was raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stateformat.storage import REFUSALS
 class OperatorError(CheckpointError):
     """A hook of an operator or source raised; ``__cause__`` is what it raised.
 
-    The user's code is at fault, or what it met. An executor makes it a failure of the task.
+    The fault is in the user's code, or in what it met. An executor makes it a failure of the task.
     ``details`` has ``operator``, ``subtask`` (None: in the driver) and ``hook``.
     """
 
@@ -21,7 +21,7 @@ class OperatorError(CheckpointError):
 
     @classmethod
     def of(cls, error: BaseException, *, operator: str, subtask: int | None, hook: str) -> OperatorError:
-        """The error of a hook. Raise it ``from`` what the hook raised."""
+        """Return the error of a hook. Raise it ``from`` what the hook raised."""
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         place = "" if subtask is None else f", subtask {subtask},"
         message = f"{hook} of {operator!r}{place} failed: {said}"
@@ -39,7 +39,7 @@ class OperatorError(CheckpointError):
 
 
 class Guard:
-    """Makes what user code raises within a ``with`` an :class:`OperatorError`. Not thread-safe."""
+    """Turns what user code raises in a ``with`` into :class:`OperatorError`. Not thread-safe."""
 
     def __init__(self, operator: str, subtask: int | None) -> None:
         self._operator = operator
@@ -52,16 +52,16 @@ class Guard:
         return self
 
     def __enter__(self) -> None:
-        """Nothing is to be prepared."""
+        """Do nothing: no preparation is needed."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise what was raised, with its place."""
+        """Raise the error with its place."""
         if isinstance(error, Exception):
             raise OperatorError.of(error, operator=self._operator, subtask=self._subtask, hook=self._hook) from error
 
 
 class FailsAgain(CheckpointError):
-    """Something failed that would fail again: another try cannot help."""
+    """Something failed and would fail again: another try cannot help."""
 
     default_kind = ErrorKind.OPERATOR_FAILED
 
@@ -69,16 +69,16 @@ class FailsAgain(CheckpointError):
 _OF_PICKLES: Final = frozenset({"PicklingError", "UnpicklingError"})
 _OF_FILES: Final = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _OF_DATABASES: Final = frozenset({"OperationalError", "InterfaceError"})
-"""What drivers of databases raise for a lost connection (PEP 249)."""
+"""What database drivers raise for a lost connection (PEP 249)."""
 _OUTSIDE: Final = frozenset({"commit", "clean"})
 """Hooks that talk to another system, whose errors may be of any type."""
 _OF_CODE: Final = (TypeError, AttributeError, NameError, AssertionError, LookupError, ArithmeticError)
-"""What a fault in the code raises. A storage's and a database's own errors are none of these."""
+"""What a fault in the code raises. Errors of a storage or database are never among these."""
 _CHAIN_MAX: Final = 16
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An error, what it was raised from, and so on."""
+    """Yield an error, what it was raised from, and so on."""
     found: BaseException | None = error
     for _ in range(_CHAIN_MAX):
         if found is None:
@@ -88,8 +88,10 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_for_good(error: BaseException) -> bool:
-    """Whether trying again cannot help: something cannot be imported or pickled, or a storage says
-    no: there is no right, no bucket, no such request.
+    """Return whether trying again cannot help.
+
+    Something cannot be imported or pickled, or a storage refuses: there is no permission, no
+    bucket, no such request.
     """
     return any(
         isinstance(one, FailsAgain | ImportError) or _is_named(one, _OF_PICKLES) or _is_refusal(one)
@@ -98,7 +100,10 @@ def is_for_good(error: BaseException) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether another try may help: it was the storage, the network, memory, or a sink's system."""
+    """Return whether another try may help.
+
+    The cause was the storage, the network, memory, or a sink's system.
+    """
     raised = next((one for one in chain_of(error) if not isinstance(one, OperatorError)), error)
     if isinstance(raised, (*_OF_CODE, *_OF_FILES)) and not isinstance(raised, CheckpointError):
         return False
@@ -112,7 +117,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    # A disk that is full may have room later.
+    # A full disk may have room later.
     full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, StorageError) and error.kind in REFUSALS and not full
 
@@ -122,7 +127,7 @@ def _is_named(error: BaseException, names: frozenset[str]) -> bool:
 
 
 def signature(error: BaseException) -> tuple[str, ...]:
-    """The operator, and the type and message of what it raised: equal for equal failures."""
+    """Return the operator, and the type and message of what it raised: equal for equal failures."""
     operator = next((one.operator for one in chain_of(error) if isinstance(one, OperatorError)), "")
     raised = [one for one in chain_of(error) if not isinstance(one, OperatorError)]
     one = raised[0] if raised else error

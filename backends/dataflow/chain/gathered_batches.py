@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 class GatheredBatches:
-    """Batches of one input, up to ``limit_bytes``; with 0 each goes on as it comes."""
+    """Batches of one input, up to ``limit_bytes``; with 0 each is passed on as it comes."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -17,7 +17,7 @@ class GatheredBatches:
         self._input = 0
 
     def add(self, batch: pa.RecordBatch, input: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Take a batch; yields what is to be processed now, with its input, in order."""
+        """Take a batch; yield what to process now, with its input, in order."""
         if not self._limit_bytes:
             yield batch, input
             return
@@ -29,7 +29,7 @@ class GatheredBatches:
         self._input = input
 
     def flush(self) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """What is held, as one batch; nothing where nothing is."""
+        """Yield what is held as one batch, if anything is."""
         held, self._held, self._held_bytes = self._held, [], 0
         if held:
             yield held[0] if len(held) == 1 else pa.concat_batches(held), self._input

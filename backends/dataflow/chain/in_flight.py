@@ -1,8 +1,8 @@
-"""In-flight records: logged into a snapshot, and brought back from one.
+"""In-flight records: logged into a snapshot, and restored from one.
 
-A snapshot has one in-flight state per edge whose records may become part of it. What is logged of a
-channel is numbered in order (``_seq``), so that it can be brought back in that order at any
-parallelism (SPEC.md section 5.1).
+A snapshot has one in-flight state per edge whose records may become part of it. The logged records
+of a channel are numbered (``_seq``), so they can be restored in that order at any parallelism
+(SPEC.md section 5.1).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ORDER: Final = ("_sender", "_receiver", "_seq")
 
 
 class OpenSnapshot:
-    """The snapshot of one task: states are written, in-flight records may still come.
+    """The snapshot of one task: its states are written, but in-flight records may still come.
 
     ``writers`` are those of the chain's operators, in order; ``logged`` the edges that have an
-    in-flight state, none where the task is finishing. It may be dropped without :meth:`close`.
+    in-flight state, none if the task is finishing. It may be dropped without :meth:`close`.
     """
 
     def __init__(self, writers: Sequence[SnapshotWriter], logged: Sequence[Edge]) -> None:
@@ -40,7 +40,7 @@ class OpenSnapshot:
         self._logs = {edge.id: InFlightLog() for edge in logged}
 
     def log(self, channel: Channel, batch: pa.RecordBatch) -> None:
-        """Log a batch of a channel. ``InvalidState`` for an edge without in-flight state."""
+        """Log a batch of a channel. Raises ``InvalidState`` for an edge without in-flight state."""
         log = self._logs.get(channel.edge)
         if log is None:
             raise InvalidState(
@@ -51,7 +51,7 @@ class OpenSnapshot:
         log.add(channel, batch)
 
     def close(self) -> list[Snapshot]:
-        """Write what was logged. Returns one snapshot per operator of the chain. Call it once."""
+        """Write what was logged; return one snapshot per operator of the chain. Call it once."""
         for edge_id, log in self._logs.items():
             rows = log.rows()
             if rows is None:
@@ -69,7 +69,7 @@ class InFlightLog:
         self._next: dict[Channel, int] = defaultdict(int)
 
     def add(self, channel: Channel, batch: pa.RecordBatch) -> None:
-        """Put a batch behind what was logged of this channel."""
+        """Append a batch to what was logged of this channel."""
         rows = batch.num_rows
         if not rows:
             return
@@ -88,10 +88,10 @@ class InFlightLog:
 
 
 def in_flight_batches(task: ReadTask, edge_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The records that a new subtask gets of an edge, each channel in the order it was sent.
+    """Yield the records of an edge that a new subtask gets, each channel in the order sent.
 
-    Columns that the edge did not have when they were logged are null. ``InvalidState`` where its
-    columns are of other types now. All of it is in memory, as it was when it was logged.
+    Columns that the edge did not have when they were logged are null. Raises ``InvalidState`` if
+    its columns have other types now. All of it is in memory, as it was when it was logged.
     """
     table = task.table()
     order = [table[name].to_numpy() for name in _ORDER]

@@ -3,14 +3,13 @@
 The watermark of a split is the greatest event time read of it, less by how much records may be out
 of order. The watermark of the reader is the least of its splits', once each has one, and never goes
 back. A split that ends no longer counts. A reader with room for more splits waits until it was
-assigned all there are now: the next one may begin in the past. Of an unordered source only splits
+assigned all there are now: the next one may begin in the past. For an unordered source only splits
 that have ended count.
 
-With ``idle_after_us`` a split without rows for so long, by processing time, holds no time up. Where
-no split does, the greatest watermark of them counts, and the reader itself is idle.
+With ``idle_after_us``, a split without rows for that long, in processing time, does not hold back
+event time. If no split does, their greatest watermark counts, and the reader itself is idle.
 
-A reader may be assigned more splits than it has room for. They wait unread, and are kept all the
-same.
+A reader may be assigned more splits than it has room for. They wait unread, but are kept.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ from .errors import Guard
 
 
 class ReadResult(NamedTuple):
-    """What one look at a source gave."""
+    """The result of one read of a source."""
 
     rows: int
-    """How many were read and processed."""
+    """How many rows were read and processed."""
     wants_split: bool
     """There is room for another split, and there may be one."""
     idle: bool
-    """Nothing is there now: no split, or none that has anything."""
+    """There is nothing now: no split, or none with anything to read."""
     ended: bool
-    """Every split is read and there will be no other."""
+    """Every split is read and there will be no more."""
     watermark: int | None
-    """The event time reached, µs; None if unknown, or the source has none."""
+    """The event time reached, µs; None if unknown or if the source has none."""
     holds_none: bool = False
-    """There is no split, and more may come: until then there is nothing to read."""
+    """There is no split, but more may come: until then there is nothing to read."""
     is_idle: bool = False
-    """It has had no rows for so long that it holds no time up."""
+    """It has had no rows for so long that it does not hold back event time."""
     idle_at_us: int | None = None
-    """The processing time at which it, or one of its splits, is idle, if no rows come."""
+    """The processing time at which it or one of its splits becomes idle, if no rows come."""
 
 
 class Holder(NamedTuple):
     """Which split of a reader is behind the others."""
 
     split: str | None
-    """None: there is no split that holds time up."""
+    """The split; None: no split holds back event time."""
     watermark: int | None
     """Its watermark; None: it has had no row."""
     furthest: int | None
@@ -63,7 +62,7 @@ class Holder(NamedTuple):
 
 
 class _OpenSplit:
-    """A split that is being read, or waits to be."""
+    """A split that is being read or waits to be read."""
 
     def __init__(self, split: Split, watermark: int | None, now_us: int) -> None:
         self.split = split
@@ -98,11 +97,11 @@ class SourceReader:
         self._idle_after_us = idle_after_us
         self._processing_time = processing_time
         self._active_us = 0
-        """When it was opened, or its last rows came."""
+        """When it was opened, or when its last rows came."""
         self._open: deque[_OpenSplit] = deque()
-        """The next one to read first."""
+        """The open splits, the next one to read first."""
         self._waiting: deque[_OpenSplit] = deque()
-        """Not begun: nothing of them is read while there is no room."""
+        """Splits not begun: nothing of them is read while there is no room."""
         self._no_more = False
         self._has_all = source.splits_per_reader is not None
         """It was assigned all the splits there are now."""
@@ -110,14 +109,14 @@ class SourceReader:
         """How many reads in a row gave nothing."""
         self._watermark: int | None = None
         self._watermark_of_ended: int | None = None
-        """The greatest of the splits that have ended."""
+        """The greatest watermark of the splits that have ended."""
 
     def open(self) -> None:
-        """Begin to count the time without rows."""
+        """Start measuring the time without rows."""
         self._active_us = self._processing_time()
 
     def assign(self, split: Split | NoSplit) -> None:
-        """Take the enumerator's answer. ``InvalidState`` for a split that the reader has."""
+        """Take the enumerator's answer. Raises ``InvalidState`` for a split it already has."""
         if isinstance(split, NoSplit):
             self._no_more = self._no_more or split is NoSplit.NEVER
             self._has_all = True
@@ -141,7 +140,7 @@ class SourceReader:
         return room is None or len(self._open) < room
 
     def read(self) -> ReadResult:
-        """Read one chunk of the split whose turn it is. ``OperatorError`` if the source raises."""
+        """Read one chunk of the next split. Raises ``OperatorError`` if the source raises."""
         rows = 0
         if self._open:
             split = self._open[0]
@@ -174,7 +173,7 @@ class SourceReader:
         return not self._holding() and self._processing_time() - self._active_us >= self._idle_after_us
 
     def _holding(self) -> list[_OpenSplit]:
-        """The open splits that are not idle."""
+        """Return the open splits that are not idle."""
         if self._idle_after_us is None:
             return list(self._open)
         since_us = self._processing_time() - self._idle_after_us
@@ -190,7 +189,7 @@ class SourceReader:
 
     @property
     def holder(self) -> Holder:
-        """The split that is behind the others; the first of them in their order."""
+        """Return the split that is behind the others, the first in order if there are several."""
         known = [split.watermark for split in self._open if split.watermark is not None]
         holding = self._holding()
         unknown = next((split for split in holding if split.watermark is None), None)
@@ -202,17 +201,17 @@ class SourceReader:
         )
 
     def active(self) -> dict[str, int]:
-        """By split, and under no name of the reader itself, when rows came last."""
+        """Return when rows last came, by split; the name ``""`` is the reader itself."""
         return {"": self._active_us, **{split.split.id: split.active_us for split in (*self._open, *self._waiting)}}
 
     def go_on(self, active: Mapping[str, int]) -> None:
-        """Take what :meth:`active` gave, of a reader of the same run."""
+        """Take what :meth:`active` of a reader of the same run returned."""
         self._active_us = active.get("", self._active_us)
         for split in (*self._open, *self._waiting):
             split.active_us = active.get(split.split.id, split.active_us)
 
     def _next(self, split: _OpenSplit) -> Chunk | None:
-        """The next chunk; None where the split has ended."""
+        """Return the next chunk; None if the split has ended."""
         with self._guard("read"):
             if split.chunks is None:
                 split.chunks = iter(self._source.read(split.split._replace(position=split.position), self._context))
@@ -235,7 +234,7 @@ class SourceReader:
                 if newest_us is not None:
                     time = max(newest_us - self._event_time.out_of_order_us, MIN_WATERMARK)
                     split.watermark = _greatest(time, split.watermark)
-        # Behind the rows: what is snapshotted is what has been emitted.
+        # After the rows: a snapshot shows what has been emitted.
         split.position = chunk.position
         return rows
 
@@ -251,7 +250,7 @@ class SourceReader:
         return self._watermark
 
     def rows(self) -> pa.Table:
-        """Its splits, in the columns of ``SPLITS_SCHEMA``."""
+        """Return its splits, in the columns of ``SPLITS_SCHEMA``."""
         return pa.Table.from_pylist(
             [
                 {
@@ -266,7 +265,7 @@ class SourceReader:
         )
 
     def restore(self, rows: pa.Table) -> None:
-        """Take the splits that :meth:`rows` gave, of this reader or of others."""
+        """Take the splits that :meth:`rows` of this or other readers returned."""
         for row in rows.to_pylist():
             self._add(Split(row["split_id"], row["payload"], row["position"]), row["watermark"])
 

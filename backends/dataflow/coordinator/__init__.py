@@ -1,7 +1,7 @@
 """The checkpoint coordinator, as a pure state machine.
 
-Read ``coordinator`` for the rules, then what it keeps: ``barrier``, ``stop``, ``task_tracker``;
-``planning`` says which tasks a checkpoint triggers.
+Read ``coordinator`` for the rules, then what it keeps: ``barrier``, ``stop``, ``task_tracker``.
+``planning`` chooses the tasks that a checkpoint triggers.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ PUBLISHING  Published                      PublishRefused, PublishFailed
 COMMITTING  Committed                      never: the checkpoint exists. CommitFailed restarts
 ==========  =============================  =======================================================
 
-Whatever else arrives, or under another number, means nothing. TaskFailed restarts in every phase.
+Any other event, or one with another number, is ignored. TaskFailed restarts in every phase.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class BarrierInFlight:
         self.savepoints = savepoints
         """Requests for a savepoint that this checkpoint is for."""
         self.turned = turned
-        """Heads whose loops were to be turned, which is why it was begun at once."""
+        """Heads whose loops it turns, which is why it began at once."""
         self.closed = tuple(closed)
-        """Loops into which nothing came from outside any more when it began."""
+        """Loops that got nothing more from outside when it began."""
         self.messaged: set[str] = set()
-        """Vertices in which a coordinator has sent to its operator since it began."""
+        """Vertices whose coordinator has sent to its operator since it began."""
         self.phase = Phase.COLLECTING
         self.finishing: set[ev.TaskId] = set()
         self._may_overtake = may_overtake
@@ -77,7 +77,7 @@ class BarrierInFlight:
         return self.barrier.purpose
 
     def acknowledge(self, task: ev.TaskId, acknowledgement: ev.Acknowledge) -> bool:
-        """Take an acknowledgement; False for an unknown task or a second one."""
+        """Take an acknowledgement; return False for an unknown task or a repeated one."""
         if not self.waits_for(task):
             return False
         self._missing[task.vertex][task.subtask] = False
@@ -89,14 +89,14 @@ class BarrierInFlight:
         return True
 
     def overtake(self) -> frozenset[ev.TaskId] | None:
-        """Become unaligned. Returns the triggered tasks still waited for; None if it may not."""
+        """Become unaligned; return the triggered tasks still awaited. None if it may not."""
         if not self._may_overtake or self.barrier.unaligned:
             return None
         self.barrier = self.barrier._replace(unaligned=True)
         return frozenset(task for task in self.plan.trigger if self.waits_for(task))
 
     def waits_for(self, task: ev.TaskId) -> bool:
-        """Whether this task takes part and has not acknowledged."""
+        """Return whether this task takes part and has not acknowledged."""
         return task in self.plan.wait and bool(self._missing[task.vertex][task.subtask])
 
     @property
@@ -105,7 +105,7 @@ class BarrierInFlight:
         return self._missing_count == 0
 
     def partial_union(self, union: Mapping[str, tuple[str, ...]], parallelism: Mapping[str, int]) -> str | None:
-        """An operator with union state that this checkpoint would keep as partially finished."""
+        """Return an operator with union state that would be saved as partially finished."""
         finishing = Counter(task.vertex for task in self.finishing if task.vertex in union)
         for vertex, uids in union.items():
             done = finishing[vertex] + int(self.plan.finished.masks[vertex].sum())
@@ -114,12 +114,13 @@ class BarrierInFlight:
         return None
 
     def loop_steps(self) -> dict[ev.TaskId, ev.LoopStep]:
-        """What heads are to do, now that it is complete. Heads whose logic has ended are not asked.
+        """Return what heads do now that it is complete. Heads whose logic has ended are left out.
 
-        A closed loop is quiet when no head of it logged or forwarded anything. That proves nothing
+        A closed loop is quiet when none of its heads logged or forwarded anything. That proves
+        nothing
 
-        - where the barrier overtook records: they lie in channels inside of the loop;
-        - where a coordinator has sent into the loop since: its message may become records.
+        - if the barrier overtook records: they are in channels inside the loop;
+        - if a coordinator has sent into the loop since: its message may become records.
         """
         steps: dict[ev.TaskId, ev.LoopStep] = {}
         if self.barrier.unaligned or self.purpose in (ev.BarrierKind.STOP_DRAIN, ev.BarrierKind.STOP_NO_DRAIN):
@@ -130,8 +131,8 @@ class BarrierInFlight:
             if not quiet or self.messaged & loop.vertices:
                 continue
             ready = [of_head for of_head in of_heads if all(one.inputs_ended for one in of_head.values())]
-            # No head ends while another has still to send the end of time round: it might become
-            # records.
+            # No head ends while another still has to send the end of time round: that might
+            # produce records.
             sent = all(one.max_watermark_sent for of_head in ready for one in of_head.values())
             for of_head in ready:
                 steps |= dict.fromkeys(of_head, ev.LoopStep.END if sent else ev.LoopStep.MAX_WATERMARK)

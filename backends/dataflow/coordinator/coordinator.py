@@ -4,27 +4,28 @@ Pure: :meth:`Coordinator.handle` takes an event and returns commands. It keeps w
 tasks in a :class:`~stateformat.backends.dataflow.coordinator.task_tracker.TaskTracker`, the one
 barrier in flight in a :class:`~stateformat.backends.dataflow.coordinator.barrier.BarrierInFlight`,
 a stop in a :class:`~stateformat.backends.dataflow.coordinator.stop.StopProgress`. The last two
-modules open with the tables of their phases. The rules:
+modules begin with tables of their phases. The rules:
 
 1. *One at a time.* Nothing begins while a barrier is in flight; then
    :meth:`Coordinator._next_action` says what begins.
-2. *At once* a checkpoint begins when every logic has ended (the final one), when loops have to be
-   turned and nothing else moves the job, and for a savepoint. Otherwise it begins when it is due.
+2. *At once.* A checkpoint begins at once when every logic has ended (the final one), when loops
+   have to be turned and nothing else moves the job, and for a savepoint. Otherwise it begins when
+   it is due.
 3. *Plans.* A task that declines, or ends without having acknowledged, makes the checkpoint void at
-   once. That is no failure. The third in a row warns, then each time that their number has doubled.
+   once. That is not a failure. The third in a row warns, and then each doubling of their number.
 4. *Failures* that can be tolerated (snapshots, time, publishing) are counted until a checkpoint is
    published. The run restarts at one too many, at a failed task or commit, and when it is unknown
    whether a checkpoint was published.
 5. *Union state* of a partially ended operator is refused before the trigger and after the
-   acknowledgements. Loops are turned by rounds then: the operator may be waiting for them.
+   acknowledgements. Then rounds turn the loops: the operator may be waiting for them.
 6. *Completion*: all acknowledged, publish, commit, notify. A round is complete when all have
    acknowledged; only heads that have something to do are notified of it.
 7. *A barrier that ends a loop* is aligned, and began when the loop was closed. Otherwise records
    that it overtook, or that still came from outside, would be left in the loop.
-8. *To stop soon* is no stop: an ordinary checkpoint begins now, and the run ends when that is
-   complete, unless all tasks are about to end by themselves. A stop under way comes first.
-9. *A savepoint* is asked for of the next checkpoint to begin, a stop's too, and fails with it. One
-   that is void at the end of a task is tried again at once, with the checkpoint.
+8. *Stopping soon* is not a stop: an ordinary checkpoint begins now, and the run ends when that is
+   complete, unless all tasks are about to end by themselves. A stop in progress comes first.
+9. *A savepoint* belongs to the next checkpoint to begin, maybe a stop's, and fails with it. One
+   that is void because a task ended is tried again at once, with the checkpoint.
 
 After ``Restart``, ``JobEnded`` or ``JobInterrupted`` every event is ignored.
 """
@@ -88,7 +89,7 @@ class Coordinator:
         self._soon_after: int | None = None
         """The run ends at the first checkpoint after this barrier; None: it goes on."""
         self._savepoints: list[str] = []
-        """Requests for a savepoint, which the next checkpoint to begin is for."""
+        """Requests for a savepoint, for the next checkpoint to begin."""
         self._failures = 0
         self._refusals = 0
         self._warn_at = REFUSALS_UNTIL_WARNING
@@ -96,20 +97,20 @@ class Coordinator:
         self._over = False
 
     def start(self) -> list[CoordinatorCommand]:
-        """End a job in which nothing runs; warn of union state that may prevent checkpoints."""
+        """End a job in which nothing runs; warn about union state that may prevent checkpoints."""
         if self._tasks.all_ended:
             return self._end_job()
         return [
             ev.Warn(
-                f"operator {uid!r} keeps union state and its subtasks may end long after one another. From the end "
-                "of the first to the end of the last no checkpoint can be taken. Keep the state in a coordinator, or "
-                "as an even-split list."
+                f"operator {uid!r} keeps union state and its subtasks may end long after one another. No checkpoint "
+                "can be taken between the end of the first and the end of the last. Keep the state in a coordinator, "
+                "or as an even-split list."
             )
             for uid in self._tasks.endangered_unions()
         ]
 
     def handle(self, event: ev.CoordinatorEvent) -> list[CoordinatorCommand]:
-        """What follows from an event. Late, duplicate and unknown ones change nothing."""
+        """Return the commands for an event. Late, duplicate and unknown events change nothing."""
         if self._over:
             return []
         match event:
@@ -139,7 +140,7 @@ class Coordinator:
                 return self._handle_numbered(event)
 
     def _handle_numbered(self, event: NumberedEvent) -> list[CoordinatorCommand]:
-        """Events of a barrier: each means something in one phase of the one in flight."""
+        """Handle an event of a barrier: each counts in only one phase of the barrier in flight."""
         current = self._in_flight
         number = event.acknowledgement.number if isinstance(event, ev.Acknowledged) else event.number
         if current is None or number != current.number:
@@ -174,7 +175,7 @@ class Coordinator:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a stop without drain has its savepoint: what comes after is done again later."""
+        """Whether a stop without drain has its savepoint: later work will be repeated."""
         return self._stop is not None and self._stop.phase is StopPhase.SAVED and not self._stop.drains
 
     @property
@@ -185,7 +186,7 @@ class Coordinator:
     # What begins ----------------------------------------------------------------------------------
 
     def _next_action(self, *, due: bool = False, at_once: bool = True) -> list[CoordinatorCommand]:
-        """What begins, or that the job has ended. ``at_once`` False: only what is due."""
+        """Begin what is next, or end the job. ``at_once`` False: only what is due."""
         tasks = self._tasks
         if self._in_flight is not None:
             return []
@@ -212,7 +213,7 @@ class Coordinator:
         return [*failed, *refused, *self._begin(BarrierKind.ROUND, turned=turned)] if turned else [*failed, *refused]
 
     def _continue_stop(self, stop: StopProgress) -> list[CoordinatorCommand]:
-        """The next step of a stop that has not saved yet."""
+        """Return the next step of a stop that has not saved yet."""
         tasks = self._tasks
         if not stop.drains:
             union = tasks.partial_union()
@@ -292,8 +293,8 @@ class Coordinator:
         for head in self._tasks.draining_heads:
             if self._rounds[head] >= self._loop_rounds_max:
                 reason = (
-                    f"the loop of {head!r} was turned {self._loop_rounds_max} times since its inputs had ended, and "
-                    "records still go round it. Let it come to an end, or raise the limit of rounds."
+                    f"the loop of {head!r} ran {self._loop_rounds_max} rounds after its inputs ended, and "
+                    "still has records in it. Make it end, or raise the limit of rounds."
                 )
                 return commands + self._restart(reason, counted=True)
         if self._soon_after is not None and current.purpose is BarrierKind.CHECKPOINT:
@@ -310,7 +311,7 @@ class Coordinator:
     def _abort(
         self, current: BarrierInFlight, reason: str, *, counted: bool, again: bool = False
     ) -> list[CoordinatorCommand]:
-        """Abort the barrier in flight. ``again``: cannot recur for ever, so try again at once."""
+        """Abort the barrier in flight. ``again``: retry at once; it cannot recur for ever."""
         stop, saving = self._stop, current.stop is not None
         if again:
             self._savepoints[:0] = current.savepoints
@@ -334,7 +335,7 @@ class Coordinator:
         return commands + self._next_action(at_once=again)
 
     def _count_refusal(self, reason: str) -> list[CoordinatorCommand]:
-        """Count a refusal. Returns a warning when there have been many."""
+        """Count a refusal. Return a warning if there have been many."""
         self._refusals += 1
         if self._refusals < self._warn_at:
             return []
@@ -357,9 +358,9 @@ class Coordinator:
         return self._interrupt() if is_current and not ends else self._next_action()
 
     def _interrupt(self) -> list[CoordinatorCommand]:
-        """End the run at its newest checkpoint; a stop that was asked for meanwhile fails."""
+        """End the run at its newest checkpoint; a stop requested meanwhile fails."""
         self._over = True
-        reason = "the program was told to end, and the job goes on at its next start"
+        reason = "the program was asked to end, and the job goes on at its next start"
         stop = [] if self._stop is None else [ev.StopFailed(self._stop.of.request, reason, goes_on=False)]
         return [*stop, ev.JobInterrupted()]
 
@@ -373,7 +374,7 @@ class Coordinator:
         return [ev.StopFailed(request.request, f"the job stops already, as request {earlier!r} asks", goes_on=True)]
 
     def _fail_stop(self, reason: str) -> list[CoordinatorCommand]:
-        """The job goes on as if nothing had been asked."""
+        """Fail the stop; the job goes on as if it had not been requested."""
         if self._stop is None:
             return []
         request, self._stop = self._stop.of.request, None
@@ -382,9 +383,9 @@ class Coordinator:
     def _restart(
         self, reason: str, *, counted: bool, nothing_published: bool = False, failing: Iterable[str] = ()
     ) -> list[CoordinatorCommand]:
-        """Give up the run, and with it the stop, unless its savepoint exists or may exist.
+        """Give up the run, and also the stop, unless its savepoint exists or may exist.
 
-        ``failing``: requests for a savepoint whose checkpoint has failed. The next run serves the
+        ``failing``: requests for a savepoint whose checkpoint has failed. The next run handles the
         others.
         """
         self._over = True

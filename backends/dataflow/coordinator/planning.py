@@ -1,11 +1,11 @@
-"""Which tasks a checkpoint triggers, waits for, and takes as finished.
+"""Choose the tasks that a checkpoint triggers, waits for, and counts as finished.
 
-A barrier enters the job at its *roots*: running tasks none of whose predecessors runs, feedback
-edges aside. At first these are the sources. When sources have finished, tasks behind them become
+A barrier enters the job at its *roots*: running tasks without running predecessors, not counting
+feedback edges. At first these are the sources. When sources have finished, tasks after them become
 roots (FLIP-147). A plan never changes: a task that ends later makes the checkpoint fail.
 
-Planning is linear in tasks, so a million subtasks take milliseconds. Of an ALL_TO_ALL edge it asks
-only whether any upstream task runs, never the n x m pairs; of a POINTWISE edge it looks at ranges.
+Planning is linear in tasks, so a million subtasks take milliseconds. For an ALL_TO_ALL edge it
+checks only whether any upstream task runs, never the n x m pairs; for a POINTWISE edge, ranges.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..graph import Job
 
 
 def make_plan(job: Job, running: Mapping[str, Mask]) -> CheckpointPlan:
-    """The plan of a checkpoint that begins now. ``running`` has an array for every vertex.
+    """Return the plan of a checkpoint that begins now. ``running`` has an array for every vertex.
 
-    The edges of a vertex of which nothing runs are ignored: a fully finished operator keeps its old
+    The edges of a vertex without running tasks are ignored: a fully finished operator keeps its old
     parallelism, which need not fit its neighbors.
     """
     vertex_of = {uid: vertex.id for vertex in job.vertices for uid in vertex.operators}
@@ -47,7 +47,7 @@ def make_plan(job: Job, running: Mapping[str, Mask]) -> CheckpointPlan:
 
 
 def _fed_by_running(upstream: Mask, parallelism: int) -> Mask:
-    """Which of ``parallelism`` subtasks behind a POINTWISE edge have a running producer.
+    """Return which of ``parallelism`` subtasks after a POINTWISE edge have a running producer.
 
     Who sends to whom is as in ``Job.senders``.
     """

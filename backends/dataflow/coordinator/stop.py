@@ -12,8 +12,8 @@ SAVING    the savepoint is published           drain: as above. No drain: the jo
 SAVED     every task has ended                 the stop stands: ``Restart``, uncounted
 ========  ===================================  =================================================
 
-While the savepoint is being published it is unknown whether it exists. A run that breaks off then
-does not answer the request: the restart finds the truth in the newest record and answers by it.
+While the savepoint is being published it is unknown whether it exists. A run that ends abruptly
+then does not answer the request: the restart reads the newest record and answers accordingly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StopPhase(Enum):
 
 @dataclass
 class StopProgress:
-    """The stop that was asked for."""
+    """The requested stop."""
 
     of: StopOf
     phase: StopPhase = StopPhase.ASKED
@@ -54,5 +54,5 @@ class StopProgress:
 
     @property
     def no_way_back(self) -> bool:
-        """Whether tasks were told to end, so that this run cannot go on."""
+        """Whether tasks were told to end, so this run cannot go on."""
         return self.phase is StopPhase.SAVED or (self.drains and self.phase is not StopPhase.ASKED)

@@ -1,9 +1,9 @@
-"""What the coordinator knows of the tasks of a run, and what its rules ask of them.
+"""What the coordinator knows about the tasks of a run, and the questions that its rules ask.
 
-Facts only grow. Each is a :class:`TaskMask`, so noting a fact or asking a question never takes time
-in the number of tasks. A task is *released* when a checkpoint that it acknowledged as finishing is
-complete: it needs no further checkpoint, and ends by itself once its consumers have confirmed its
-data.
+Facts are only added. Each is a :class:`TaskMask`, so the time to note a fact or answer a question
+does not depend on the number of tasks. A task is *released* when a checkpoint that it acknowledged
+as finishing is complete: it needs no further checkpoint, and ends by itself once its consumers have
+confirmed its data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .planning import make_plan
 
 
 class TaskMask:
-    """A set of tasks that only grows, with its size per vertex and in all."""
+    """A set of tasks that only grows, with its size per vertex and in total."""
 
     def __init__(self, parallelism: dict[str, int], full: Iterable[str] = ()) -> None:
         """Begin with every task of the vertices ``full``."""
@@ -36,7 +36,7 @@ class TaskMask:
         return bool(self.masks[task.vertex][task.subtask])
 
     def add(self, task: TaskId) -> bool:
-        """Add a task; False if it was there."""
+        """Add a task; return False if it was there."""
         if task in self:
             return False
         self.masks[task.vertex][task.subtask] = True
@@ -46,13 +46,13 @@ class TaskMask:
 
 
 class TrackedLoop(NamedTuple):
-    """A loop, with what the coordinator asks of it."""
+    """A loop, with what the coordinator needs to know about it."""
 
     heads: tuple[str, ...]
     vertices: frozenset[str]
-    """All of its vertices, the heads among them."""
+    """All its vertices, including the heads."""
     outside: frozenset[str]
-    """Vertices outside of it from which an edge leads into it."""
+    """Vertices outside it with an edge into it."""
 
 
 class TaskTracker:
@@ -66,7 +66,7 @@ class TaskTracker:
         self.logic_ended = TaskMask(self.parallelism, done)
         self.released = TaskMask(self.parallelism, done)
         self.inputs_ended = TaskMask(self.parallelism, done)
-        """Loop heads into which nothing comes from outside of the loop any more."""
+        """Loop heads that get nothing more from outside the loop."""
         self.ending_heads: set[str] = set()
         """Heads that were told to end. Their loops need no more turns."""
         self.total = sum(self.parallelism.values())
@@ -82,31 +82,31 @@ class TaskTracker:
         """Operators with union state, by vertex."""
 
     def knows(self, task: TaskId) -> bool:
-        """Whether the job has this task."""
+        """Return whether the job has this task."""
         return 0 <= task.subtask < self.parallelism.get(task.vertex, 0)
 
     def release(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks have the checkpoint that they waited for."""
+        """Note that these tasks have the checkpoint that they waited for."""
         for task in tasks:
             self.logic_ended.add(task)
             self.released.add(task)
 
     def end_logic(self, tasks: Iterable[TaskId]) -> bool:
-        """These tasks emit no more records; False if that was known of all."""
+        """Note that these tasks emit no more records; return False if that was known of all."""
         return sum(self.logic_ended.add(task) for task in tasks) > 0
 
     def end(self, task: TaskId) -> bool:
-        """A task has ended, so its inputs and its logic have too; False if that was known."""
+        """Note that a task, its inputs and its logic have ended; return False if it was known."""
         self.inputs_ended.add(task)
         self.release((task,))
         return self.ended.add(task)
 
     def plan(self) -> CheckpointPlan:
-        """The plan of a checkpoint that begins now."""
+        """Return the plan of a checkpoint that begins now."""
         return make_plan(self.job, {vertex: ~mask for vertex, mask in self.ended.masks.items()})
 
     def working(self, vertices: Iterable[str]) -> Iterator[TaskId]:
-        """Tasks of these vertices whose logic has not ended."""
+        """Yield the tasks of these vertices whose logic has not ended."""
         for vertex in vertices:
             for subtask in np.flatnonzero(~self.logic_ended.masks[vertex]).tolist():
                 yield TaskId(vertex, subtask)
@@ -125,8 +125,7 @@ class TaskTracker:
     def some_are_leaving(self) -> bool:
         """Whether a task is released and has not ended.
 
-        What begins at once waits for it: a task that ends in the middle of a checkpoint makes it
-        void.
+        What would begin at once waits for it: a task that ends during a checkpoint makes it void.
         """
         return self.released.total > self.ended.total
 
@@ -136,17 +135,17 @@ class TaskTracker:
         return self.logic_ended.total == self.total and not self.some_are_leaving and not self.all_ended
 
     def logic_is_over(self, vertices: Iterable[str]) -> bool:
-        """Whether the logic of every task of these vertices has ended."""
+        """Return whether the logic of every task of these vertices has ended."""
         return all(self.logic_ended.count[vertex] == self.parallelism[vertex] for vertex in vertices)
 
     @property
     def closed_loops(self) -> list[TrackedLoop]:
-        """The loops into which nothing comes from outside any more."""
+        """Return the loops that get nothing more from outside."""
         return [loop for loop in self.loops if self.logic_is_over(loop.outside)]
 
     @property
     def draining_heads(self) -> tuple[str, ...]:
-        """Heads all of whose tasks have nothing left but their loop, and were not told to end."""
+        """Return heads whose tasks all have only their loop left, and were not told to end."""
         return tuple(
             head
             for head in self.heads
@@ -156,20 +155,20 @@ class TaskTracker:
 
     @property
     def turning_heads(self) -> tuple[str, ...]:
-        """The draining heads, once nothing else moves the job: their loops are turned at once."""
+        """Return the draining heads, once only turning their loops can move the job on."""
         return self.draining_heads if self.logic_is_over(self.sources) and not self.some_are_leaving else ()
 
     def partial_union(self) -> str | None:
-        """An operator with union state of which only some subtasks have ended their logic."""
+        """Return an operator with union state whose logic has ended in only some subtasks."""
         for vertex, uids in self.union.items():
             if 0 < self.logic_ended.count[vertex] < self.parallelism[vertex]:
                 return uids[0]
         return None
 
     def endangered_unions(self) -> Iterator[str]:
-        """Operators with union state whose subtasks may end long after one another.
+        """Yield operators with union state whose subtasks may end long after one another.
 
-        Behind an ALL_TO_ALL edge all subtasks see the end of data at about the same time.
+        After an ALL_TO_ALL edge all subtasks see the end of data at about the same time.
         """
         for vertex in self.job.vertices:
             together = any(edge.partitioner.all_to_all for edge in vertex.inputs)

@@ -1,8 +1,8 @@
-"""From a dataflow to tasks.
+"""Turn a dataflow into tasks.
 
-Read ``job_graph`` and ``runtime_states``, which give the graph and its states, then ``compile``,
-which makes a job of them, and ``describing``, its text. ``partitioning`` sends records along edges;
-``loops`` finds the loops.
+Read ``job_graph`` and ``runtime_states``, which make the graph and its states, then ``compile``,
+which makes a job of them, and ``describing``, which shows it as text. ``partitioning`` sends
+records along edges; ``loops`` finds the loops.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""From a dataflow to a job: vertices, edges with their schemas, states, and who sends to whom.
+"""Compile a dataflow to a job: vertices, edges with schemas, states, and who sends to whom.
 
-A vertex is a chain of operators, which one task runs. Three steps: ``graph_of`` gives the graph of
-a first run, or the topology into which a checkpoint is to be restored; the restore plan answers
-with a resolved topology, which may break chains up; :func:`compile_job` makes a :class:`Job` of
-either.
+A vertex is a chain of operators, which one task runs. There are three steps: ``graph_of`` returns
+the graph of a first run, or the topology to restore a checkpoint into; the restore plan returns a
+resolved topology, which may split chains; :func:`compile_job` makes a :class:`Job` of either.
 
-``FORWARD`` joins subtask i to subtask i. ``RESCALE`` joins near ones, as Flink's POINTWISE does: of
-*s* senders and *r* receivers, receiver i hears ⌊i·s/r⌋ … ⌊(i+1)·s/r⌋ − 1 where s ≥ r, else ⌊i·s/r⌋.
+``FORWARD`` connects subtask i to subtask i. ``RESCALE`` connects near ones, like Flink's POINTWISE:
+with *s* senders and *r* receivers, receiver i hears senders ⌊i·s/r⌋ … ⌊(i+1)·s/r⌋ − 1 if s ≥ r,
+else ⌊i·s/r⌋.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Vertex:
     id: str
     """The uid of its first operator."""
     operators: tuple[str, ...]
-    """Each behind its input. All but the first have one input, inside the chain."""
+    """Each after its input. All but the first have one input, inside the chain."""
     parallelism: int
     inputs: tuple[Edge, ...]
     """Edges from outside into the first operator, in order of input."""
     feedback: tuple[Edge, ...]
     """Feedback edges into the first operator."""
     outputs: tuple[Edge, ...]
-    """Edges that leave the chain, feedback edges too."""
+    """Edges that leave the chain, including feedback edges."""
     is_source: bool
 
 
@@ -56,7 +56,7 @@ class Job:
     """With every max parallelism and key hash."""
     states: tuple[State, ...]
     vertices: tuple[Vertex, ...]
-    """In order of their edges, feedback aside."""
+    """In order of their edges, not counting feedback."""
     schemas: Mapping[str, pa.Schema]
     """The schema of every edge, by id."""
     unaligned: bool
@@ -70,11 +70,11 @@ class Job:
         return {uid: vertex for vertex in self.vertices for uid in vertex.operators}
 
     def vertex(self, id: str) -> Vertex:
-        """The vertex whose first operator has this uid; ``InvalidInput`` if there is none."""
+        """Return the vertex with this first operator. Raises ``InvalidInput`` if there is none."""
         return self._found(self._by_id, id)
 
     def vertex_of(self, uid: str) -> Vertex:
-        """The vertex in which an operator runs; ``InvalidInput`` if there is none."""
+        """Return the vertex of an operator. Raises ``InvalidInput`` if there is none."""
         return self._found(self._by_uid, uid)
 
     def _found(self, vertices: Mapping[str, Vertex], name: str) -> Vertex:
@@ -85,32 +85,33 @@ class Job:
         return vertices[name]
 
     def step(self, uid: str) -> Step:
-        """The step of the dataflow with this uid."""
+        """Return the step of the dataflow with this uid."""
         return self.flow.steps[uid]
 
     def logic(self, uid: str) -> Source | Operator:
-        """The prototype of a source or operator."""
+        """Return the prototype of a source or operator."""
         return self.flow.steps[uid].logic
 
     def states_of(self, uid: str) -> tuple[State, ...]:
-        """The states of an operator, those of the runtime among them."""
+        """Return the states of an operator, including those of the runtime."""
         return tuple(state for state in self.states if state.operator == uid)
 
     def state(self, uid: str, name: str) -> State | None:
-        """A state of an operator; None if it has none of that name."""
+        """Return a state of an operator; None if it has none with that name."""
         return next((state for state in self.states_of(uid) if state.name == name), None)
 
     def overtakable(self, edge: Edge) -> bool:
-        """Whether barriers overtake the records of an edge."""
+        """Return whether barriers overtake the records of an edge."""
         return may_overtake(edge, unaligned=self.unaligned)
 
     def logged(self, edge: Edge) -> bool:
-        """Whether an edge has an in-flight state: its records may become part of a checkpoint."""
+        """Return whether an edge has in-flight state: a checkpoint may contain its records."""
         return edge.feedback or self.overtakable(edge)
 
     def combined_schema(self, edge: Edge) -> pa.Schema | None:
-        """The columns of combined rows of an edge; None where its rows are sent as they are: what
-        may become part of a checkpoint is.
+        """Return the columns of combined rows of an edge; None if its rows are sent as they are.
+
+        Rows that may become part of a checkpoint always are.
         """
         logic = self.logic(edge.target)
         if not isinstance(logic, Operator) or edge.partitioner is not Partitioner.HASH or self.logged(edge):
@@ -118,7 +119,7 @@ class Job:
         return None if _hides_rows(type(logic)) else logic.combined_schema(edge.input)
 
     def senders(self, edge_id: str, receiver: int) -> range:
-        """The subtasks of the edge's source that send to a subtask of its target."""
+        """Return the subtasks of the edge's source that send to a subtask of its target."""
         edge = self.graph.by_edge[edge_id]
         senders, receivers = self._sizes(edge)
         if edge.partitioner.all_to_all:
@@ -127,7 +128,7 @@ class Job:
         return range(first, max(first + 1, (receiver + 1) * senders // receivers))
 
     def receivers(self, edge_id: str, sender: int) -> range:
-        """The subtasks of the edge's target that a subtask of its source sends to."""
+        """Return the subtasks of the edge's target that a subtask of its source sends to."""
         edge = self.graph.by_edge[edge_id]
         senders, receivers = self._sizes(edge)
         if edge.partitioner.all_to_all:
@@ -170,8 +171,9 @@ def compile_job(
 
 
 def _hides_rows(kind: type[Operator]) -> bool:
-    """Whether a subclass has a ``process`` of its own, but inherits ``process_combined``: combined
-    rows would never reach that ``process``.
+    """Return whether a subclass has its own ``process`` but inherits ``process_combined``.
+
+    Combined rows would never reach that ``process``.
     """
     bases = kind.__mro__
     hooks = ("process", "process_combined")
@@ -196,7 +198,7 @@ def _vertices(flow: Dataflow, graph: JobGraph) -> tuple[Vertex, ...]:
     for uid in steps_in_order(graph):
         edges, chain = inputs.get(uid, []), graph.by_uid[uid].chain
         head: str = uid
-        # What is left of a chain that was broken up may lie apart, under one name.
+        # The remains of a chain that was split may be apart, under one name.
         if chain is not None and joins(edges) and graph.by_uid[edges[0].source].chain == chain:
             head = head_of[edges[0].source]
         head_of[uid] = head

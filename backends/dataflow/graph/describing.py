@@ -14,7 +14,7 @@ WIDTH: Final = 100
 
 
 def described(document: Json) -> str:
-    """The operators behind their inputs, each with its edges, and its states with their columns."""
+    """Return the operators in order, each after its inputs, with its edges, states and columns."""
     return "\n".join(_lines(document))
 
 

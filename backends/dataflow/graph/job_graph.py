@@ -1,8 +1,8 @@
-"""From a dataflow to its job graph: parallelism, partitioners, chains, and what may not be.
+"""Make the job graph of a dataflow: parallelism, partitioners, chains, and what is not allowed.
 
-An operator joins the chain of the step before it where that is its only input, records come to it
-forward, ``chain`` is not False, and it has no coordinator. Several may join the same step, so
-chains are trees. A chain bears the uid of its first operator.
+An operator joins the chain of the step before it if that is its only input, the edge is a forward
+edge, ``chain`` is not False, and it has no coordinator. Several may join the same step, so chains
+are trees. A chain has the uid of its first operator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..flow import Dataflow, Input, Loop, Step
 from .runtime_states import finished_in, states_of
 
 DEFAULT_PARALLELISM: Final = 1
-"""Of an operator of which neither the program nor a record says anything."""
+"""The default if neither the program nor a record says anything about an operator."""
 
 
 def graph_of(
@@ -44,10 +44,10 @@ def graph_of(
     rebalanced: Collection[str] = (),
     previous: Record | None = None,
 ) -> JobGraph:
-    """The graph of a dataflow, as a topology to restore into or to start from.
+    """Return the graph of a dataflow, as a topology to restore into or to start from.
 
-    - ``parallelism`` replaces the dataflow's. A step's own comes before it, ``per_operator`` (by
-      uid) before that. Where none of them says anything, the record's counts; see
+    - ``parallelism`` replaces the dataflow's. A step's own overrides it, and ``per_operator`` (by
+      uid) overrides that. If none of them is given, the record's counts; see
       :func:`parallelism_of`. Max parallelism is derived unless the user gave it.
     - ``rebalanced``: edges that hold records in flight. They cannot become forward edges only
       because both sides have the same parallelism now.
@@ -90,11 +90,11 @@ def parallelism_of(
     per_operator: Mapping[str, int] | None = None,
     previous: Record | None = None,
 ) -> dict[str, int]:
-    """The parallelism of every operator, by uid, unchecked: what the program says, else the record.
+    """Return the parallelism of each operator by uid, unchecked, from the program or the record.
 
-    The program says it, nearest first: ``per_operator``, the step, ``parallelism``, the dataflow.
-    An operator of which none of them says anything goes on at that of ``previous``. One that is
-    new there takes the number that all such operators have in common, else 1.
+    The program gives it, in this order: ``per_operator``, the step, ``parallelism``, the dataflow.
+    An operator without any of these keeps the parallelism it has in ``previous``. One that is not
+    there takes the number that all such operators have in common, else 1.
     """
     default = flow.parallelism if parallelism is None else parallelism
     near = {uid: step.parallelism for uid, step in flow.steps.items()} | dict(per_operator or {})
@@ -107,7 +107,7 @@ def parallelism_of(
 
 
 def steps_in_order(graph: JobGraph) -> list[OperatorId]:
-    """The uids, each behind its inputs, feedback aside. ``InvalidInput`` for a cycle."""
+    """Return the uids, each after its inputs, feedback aside. Raises ``InvalidInput`` if cyclic."""
     sorter: TopologicalSorter[OperatorId] = TopologicalSorter({operator.uid: () for operator in graph.operators})
     for edge in graph.edges:
         if not edge.feedback:
@@ -123,12 +123,12 @@ def steps_in_order(graph: JobGraph) -> list[OperatorId]:
 
 
 def joins(edges: list[Edge]) -> bool:
-    """Whether an operator with these inputs may run behind another one in a chain."""
+    """Return whether an operator with these inputs may follow another one in a chain."""
     return len(edges) == 1 and not edges[0].feedback and edges[0].partitioner is Partitioner.FORWARD
 
 
 def inputs_of(graph: JobGraph) -> dict[str, list[Edge]]:
-    """Edges by target, feedback edges too, in order of their input."""
+    """Return the edges by target, including feedback edges, in order of their input."""
     found: dict[str, list[Edge]] = defaultdict(list)
     for edge in sorted(graph.edges, key=lambda edge: edge.input):
         found[edge.target].append(edge)
@@ -136,7 +136,7 @@ def inputs_of(graph: JobGraph) -> dict[str, list[Edge]]:
 
 
 def reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
-    """All nodes that edges lead to from one, itself included."""
+    """Return all nodes that can be reached from one, itself included."""
     found, waiting = {start}, [start]
     while waiting:
         fresh = targets.get(waiting.pop(), set()) - found
@@ -237,7 +237,7 @@ def _edges(
             sizes = operators[source].parallelism, operators[uid].parallelism
             forwards = sizes[0] == sizes[1] and f"{source}->{uid}.{index}" not in rebalanced
             partitioner = item.partitioner or (Partitioner.FORWARD if forwards else Partitioner.REBALANCE)
-            # A finished operator keeps its parallelism whatever the others do: nothing flows there.
+            # A finished operator keeps its parallelism whatever the others do: it gets no records.
             flows = source not in finished and uid not in finished
             if partitioner is Partitioner.FORWARD and sizes[0] != sizes[1] and flows:
                 raise InvalidInput(
@@ -257,7 +257,7 @@ def _edges(
 
 
 def _check_edge_ids(edges: Collection[Edge]) -> None:
-    """Uids with an arrow in them may give one id twice."""
+    """Check that edge ids are distinct: uids with an arrow in them may give one id twice."""
     first: dict[str, Edge] = {}
     for edge in edges:
         other = first.setdefault(edge.id, edge)
@@ -290,14 +290,14 @@ def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
 
 
 def _chains(flow: Dataflow, graph: JobGraph, order: list[OperatorId]) -> dict[OperatorId, str]:
-    """The chain of every operator that shares one."""
+    """Return the chain of every operator that shares one."""
     inputs = inputs_of(graph)
     head_of: dict[OperatorId, str] = {}
     chains: dict[str, list[OperatorId]] = defaultdict(list)
     for uid in order:
         edges = inputs.get(uid, [])
-        # One with a coordinator waits for answers before its input ends: whatever is before it in a
-        # chain would have ended.
+        # An operator with a coordinator waits for answers before its input ends: whatever is before
+        # it in a chain would have ended.
         together = (
             joins(edges)
             and flow.steps[uid].chain

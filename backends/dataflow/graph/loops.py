@@ -1,4 +1,4 @@
-"""The loops of a job: which vertices send records to each other in a circle."""
+"""The loops of a job: which vertices send records to each other in a cycle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .job_graph import reached
 
 
 def loops_of(vertices: Sequence[Vertex]) -> list[frozenset[str]]:
-    """The vertices of each loop, by id, in the order of the loops' first vertices.
+    """Return the vertices of each loop, by id, in the order of the loops' first vertices.
 
-    A loop is a strongly connected component, feedback edges counted. So nested loops, and loops
-    that share a vertex, are one: none of them is quiet before all are. Its heads are the vertices
-    that a feedback edge enters. Raises ``InvalidInput`` for a feedback edge that closes no loop:
-    its records would go on after its head was found quiet.
+    A loop is a strongly connected component, with feedback edges included. So nested loops, and
+    loops that share a vertex, are one: none of them is quiet before all are. Its heads are the
+    vertices that a feedback edge enters. Raises ``InvalidInput`` for a feedback edge that closes no
+    loop: its records would continue after its head was found quiet.
     """
     vertex_of = {uid: vertex.id for vertex in vertices for uid in vertex.operators}
     before: dict[str, set[str]] = defaultdict(set)
@@ -26,7 +26,7 @@ def loops_of(vertices: Sequence[Vertex]) -> list[frozenset[str]]:
         for edge in (*vertex.inputs, *vertex.feedback):
             before[vertex.id].add(vertex_of[edge.source])
             after[vertex_of[edge.source]].add(vertex.id)
-    # Feedback edges aside, vertices stand in order of their edges: the first one of a loop is a
+    # Apart from feedback edges, vertices are in order of their edges: the first of a loop is a
     # head.
     found: dict[str, frozenset[str]] = {}
     for vertex in vertices:

@@ -1,10 +1,10 @@
-"""Which receiver of an edge gets which rows of a batch.
+"""Choose the receiver of each row of a batch on an edge.
 
 A :class:`Router` is the sending end of one edge in one subtask. On a hash edge every row goes to
 the subtask that owns its key group (SPEC.md section 5.3). A restore cuts keyed state in the same
-way, so a key and its state are always in one place. On rebalance and rescale edges whole batches
-take turns, large ones in pieces. Rows keep their order on every channel. What a router does depends
-only on what it was given.
+way, so a key and its state are always in one place. On rebalance and rescale edges, whole batches
+go to the receivers in turn, large ones in pieces. Rows keep their order on every channel. A
+router's choices depend only on its input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_group_count, key_g
 from .compile import Job
 
 PIECE_ROWS_MIN: Final = 16_384
-"""A batch in turn is cut into pieces of at least so many rows, at most one for each receiver."""
+"""Large batches are cut into pieces of at least so many rows, at most one for each receiver."""
 
 
 class Router:
@@ -42,9 +42,9 @@ class Router:
         self._owner_of_group = owners.astype(np.uint8 if target.parallelism <= 256 else np.uint16)
 
     def route(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        """The rows of a batch by receiver, without empty batches; each receiver's rows in order.
+        """Return the rows of a batch by receiver, without empty batches, in their order.
 
-        Receivers of a hash edge ascend; on rebalance and rescale edges they come in their turn.
+        Receivers of a hash edge ascend; on rebalance and rescale edges they come in turn.
         """
         if not batch.num_rows:
             return []
@@ -56,7 +56,7 @@ class Router:
         return self._by_key(batch) if self._partitioner is Partitioner.HASH else self._in_turn(batch)
 
     def owners(self, batch: pa.RecordBatch) -> npt.NDArray[Any]:
-        """The receiver of each row of a hash edge's batch."""
+        """Return the receiver of each row of a hash edge's batch."""
         hashes = hash_keys([batch.column(name) for name in self._key_columns], self._key_hash)
         found: npt.NDArray[Any] = self._owner_of_group[key_groups(hashes, self._key_groups)]
         return found

@@ -15,9 +15,9 @@ edge                    `in-flight …`  the edge's columns, its key first: feed
                                        and rebalance edges when unaligned
 ======================  =============  ===========================================================
 
-A program declares its states anew each time it is started, and field ids follow names (SPEC.md
-section 5.7). So a restore gives the record of the checkpoint as ``previous``: without it, a column
-that was put before another would take that one's id.
+A program declares its states again at each start, and field ids follow names (SPEC.md section 5.7).
+So a restore passes the record of the checkpoint as ``previous``: without it, a column inserted
+before another would take that one's id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROGRESS: Final = "progress"
 COORDINATOR: Final = "coordinator"
 COMMITTABLES: Final = "committables"
 IN_FLIGHT: Final = "in-flight "
-"""The names of edges' in-flight states begin with it; the id of the edge follows."""
+"""The prefix of the names of in-flight states; the id of the edge follows."""
 
 SPLITS_SCHEMA: Final = pa.schema(
     [
@@ -58,18 +58,18 @@ SPLITS_SCHEMA: Final = pa.schema(
 """The splits of a reader: where to read next, and the event time (µs) reached."""
 
 MESSAGE_SCHEMA: Final = pa.schema([pa.field("message_from", pa.int32()), pa.field("message", pa.binary())])
-"""Behind a coordinator's own columns: messages of subtasks that were under way, one a row."""
+"""After a coordinator's own columns: messages of subtasks not yet delivered, one per row."""
 
 _RESERVED: Final = (SPLITS, ENUMERATOR, PROGRESS, COORDINATOR, COMMITTABLES)
 
 
 def in_flight_name(edge_id: str) -> str:
-    """The name of the in-flight state of an edge."""
+    """Return the name of the in-flight state of an edge."""
     return IN_FLIGHT + edge_id
 
 
 def may_overtake(edge: Edge, *, unaligned: bool) -> bool:
-    """Whether barriers overtake the records of an edge."""
+    """Return whether barriers overtake the records of an edge."""
     return unaligned and not edge.feedback and edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE)
 
 
@@ -82,12 +82,14 @@ def states_of(
     drop: Collection[str] = (),
     finished: Collection[str] = (),
 ) -> tuple[State, ...]:
-    """Every state of a dataflow, in order of its steps. ``graph``: of ``graph_of``, or a plan's.
+    """Return all states of a dataflow, in order of its steps.
 
-    - ``previous``: the record of the checkpoint that is restored. A state that it has goes on from
-      there, its fields matched by name. One that cannot evolve begins anew: nothing of it is read.
-    - ``drop``: columns that the run gives up, ``UID/STATE.COLUMN``.
-    - ``finished``: operators that have finished, besides those that ``previous`` says. Their
+    - ``graph``: the one of ``graph_of``, or a plan's.
+    - ``previous``: the record of the checkpoint that is restored. A state that it has continues
+      from there, its fields matched by name. One that cannot evolve starts empty: nothing of it is
+      read.
+    - ``drop``: columns that the run drops, ``UID/STATE.COLUMN``.
+    - ``finished``: operators that have finished, besides those finished in ``previous``. Their
       coordinators and enumerators are not made, so their states are those of ``previous``.
 
     Raises ``InvalidInput`` for states that contradict each other, their edges or their earlier
@@ -112,12 +114,11 @@ def states_to_plan(
     drop: Collection[str] = (),
     logged: Collection[str] = (),
 ) -> tuple[tuple[State, ...], list[str], list[str]]:
-    """What ``plan_restore`` takes: states, what of ``drop`` names whole states, and dropped
-    columns.
+    """Return what ``plan_restore`` takes: states, the whole states in ``drop``, dropped columns.
 
-    States are those of :func:`states_of`, but for those that cannot evolve, which the plan refuses.
-    Columns are named as in ``previous``. ``logged``: the edges of which the checkpoint holds
-    records in flight, whether or not barriers overtake them now. Raises as :func:`states_of`.
+    The states are those of :func:`states_of`, except those that cannot evolve, which the plan
+    refuses. Columns are named as in ``previous``. ``logged``: the edges whose in-flight records the
+    checkpoint holds, whether or not barriers overtake them now. Raises as :func:`states_of`.
     """
     declared = list(_with_changes(flow, graph, previous, drop, unaligned=unaligned, logged=logged))
     found: list[State] = []
@@ -144,7 +145,7 @@ def _with_changes(
     finished: Collection[str] = (),
     logged: Collection[str] = (),
 ) -> Iterator[tuple[State, Changes]]:
-    """Every state as declared, with the changes of its columns by the program and by ``drop``."""
+    """Yield the states as declared, with the changes of columns by the program and ``drop``."""
     saved = previous.by_state if previous is not None else {}
     over = finished_in(previous) | frozenset(finished)
     found: dict[tuple[str, str], tuple[State, Changes]] = {}
@@ -165,7 +166,7 @@ def _with_changes(
 
 
 def _predecessor(state: State, previous: Record | None) -> State | None:
-    """The saved state that goes on as this one; None where it was another sort of state."""
+    """Return the saved state that continues as this one; None if it was of another sort."""
     saved = None if previous is None else previous.by_state.get((state.operator, state.name))
     if saved is None or (saved.mode, saved.kind, saved.clock, saved.key_columns, saved.edge) != (
         state.mode,
@@ -179,7 +180,7 @@ def _predecessor(state: State, previous: Record | None) -> State | None:
 
 
 def finished_in(previous: Record | None) -> frozenset[str]:
-    """The uids of the operators that have finished in a checkpoint."""
+    """Return the uids of the operators that have finished in a checkpoint."""
     operators = previous.graph.operators if previous is not None else ()
     return frozenset(operator.uid for operator in operators if operator.status is Status.FULLY_FINISHED)
 
@@ -225,7 +226,7 @@ def _of_the_runtime(
 
 
 def _columns(uid: str, hook: str, made: object) -> Columns:
-    """The columns of an enumerator or coordinator."""
+    """Return the columns of an enumerator or coordinator."""
     columns: Columns | None = getattr(made, "columns", None)
     if columns is None:
         raise InvalidInput(
@@ -286,7 +287,7 @@ def _in_flight(edge: Edge, schema: pa.Schema) -> State:
 
 
 def _check_broadcast(step: Step, logic: Operator, edges: Iterable[Edge]) -> None:
-    """Sent otherwise, some subtasks would silently miss rows."""
+    """Check broadcast inputs: sent otherwise, some subtasks would silently miss rows."""
     for edge in edges:
         if edge.input in logic.broadcast_inputs and edge.partitioner is not Partitioner.BROADCAST:
             raise InvalidInput(
@@ -297,7 +298,7 @@ def _check_broadcast(step: Step, logic: Operator, edges: Iterable[Edge]) -> None
 
 
 def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:
-    """The key columns of a state must have the types of the input's, in the same order."""
+    """Check that a state's key columns have the types of the input's, in the same order."""
     hashed = [edge for edge in edges if edge.partitioner is Partitioner.HASH]
     if not hashed:
         raise InvalidInput(

@@ -1,7 +1,7 @@
 """Ready-made operators. Sources and sinks are in ``stateformat.backends.connectors``.
 
-Read ``row_steps`` first; ``accumulators`` is what ``aggregate`` and ``window`` share. ``per_key``
-is a room of its own: it calls plain Python for each key.
+Read ``row_steps`` first; ``aggregate`` and ``window`` share ``accumulators``. ``per_key`` is a
+separate package: it calls plain Python for each key.
 """
 
 from __future__ import annotations

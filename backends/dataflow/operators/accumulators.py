@@ -104,7 +104,7 @@ class Aggregation:
         return pa.schema(fields)
 
     def results(self, accumulators: pa.Schema) -> list[pa.Field]:
-        """The columns that :meth:`finish` gives."""
+        """Return the columns that :meth:`finish` gives."""
         return [
             pa.field(name, accumulators.field(parts[0]).type if len(parts) == 1 else pa.float64())
             for name, parts in self._parts.items()
@@ -113,7 +113,7 @@ class Aggregation:
     def group(
         self, keys: Sequence[pa.Array], batch: pa.RecordBatch, accumulators: pa.Schema
     ) -> tuple[list[pa.Array], pa.RecordBatch]:
-        """The groups of a batch, each once: their keys, and their accumulators."""
+        """Return the groups of a batch, each once: their keys, and their accumulators."""
         values = [
             None if item.column == ROWS else (batch.column(item.column), item.kind) for item in self._accumulators
         ]
@@ -147,7 +147,7 @@ class Aggregation:
         return pa.RecordBatch.from_arrays(columns, schema=new.schema)
 
     def finish(self, accumulated: Sequence[pa.Array]) -> list[pa.Array]:
-        """The columns that users see, from columns of accumulators."""
+        """Return the columns that users see, from columns of accumulators."""
         return [
             accumulated[parts[0]] if len(parts) == 1 else _mean(accumulated[parts[0]], accumulated[parts[1]])
             for parts in self._parts.values()
@@ -182,7 +182,7 @@ def _grouped(
 
 
 def distinct(keys: Sequence[pa.Array]) -> int:
-    """How many different keys there are."""
+    """Return how many different keys there are."""
     found, _ = _grouped([normalize_key_column(key) for key in keys], [], len(keys[0]))
     return len(found[0])
 

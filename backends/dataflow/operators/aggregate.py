@@ -17,14 +17,14 @@ from .row_steps import check_columns
 _GATHERED_ROWS_MAX: Final = 262_144
 _GATHERED_BYTES_MAX: Final = 64 << 20
 _COMBINED_ROWS_MIN: Final = 1024
-"""Fewer are not worth it."""
+"""Combining fewer rows is not worth it."""
 _SAMPLED_ROWS: Final = 4096
 _ROWS_PER_KEY_MIN: Final = 2
-"""A batch is combined if its first rows have at least so many of a key."""
+"""A batch is combined if its first rows have at least this many per key."""
 
 
 class Aggregate(Operator):
-    """Counts, sums, minima, maxima and means by key, over all that has come.
+    """Counts, sums, minima, maxima and means by key, over all rows so far.
 
     Example::
 
@@ -34,10 +34,11 @@ class Aggregate(Operator):
 
     - ``keys``: the columns that its input is keyed by, in that order.
     - ``aggregates``: a new column → (column, ``"sum"``, ``"count"``, ``"min"``, ``"max"`` or
-      ``"mean"``); ``("*", "count")`` counts rows. For nulls and types see
-      ``operators.accumulators``.
-    - ``emit="updates"``: after every batch, of each key in it, the totals up to now.
-      ``emit="end"``: of every key, once, when the input has ended.
+      ``"mean"``); ``("*", "count")`` counts rows. Nulls are skipped: without any value, a count is
+      0 and all else null. A sum of integers is int64 and wraps around, of floats double, of
+      decimals decimal(38). A mean is double.
+    - ``emit="updates"``: emits the totals so far after every batch, for each key in it.
+      ``emit="end"``: emits the totals of every key once, when the input has ended.
 
     Emits the key columns, then the new columns. Keeps the state ``totals``. Raises ``InvalidInput``
     for what cannot be aggregated, when the dataflow is built.
@@ -68,7 +69,7 @@ class Aggregate(Operator):
         return [ValueState("totals", [plain(inputs[0].field(name)) for name in self._keys], self._accumulators)]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """The keys, and the new columns."""
+        """Return the keys, and the new columns."""
         self._learn(inputs[0])
         return self._output
 
@@ -80,7 +81,7 @@ class Aggregate(Operator):
         self._output = pa.schema([*keys, *self._aggregation.results(self._accumulators)])
 
     def open(self, context: OperatorContext) -> None:
-        """Reset the buffer; the totals are in the keyed state."""
+        """Reset the buffer; the totals are in keyed state."""
         super().open(context)
         self._reset()
 
@@ -89,7 +90,7 @@ class Aggregate(Operator):
         self._gathered_rows = self._gathered_bytes = 0
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
-        """Merge a batch into the totals; several at once if totals are emitted at the end."""
+        """Merge a batch into the totals; several together if totals are emitted at the end."""
         if not batch.num_rows:
             return None
         if self._updates:
@@ -102,11 +103,11 @@ class Aggregate(Operator):
         return None
 
     def combined_schema(self, input: int) -> pa.Schema:  # noqa: ARG002 - there is one
-        """The keys and accumulators, as in the state ``totals``."""
+        """Return the keys and accumulators, as in the state ``totals``."""
         return self._combined
 
     def combine(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
-        """The accumulators of a batch with few keys."""
+        """Return the accumulators of a batch with few keys."""
         if batch.num_rows < _COMBINED_ROWS_MIN:
             return None
         some = batch.slice(0, _SAMPLED_ROWS)
@@ -128,7 +129,7 @@ class Aggregate(Operator):
         self._reset()
 
     def _merge(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Merge a batch into the totals. Returns those of its keys."""
+        """Merge a batch into the totals; return the totals of its keys."""
         return self._merge_groups(*self._grouped(batch))
 
     def _grouped(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], pa.RecordBatch]:
@@ -146,11 +147,11 @@ class Aggregate(Operator):
         return pa.RecordBatch.from_arrays([*columns, *aggregation.finish(totals.columns)], schema=self._output)
 
     def snapshot(self) -> None:
-        """Merge what is gathered."""
+        """Merge what is buffered into the totals."""
         self._merge_gathered()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """All totals, unless they were emitted as updates."""
+        """Emit all totals, unless they were emitted as updates."""
         if self._updates:
             return
         self._merge_gathered()
@@ -161,7 +162,7 @@ class Aggregate(Operator):
 
 
 def key_names(keys: str | Sequence[str]) -> list[str]:
-    """The names of key columns. ``InvalidInput`` if there is none."""
+    """Return the names of key columns. Raises ``InvalidInput`` if there is none."""
     names = [keys] if isinstance(keys, str) else list(keys)
     if not names:
         raise InvalidInput("no key column is given. Name those that the input is keyed by.")
@@ -169,5 +170,5 @@ def key_names(keys: str | Sequence[str]) -> list[str]:
 
 
 def plain(field: pa.Field) -> pa.Field:
-    """A column as an operator emits it: nullable, without metadata."""
+    """Return a column as an operator emits it: nullable, without metadata."""
     return pa.field(field.name, field.type)

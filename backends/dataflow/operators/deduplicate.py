@@ -1,4 +1,4 @@
-"""The first row of every key, for ever or for a while."""
+"""Pass the first row of every key, for ever or for a limited time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .row_steps import check_columns
 
 
 class Deduplicate(DropsLate):
-    """Lets the first row of each key pass, and drops every other one: for ever, or for a while.
+    """Passes the first row of each key and drops the others: for ever, or for a limited time.
 
     Example::
 
@@ -30,19 +30,19 @@ class Deduplicate(DropsLate):
         )
 
     - ``keys``: the columns that its input is keyed by, in that order.
-    - ``within``: for how long (µs, or a timedelta) a row that has passed keeps others of its key
-      from passing. None: for ever, and the state never shrinks.
+    - ``within``: for how long (µs, or a timedelta) a row that passed blocks others of its key.
+      None: for ever, and the state never shrinks.
     - ``time``: the column with the event time (timestamp[us] or int64 µs). A row passes if its time
-      is ``within`` or more behind that of the last row of its key that has passed. This depends
-      on nothing but the rows of a key and their order. Rows behind the watermark are late: whether
-      one before them has passed may be forgotten, so they are dropped, as Spark's
-      ``dropDuplicatesWithinWatermark`` drops them.
-    - Without ``time``, ``within`` is of processing time.
+      is at least ``within`` after that of the last row of its key that passed. This depends only on
+      the rows of a key and their order. Rows older than the watermark are late: whether an earlier
+      row passed may be forgotten, so they are dropped, as in Spark's
+      ``dropDuplicatesWithinWatermark``.
+    - Without ``time``, ``within`` is in processing time.
 
-    States: ``seen``, a row for each key, which expires; with ``time`` also ``dropped``, a row per
-    subtask that counts ``late_records`` and ``untimed_records`` (event time null) since the job
-    began. With ``within`` given to a job that had none, all keys that it knows count as passed
-    just then. Raises ``InvalidInput`` when the dataflow is built.
+    Emits the columns of its input. States: ``seen``, an expiring row per key; with ``time`` also
+    ``dropped``, a row per subtask that counts ``late_records`` and ``untimed_records`` (event time
+    null) since the job began, both int64. If ``within`` is added to a job that had none, all known
+    keys count as passed at that moment. Raises ``InvalidInput`` when the dataflow is built.
     """
 
     def __init__(self, keys: str | Sequence[str], *, within: Duration | None = None, time: str | None = None) -> None:
@@ -69,7 +69,7 @@ class Deduplicate(DropsLate):
         return [seen, self.dropped()]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """The columns of its input."""
+        """Return the columns of its input."""
         self._check(inputs[0])
         return inputs[0]
 
@@ -80,19 +80,19 @@ class Deduplicate(DropsLate):
             self.check_time(schema, self._time)
 
     def open(self, context: OperatorContext) -> None:
-        """Begin; rows that are dropped by their time are counted on."""
+        """Start, and continue the counts of rows dropped because of their time."""
         if self._time is None:
             self.context = context
         else:
             super().open(context)
 
     def snapshot(self) -> None:
-        """Put the counts where they are kept."""
+        """Put the counts into the state."""
         if self._time is not None:
             super().snapshot()
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
-        """Drop what was seen before, in this batch too."""
+        """Drop rows of keys that were seen before, in this batch too."""
         if self._time is not None:
             return self._spread_out(batch, self._time)
         if not batch.num_rows:
@@ -111,13 +111,13 @@ class Deduplicate(DropsLate):
         return batch
 
     def _spread_out(self, batch: pa.RecordBatch, time: str) -> pa.RecordBatch | None:
-        """The rows that pass, by event time."""
+        """Return the rows that pass, by event time."""
         assert self._ttl is not None
         batch, times = self.timed(batch, time)
         batch, times = self.in_time(batch, times, times >= self.context.watermark)
         seen = self.context.value_state("seen")
         if batch.num_rows:
-            # What is too near to a row of an earlier batch is so whatever passes in this one.
+            # A row too near one of an earlier batch is dropped whatever passes in this one.
             _, found = seen.get(batch.select(self._keys), at=pa.array(times))
             batch, times = batch.filter(pa.array(~found)), times[~found]
         if not batch.num_rows:
@@ -134,14 +134,15 @@ def _seen(rows: int) -> pa.RecordBatch:
 
 
 def _first_of_each(keys: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The first row of each key, ascending."""
+    """Return the first row of each key, ascending."""
     _, first = np.unique(row_key_codes(keys.columns), return_index=True)
     return np.sort(first)
 
 
 def _spaced(keys: pa.RecordBatch, times: npt.NDArray[np.int64], within_us: int) -> npt.NDArray[np.int64]:
-    """The first row of each key, then the next that is ``within_us`` or more behind it, and so on;
-    ascending.
+    """Return the first row of each key, then the next one ``within_us`` or more later, and so on.
+
+    The row numbers ascend.
     """
     if int(times.max()) - int(times.min()) < within_us:
         return _first_of_each(keys)

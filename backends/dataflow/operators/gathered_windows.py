@@ -1,9 +1,9 @@
-"""What has come for windows that are open, and is in no state yet.
+"""Rows for open windows that are not in state yet.
 
-Theory of operation. A window is asked for twice: when it ends, and in a snapshot. Until then the
-accumulators of its batches only stand beside each other, by where the window begins. They are
-merged when they have become twice as many rows as the last merge left, so they take no more than a
-few times the memory of what they stand for, and a row is merged a few times, however many come.
+Theory of operation. A window is needed when it ends, and in a snapshot. Until then the accumulators
+of its batches are only collected, by where the window begins. They are merged when they have become
+twice as many rows as the last merge left. So they take no more than a few times the memory of the
+merged rows, and a row is merged a few times, however many come.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Window:
         self.pieces: list[pa.RecordBatch] = []
         self.rows = 0
         self.merged = 0
-        """Rows that the last merge left."""
+        """The number of rows that the last merge left."""
 
 
 class GatheredWindows:
@@ -38,7 +38,7 @@ class GatheredWindows:
         self._windows: dict[int, _Window] = {}
 
     def add(self, start: int, rows: pa.RecordBatch) -> bool:
-        """Take rows of a window; returns whether there were none of it."""
+        """Take rows of a window; return whether none of it were held."""
         window = self._windows.get(start)
         is_new = window is None
         if window is None:
@@ -51,14 +51,14 @@ class GatheredWindows:
         return is_new
 
     def take(self, last: int | None = None) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-        """Give away windows, by their begins: all, or those that begin up to ``last``."""
+        """Yield and forget windows, by where they begin: all, or those up to ``last``."""
         for start in sorted(self._windows):
             if last is not None and start > last:
                 return
             yield start, self._windows.pop(start).pieces
 
     def merged(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """The rows of one window, each key once."""
+        """Return the rows of one window, each key once."""
         if len(pieces) == 1:
             return pieces[0]
         rows = pa.concat_batches(pieces)

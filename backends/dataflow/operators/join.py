@@ -43,16 +43,16 @@ class BroadcastJoin(Operator):
 
     - ``on``: the key columns, one name or several, or a mapping stream column → table column.
     - ``columns``: the columns of the table to add; by default all but its keys.
-    - ``how``: ``"inner"`` drops stream rows without a partner, ``"left"`` keeps them with nulls. A
-      null key has no partner. Of table rows with equal keys the last one counts; let keys be unique
-      if they come over several channels.
-    - ``wait`` True: a stream row is joined once the table has ended, and is kept in the state
-      ``held`` until then, so the answer does not depend on speed. False: it is joined with what has
-      come so far.
+    - ``how``: ``"inner"`` drops stream rows without a match, ``"left"`` keeps them with nulls. A
+      null key has no match. Among table rows with equal keys the last one counts, so keys must be
+      unique if they arrive over several channels.
+    - ``wait`` True: stream rows are kept in the state ``held`` until the table has ended, so the
+      result does not depend on timing. False: they are joined with the table rows so far.
 
-    Further states: ``table``, and ``table_ended``, which has a row once it has. Raises
-    ``InvalidInput`` for columns that are missing, of different types, or there twice (when the
-    dataflow is built), and for a table that is not broadcast (when the job starts).
+    Emits the columns of the stream, then those added. Further states: ``table``, and
+    ``table_ended``, which has a row once the table has ended. Raises ``InvalidInput`` for columns
+    that are missing, of different types, or duplicate (when the dataflow is built), and for a table
+    that is not broadcast (when the job starts).
     """
 
     broadcast_inputs = (1,)
@@ -83,7 +83,7 @@ class BroadcastJoin(Operator):
         return brief(self, *self._on)
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        """``table``, and where rows are held back ``table_ended`` and ``held``."""
+        """``table``, and with ``wait`` also ``table_ended`` and ``held``."""
         self._learn(*inputs)
         states: list[Descriptor] = [BroadcastState("table", self._kept)]
         if self._wait:
@@ -92,7 +92,7 @@ class BroadcastJoin(Operator):
         return states
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """The columns of the stream, then those added."""
+        """Return the columns of the stream, then those added."""
         self._learn(*inputs)
         return self._output
 
@@ -129,7 +129,7 @@ class BroadcastJoin(Operator):
         )
 
     def open(self, context: OperatorContext) -> None:
-        """Build the table's index, and learn whether the table has ended."""
+        """Build the table's index, and find out whether the table has ended."""
         super().open(context)
         fields = {field.name: field for field in self._kept}
         keys, added = ([fields[name] for name in names] for names in (self._on.values(), self._added))
@@ -180,7 +180,7 @@ class BroadcastJoin(Operator):
         return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self._output)
 
     def _joined_with_few(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same for few keys, where Arrow's index per batch is faster than ours."""
+        """Return the same for few keys, where Arrow's index per batch is faster than ours."""
         if self._small is None:
             rows = self._index.rows()
             self._small = {name: one_array(rows[name]) for name in rows.column_names}
@@ -192,7 +192,7 @@ class BroadcastJoin(Operator):
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=self._output)
 
     def end_input(self, input: int) -> Iterator[pa.RecordBatch]:
-        """The table has ended: join what was held back."""
+        """Join what was held back, when the table has ended."""
         if input != 1 or not self._wait:
             return
         self._ended = True
@@ -204,7 +204,7 @@ class BroadcastJoin(Operator):
             yield from self._parts(batch)
 
     def snapshot(self) -> None:
-        """Leave out rows of the table that others have replaced."""
+        """Remove rows of the table that later ones have replaced."""
         entries = self.context.entries("table")
         if len(entries) > len(self._index):
             entries.replace(self._index.rows())

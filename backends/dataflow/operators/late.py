@@ -1,4 +1,4 @@
-"""What operators share that drop rows by event time: late ones, and those without a time."""
+"""The base of operators that drop rows by event time: late ones, and those without a time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class DropsLate(Operator):
 
     @staticmethod
     def dropped() -> SplitList:
-        """The state of the counts."""
+        """Return the state of the counts."""
         return SplitList("dropped", {"late_records": pa.int64(), "untimed_records": pa.int64()})
 
     @staticmethod
     def check_time(schema: pa.Schema, time: str) -> pa.DataType:
-        """The type of a column with event time; ``InvalidInput`` for another type."""
+        """Return the type of a column with event time; ``InvalidInput`` for another type."""
         kind = schema.field(time).type
         if kind != pa.int64() and not (pa.types.is_timestamp(kind) and kind.unit == "us"):
             raise InvalidInput(
@@ -37,14 +37,14 @@ class DropsLate(Operator):
         return kind
 
     def open(self, context: OperatorContext) -> None:
-        """Take back the counts: after a change of parallelism of several subtasks, or none."""
+        """Restore the counts: after a change of parallelism, of several subtasks or of none."""
         super().open(context)
         counted = context.entries("dropped").rows()
         self.late_records = pc.sum(counted["late_records"]).as_py() or 0
         self.untimed_records = pc.sum(counted["untimed_records"]).as_py() or 0
 
     def timed(self, batch: pa.RecordBatch, time: str) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The rows that have an event time, and it (µs). Counts the others."""
+        """Return the rows that have an event time, and the times (µs). Counts the others."""
         times = batch.column(time).view(pa.int64())
         if times.null_count:
             batch = batch.filter(times.is_valid())
@@ -55,13 +55,13 @@ class DropsLate(Operator):
     def in_time(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The rows of the mask, and their times. Counts the others as late."""
+        """Return the rows of the mask, and their times. Counts the others as late."""
         if mask.all():
             return batch, times
         self.late_records += int(len(mask) - mask.sum())
         return batch.filter(pa.array(mask)), times[mask]
 
     def snapshot(self) -> None:
-        """Put the counts where they are kept."""
+        """Put the counts into the state."""
         counts = {"late_records": [self.late_records], "untimed_records": [self.untimed_records]}
         self.context.entries("dropped").replace(pa.record_batch(counts))

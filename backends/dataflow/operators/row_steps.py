@@ -20,16 +20,16 @@ Predicate: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array]"
 
 
 class Map(Operator):
-    """A function from batch to batch.
+    """Calls a function on each batch.
 
     Example::
 
         flights.apply(Map(lambda batch: batch.select(["carrier", "dep_delay"])), uid="short")
 
-    ``fn`` may return fewer rows or more, in the columns of ``schema`` in that order. It must be
+    ``fn`` may return fewer or more rows, with the columns of ``schema`` in that order. It must be
     pure: after a restart it may be called again on the same rows. Without ``schema`` it is called
-    once, when the dataflow is built, on a batch without rows, to learn the columns. Raises
-    ``InvalidInput`` where that fails, and ``InvalidState`` where ``fn`` returns other columns.
+    once on an empty batch, when the dataflow is built, to learn the columns. Raises
+    ``InvalidInput`` if that fails, and ``InvalidState`` if ``fn`` returns other columns.
     """
 
     def __init__(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None) -> None:
@@ -38,7 +38,7 @@ class Map(Operator):
         self._known: pa.Schema | None = self._schema
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """``schema``, or the columns that the function makes of no rows."""
+        """``schema``, or the columns that the function returns for an empty batch."""
         if self._schema is None:
             empty = empty_batch(inputs[0])
             try:
@@ -69,22 +69,22 @@ class Map(Operator):
 
 
 class Filter(Operator):
-    """The rows for which a predicate is true, in their order. Null counts as false.
+    """Keeps the rows for which a predicate is true, in their order. Null counts as false.
 
     Example::
 
         flights.apply(Filter(pc.field("dep_delay") > 15), uid="late")
         flights.apply(Filter(lambda batch: pc.is_valid(batch["tailnum"])), uid="named")
 
-    ``predicate`` is an Arrow expression over the columns, or a function from a batch to a boolean
-    array.
+    ``predicate`` is an Arrow expression over the columns, or a function that returns a boolean
+    array for a batch. Raises ``InvalidInput`` for an expression that does not fit the columns.
     """
 
     def __init__(self, predicate: Predicate) -> None:
         self._predicate = predicate
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """The input's. ``InvalidInput`` for a predicate that does not fit its columns."""
+        """Return the input's. Raises ``InvalidInput`` if the predicate does not fit its columns."""
         try:
             self._kept(empty_batch(inputs[0]))
         except Exception as error:
@@ -94,7 +94,7 @@ class Filter(Operator):
         return inputs[0]
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
-        """Ask the predicate."""
+        """Keep the rows for which the predicate is true."""
         return self._kept(batch)
 
     def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -103,7 +103,7 @@ class Filter(Operator):
 
 
 class Select(Operator):
-    """Some columns, in the order given, under new names where a mapping says so.
+    """Keeps some columns, in the given order; a mapping (new name → column) renames them.
 
     Example::
 
@@ -126,17 +126,17 @@ class Select(Operator):
         return brief(self, *self._columns)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """The columns selected."""
+        """Return the columns selected."""
         check_columns(inputs[0], self._columns.values(), "a selection")
         return pa.schema([inputs[0].field(old).with_name(new) for new, old in self._columns.items()])
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
-        """Nothing is copied."""
+        """Select the columns, without copying."""
         return batch.select(list(self._columns.values())).rename_columns(list(self._columns))
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch without rows."""
+    """Return a batch without rows."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 

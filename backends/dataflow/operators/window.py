@@ -22,11 +22,11 @@ from .row_steps import check_columns
 
 _START, _END = "window_start", "window_end"
 _GATHERED_MAX: Final = 256
-"""Of a batch for more windows nothing is gathered: each of them costs a few microseconds."""
+"""A batch for more windows is not gathered: each of them costs a few microseconds."""
 
 
 class TumblingWindow(DropsLate):
-    """Aggregates by key and window of event time; windows begin at multiples of their size.
+    """Aggregates by key and event-time window; windows start at multiples of their size.
 
     Example::
 
@@ -37,16 +37,16 @@ class TumblingWindow(DropsLate):
     - ``keys``: the columns that its input is keyed by, in that order.
     - ``time``: the column with the event time (timestamp[us] or int64 µs).
     - ``aggregates``: as for ``Aggregate``.
-    - ``lateness_us``: how long a window waits behind its end. What comes for a window that was
-      emitted is late, and dropped.
+    - ``lateness_us``: how long a window waits after its end. Rows for a window that was already
+      emitted are late, and dropped.
 
     Emits the key columns, ``window_start`` and ``window_end`` (of the type of ``time``; the end is
-    not part of the window), then the new columns: once for every key and window with records, when
-    the watermark reaches the end of the window plus ``lateness_us``.
+    exclusive), then the new columns: once for every key and window with records, when the watermark
+    reaches the end of the window plus ``lateness_us``.
 
     States: ``windows``; ``ends``, its timers; ``dropped``, a row per subtask that counts
-    ``late_records`` and ``untimed_records`` (event time null) since the job began. Raises
-    ``InvalidInput`` for what cannot be aggregated.
+    ``late_records`` and ``untimed_records`` (event time null) since the job began, both int64.
+    Raises ``InvalidInput`` for what cannot be aggregated.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class TumblingWindow(DropsLate):
         return brief(self, *self._keys, f"{self._size_us:,} us")
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        """``windows`` by key and begin (µs), ``ends``, ``dropped``."""
+        """``windows`` by key and start (µs), ``ends``, ``dropped``."""
         self._learn(inputs[0])
         keys = [plain(inputs[0].field(name)) for name in self._keys]
         return [MapState("windows", keys, pa.int64(), self._accumulators), Timers("ends", keys), self.dropped()]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """The keys, the window, the new columns."""
+        """Return the keys, the window, the new columns."""
         self._learn(inputs[0])
         return self._output
 
@@ -100,12 +100,12 @@ class TumblingWindow(DropsLate):
         self._output = pa.schema([*keys, *window, *self._aggregation.results(self._accumulators)])
 
     def open(self, context: OperatorContext) -> None:
-        """Begin; what was gathered is in the state, and rows that are dropped are counted on."""
+        """Start; what was gathered is in the state, and the counts of dropped rows continue."""
         super().open(context)
         self._gathered = GatheredWindows(self._aggregation, len(self._keys))
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
-        """Gather what a batch adds to its windows, but for late records."""
+        """Gather what a batch adds to its windows, without late records."""
         batch, starts = self._in_time(batch)
         if not batch.num_rows:
             return
@@ -125,7 +125,7 @@ class TumblingWindow(DropsLate):
             self._gather(int(ordered[first]), part)
 
     def _gather(self, start: int, rows: pa.RecordBatch) -> None:
-        """Hold the rows of a window, of which one gets a timer: it will end."""
+        """Hold the rows of a window; one row sets the timer for its end."""
         if self._gathered.add(start, rows):
             self._set_timers(pa.array([start]), rows.slice(0, 1).columns[: len(self._keys)])
 
@@ -150,13 +150,13 @@ class TumblingWindow(DropsLate):
             self._set_timers(fresh.column("_map_key"), fresh.columns[:-1])
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The records that are in time, and where their windows begin. Counts the others."""
+        """Return the records in time, and where their windows begin. Counts the others."""
         batch, times = self.timed(batch, self._time)
         starts = times - times % self._size_us
         return self.in_time(batch, starts, starts + (self._size_us + self._lateness_us) > self.context.watermark)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one set
-        """Emit windows that have ended, and forget them."""
+        """Emit windows that have ended, and delete them."""
         wait_us = self._size_us + self._lateness_us
         start = self._moved(timers.column("_timestamp"), -wait_us)
         rows = pa.RecordBatch.from_arrays(
@@ -166,7 +166,7 @@ class TumblingWindow(DropsLate):
         ended = pa.RecordBatch.from_arrays(
             [*rows.columns, *accumulated.columns], [*rows.schema.names, *accumulated.schema.names]
         )
-        # A window of which all is gathered has no entry.
+        # A window whose rows are all gathered has no entry.
         pieces = [ended if found.all() else ended.filter(pa.array(found))] if found.any() else []
         for begin, gathered in self._gathered.take(self.context.watermark - wait_us):
             for piece in gathered:
@@ -176,8 +176,9 @@ class TumblingWindow(DropsLate):
         return self._emitted(pa.concat_batches(pieces), several=len(pieces) > 1) if pieces else None
 
     def _emitted(self, rows: pa.RecordBatch, *, several: bool) -> pa.RecordBatch:
-        """What rows of key columns, begin and accumulators become, those of one key and begin as
-        one.
+        """Return what to emit for rows of key columns, begin and accumulators.
+
+        Rows of one key and begin become one.
         """
         (*keys, start), values = rows.columns[: len(self._keys) + 1], rows.select(self._accumulators.names)
         if several:
@@ -194,7 +195,7 @@ class TumblingWindow(DropsLate):
         return pa.array(times.to_numpy() + by_us)
 
     def snapshot(self) -> None:
-        """Put what is gathered, and the counts, where they are kept."""
+        """Put what was gathered, and the counts, into the state."""
         gathered = [(start, self._gathered.merged(pieces)) for start, pieces in self._gathered.take()]
         if gathered:
             starts = np.repeat([start for start, _ in gathered], [len(rows) for _, rows in gathered])

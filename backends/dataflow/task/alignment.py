@@ -7,15 +7,15 @@
    consumed is blocked until then. A direct trigger blocks nothing: the senders have left, so all
    channels will end. ``EndOfData`` does not count, for a sender that has not left puts its barrier
    behind its data.
-3. Unaligned: channels that may not be overtaken are aligned as above; then the snapshot is due. Of
-   each other channel the task logs what lies in it, and what arrives until its barrier or its end.
-   Nothing arrives where the barrier was put into the channel already (announced) or the sender has
-   left. Nothing is logged of a channel whose data has ended.
+3. Unaligned: channels that may not be overtaken are aligned as above; then the snapshot is due. For
+   every other channel the task logs what is in it, and what arrives until its barrier or its end.
+   Nothing arrives if the barrier was already put into the channel (announced) or the sender has
+   left. Nothing is logged for a channel whose data has ended.
 4. The snapshot is whole, and acknowledged, when no channel is logged any more.
 5. A checkpoint may become unaligned once, when its barrier or a trigger comes as unaligned. What
    was in stays in.
 6. A higher number subsumes the checkpoint in flight. Numbers up to one that was acknowledged,
-   aborted or subsumed mean nothing: such barriers are consumed and do nothing.
+   aborted or subsumed are ignored: such barriers are consumed and do nothing.
 
 Feedback channels are not known here; see ``loop_buffer.py``.
 """
@@ -36,39 +36,39 @@ class BarrierAlignment:
     needed: tuple[Channel, ...]
     """In the order of the task's channels."""
     lacking: set[Channel]
-    """Channels that must be in before the snapshot is taken, and are not."""
+    """Channels that are not in yet but must be before the snapshot is taken."""
     arrived: set[Channel] = field(default_factory=set)
     """Channels that are in."""
     complete: set[Channel] = field(default_factory=set)
-    """Channels that hold already everything that is to be logged of them."""
+    """Channels that already hold everything to be logged from them."""
     logging: set[Channel] = field(default_factory=set)
     taken: bool = False
 
 
 class Alignment:
-    """Aligns the barriers of one task. Unaligned ones pass the ``overtakable`` channels."""
+    """Aligns the barriers of one task. Unaligned ones overtake the ``overtakable`` channels."""
 
     def __init__(self, channels: Iterable[Channel], overtakable: Collection[Channel]) -> None:
         self._open = dict.fromkeys(channels)
         self._overtakable = frozenset(overtakable)
         self.current: BarrierAlignment | None = None
         self.passed = -1
-        """Barriers up to this number mean nothing any more."""
+        """Barriers up to this number are ignored."""
         self.blocked: set[Channel] = set()
         self.releases = 0
         """How often blocked channels were freed."""
 
     def counts(self, barrier: Barrier) -> bool:
-        """Whether a barrier belongs to the checkpoint in flight, or begins one."""
+        """Return whether a barrier belongs to the checkpoint in flight, or begins one."""
         return barrier.number > self.passed and (self.current is None or barrier.number >= self.current.barrier.number)
 
     def subsumes(self, barrier: Barrier) -> int | None:
-        """The number of the checkpoint in flight, if this barrier puts an end to it."""
+        """Return the number of the checkpoint in flight, if this barrier subsumes it."""
         current = self.current
         return current.barrier.number if current and barrier.number > current.barrier.number else None
 
     def receive(self, channel: Channel, barrier: Barrier) -> list[TaskCommand]:
-        """A barrier was consumed."""
+        """Take a barrier that was consumed."""
         if not self.counts(barrier):
             return []
         current = self._begin(barrier)
@@ -79,9 +79,10 @@ class Alignment:
         return self._stop_logs(current, channel)
 
     def receive_all(self, channels: Sequence[Channel], barrier: Barrier, lacking: Channel) -> bool:
-        """As :meth:`receive` of the barrier of each channel, where nothing follows from it since it
-        is aligned, in flight, and another channel is ``lacking``. False: otherwise; nothing has
-        changed.
+        """As :meth:`receive` of each channel's barrier, if nothing follows from it.
+
+        That is so if it is aligned, in flight, and another channel is ``lacking``. False otherwise;
+        then nothing has changed.
         """
         current = self.current
         if current is None or current.barrier != barrier or current.barrier.unaligned or current.taken:
@@ -94,12 +95,12 @@ class Alignment:
         return True
 
     def end_all(self, channels: Iterable[Channel]) -> None:
-        """As :meth:`end` of each channel, while no checkpoint is in flight."""
+        """As :meth:`end` for each channel, while no checkpoint is in flight."""
         for channel in channels:
             del self._open[channel]
 
     def announce(self, channel: Channel, barrier: Barrier) -> list[TaskCommand]:
-        """An unaligned barrier was put into a channel, behind what lies in it."""
+        """Note that an unaligned barrier was put into a channel, after what is in it."""
         if not self.counts(barrier):
             return []
         current = self._begin(barrier)
@@ -107,7 +108,7 @@ class Alignment:
         return self._stop_logs(current, channel)
 
     def trigger(self, barrier: Barrier) -> None:
-        """The task is triggered directly: this begins a checkpoint, or makes one unaligned."""
+        """Trigger the task directly: this begins a checkpoint, or makes one unaligned."""
         if not self.counts(barrier):
             return
         begun = self.current is not None
@@ -116,7 +117,7 @@ class Alignment:
             current.complete.update(self._open)
 
     def end(self, channel: Channel) -> list[TaskCommand]:
-        """A channel has ended: it is in, now and for every later checkpoint."""
+        """End a channel: it is in, now and for every later checkpoint."""
         del self._open[channel]
         if self.current is None:
             return []
@@ -125,7 +126,7 @@ class Alignment:
         return self._stop_logs(self.current, channel)
 
     def abort(self, number: int) -> list[TaskCommand]:
-        """Numbers up to this one mean nothing any more."""
+        """Ignore numbers up to this one from now on."""
         self.passed = max(self.passed, number)
         current = self.current
         if current is None or current.barrier.number > number:
@@ -140,7 +141,7 @@ class Alignment:
         return self.current is not None and not self.current.taken and not self.current.lacking
 
     def take(self, data_ended: Collection[Channel]) -> list[TaskCommand]:
-        """The snapshot is taken and all channels are free. Returns what is to be logged with it."""
+        """Note that the snapshot is taken, which frees all channels; return what to log with it."""
         current = self.current
         assert current is not None
         current.taken = True
@@ -163,7 +164,7 @@ class Alignment:
         return self.current is not None and self.current.taken and not self.current.logging
 
     def acknowledge(self) -> None:
-        """The checkpoint was acknowledged: none is in flight."""
+        """Note that the checkpoint was acknowledged: none is in flight."""
         assert self.current is not None
         self.passed = self.current.barrier.number
         self.current = None

@@ -1,8 +1,7 @@
 """What may happen to a task now: the table of its states, and what depends on channels and numbers.
 
-A task asks before anything changes, so a refused event leaves it as it was. A refusal is always a
-mistake of the executor, of the coordinator, or of an operator that emits into a loop which has
-ended.
+A task checks before anything changes, so a refused event leaves it as it was. The fault is always
+in the executor, the coordinator, or an operator that emits into a loop that has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from .loop_buffer import LoopBuffer
 from .states import EventKind, TaskState, TaskStateMachine, kind_of
 
 _OF_SOURCES = frozenset({EventKind.SOURCE_ADVANCED, EventKind.SOURCE_ENDED, EventKind.END_SOURCE})
-# Tuples for ``isinstance``: to make a union of types costs as much as all other checks together.
+# Tuples for ``isinstance``: making a union of types costs as much as all other checks together.
 _ON_CHANNELS = (ev.Received, ev.Announced)
 _DATA = (ev.Records, ev.Watermark, ev.Idle, ev.EndOfData)
 
@@ -29,7 +28,7 @@ class EventGuard:
         self._loop = loop
 
     def check(self, event: ev.TaskEvent, *, stop: int | None, end_of_time_told: bool) -> EventKind:
-        """The kind of an event. Raises ``InvalidInput`` if it cannot be.
+        """Return the kind of an event. Raises ``InvalidInput`` if it is illegal now.
 
         ``stop``: the savepoint whose outcome the task awaits. ``end_of_time_told``: a loop head was
         told to send the end of time round.

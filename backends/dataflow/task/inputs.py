@@ -8,15 +8,15 @@ The watermark of an edge is the least of its channels', but never less than what
 checkpoint said. A channel whose data has drained, and an edge without senders, are at the end of
 time. A stopped channel stays where it was. Feedback channels have no watermark and no end.
 
-An idle channel holds no time up: it is left aside as long as another one, of any edge, is neither
-idle nor drained. Where there is no other, the greatest watermark of the idle ones counts, whatever
-the order in which they became idle. So the watermark of the inputs goes back when a channel returns
-that is behind; that of the task stays.
+An idle channel does not hold back time: it is ignored as long as another one, of any edge, is
+neither idle nor drained. If there is no other, the greatest watermark of the idle ones counts,
+whatever the order in which they became idle. So the watermark of the inputs goes back when a
+channel that is behind becomes active again; that of the task stays.
 
-The end of a channel advances time only at the next barrier, behind all records of the epoch, or
+The end of a channel advances time only at the next barrier, after all records of the epoch, or
 when everything has drained (:meth:`Inputs.release_time`). So which records are late does not depend
 on how channels interleave. ``by_epoch``: watermarks of a task with several channels are released
-like that too, for executors that reorder channels within an epoch.
+the same way, for executors that reorder channels within an epoch.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ class InputEdge(NamedTuple):
     id: str
     input: int
     channels: tuple[Channel, ...]
-    """From the senders that run; none where the whole predecessor has finished."""
+    """From the senders that run; none if the whole predecessor has finished."""
     feedback: bool = False
     overtakable: bool = False
-    """Unaligned barriers pass what lies in its channels."""
+    """Unaligned barriers overtake what is in its channels."""
     inside: bool = False
-    """Not a feedback edge, but from another vertex of the loop that this task heads."""
+    """Not a feedback edge, but an edge from another vertex of the loop that this task heads."""
     watermark: int = MIN_WATERMARK
     """As the restored checkpoint's ``progress`` says, like ``ended``."""
     ended: bool = False
 
 
 class _LeastWatermark:
-    """The least watermark of an edge's channels. A rise costs the same however many there are."""
+    """The lowest watermark of an edge's channels. A rise costs the same however many there are."""
 
     def __init__(self, channels: int) -> None:
         self._counts = {MIN_WATERMARK: channels} if channels else {}
         self._heap = [*self._counts]
-        """Every watermark that a channel is at, and some that none is at any more."""
+        """Every channel's watermark, and some that no channel has any more."""
 
     def rise(self, before: int, after: int, channels: int = 1) -> None:
-        """So many channels go from a watermark to a greater one."""
+        """Raise this many channels from one watermark to a greater one."""
         counts = self._counts
         counts[before] -= channels
         if not counts[before]:
@@ -71,20 +71,20 @@ class _LeastWatermark:
             self._heap = sorted(counts)
 
     def leave(self, watermark: int) -> None:
-        """A channel at this watermark counts no longer."""
+        """Stop counting a channel at this watermark."""
         self._counts[watermark] -= 1
         if not self._counts[watermark]:
             del self._counts[watermark]
 
     def join(self, watermark: int) -> None:
-        """A channel at this watermark counts again."""
+        """Count a channel at this watermark again."""
         if watermark not in self._counts:
             heappush(self._heap, watermark)
         self._counts[watermark] = self._counts.get(watermark, 0) + 1
 
     @property
     def watermark(self) -> int:
-        """The least; the end of time where there is no channel."""
+        """The lowest watermark; the end of time if there is no channel."""
         heap = self._heap
         while heap and heap[0] not in self._counts:
             heappop(heap)
@@ -100,8 +100,8 @@ class Inputs:
         self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
         """Those of ``edges``, in order, so without feedback."""
         self._edges = {edge.id: edge for edge in edges}
-        # Not an object a channel: there may be very many, and Python would look at each now and
-        # then.
+        # Not an object per channel: there may be very many, and Python's garbage collector would
+        # visit each now and then.
         self._watermarks = dict.fromkeys((channel for edge in edges for channel in edge.channels), MIN_WATERMARK)
         self._drained: dict[Channel, bool] = {}
         """Channels whose data has ended, drained or not."""
@@ -118,12 +118,12 @@ class Inputs:
         :meth:`release_time`.
         """
         self._unreleased_idle: dict[Channel, bool] = {}
-        """The same of becoming idle, or no longer."""
+        """The same for channels that become idle or active."""
         self._idle: dict[str, dict[Channel, None]] = {}
-        """By edge, the idle channels."""
+        """The idle channels, by edge."""
         self._present = len(self.channels)
         self.ended = {edge.input for edge in self.edges} - {edge.input for edge in self.edges if not edge.ended}
-        """Inputs of which ``end_input`` was called, before the checkpoint or since."""
+        """Inputs whose ``end_input`` was called, before the checkpoint or since."""
 
     def __contains__(self, channel: Channel) -> bool:
         return channel in self._watermarks
@@ -134,17 +134,17 @@ class Inputs:
         return not self.edges and not self.feedback
 
     def is_feedback(self, channel: Channel) -> bool:
-        """Whether a channel belongs to a feedback edge."""
+        """Return whether a channel belongs to a feedback edge."""
         return self._edges[channel.edge].feedback
 
     def is_overtakable(self, channel: Channel) -> bool:
-        """Whether an unaligned barrier passes what lies in a channel."""
+        """Return whether an unaligned barrier overtakes what is in a channel."""
         return self._edges[channel.edge].overtakable
 
     # What comes -----------------------------------------------------------------------------------
 
     def advance(self, channel: Channel, timestamp: int) -> None:
-        """A watermark came. A lower one than before has no effect."""
+        """Take a watermark. One lower than before has no effect."""
         if self._by_epoch:
             self._unreleased[channel] = max(self._unreleased.get(channel, timestamp), timestamp)
         else:
@@ -161,7 +161,7 @@ class Inputs:
             self._least[edge.id].rise(before, timestamp)
 
     def set_idle(self, channel: Channel, idle: bool) -> None:
-        """A channel has become idle, or holds time up again."""
+        """Note that a channel has become idle, or is active again."""
         if self._by_epoch:
             self._unreleased_idle[channel] = idle
         else:
@@ -181,14 +181,14 @@ class Inputs:
             self._hold_again(channel, watermark)
 
     def _hold_again(self, channel: Channel, watermark: int) -> None:
-        """A channel is idle no longer: it holds time up at this watermark."""
+        """Note that a channel is no longer idle: it holds back time at this watermark."""
         self._least[channel.edge].join(watermark)
         del self._idle[channel.edge][channel]
         if not self._idle[channel.edge]:
             del self._idle[channel.edge]
 
     def release_time(self) -> None:
-        """All records of the epoch have come: what ended in it holds time up no longer."""
+        """Note that all records of the epoch have come: what ended in it no longer holds time."""
         for channel, idle in self._unreleased_idle.items():
             self._set_idle(channel, idle=idle)
         self._unreleased_idle.clear()
@@ -200,7 +200,7 @@ class Inputs:
         self._unreleased_ends.clear()
 
     def _end_time(self, edge: InputEdge, channels: Sequence[Channel]) -> None:
-        """As :meth:`_advance` of channels to the end of time."""
+        """As :meth:`_advance` for channels, to the end of time."""
         if edge.id in self._idle:
             for channel in channels:
                 self._advance(channel, MAX_WATERMARK)
@@ -211,7 +211,7 @@ class Inputs:
         self._watermarks.update(dict.fromkeys(channels, MAX_WATERMARK))
 
     def end_data(self, channel: Channel, element: EndOfData) -> None:
-        """The data of a channel has ended."""
+        """Note that the data of a channel has ended."""
         self._drained[channel] = element.drain
         feedback = self._edges[channel.edge].feedback
         if element.drain:
@@ -222,17 +222,18 @@ class Inputs:
             self._data_ended[channel] = None
 
     def end_partition(self, channel: Channel) -> None:
-        """A channel has ended."""
+        """Note that a channel has ended."""
         self._gone.add(channel)
         self._present -= not self._edges[channel.edge].feedback
 
     def has_all(self, channels: Collection[Channel]) -> bool:
-        """Whether all these are channels of the task."""
+        """Return whether all these are channels of the task."""
         return all(map(self._watermarks.__contains__, channels))
 
     def all_may_bring(self, channels: Collection[Channel], *, ended: bool | None) -> bool:
-        """Whether these channels may bring something; ``ended``: behind the end of their data, or
-        not.
+        """Return whether these channels may bring something.
+
+        ``ended``: after the end of their data, or before it.
         """
         if self._gone and not self._gone.isdisjoint(channels):
             return False
@@ -243,7 +244,7 @@ class Inputs:
         return not self._drained or self._drained.keys().isdisjoint(channels)
 
     def drain_all(self, channels: Sequence[Channel]) -> None:
-        """As :meth:`end_data`, drained, of channels of one edge that is no feedback."""
+        """As :meth:`end_data`, drained, for channels of one edge that is not a feedback edge."""
         self._drained.update(dict.fromkeys(channels, True))
         self._data_ended.update(dict.fromkeys(channels))
         if channels:
@@ -258,11 +259,11 @@ class Inputs:
     # What follows from it -------------------------------------------------------------------------
 
     def data_has_ended(self, channel: Channel) -> bool:
-        """Whether no record may follow on a channel."""
+        """Return whether no record may follow on a channel."""
         return channel in self._drained
 
     def is_gone(self, channel: Channel) -> bool:
-        """Whether nothing may follow on a channel."""
+        """Return whether nothing may follow on a channel."""
         return channel in self._gone
 
     @property
@@ -281,7 +282,7 @@ class Inputs:
         return not self._present
 
     def drained(self, edges: Sequence[InputEdge]) -> bool:
-        """Whether the data of all channels of these edges has ended, drained."""
+        """Return whether the data of all channels of these edges has ended, drained."""
         return not any(self._undrained[edge.id] for edge in edges)
 
     @property
@@ -291,7 +292,7 @@ class Inputs:
         return [number for number in self._numbers if number not in running]
 
     def watermark_of(self, edge: InputEdge) -> int:
-        """The watermark of an edge."""
+        """Return the watermark of an edge."""
         least = self._least[edge.id].watermark
         if least == MAX_WATERMARK and edge.id in self._idle:
             least = max(self._watermarks[channel] for channel in self._idle[edge.id])
@@ -302,12 +303,12 @@ class Inputs:
 
     @property
     def idle(self) -> bool:
-        """Whether no input holds time up, and not all have ended."""
+        """Whether no input holds back time, and not all have ended."""
         return bool(self._idle) and not any(self._holds(edge) for edge in self.edges)
 
     @property
     def watermark(self) -> int:
-        """The least watermark of all edges."""
+        """The lowest watermark of all edges."""
         if not self._idle:
             return min((self.watermark_of(edge) for edge in self.edges), default=MIN_WATERMARK)
         holding = [self.watermark_of(edge) for edge in self.edges if self._holds(edge)]
@@ -317,5 +318,5 @@ class Inputs:
 
     @property
     def restored_watermark(self) -> int:
-        """The least watermark of all edges at the restored checkpoint."""
+        """The lowest watermark of all edges at the restored checkpoint."""
         return min((edge.watermark for edge in self.edges), default=MIN_WATERMARK)

@@ -1,11 +1,11 @@
 """The loop buffer of a head: what is fed back between a checkpoint's barrier and its return.
 
-A feedback channel is no input for alignment, watermarks or ends. Records that are on their way
-round when a head takes its snapshot would be in no state. So the head logs each feedback channel
-from its own snapshot until *that channel's* barrier, and processes the records as ever. Four rules:
+A feedback channel does not count for alignment, watermarks or ends. Records going round when a head
+takes its snapshot would be in no state. So the head logs each feedback channel from its own
+snapshot until *that channel's* barrier, and processes the records as usual. Four rules:
 
-1. A channel may bring the barrier *before* the head's snapshot, where another head of the loop was
-   faster. It is blocked until then. That cannot last: no feedback channel leads to the snapshot.
+1. A channel may bring the barrier *before* the head's snapshot, if another head of the loop was
+   faster. It is blocked until then. That cannot last: the snapshot waits for no feedback channel.
 2. *Quiet*: nothing was logged for this barrier, and nothing was forwarded from feedback since the
    one before (replayed records count). When all heads are quiet at one aligned barrier, the loop is
    empty.
@@ -54,15 +54,15 @@ class LoopBuffer:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the loop did nothing from the barrier before to the return of this one."""
+        """Whether the loop did nothing from the previous barrier to the return of this one."""
         return not self._logged and not self._was_forwarded
 
     def expects_barrier(self, channel: Channel) -> bool:
-        """Whether the barrier has still to come back on this channel."""
+        """Return whether the barrier still has to come back on this channel."""
         return channel in self._logging
 
     def begin(self, barrier: Barrier) -> None:
-        """The head takes its snapshot (or, in a round, passes the barrier on)."""
+        """Begin when the head takes its snapshot (or, in a round, passes the barrier on)."""
         self._number = barrier.number
         self._writes = barrier.purpose is not BarrierKind.ROUND
         self._was_forwarded, self._forwarded, self._logged = self._forwarded, False, False
@@ -70,7 +70,7 @@ class LoopBuffer:
         self._release(barrier.number)
 
     def receive(self, channel: Channel, batch: pa.RecordBatch, *, hold: bool) -> list[TaskCommand]:
-        """Records were fed back. ``hold``: log them only."""
+        """Take records that were fed back. ``hold``: only log them."""
         commands: list[TaskCommand] = []
         if channel in self._logging:
             self._logged = True
@@ -84,19 +84,19 @@ class LoopBuffer:
         return commands
 
     def barrier(self, channel: Channel, number: int, *, passed: int) -> None:
-        """A barrier came back. ``passed``: numbers up to this one mean nothing any more."""
+        """Take a barrier that came back. ``passed``: numbers up to this one are ignored."""
         if number == self._number:
             self._logging.discard(channel)
         elif number > max(self._number, passed) and not self._over:
             self._early[channel] = number
 
     def end(self, channel: Channel) -> None:
-        """A channel has ended."""
+        """Note that a channel has ended."""
         self._open.pop(channel, None)
         self._logging.discard(channel)
 
     def abort(self, number: int) -> list[TaskCommand]:
-        """Numbers up to this one are void. Returns what was held, to be processed now."""
+        """Abort numbers up to this one; return what was held, to be processed now."""
         self._release(number)
         if self._number > number:
             return []
@@ -106,7 +106,7 @@ class LoopBuffer:
         return held
 
     def close(self) -> None:
-        """The logic of the head has ended."""
+        """Note that the logic of the head has ended."""
         self._over = True
         self._release(max(self._early.values(), default=-1))
         self._logging.clear()

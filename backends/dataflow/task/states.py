@@ -171,7 +171,7 @@ _OF_ELEMENT: Final[Mapping[type, EventKind]] = {
 
 
 def kind_of(event: ev.TaskEvent, *, feedback: bool) -> EventKind:
-    """The kind of an event. ``feedback``: its channel belongs to a feedback edge."""
+    """Return the kind of an event. ``feedback``: its channel belongs to a feedback edge."""
     if not isinstance(event, ev.Received):
         return _OF_EVENT[type(event)]
     if feedback:
@@ -227,7 +227,7 @@ class TaskStateMachine:
 
 
 def describe(event: object) -> str:
-    """An event in short; a channel alone stands for records on it."""
+    """Return an event in short; a channel alone stands for records on it."""
     if isinstance(event, ev.Received):
         if isinstance(event.element, ev.Records):
             return describe(event.channel)
@@ -251,7 +251,7 @@ refused, with an error that tells what happened to the task before.
 
 
 def diagram() -> str:
-    """The moves as a Mermaid state diagram; kinds with the same move share an arrow."""
+    """Return the moves as a Mermaid state diagram; kinds with the same move share an arrow."""
     name = {state: state.name.lower() for state in TaskState}
     lines = ["stateDiagram-v2", f"    [*] --> {name[TaskState.OPENING]}"]
     for state, kinds in LEGAL.items():
@@ -285,7 +285,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The whole of ``docs/task-life.md``."""
+    """Return the whole of ``docs/task-life.md``."""
     meanings = "\n".join(
         textwrap.fill(f"- **{state.value}**: {MEANING[state]}", 100, subsequent_indent="  ") for state in TaskState
     )

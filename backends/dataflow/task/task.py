@@ -1,8 +1,8 @@
-"""The core of a task: what happens to it goes in as events, what is to be done comes out as
-commands.
+"""The core of a task: events go in, commands come out.
 
-1. *States.* The table of ``states.py`` says what may happen in which state. It is asked first, so
-   an event that cannot be leaves the task as it was.
+
+1. *States.* The table of ``states.py`` says what may happen in which state. It is checked first, so
+   an illegal event leaves the task as it was.
 2. *What is due.* :meth:`Task._due` alone handles watermarks and ends. Whatever came, it looks at
    all inputs and gives what is due now. While the task runs: ends of inputs, then the watermark, so
    that what an end releases is never late. At its end: the end of time, the ends of inputs,
@@ -57,8 +57,8 @@ class Task:
     - ``asks``: its operator has a coordinator. Such an operator is the first of its chain.
     - ``by_epoch``: see ``inputs.py``.
 
-    Raises ``InvalidInput`` (kind ``ILLEGAL_EVENT``) for an event that cannot be; nothing has
-    changed then.
+    Raises ``InvalidInput`` (kind ``ILLEGAL_EVENT``) for an illegal event; then nothing has
+    changed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Task:
         self._asks = asks
         self._asked = 0
         self._sent = False
-        """The operator has sent to its coordinator since it was asked."""
+        """The operator has sent to its coordinator since the last question."""
         self._inputs = Inputs(inputs, by_epoch=by_epoch)
         self._machine = TaskStateMachine(task)
         overtakable = [channel for edge in inputs if edge.overtakable for channel in edge.channels]
@@ -89,7 +89,7 @@ class Task:
         self.is_loop_head = bool(feedback)
         self._watermark = MIN_WATERMARK
         self._idle = False
-        """Its consumers know that it holds no time up."""
+        """Its consumers know that it does not hold back event time."""
         self._allowed = dict.fromkeys(LoopStep, not self.is_loop_head)
         """The steps that a loop head may take; all of them for other tasks."""
         self._acknowledgement: ev.Acknowledge | None = None
@@ -140,13 +140,13 @@ class Task:
         return frozenset((*self._alignment.blocked, *self._loop.blocked))
 
     def is_blocked(self, channel: Channel) -> bool:
-        """Whether nothing of this channel may be delivered now."""
+        """Return whether nothing of this channel may be delivered now."""
         # Nothing is blocked most of the time, and then no channel need be hashed.
         aligned, looped = self._alignment.blocked, self._loop.blocked
         return bool((aligned and channel in aligned) or (looped and channel in looped))
 
     def processes(self, channel: Channel) -> bool:
-        """Whether records of this channel are processed as they are, with nothing to decide.
+        """Return whether records of this channel are processed as they are, with nothing to decide.
 
         An executor then needs no event for them. If False, :meth:`handle` decides about them.
         """
@@ -184,7 +184,7 @@ class Task:
         self._sent = True
 
     def start(self) -> list[TaskCommand]:
-        """Its operators are open: emit the watermark, and end what had ended."""
+        """Begin, once its operators are open: emit the watermark, and end what had ended."""
         self._machine.check(EventKind.START, "start")
         self._machine.admit(EventKind.START, "start")
         self._machine.move(TaskState.RUNNING)
@@ -197,7 +197,7 @@ class Task:
         return commands + self._due()
 
     def handle(self, event: ev.TaskEvent) -> list[TaskCommand]:
-        """Something has happened. Returns what is to be done, in order."""
+        """Handle an event; return the commands to carry out, in order."""
         kind = self._guard.check(event, stop=self._stop, end_of_time_told=self._allowed[LoopStep.MAX_WATERMARK])
         self._machine.admit(kind, event)
         if self.state in (TaskState.CANCELED, TaskState.ENDED):
@@ -322,7 +322,7 @@ class Task:
         return self._end_inputs([*self._inputs.drained_inputs, *feedback]) + self._end_logic()
 
     def _advance_inputs(self) -> list[TaskCommand]:
-        """Advance to the watermark of the inputs, and say if none of them holds it up any more.
+        """Advance to the watermark of the inputs, and tell if none of them holds it back any more.
 
         A loop head holds the end of time back.
         """
@@ -331,7 +331,7 @@ class Task:
             return []
         if not (idle or self._idle):
             return self._advance(timestamp)
-        # What holds time up again does so before it goes on, and the other way round.
+        # An input that holds back time again does so before it continues, and vice versa.
         told = self._become_idle(idle)
         return self._advance(timestamp) + told if idle else told + self._advance(timestamp)
 
@@ -342,7 +342,7 @@ class Task:
         return [ev.Emit(ev.Idle(idle))]
 
     def _end_of_time(self) -> list[TaskCommand]:
-        """Not emitted: ``EndOfData`` implies it, behind what ``finish`` has emitted."""
+        """Advance to the end of time; it is not emitted, as a later ``EndOfData`` implies it."""
         if self._watermark == MAX_WATERMARK:
             return []
         self._watermark = MAX_WATERMARK
@@ -371,7 +371,7 @@ class Task:
     # Snapshots ------------------------------------------------------------------------------------
 
     def _subsume(self, barrier: ev.Barrier) -> list[TaskCommand]:
-        """A barrier puts an end to an older checkpoint in flight."""
+        """End an older checkpoint in flight because of this barrier."""
         older = self._alignment.subsumes(barrier)
         if older is None:
             return []
@@ -459,7 +459,7 @@ class Task:
         return commands + self._snapshot()
 
     def _void(self, number: int) -> list[TaskCommand]:
-        """Checkpoints up to this number will never be."""
+        """Note that checkpoints up to this number will never exist."""
         commands = self._alignment.abort(number)
         if self.state is not TaskState.STOPPED_AT_BARRIER:
             commands += self._loop.abort(number)

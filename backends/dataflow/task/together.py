@@ -1,9 +1,9 @@
-"""What is alike, of many channels in one step: a wide task has as many barriers as channels.
+"""Handle equal elements of many channels in one step: a wide task gets a barrier per channel.
 
-Theory of operation. Of the like elements of several channels all but the last mostly change nothing
-but what the inputs and the alignment know, and what follows, follows from the last. So these are
-told at once, and the last one is handled as if it had come alone. Wherever that is not sure, every
-one is.
+Theory of operation. Among equal elements of several channels, all but the last usually change only
+what the inputs and the alignment know; the consequences follow from the last. So the others are
+noted at once, and the last one is handled as if it had come alone. If this is not certain, each is
+handled alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Handles(Protocol):
 
 
 class Together:
-    """Handles like elements of several channels of one task."""
+    """Handles equal elements of several channels of one task."""
 
     def __init__(
         self,
@@ -48,27 +48,27 @@ class Together:
         self._unprocessed = unprocessed
 
     def blocks_any(self, channels: Sequence[Channel]) -> bool:
-        """Whether some of these channels may be blocked. False: none is."""
+        """Return whether some of these channels may be blocked. False: none is."""
         aligned = self._alignment.blocked
         return bool(self._loop.blocked or (aligned and not aligned.isdisjoint(channels)))
 
     def processed(self, channels: Sequence[Channel]) -> list[TaskCommand]:
-        """As ``handle`` of a ``DataProcessed`` for each of these output channels."""
+        """As ``handle`` with a ``DataProcessed`` for each of these output channels."""
         self._unprocessed.difference_update(channels[1:])
         return self._task.handle(ev.DataProcessed(channels[0]))
 
     def receive(self, channels: Sequence[Channel], elements: Sequence[ev.Element]) -> list[TaskCommand]:
-        """As ``handle`` of what these channels of one edge bring, in turn: all of them watermarks,
-        or all the same barrier, end of data or end of partition.
+        """As ``handle`` for what these channels of one edge bring, in turn: all watermarks, or all
+        the same barrier, end of data or end of partition.
 
-        Of watermarks only the last outcome is emitted.
+        For watermarks only the last outcome is emitted.
         """
         commands: list[TaskCommand] = []
         first, middle, last = 0, channels[:-1], len(channels) - 1
         if self._may_come(channels, elements[0]):
             state, releases = self._machine.state, self._task.releases
             if isinstance(elements[0], ev.Barrier):
-                # The first one may begin a checkpoint, or put an end to another.
+                # The first one may begin a checkpoint, or end another.
                 commands += self._task.handle(ev.Received(channels[0], elements[0]))
                 first, middle = 1, channels[1:-1]
             unchanged = self._machine.state is state and self._task.releases == releases
@@ -81,7 +81,7 @@ class Together:
         return commands
 
     def _may_come(self, channels: Sequence[Channel], element: ev.Element) -> bool:
-        """Whether such an element of each channel may come now. If not, the guard says why."""
+        """Return whether such an element may come on each channel now; the guard says why not."""
         inputs = self._inputs
         if not inputs.has_all(channels) or inputs.is_feedback(channels[0]) or self.blocks_any(channels):
             return False
@@ -91,8 +91,9 @@ class Together:
         return inputs.all_may_bring(channels, ended=ends)
 
     def _receive_quietly(self, middle: Sequence[Channel], elements: Sequence[ev.Element], last: Channel) -> bool:
-        """Take the elements of all but the last channel, behind which nothing is due before that
-        one comes. False: something may be; nothing has changed.
+        """Take the elements of all but the last channel, if nothing becomes due before that comes.
+
+        False: something may become due, and nothing has changed.
         """
         match elements[0]:
             case ev.Watermark():

@@ -1,4 +1,4 @@
-"""A harness for the code of operators: one operator, run by hand, with the machinery of a job.
+"""A harness for testing operators: one operator, driven by hand, with the machinery of a job.
 
 ::
 
@@ -11,7 +11,7 @@
 Every subtask of the operator lives in an
 :class:`~stateformat.backends.dataflow.chain.chain.OperatorChain`, as in both executors. Records
 reach the subtasks by the routing of a real edge. Snapshots are checkpoints of the format, published
-to a store in memory, and a restore is planned and read as that of a job. Nothing runs between two
+to a store in memory, and a restore is planned and read as that of a job is. Nothing runs between
 calls.
 """
 

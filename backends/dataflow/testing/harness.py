@@ -35,26 +35,26 @@ class HarnessSnapshot:
     _setup: OperatorSetup = field(repr=False)
 
     def state(self, name: str) -> pa.Table:
-        """The rows of a state, of all subtasks, as the format has them (SPEC.md section 5.1)."""
+        """Return a state's rows in all subtasks, as stored (SPEC.md section 5.1)."""
         return self._store.open(self.checkpoint_id).read(self._setup.uid, name).table()
 
     @property
     def committables(self) -> pa.Table:
-        """What the sink has to commit, with ``_checkpoint_id`` and ``_attempt_id``."""
+        """What the sink has to commit, with ``_checkpoint_id`` (int64), ``_attempt_id`` (utf8)."""
         return self.state(COMMITTABLES)
 
 
 class OperatorHarness:
-    """All subtasks of one operator, driven by hand. Methods that drive return the harness.
+    """All subtasks of one operator, driven by hand. Methods that drive it return the harness.
 
     - ``inputs``: the columns of each input, by position.
-    - ``key_by``: the key columns of every input that is not broadcast, or by the number of the
-      input.
+    - ``key_by``: the key columns of every input that is not broadcast, or a mapping from the number
+      of an input to its key columns.
     - ``subtask``: the only one that :meth:`push` gives rows to and :meth:`state` shows; None: all
-      of them, by the routing of the edges.
+      of them, as the edges route the rows.
 
-    What the operator raises comes out as ``OperatorError`` with its cause; the harness is of no
-    more use then. ``coordinator`` is the operator's coordinator, or None.
+    An exception of the operator is raised as the cause of an ``OperatorError``; the harness is
+    unusable then. ``coordinator`` is the operator's coordinator, or None.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class OperatorHarness:
         subtask: int | None = None,
         drop: Collection[str] = (),
     ) -> OperatorHarness:
-        """A harness that goes on from a snapshot, which may be restored again.
+        """Return a harness that continues from a snapshot, which may be restored again.
 
         ``operator`` and ``inputs`` are those of the new version of the program, by default the
-        snapshot's. ``drop``: state that is given up, as a runtime takes it. A sink commits what the
-        snapshot holds before it opens, perhaps once more. Raises ``RestoreRefused`` where the state
-        does not fit the operator.
+        snapshot's. ``drop``: state to discard, as for a runtime. A sink commits what the snapshot
+        holds before it opens, perhaps again. Raises ``RestoreRefused`` if the state does not fit
+        the operator.
         """
         setup = snapshot._setup
         if operator is not None:
@@ -126,7 +126,7 @@ class OperatorHarness:
         self._number = 0
         self._processing_time_us = VIRTUAL_ORIGIN_US
         self.messages: list[tuple[int, bytes]] = []
-        """What subtasks have sent to the coordinator: subtask and message, in order."""
+        """What subtasks have sent to the coordinator, as subtask and message, in order."""
         carried = pending_committables(self._permit, self._job, [] if COMMITTABLES in drop else self._sinks)
         self._put_off: dict[str, pa.Table] = {}
         if self._permit is not None:
@@ -152,8 +152,8 @@ class OperatorHarness:
     ) -> OperatorHarness:
         """Give rows to an input: a record batch, a table, or dictionaries.
 
-        They go to ``subtask``, or to each what its edge would bring it. ``combined``: ``combine``
-        is called for each half of a batch, and what it returns is processed as one batch.
+        They go to ``subtask``, or where the edge routes them. ``combined``: ``combine`` is called
+        for each half of a batch, and what it returns is processed as one batch.
         """
         if input in self._ended:
             raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended; nothing follows")
@@ -169,10 +169,9 @@ class OperatorHarness:
         return self
 
     def advance(self, timestamp: int, input: int | None = None) -> OperatorHarness:
-        """Advance event time to ``timestamp`` (µs), on one input or on all; timers that are due
-        fire.
+        """Advance event time to ``timestamp`` (µs), on one input or on all; due timers fire.
 
-        The watermark of the operator is the least of its inputs that have not ended.
+        The operator's watermark is the lowest of its inputs that have not ended.
         """
         for number in self._edges if input is None else [self._edge(input).input]:
             self._watermarks[number] = max(self._watermarks[number], timestamp)
@@ -188,10 +187,9 @@ class OperatorHarness:
                 self._deliver()
 
     def advance_processing_time(self, time_us: int) -> OperatorHarness:
-        """Advance processing time to ``time_us``, µs since 1970, never back; timers that are due
-        fire.
+        """Advance processing time to ``time_us``, µs since 1970, never back; due timers fire.
 
-        A harness begins on 1 January 2026, UTC.
+        A harness starts on 1 January 2026, UTC.
         """
         self._processing_time_us = max(self._processing_time_us, time_us)
         if not self._finished:
@@ -201,7 +199,7 @@ class OperatorHarness:
         return self
 
     def end_input(self, input: int = 0) -> OperatorHarness:
-        """End an input in every subtask. With the last one event time ends, before it."""
+        """End an input in every subtask. Before the last one ends, event time does."""
         self._edge(input)
         if input in self._ended:
             raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended already")
@@ -217,7 +215,7 @@ class OperatorHarness:
         return self
 
     def finish(self) -> OperatorHarness:
-        """End the inputs that are open, and finish every subtask."""
+        """End the inputs that are still open, and finish every subtask."""
         for number in self._edges:
             if number not in self._ended:
                 self.end_input(number)
@@ -240,13 +238,13 @@ class OperatorHarness:
         return pa.Table.from_batches(self._emitted, self._job.step(self._setup.uid).schema)
 
     def take_output(self) -> pa.Table:
-        """:attr:`output`, which is empty afterwards."""
+        """Return :attr:`output` and empty it."""
         taken = self.output
         self._emitted = []
         return taken
 
     def state(self, name: str, subtask: int | None = None) -> pa.Table:
-        """The rows of a state now, of one subtask or of all. ``InvalidInput`` if unknown."""
+        """Return a state's current rows, in one subtask or all. ``InvalidInput`` if unknown."""
         chosen = self._subtask if subtask is None else subtask
         found = []
         for number in range(self._setup.parallelism) if chosen is None else [chosen]:
@@ -259,11 +257,11 @@ class OperatorHarness:
         return pa.concat_tables(found)
 
     def context(self, subtask: int = 0) -> OperatorContext:
-        """The context of the operator in a subtask."""
+        """Return the context of the operator in a subtask."""
         return self._of(subtask).operators[self._setup.uid].context
 
     def operator(self, subtask: int = 0) -> Operator:
-        """The copy of the operator that runs in a subtask."""
+        """Return the copy of the operator that runs in a subtask."""
         return self._of(subtask).operators[self._setup.uid].logic
 
     # Checkpoints ----------------------------------------------------------------------------------
@@ -286,7 +284,7 @@ class OperatorHarness:
         return HarnessSnapshot(int(self._permit.ref.checkpoint_id), new_store(self._store), self._setup)
 
     def abort_snapshot(self) -> OperatorHarness:
-        """Take a checkpoint that is not published; operators hear ``checkpoint_aborted``."""
+        """Take a checkpoint that is not published, and call ``checkpoint_aborted``."""
         self._number += 1
         pending = self._store.begin(job_id=JOB, graph=self._job.graph, states=self._job.states, parent=self._permit)
         if self.coordinator is not None:
@@ -349,7 +347,7 @@ class OperatorHarness:
 
     def _open_coordinator(self, rows: pa.Table | None) -> None:
         self.coordinator: OperatorCoordinator | None = self._setup.prototype.coordinator()
-        """The coordinator of the operator, where it has one."""
+        """The coordinator of the operator, or None."""
         if self.coordinator is not None:
             with Guard(self._setup.uid, None)("the coordinator"):
                 self.coordinator.open(self._send)

@@ -1,11 +1,11 @@
 """Flink's savepoints and checkpoints, read without Flink.
 
 Read ``metadata`` (``_metadata`` to descriptions), ``serializers`` (snapshots of serializers, and
-values to Arrow), ``header`` (which states a stream has), ``layouts`` (how keyed state lies in a
-stream), ``streams`` (where streams lie), ``groups`` and ``rocksdb`` (keyed state of one subtask),
-``operator_state``, ``contents`` (all of a checkpoint in our words), ``source`` (the checkpoint as a
-whole), ``checks`` (all that can be wrong with it). ``key_hash`` computes Flink's key groups;
-``writing`` makes canonical savepoints.
+values to Arrow), ``header`` (which states a stream has), ``layouts`` (how keyed state is laid out
+in a stream), ``streams`` (where streams are), ``groups`` and ``rocksdb`` (keyed state of one
+subtask), ``operator_state``, ``contents`` (all of a checkpoint in stateformat's terms), ``source``
+(the checkpoint as a whole), ``checks`` (everything that can be wrong with it). ``key_hash``
+computes Flink's key groups; ``writing`` makes canonical savepoints.
 """
 
 from __future__ import annotations

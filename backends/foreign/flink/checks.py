@@ -1,7 +1,7 @@
-"""What can be wrong with a checkpoint of Flink's, each finding with its place.
+"""What can be wrong with a checkpoint of Flink, each finding with its place.
 
-``quick`` reads metadata and headers, and looks at sizes; ``full`` decodes every row and compares
-key groups with the hashes of keys, where Java's hash of their type is known.
+``quick`` reads metadata and headers, and checks sizes; ``full`` decodes every row and compares key
+groups with the hashes of keys, if Java's hash of their type is known.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DAMAGE = "take another checkpoint or savepoint of the job"
 
 
 class Checked(Protocol):
-    """What is looked at of a source."""
+    """What the checks need of a source."""
 
     @property
     def folder(self) -> Storage: ...
@@ -71,7 +71,7 @@ class Checked(Protocol):
 
 
 def check_source(source: Checked, level: Level, progress: Progress) -> Iterator[Problem]:
-    """Find all that is wrong with a checkpoint."""
+    """Find everything that is wrong with a checkpoint."""
     try:
         metadata = source.metadata
     except CheckpointError as error:
@@ -121,7 +121,7 @@ def streams_of(metadata: Metadata) -> Iterator[tuple[str, int, Stream]]:
 
 @dataclass
 class _Files:
-    """Files that are missing, of other sizes, or left over."""
+    """Files that are missing, have another size, or are left over."""
 
     source: Checked
     used: set[str] = field(default_factory=set)
@@ -177,7 +177,7 @@ class _Files:
     def _left_over(self) -> Iterator[Problem]:
         home = self.source.home
         used = {*self.used, f"{home}_metadata"}
-        # Beside the folder chk-N lie files of other checkpoints.
+        # Beside the folder chk-N there are files of other checkpoints.
         for name in sorted(self.source.places.known if not home else self._listed(home)):
             plain = name.rpartition("/")[2]
             if name in used or plain.startswith((".", "_")) or "/" in name.removeprefix(home):
@@ -190,7 +190,9 @@ class _Files:
 
 
 def _refused(contents: Contents) -> Iterator[Problem]:
-    """Say what no reader of this checkpoint gets: by its form, or because a header is damaged."""
+    """Report what no reader of this checkpoint gets: because of its form, or because a header is
+    damaged.
+    """
     for note in contents.notes:
         if note.kind == "refused":
             uids = [one.uid for one in contents.graph.operators]
@@ -208,7 +210,7 @@ def _opaque_keys(contents: Contents) -> Iterator[Problem]:
                 _STATE,
                 f"whether keys of {uid} lie in their key groups could not be checked: the hash of their type is the "
                 "user's own code",
-                "nothing is to be done; key groups were compared with where entries lie",
+                "nothing to do; key groups were compared with where entries lie",
                 operator=uid,
                 severity="warning",
             )
@@ -277,7 +279,7 @@ class _Rows:
             yield from self._other_groups(part, batch, java_hash_codes(batch.column("key")))
 
     def _misplaced_rows(self, part: Part, content: KeyedPart) -> Iterator[str]:
-        """Do the same for keys of SQL: the hash is of a row's bytes, so keys are read as these."""
+        """Do the same for keys of SQL: the hash is of a row's bytes, so keys are read as bytes."""
         if self.contents.keys.get(part.operator) != BINARY_ROW or content.reader is None:
             return
         form, _ = form_of(part.operator, replace(content.form.parts, key=Framed()))
@@ -297,7 +299,7 @@ class _Rows:
 
 
 def _walk(reader: HeapReader) -> None:
-    """Walk all key groups to their ends, which readers of one state do not."""
+    """Walk all key groups to their ends, which readers of one state do not do."""
     if reader.compressed or len(reader.stored) == len(reader.numbers):
         for some in reader.extents.ranges():
             reader.entries(some, None)

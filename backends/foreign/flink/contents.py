@@ -1,6 +1,6 @@
-"""What one checkpoint holds: graph, states and who has them, from metadata and headers.
+"""What one checkpoint contains: its graph, and its states by subtask, from metadata and headers.
 
-Headers stand at the beginning of the streams; they are read, nothing behind them is.
+Headers are at the beginning of the streams; only they are read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PartKey = tuple[str, str, int | None]
 
 @dataclass(frozen=True)
 class RocksReader:
-    """RocksDB's own files: opened at the first read."""
+    """Reads RocksDB's own files, which are opened by the first read."""
 
     database: Callable[[], Database]
     prefix: int
@@ -70,7 +70,7 @@ class RocksReader:
 
 @dataclass(frozen=True)
 class KeyedPart:
-    """What one subtask has of one keyed state. Without a reader it has nothing."""
+    """What one subtask has of one keyed state; nothing if there is no reader."""
 
     form: Form
     first: int
@@ -102,7 +102,7 @@ class Contents:
     parts: dict[PartKey, tuple[Part, KeyedPart | OperatorPart | Bytes]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     keys: dict[str, str | None] = field(default_factory=dict)
-    """By operator with keyed state: whose ``hashCode`` its keys have; None if that is not known."""
+    """For operators with keyed state: whose ``hashCode`` the keys have; None if unknown."""
     streams: list[tuple[str, int, KeyedReader | OperatorReader, Described | None]] = field(default_factory=list)
     """Every stream: operator, subtask, reader."""
 
@@ -113,7 +113,7 @@ def contents_of(metadata: Metadata, places: Places) -> Contents:
     operators = [_OperatorReader(saved, places, found).read() for saved in metadata.operators]
     found.graph = JobGraph(tuple(operators))
     found.states.sort(key=lambda state: (state.operator, state.name))
-    # A coordinator has a state alone, so None is never compared with a number.
+    # A coordinator has a state by itself, so None is never compared with a number.
     found.parts = dict(sorted(found.parts.items()))
     found.notes += places.notes()
     return found
@@ -134,7 +134,7 @@ class _KeyedStream:
 
 
 class _OperatorReader:
-    """Reads what the metadata has of one operator."""
+    """Reads what the metadata has for one operator."""
 
     def __init__(self, saved: Saved, places: Places, found: Contents) -> None:
         self.saved, self.places, self.found = saved, places, found
@@ -154,7 +154,7 @@ class _OperatorReader:
         if saved.fully_finished:
             finished = SubtaskSet.all(saved.parallelism)
         reported = {subtask.index: subtask for subtask in saved.subtasks}
-        # One that reported nothing had nothing, and goes on.
+        # A subtask that reported nothing had nothing, and continues.
         running = [index for index in range(saved.parallelism) if index not in finished]
         self.running = [reported.get(index, Subtask(index)) for index in running]
         self._keyed()
@@ -185,7 +185,9 @@ class _OperatorReader:
         self._add(Part(self.uid, name, None, len(data), rows=1), Bytes(data))
 
     def _free(self, name: str) -> str:
-        """Return a name that no state of the operator has: keyed and operator state may share."""
+        """Return a name that no state of the operator has: keyed and operator state may share a
+        name.
+        """
         taken = {state.name for state in self.found.states if state.operator == self.uid}
         found, number = name, 1
         while found in taken:
@@ -264,7 +266,7 @@ class _OperatorReader:
         return RocksReader(opened, prefix, path)
 
     def _readable(self, name: str, streams: list[_KeyedStream]) -> bool:
-        """Say what of a state is refused, and return whether it can be read whole."""
+        """Report what is refused of a state, and return whether it can be read completely."""
         for stream in streams:
             described = stream.described
             where = f"subtask {stream.subtask}"
@@ -360,7 +362,8 @@ class _OperatorReader:
                 mode = partitions.mode
         form, notes = forms[0]
         if any(other.state != form.state for other, _ in forms):
-            # One header may have stopped before it, or know other subclasses: its bytes are whole.
+            # One header may have stopped before it, or know other subclasses: its bytes are
+            # complete.
             form, notes = operator_form(self.uid, name, mode, None, None, stored)
         self.found.notes += notes
         self.found.states.append(form.state)

@@ -1,4 +1,4 @@
-"""From headers to what layouts read: the states of one stream, and what is refused of it."""
+"""Converts headers for the layouts: the states of one stream, and what is refused of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Described:
     numbers: Mapping[str, int]
     parts: Mapping[str, Parts]
     stored: Mapping[int, Stored]
-    """Without those whose entries end nowhere."""
+    """Without those whose entries have no known end."""
     unnamed: int
-    """States whose names cannot be read, since an unknown class ended the header."""
+    """How many states have unreadable names, since an unknown class ended the header."""
     stopped: str
-    """Why."""
+    """Why the header stopped."""
     compressed: bool
     key_hash: str
     key_java: str | None
@@ -35,12 +35,12 @@ class Described:
 
     @property
     def unframed(self) -> tuple[str, ...]:
-        """States whose entries end nowhere in a heap."""
+        """States whose entries have no known end in a heap."""
         return tuple(name for name, number in self.numbers.items() if number not in self.stored)
 
 
 def describe(header: KeyedHeader) -> Described:
-    """Return what a header says, in the words of layouts."""
+    """Return the content of a header, in the terms of layouts."""
     key = header.key or Opaque("unknown")
     key = key.as_key()
     numbers, parts, stored = {}, {}, {}
@@ -52,7 +52,7 @@ def describe(header: KeyedHeader) -> Described:
             stored[number] = Stored(found, None if timers else info.value)
     java = key.java_hash
     known = is_known(key)
-    # Without its key's class a header says nothing, not even how many states there are.
+    # Without its key's class a header tells nothing, not even how many states there are.
     unnamed = header.declared - len(header.states) if header.key is not None else 1
     return Described(
         numbers,
@@ -67,7 +67,7 @@ def describe(header: KeyedHeader) -> Described:
 
 
 def is_known(key: Serializer) -> bool:
-    """Whether Java's hash code of keys of this type is known, by their Arrow type alone."""
+    """Return whether Java's hash code of keys of this type is known, by their Arrow type alone."""
     if isinstance(key, Sequential):
         return key.java_hash == "Tuple" and all(is_known(child) for child in key.children)
     return key.java_hash in HASHED and is_hashable(key.arrow_type)
@@ -78,7 +78,7 @@ def _parts(info: StateInfo, key: Serializer) -> Parts:
     if info.kind == TIMERS:
         if isinstance(value, Timer):
             return Parts(info.name, Layout.TIMERS, value.key.as_key(), _namespace(value.namespace), None, None)
-        # Key and namespace cannot be told apart.
+        # Key and namespace cannot be distinguished.
         return Parts(info.name, Layout.TIMERS, Opaque(*value.opaque), Opaque(), None, None)
     namespace = _namespace(info.namespace)
     kind = info.options.get("KEYED_STATE_TYPE", "VALUE")

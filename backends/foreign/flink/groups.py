@@ -1,7 +1,7 @@
 """One subtask's keyed state in one stream of key groups, read by ranges of them.
 
-The handle says where each key group begins. Ranges of some megabytes are read at a time, never a
-whole stream.
+The handle gives the beginning of each key group. Ranges of some megabytes are read at a time, never
+a whole stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .layouts import (
 from .streams import Place
 
 RANGE_BYTES: Final = 8 << 20
-"""Stored bytes of the key groups that are read at once, unless one is larger."""
+"""How many stored bytes of key groups are read at once, unless one group is larger."""
 
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 
@@ -52,7 +52,7 @@ class KeyedReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Where key groups lie in a stream; those without any bytes are left out."""
+    """Where key groups are in a stream; those without any bytes are left out."""
 
     groups: npt.NDArray[np.int32]
     start: Positions
@@ -85,17 +85,17 @@ class Extents:
         return int(self.start.min()) if len(self.start) else None
 
     def between(self, first: int, last: int) -> Extents:
-        """Return those of key groups ``first`` … ``last``."""
+        """Return the places of key groups ``first`` … ``last``."""
         chosen = (self.groups >= first) & (self.groups <= last)
         return self.take(np.flatnonzero(chosen))
 
     def take(self, chosen: Positions) -> Extents:
-        """Return some of them. Only the one at the end of the stream may end before."""
+        """Return some of the places. Only the one at the end of the stream may end early."""
         last = len(self.end) and self.end[chosen].max(initial=0) == self.end.max()
         return Extents(self.groups[chosen], self.start[chosen], self.end[chosen], self.open_end and bool(last))
 
     def ranges(self, limit: int = RANGE_BYTES) -> Iterator[Extents]:
-        """Cut them in ranges of about ``limit`` bytes, one key group at least."""
+        """Cut them into ranges of about ``limit`` bytes, at least one key group each."""
         total = np.cumsum(self.end - self.start)
         at = 0
         while at < len(total):
@@ -105,10 +105,12 @@ class Extents:
             at = stop
 
     def read(self, place: Place) -> tuple[Octets, Positions, Positions]:
-        """Read them: one buffer with ``PADDING`` behind, and where each begins and ends in it."""
+        """Read them. Returns one buffer with ``PADDING`` at its end, and where each begins and ends
+        in it.
+        """
         order = np.argsort(self.start, kind="stable")
         start, end = self.start[order], self.end[order]
-        # Key groups that lie side by side are one read.
+        # Adjacent key groups are one read.
         cuts = np.flatnonzero(start[1:] != end[:-1]) + 1
         pieces, moved = [], np.empty_like(start)
         size = 0
@@ -195,7 +197,7 @@ class HeapReader:
     extents: Extents
     numbers: Mapping[str, int]
     stored: Mapping[int, Stored]
-    """States by number, but those that are opaque."""
+    """States by number, except those that are opaque."""
     compressed: bool
 
     def batches(self, form: Form, first: int, last: int) -> Iterator[pa.RecordBatch]:
@@ -257,7 +259,7 @@ class HeapReader:
 
 
 def stream_starts(data: Octets, start: int, end: int, path: str) -> list[int]:
-    """Return where framed snappy streams begin that follow one another, and the end."""
+    """Return where consecutive framed snappy streams begin, and the end."""
     view, at, found = memoryview(data.data), start, []
     while at < end:
         if bytes(view[at : at + 10]) == _SNAPPY_HEAD:

@@ -1,4 +1,4 @@
-"""What a ``_metadata`` file describes, as values. Names of files are as Flink wrote them."""
+"""The contents of a ``_metadata`` file, as values. Names of files are as Flink wrote them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """Code 2: a file by its whole URI."""
+    """Code 2: a file, by its full URI."""
 
     uri: str
     size: int
@@ -112,7 +112,7 @@ class Incremental:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogBytes:
-    """Code 9: changes within the metadata; of key group −1 is what describes states."""
+    """Code 9: changes within the metadata; those of key group −1 describe states."""
 
     first_group: int
     groups: int
@@ -178,7 +178,7 @@ class OperatorStates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """Records in flight of one channel, or merged ones of many (Flink 2)."""
+    """In-flight records of one channel, or merged ones of many (Flink 2)."""
 
     code: int
     """0 before version 6; then 1 input, 2 output, 3 merged inputs, 4 merged outputs."""
@@ -186,7 +186,7 @@ class Channel:
     size: int
     stream: Stream | None
     channel: tuple[int, int] | None
-    """Gate and channel, or partition and subpartition; None where merged."""
+    """Gate and channel, or partition and subpartition; None if merged."""
     offsets: Offsets | None
     merged: bytes | None = None
 
@@ -204,7 +204,7 @@ class Subtask:
     inputs: tuple[Channel, ...] = ()
     outputs: tuple[Channel, ...] = ()
     duration: int = -1
-    """Version 2 has one, and nobody reads it."""
+    """Version 2 has one, and it is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Operator:
     subtasks: tuple[Subtask, ...]
     """In the order of the file; none if all had finished."""
     chain_length: int = 1
-    """Version 2 has one, and nobody reads it."""
+    """Version 2 has one, and it is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +244,4 @@ class Metadata:
     master_states: tuple[MasterState, ...]
     operators: tuple[Operator, ...]
     properties: bytes
-    """A Java object stream that is kept and never read; empty before version 4."""
+    """A Java object stream that is kept but not read; empty before version 4."""

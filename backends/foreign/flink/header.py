@@ -1,7 +1,7 @@
 """Headers of streams: which states there are, with their options and serializers.
 
-A class of serializer that is not known ends a header: what was read before it is returned, with
-``stopped``. What follows is data for those who can find it without the header.
+An unknown class of serializer ends a header: what was read before it is returned, with ``stopped``.
+What follows is data for readers that can find it without the header.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StateInfo:
     """
     begin: int
     end: int
-    """Which bytes of the stream describe it."""
+    """Which bytes of the stream describe the state."""
 
     @property
     def value(self) -> Serializer | None:
@@ -47,13 +47,13 @@ class StateInfo:
 
     @property
     def key(self) -> Serializer | None:
-        """Of broadcast state."""
+        """For broadcast state."""
         return self.serializers.get("KEY_SERIALIZER")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedHeader:
-    """What stands before keyed state, and is all of RocksDB's meta stream."""
+    """The header of keyed state, and all of RocksDB's meta stream."""
 
     compressed: bool
     key: Serializer | None
@@ -68,7 +68,7 @@ class KeyedHeader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorHeader:
-    """What stands before operator state."""
+    """The header of operator state."""
 
     version: int
     compressed: bool
@@ -79,7 +79,7 @@ class OperatorHeader:
 
 
 def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
-    """Read the header at the beginning of ``data``, which may go on behind it.
+    """Read the header at the beginning of ``data``, which may continue after it.
 
     Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
     """
@@ -96,7 +96,7 @@ def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
 
 
 def read_operator_header(data: bytes | memoryview, path: str) -> OperatorHeader:
-    """Read the header at the beginning of ``data``, which may go on behind it.
+    """Read the header at the beginning of ``data``, which may continue after it.
 
     Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
     """

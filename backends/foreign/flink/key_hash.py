@@ -1,9 +1,9 @@
-"""Flink's key groups: Java's ``hashCode`` of a key, mixed by a murmur, as a key hash of ours.
+"""Flink's key groups: Java's ``hashCode`` of a key, mixed by a murmur, as a stateformat key hash.
 
 Known for the types whose ``hashCode`` Java or Flink defines: whole numbers, booleans, floats,
-strings and tuples of these. What users define (POJOs) or what differs from run to run (enums) only
-Java knows: such operators name ``flink-user-hashcode``, which nothing here can compute.
-Source: Flink 2.3, ``KeyGroupRangeAssignment`` and ``MathUtils``; Java's own documentation.
+strings and tuples of these. For types that users define (POJOs) or whose hash differs from run to
+run (enums), only Java knows it: such operators name ``flink-user-hashcode``, which nothing here can
+compute. Source: Flink 2.3, ``KeyGroupRangeAssignment`` and ``MathUtils``; Java's own documentation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..byte_strings import ByteStrings
 FLINK_KEY_HASH: Final = "flink-java-hashcode-murmur"
 """Over one key column of a type that :func:`is_hashable` knows; a struct is a tuple."""
 USER_KEY_HASH: Final = "flink-user-hashcode"
-"""Of keys whose ``hashCode`` is the user's own code, or not the same in two runs. Nobody registers
-it but a user who knows that code."""
+"""For keys whose ``hashCode`` is the user's own code, or differs between runs. Only a user who
+knows that code can register it.
+"""
 
 _U32 = npt.NDArray[np.uint32]
 _I32 = npt.NDArray[np.int32]
@@ -34,7 +35,9 @@ _BLOCK: Final = 1 << 20
 
 
 def is_hashable(dtype: pa.DataType) -> bool:
-    """Whether the hash of an Arrow type is known, if it stands for the Java type of its name."""
+    """Return whether the hash of an Arrow type is known, if it stands for the Java type of its
+    name.
+    """
     if pa.types.is_struct(dtype):
         return dtype.num_fields > 0 and all(is_hashable(field.type) for field in dtype)
     return dtype in (*_WHOLE, pa.int64(), pa.bool_(), pa.float32(), pa.float64(), pa.string())
@@ -46,7 +49,7 @@ def java_hash_codes(values: pa.Array) -> _I32:
     if pa.types.is_struct(dtype):
         codes = np.zeros(len(values), np.uint32)
         for index in range(dtype.num_fields):
-            # As Flink's tuples: the first one alone, then 31 × what is so far + the next.
+            # As Flink's tuples: the first one alone, then 31 × the result so far + the next.
             codes *= np.uint32(31)
             codes += java_hash_codes(values.field(index)).view(np.uint32)
     elif dtype == pa.string():
@@ -72,7 +75,7 @@ def java_hash_codes(values: pa.Array) -> _I32:
 
 def binary_row_codes(rows: ByteStrings) -> _I32:
     """Return ``hashCode`` of Flink SQL's binary rows (multiples of 4 bytes): a murmur of their
-    words with seed 42, which is our own default hash of the bytes.
+    words with seed 42, which is stateformat's default hash of the bytes.
     """
     return hash_keys([rows.to_arrow()])
 
@@ -104,7 +107,7 @@ def _text_codes(values: pa.Array) -> _U32:
     ends -= ends[0]
     units: npt.NDArray[Any] = octets
     if len(octets) and octets.max() >= 0x80:
-        # A character has one unit, or two where UTF-8 takes four bytes.
+        # A character has one unit, or two if UTF-8 takes four bytes.
         count = ((octets & 0xC0) != 0x80).astype(np.int64) + (octets >= 0xF0)
         ends = np.append(0, np.cumsum(count))[ends]
         units = np.frombuffer(octets.tobytes().decode().encode("utf-16-le"), "<u2")
@@ -141,7 +144,7 @@ def _power(base: np.uint32, exponents: npt.NDArray[np.int64]) -> _U32:
 
 
 def flink_key_hash(columns: Sequence[Any]) -> _I32:
-    """The registered function: one column, a struct being a tuple; several are one tuple."""
+    """The registered function: one column, where a struct is a tuple; several are one tuple."""
     whole = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
     whole = [pa.concat_arrays(item.chunks) if isinstance(item, pa.ChunkedArray) else item for item in whole]
     refused = [str(item.type) for item in whole if not is_hashable(item.type)]

@@ -1,8 +1,7 @@
 """From the bytes of ``_metadata`` to :class:`Metadata` (versions 2 to 6, Flink 1.3 to 2.3).
 
-Every count is judged by the bytes that are left; whatever is wrong is a ``DamagedCheckpoint`` of
-kind ``DAMAGED_RECORD`` with the offset, or ``UnsupportedFormat`` where a version or a code is not
-known.
+Every count is checked against the remaining bytes; any error is a ``DamagedCheckpoint`` of kind
+``DAMAGED_RECORD`` with the offset, or ``UnsupportedFormat`` for an unknown version or code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From :class:`Metadata` to the bytes of ``_metadata``; what was decoded comes out unchanged."""
+"""From :class:`Metadata` to the bytes of ``_metadata``; decoded metadata is encoded unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Operator state: lists whose entries begin where the metadata says, and broadcast maps.
 
-Entries end where the next one of the stream begins, so that what is not decoded is kept exactly.
-In compressed streams each state has a framed stream of its own, and every entry begins a frame.
+An entry ends where the next one of the stream begins, so entries that are not decoded are kept
+exactly. In compressed streams each state has a framed stream of its own, and every entry begins a
+frame.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NOTHING: Final = Opaque()
 
 @dataclass(frozen=True, slots=True)
 class OperatorForm:
-    """How the entries of one state become rows. ``key`` is there for broadcast maps only."""
+    """How the entries of one state become rows. ``key`` is only set for broadcast maps."""
 
     state: State
     value: Serializer
@@ -48,7 +49,7 @@ def operator_form(
 ) -> tuple[OperatorForm, list[Note]]:
     """Declare one state as ``name``; ``stored`` is its name in Flink, if that is another.
 
-    Serializers are None where the header does not tell them.
+    Serializers are None if the header does not give them.
     """
     stored = stored or name
     notes: list[Note] = []
@@ -90,7 +91,7 @@ class OperatorReader:
         return next((found for found in self.handle.states if found.name == name), None)
 
     def batches(self, form: OperatorForm) -> Iterator[pa.RecordBatch]:
-        """Stream the entries of a state as they lie."""
+        """Stream the entries of a state in stored order."""
         found = self.partitions(form.stored)
         if found is None or not len(found.offsets):
             return
@@ -131,7 +132,7 @@ class OperatorReader:
         return ends
 
     def _read(self, offsets: Positions, ends: Positions) -> ByteStrings:
-        """Read entries that lie at ``offsets`` … ``ends``."""
+        """Read the entries at ``offsets`` … ``ends``."""
         first, last = int(offsets.min()), int(ends.max())
         if last - first <= 2 * int((ends - offsets).sum()) + 4096:
             data = self.place.read(first, last - first)
@@ -143,7 +144,7 @@ class OperatorReader:
         size = ends - offsets
         if not self.compressed:
             return ByteStrings(data, start, size)
-        # A frame begins with every entry: each is a stream once it has the mark of one.
+        # A frame begins with every entry: each is a stream once the stream mark is put before it.
         head = np.frombuffer(_SNAPPY_HEAD, np.uint8)
         places = zip(start.tolist(), size.tolist(), strict=True)
         whole = np.concatenate([part for at, length in places for part in (head, data[at : at + length])])

@@ -1,4 +1,4 @@
-"""Keyed state that RocksDB wrote: the table files of one subtask, as entries by key groups.
+"""Keyed state written by RocksDB: the table files of one subtask, as entries by key groups.
 
 A column family is a state, of the same name. Keys and values are those of canonical savepoints:
 keys begin with their key group. After a rescale, files hold keys of groups that other subtasks own:
@@ -19,14 +19,14 @@ from ..sst import Counter, ReadRange, Table, batches, merged, open_table, read_r
 from .layouts import Entries
 
 RANGE_BYTES: Final = 1 << 24
-"""Stored bytes of the key groups that are read at once; one key group may have more."""
+"""How many stored bytes of key groups are read at once; one key group may have more."""
 
 
 class TableSource(NamedTuple):
     """A table file of a handle."""
 
     path: str
-    """For people."""
+    """The file, for people."""
     size: int
     read: ReadRange
 
@@ -37,7 +37,7 @@ class Database:
 
     tables: Mapping[str, Sequence[Table]]
     prefix: int
-    """Bytes of the key group's number in a key."""
+    """How many bytes the key group's number takes in a key."""
     first_group: int
     last_group: int
 
@@ -72,9 +72,9 @@ class Database:
         return counts
 
     def verify(self, progress: Callable[[int], None] | None = None) -> None:
-        """Read every block of every table, and compare what it has with what the table says.
+        """Read every block of every table, and compare its contents with the table's own counts.
 
-        ``progress`` takes the stored bytes of what was read. Raises as :meth:`entries`.
+        ``progress`` is called with the stored bytes read. Raises as :meth:`entries`.
         """
         for tables in self.tables.values():
             for table in tables:
@@ -93,7 +93,8 @@ class Database:
         """Cut key groups into ranges of about :data:`RANGE_BYTES`."""
         sizes = np.zeros(last - first + 1, np.int64)
         for table in tables:
-            # A block counts for the group of the key that ends it, about where it lies.
+            # A block counts for the group of the key that ends it, which is approximately where it
+            # is.
             group = table.separator_prefixes(self.prefix)
             inside = (group >= first) & (group <= last)
             np.add.at(sizes, group[inside] - first, table.blocks.size[inside])

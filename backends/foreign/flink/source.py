@@ -1,4 +1,4 @@
-"""A savepoint or checkpoint of Flink's as a :class:`ForeignSource`."""
+"""A savepoint or checkpoint of Flink as a :class:`ForeignSource`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _START: Final = MAGIC.to_bytes(4, "big")
 
 
 def recognises(folder: Storage) -> bool:
-    """Whether a folder is a savepoint, a checkpoint, or has folders ``chk-N``."""
+    """Return whether a folder is a savepoint, a checkpoint, or has folders ``chk-N``."""
     return bool(checkpoint_ids(folder))
 
 
 def checkpoint_ids(folder: Storage) -> list[int]:
-    """Return the ids of the checkpoints in a folder, newest first; none where it has none."""
+    """Return the ids of the checkpoints in a folder, newest first; none if it has none."""
     head = _head(folder, FILE_NAME)
     if head is not None:
-        # The id stands behind the magic and the version.
+        # The id comes after the magic and the version.
         return [int.from_bytes(head[8:16], "big", signed=True)] if head[:4] == _START else []
     try:
         listed = [_FOLDER.fullmatch(item.path) for item in folder.list("chk-")]
@@ -70,7 +70,7 @@ def _head(folder: Storage, path: str) -> bytes | None:
 
 
 class FlinkSource:
-    """One checkpoint of Flink's. Picklable; reads metadata and headers once, when first asked."""
+    """One checkpoint of Flink. Picklable; reads metadata and headers once, on first use."""
 
     def __init__(self, folder: Storage, checkpoint_id: int | None = None, outside: Outside | None = None) -> None:
         self.folder: Storage = folder
@@ -101,7 +101,7 @@ class FlinkSource:
 
     @cached_property
     def places(self) -> Places:
-        """Where its streams lie."""
+        """Where its streams are."""
         return Places(self.folder, self.home, self.outside)
 
     @cached_property

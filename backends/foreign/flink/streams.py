@@ -1,8 +1,8 @@
-"""Where the streams of a checkpoint lie, and reading parts of them.
+"""Where the streams of a checkpoint are, and reading parts of them.
 
-A savepoint names its files beside its metadata. A checkpoint names them by whole URIs; it may have
-been moved since. What lies inside of the folder is read there; what does not is looked for in the
-folder by the last parts of its path, and only then, where the user allows it, at its URI.
+A savepoint names its files beside its metadata. A checkpoint names them by full URIs; it may have
+been moved since. Files inside the folder are read there; others are looked for in the folder by the
+last parts of their paths, and only then, if the user allows it, at their URIs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAME: Final = {"s3a": "s3", "s3n": "s3", "s3p": "s3", "": "file"}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The bytes of one stream: in the metadata, or a stretch of a file."""
+    """The bytes of one stream: in the metadata, or a range of a file."""
 
     path: str
     """For people: relative to the folder, or a URI."""
@@ -44,7 +44,7 @@ class Place:
     """Whether the stream is the whole file, so that the file's size must be ``size``."""
 
     def read(self, offset: int, length: int, padding: int = 0) -> Octets:
-        """Return ``length`` bytes from ``offset`` on, and zeros behind them.
+        """Return ``length`` bytes from ``offset`` on, followed by zeros.
 
         Raises ``DamagedCheckpoint`` for a file that is missing or too short.
         """
@@ -75,7 +75,7 @@ class Place:
         return np.concatenate([octets, np.zeros(padding, np.uint8)]) if padding else octets
 
     def stored_size(self) -> int | None:
-        """Return the size of the file; None for what lies in the metadata.
+        """Return the size of the file; None for a stream in the metadata.
 
         Raises ``FileNotFoundError``.
         """
@@ -83,7 +83,7 @@ class Place:
 
 
 def missing(path: str) -> DamagedCheckpoint:
-    """Return the error for a file that is not there."""
+    """Return the error for a file that does not exist."""
     return DamagedCheckpoint(
         f"{path} is missing; put it back, or take another checkpoint", kind=ErrorKind.OBJECT_MISSING, path=path
     )
@@ -106,7 +106,7 @@ class Places:
         """Return the place of a stream. Nothing is opened.
 
         Raises ``DamagedCheckpoint`` for a path that leaves the folder, and ``InvalidInput`` for a
-        file outside of it that the user has not allowed.
+        file outside it that the user has not allowed.
         """
         if stream is None or isinstance(stream, EmptySegment):
             return Place("_metadata", 0, b"")
@@ -151,7 +151,7 @@ class Places:
         return Place(uri, size, None, self._opened[above], last, start, whole)
 
     def within(self, uri: str) -> str | None:
-        """Return the path of a URI relative to the folder; None if it lies outside."""
+        """Return the path of a URI relative to the folder; None if it is outside."""
         root, parts = _split(self.folder.url, quoted=True)
         place, names = _split(uri)
         inside = names[len(parts) :]
@@ -210,6 +210,6 @@ def _split(uri: str, *, quoted: bool = False) -> tuple[str, list[str]]:
 
 
 def _openable(uri: str) -> str:
-    """Return a URI of Flink's in the form that storages take."""
+    """Return a URI of Flink in the form that storages take."""
     place, parts = _split(uri)
     return ("/" if place == "file://" else f"{place}/") + "/".join(parts)

@@ -1,9 +1,9 @@
 """Chains of sized byte strings: ``i32 size, key, i32 size, value`` … ``i32 -1``, parsed by lanes.
 
-Where an entry begins is known only from the one before it. So a buffer is cut into lanes, of which
-each begins at a place that looks like the beginning of an entry; all lanes hop on at once; and a
-lane counts only if the one before it landed where it began. Where one did not, entries are hopped
-one by one until they meet the lane's.
+Where an entry begins is known only from the previous one. So a buffer is cut into lanes, each
+beginning at a place that looks like the beginning of an entry; all lanes advance entry by entry at
+once; and a lane is accepted only if the previous lane ended where it began. If it did not, entries
+are followed one by one until they meet those of the lane.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..framing import damaged
 _LANE_BYTES: Final = 1 << 13
 _MAX_LANES: Final = 4096
 _TRIES: Final = 6
-"""How many hops a place must survive to be taken for the beginning of an entry."""
+"""How many steps must succeed from a place before it is taken for the beginning of an entry."""
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -34,7 +34,7 @@ class Chain:
 
 
 class _Hops:
-    """The steps of all lanes over one buffer, which holds several chains one after another."""
+    """The steps of all lanes over one buffer, which contains several chains one after another."""
 
     def __init__(self, data: Octets, ends: Positions, may_delete: _Flags, gap: int) -> None:
         self.sizes: npt.NDArray[np.int32] = np.ndarray(
@@ -44,16 +44,16 @@ class _Hops:
         """Where each chain ends, which is after its end mark."""
         self.may_delete = may_delete
         self.frame = 8 + gap
-        """Bytes of an entry beside its key and value."""
+        """Bytes of an entry in addition to its key and value."""
 
     def step(self, at: Positions, chain: npt.NDArray[np.int64]) -> tuple[Positions, Positions, _Flags]:
         """Return each lane's key size, value size, and whether both are possible.
 
-        A key size of −1 with nothing possible is an end mark, if it stands where the chain ends.
+        A key size of −1 with nothing possible is an end mark, if it is at the end of the chain.
         """
         room = self.ends[chain] - at - 4
         key = self.sizes[at].astype(np.int64)
-        # An entry is followed by a size at least: of the value, and the end mark.
+        # An entry is followed by at least a size: of the value, and the end mark.
         possible = (key >= 0) & (key <= room - self.frame)
         value = self.sizes[np.where(possible, at + 4 + key, 0)].astype(np.int64)
         least = np.where(self.may_delete[chain], -1, 0)
@@ -71,9 +71,9 @@ def parse_chains(
 ) -> Chain:
     """Parse chains that end at ``ends`` of ``data``, each beginning where the one before it ends.
 
-    ``may_delete`` tells of each whether entries may be deletions; ``paths`` names them in errors.
-    ``least`` are sizes below which no key and no value is: better guesses, and nothing more.
-    ``gap`` is how many bytes of another meaning follow each value.
+    ``may_delete`` says of each chain whether entries may be deletions; ``paths`` names them in
+    errors. ``least`` are the minimum sizes of keys and values, used only for better guesses.
+    ``gap`` is how many other bytes follow each value.
     """
     if len(data) < 4 or np.any(np.diff(ends, prepend=0) < 4):
         short = int(np.argmin(np.diff(ends, prepend=0)))
@@ -94,7 +94,7 @@ def parse_chains(
 
 
 def _even(hops: _Hops, begin: int, end: int) -> Positions | None:
-    """Return where entries begin if all of a chain are of one size, like rows of numbers."""
+    """Return where entries begin if all entries of a chain have one size, like rows of numbers."""
     room = end - begin - 4
     key = hops.sizes.item(begin)
     if not 0 <= key <= room - hops.frame or hops.sizes.item(end - 4) != -1:
@@ -103,7 +103,7 @@ def _even(hops: _Hops, begin: int, end: int) -> Positions | None:
     if not 0 <= value <= room - hops.frame - key:
         return None
     stride = hops.frame + key + value
-    # A few first: most chains that are not even show it soon.
+    # A few first: most chains with entries of different sizes show it soon.
     for stop in (min(end - 4, begin + 64 * stride), end - 4):
         for at, size in ((begin, key), (begin + 4 + key, value)):
             if room % stride or not (hops.sizes[at:stop:stride] == size).all():
@@ -129,11 +129,11 @@ def _by_lanes(
 
 
 def _check_tiling(entries: Positions, after: Positions, begins: Positions, ends: Positions, paths: list[str]) -> None:
-    """Raise where entries and end marks together leave gaps in the buffer, or overlap."""
+    """Raise if entries and end marks together leave gaps in the buffer, or overlap."""
     firsts = np.searchsorted(entries, begins)
     wanted = np.append(after, 0)[:-1]
     following = np.append(entries[1:], ends[-1] - 4)
-    # The last entry of a chain is followed by its end mark, where there is an entry at all.
+    # The last entry of a chain is followed by its end mark, if there is an entry at all.
     counts = np.diff(np.append(firsts, len(entries)))
     lasts = (np.append(firsts[1:], len(entries)) - 1)[counts > 0]
     following[lasts] = ends[counts > 0] - 4
@@ -148,7 +148,9 @@ def _check_tiling(entries: Positions, after: Positions, begins: Positions, ends:
 def _guess(
     hops: _Hops, begins: Positions, firsts: npt.NDArray[np.int64], least: tuple[int, int]
 ) -> tuple[Positions, npt.NDArray[np.int64]]:
-    """Return where lanes begin, and their chains: at the begin of each, and at likely places."""
+    """Return where lanes begin, and their chains: at the beginning of each chain, and at likely
+    places.
+    """
     sizes = hops.ends[firsts] - begins[firsts]
     lane = max(_LANE_BYTES, int(sizes.sum()) // _MAX_LANES)
     counts = sizes // lane
@@ -161,8 +163,8 @@ def _guess(
     inner = index > 0
     chain, aim = chain[inner], aim[inner]
     found = np.full(len(aim), -1, np.int64)
-    # Candidates are tried a word apart from the chain's begin on: rows are multiples of 8 bytes,
-    # and so are entries, but for those that carry a version byte or a checksum.
+    # Candidates are tried a word apart from the chain's beginning on: rows are multiples of 8
+    # bytes, and so are entries, except those with a version byte or a checksum.
     width = min(lane, 2 * _entry_size(hops, begins[firsts], firsts))
     for align in (8, 1):
         left = np.flatnonzero(found < 0)
@@ -195,9 +197,9 @@ def _entry_size(hops: _Hops, begins: Positions, chain: npt.NDArray[np.int64]) ->
 def _first_likely(
     hops: _Hops, aim: Positions, chain: npt.NDArray[np.int64], align: int, width: int, least: tuple[int, int]
 ) -> Positions:
-    """Return for each aim the first place from which several hops succeed; −1 where there is none.
+    """Return for each aim the first place from which several steps succeed; −1 if there is none.
 
-    All candidates of all aims hop at once; few survive the first hop.
+    All candidates of all aims advance at once; few survive the first step.
     """
     base = hops.ends[chain - 1] * (chain > 0)
     first = aim + (-(aim - base) % align)
@@ -210,7 +212,7 @@ def _first_likely(
     at = candidates
     for _ in range(_TRIES):
         key, value, possible = hops.step(at, chains)
-        # Empty keys and values together would let zeros pass for entries.
+        # If both keys and values could be empty, zeros would pass for entries.
         possible &= (key + value > 0) & (key >= least[0]) & ((value >= least[1]) | (value == -1))
         candidates, lanes, chains = candidates[possible], lanes[possible], chains[possible]
         at = (at + hops.frame + key + np.maximum(value, 0))[possible]
@@ -220,7 +222,7 @@ def _first_likely(
 
 
 def _run(hops: _Hops, starts: Positions, chain: npt.NDArray[np.int64], stops: Positions, marked: _Flags) -> Positions:
-    """Let all lanes hop to their stops; mark entries; return where each one stood at last."""
+    """Advance all lanes to their stops and mark entries; return where each lane ended."""
     landed = starts.copy()
     running = np.arange(len(starts))
     at, own, stop = starts.copy(), chain, stops
@@ -243,7 +245,9 @@ def _mend(
     marked: _Flags,
     paths: list[str],
 ) -> None:
-    """See to it that exactly the entries that a walk from each begin meets are marked."""
+    """Make sure that exactly those entries are marked that a walk from each chain's beginning
+    meets.
+    """
     ends = hops.ends
     last = np.append(chain[1:] != chain[:-1], True)
     at_end = (landed == ends[chain] - 4) & (hops.sizes[np.minimum(landed, len(hops.sizes) - 1)] == -1)
@@ -251,7 +255,7 @@ def _mend(
     if good.all():
         return
     # Rare: a false beginning, or a broken file. From the first lane that missed, walk entry by
-    # entry until the walk meets what a later lane has marked as well.
+    # entry until the walk meets one that a later lane has marked as well.
     lane, count = 0, len(starts)
     bad = np.flatnonzero(~good)
     while lane < count:
@@ -271,9 +275,9 @@ def _walk(
     marked: _Flags,
     paths: list[str],
 ) -> int:
-    """Walk from where a lane landed until the walk meets a later lane; return that lane.
+    """Walk from where a lane ended until the walk meets a later lane; return that lane.
 
-    Takes marks away that the walk steps over. Raises where an entry is impossible.
+    Removes marks that the walk passes over. Raises if an entry is impossible.
     """
     own = int(chain[lane])
     end, least = int(hops.ends[own]), -1 if hops.may_delete[own] else 0

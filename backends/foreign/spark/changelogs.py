@@ -1,8 +1,8 @@
 """Changelogs of Spark's RocksDB store: the changes of one version, one after another.
 
-Version 1 is a chain as the default store's deltas. Version 2 begins with the text ``v2``, and each
-change with a byte that says what it is; it ends with the byte 0. Versions 3 and 4 are 1 and 2 with
-a *lineage* before the changes: which files the version goes on from (checkpoint format 2).
+Version 1 is a chain like the default store's deltas. Version 2 begins with the text ``v2``, and
+each change with a byte for its kind; it ends with the byte 0. Versions 3 and 4 are 1 and 2 with a
+*lineage* before the changes: which files the version is based on (checkpoint format 2).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Changes(NamedTuple):
     version: int
     """Of the file's format."""
     lineage: tuple[tuple[int, str], ...]
-    """The versions before it back to the newest zip, with their ids."""
+    """The versions before it, back to the newest zip, with their ids."""
     kind: npt.NDArray[np.uint8]
     """``DELETE``, ``PUT``, ``MERGE`` or ``DELETE_RANGE``."""
     key: ByteStrings
     value: ByteStrings
-    """Empty for deletes; the end, which stays, of a range of keys that is deleted."""
+    """Empty for deletes; for a deleted range of keys its end, which is not deleted."""
 
 
 def read_changes(data: Octets, path: str) -> Changes:
@@ -65,7 +65,8 @@ def read_changes(data: Octets, path: str) -> Changes:
     else:
         if len(data) == at:
             raise damaged(path, "it holds no end mark")
-        # The byte before an entry counts as behind the one before; the chain gets an end mark.
+        # The byte before an entry counts as following the previous one; an end mark is added to the
+        # chain.
         body = np.concatenate([data[at + 1 :], _END])
         chain = parse_chains(body, np.array([len(body)]), np.array([True]), [path], gap=1)
         kinds = np.append(data[at : at + 1], body[chain.values.start + np.maximum(chain.values.length, 0)])
@@ -83,7 +84,9 @@ def read_changes(data: Octets, path: str) -> Changes:
 
 
 def _version(data: Octets) -> tuple[int, int]:
-    """Return the version and where the rest begins. Version 1 has no mark, as Spark reads it."""
+    """Return the version and where the rest begins. Version 1 has no mark; Spark reads it the same
+    way.
+    """
     size = int.from_bytes(data[:2].tobytes(), "big")
     text = data[2 : 2 + size].tobytes()
     found = _VERSION.fullmatch(text.decode("ascii", "replace")) if size <= 8 else None

@@ -1,7 +1,8 @@
-"""All that can be wrong with a checkpoint of Structured Streaming, each finding with its place.
+"""Everything that can be wrong with a checkpoint of Structured Streaming, each finding with its
+place.
 
-Spark itself notices little of it: it starts on swapped partitions, and its reader passes over a
-last partition that is missing.
+Spark itself notices little of it: it starts on swapped partitions, and its reader ignores a missing
+last partition.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
 
 _ADVICE_COPY: Final = "put the file back from a copy, or go on from another batch (`ckpt history` lists them)"
 _ADVICE_PARTITIONS: Final = (
-    "do not start the query on it: Spark goes on without a word and its results are wrong. Put the partitions' files "
+    "do not start the query on it: Spark reports no error, and its results are wrong. Put the partitions' files "
     "back from a copy"
 )
 _ADVICE_DELTAS: Final = (
@@ -40,7 +41,7 @@ _CRC_CHUNK: Final = 512
 
 _JOIN_COUNTS: Final = ("keyToNumValues", "keyWithIndexToValue")
 _JoinCounts: TypeAlias = "dict[tuple[str, str, int], dict[str, int]]"
-"""Rows of a side of a join in a partition: as counted, and as there are."""
+"""Rows of a side of a join in a partition: the stored count, and the actual number."""
 
 
 class Checked(Protocol):
@@ -73,7 +74,7 @@ class Checked(Protocol):
 
 
 def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem]:
-    """Yield what is wrong; ``quick`` by logs, names and sizes, ``full`` by every byte too."""
+    """Yield what is wrong; ``quick`` checks logs, names and sizes, ``full`` also every byte."""
     for note in source.notes:
         if note.kind == "refused":
             operator, _, state = note.subject.partition("/")
@@ -121,7 +122,7 @@ def _folder(source: Checked, part: Part) -> str:
 def _file_problems(
     source: Checked, found: Mapping[Part, Sequence[ObjectInfo]], level: Level
 ) -> Iterator[tuple[Part, Problem]]:
-    """What a provider's reader finds of its files, once for each folder."""
+    """Yield what a provider's reader finds wrong with its files, once for each folder."""
     seen: set[str] = set()
     for part, files in found.items():
         folder = _folder(source, part)
@@ -177,8 +178,8 @@ def _logs(source: Checked) -> Iterator[Problem]:
             _ADVICE_COPY,
             f"offsets/{last}",
         )
-    # The query restarts from the newest offsets and those before them; what stands before an older
-    # batch may have been removed.
+    # The query restarts from the newest offsets and those before them; files for an older batch may
+    # have been removed.
     if source.batch - 1 in begun:
         try:
             read_offsets(source.folder, source.batch - 1)
@@ -215,7 +216,8 @@ def _partitions(source: Checked) -> Iterator[Problem]:
                     "the offset log is what Spark goes by; a repartition by Spark 4.3 leaves the other number behind",
                     operator.path or "",
                     operator=operator.uid,
-                    # Spark's own repartitioning does so, and takes no default store.
+                    # Spark's own repartitioning does this too, and does not support the default
+                    # store.
                     severity="error" if source.provider == HDFS_PROVIDER else "warning",
                 )
         live = max((s.partitions for (uid, _), s in source.stores.items() if uid == operator.uid), default=wanted)
@@ -248,7 +250,7 @@ def _partition_folders(listing: Listing, operator: int) -> set[int]:
 
 
 def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> Iterator[Problem]:
-    """Compare Hadoop's ``.name.crc`` files, which lie beside every file on local storage."""
+    """Compare Hadoop's ``.name.crc`` files, which are beside every file on local storage."""
     for item in files:
         folder, _, name = item.path.rpartition("/")
         path = f"{folder}/.{name}.crc"
@@ -282,9 +284,9 @@ def _compare_sums(folder: Storage, path: str, sums: str) -> str:
 
 
 def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Problem]:
-    """Decode a part whole, and compare each key's partition with its hash.
+    """Decode a part completely, and compare each key's partition with its hash.
 
-    Counts in ``joins`` how many rows of a side of a join there are, and should be.
+    Counts in ``joins`` how many rows of a side of a join there are, and how many there should be.
     """
     side, _, kind = part.state.partition("-")
     counts = joins.setdefault((part.operator, side, part.subtask or 0), {}) if kind in _JOIN_COUNTS else {}
@@ -317,7 +319,7 @@ def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Proble
 
 
 def _advice(source: Checked, store: Store, path: str) -> str:
-    """Return what to do about a damaged file: without a snapshot its deltas may do."""
+    """Return what to do about a damaged file: without a snapshot its deltas may be enough."""
     folder, _, name = path.rpartition("/")
     if not name.endswith(".snapshot"):
         return _ADVICE_COPY
@@ -329,7 +331,7 @@ def _advice(source: Checked, store: Store, path: str) -> str:
 
 
 def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Problem]:
-    """Compare how many rows a join has with how many it counts."""
+    """Compare how many rows a join has with the counts that it stores."""
     for (operator, side, partition), counts in joins.items():
         counted, there = (counts.get(kind, 0) for kind in _JOIN_COUNTS)
         # State format 4 of joins has other stores, and no such count.

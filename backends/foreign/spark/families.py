@@ -1,8 +1,9 @@
 """Column families of a store as states: of joins since format 3, and of ``transformWithState``.
 
-Spark's keys of families may be nested (a struct of the grouping columns, then the key of a map, or
-a time); here they are flat, and begin with the columns that Spark hashes. Some families follow from
-others, as an index by time: they are *hidden*, which who copies a checkpoint must not forget.
+In Spark the keys of families may be nested (a struct of the grouping columns, then the key of a
+map, or a time); here they are flat, and begin with the columns that Spark hashes. Some families are
+derived from others, such as an index by time: they are *hidden*, but a copy of a checkpoint must
+include them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Kind = Literal["value", "list", "timers", "hidden"]
 TIMERS: Final = "timers"
 """The name of the state that an operator's timers are."""
 INDEX: Final = SparkField("index", SparkType("long", pa.int64()))
-"""Where keys have several values: the place of each."""
+"""If keys have several values: the position of each."""
 _KEY_TO_TIME: Final = {"$eventTimers_keyToTimestamp": "event", "$procTimers_keyToTimestamp": "processing"}
 _COUNTER: Final = "$rowCounter_"
 _JOIN_LISTS: Final = ("left-keyWithTsToValues", "right-keyWithTsToValues")
@@ -36,22 +37,22 @@ class Family(NamedTuple):
     """A column family, or a store that has none."""
 
     name: str
-    """The state's name with us."""
+    """The state's name in stateformat."""
     family: str
-    """As Spark calls it."""
+    """Spark's name for it."""
     schema: StoreSchema
     """Flat: the hashed columns first."""
     hashed: int
     kind: Kind = "value"
     layout: KeyLayout | None = None
-    """How the keys are stored, where that is otherwise."""
+    """How the keys are stored, if not as the schema has them."""
     multiple: bool = False
     tag: str = ""
-    """Of timers: which time they are in."""
+    """For timers: which time they are in."""
 
 
 def families_of(operator: OperatorInfo, store: StoreInfo, schemas: Sequence[StoreSchema]) -> Iterator[Family]:
-    """Return what a store holds. Raises ``UnsupportedFormat`` for families that are not known."""
+    """Return what a store contains. Raises ``UnsupportedFormat`` for unknown families."""
     if len(schemas) == 1 and schemas[0].family == "default":
         yield Family(store.name, "default", schemas[0], hashed_columns(operator, store, schemas[0]))
         return
@@ -68,7 +69,9 @@ def families_of(operator: OperatorInfo, store: StoreInfo, schemas: Sequence[Stor
 
 
 def _variables(operator: OperatorInfo) -> Mapping[str, str] | None:
-    """Return the kinds of the state variables that a user's function has; None without one."""
+    """Return the kinds of the state variables of a user's function; None if there is no
+    function.
+    """
     found: Any = operator.properties.get("stateVariables")
     if found is None:
         return None
@@ -120,7 +123,7 @@ def _of_user(operator: OperatorInfo, schema: StoreSchema, kinds: Mapping[str, st
 
 
 def _hidden(operator: OperatorInfo, schema: StoreSchema, kinds: Mapping[str, str]) -> Family:
-    """A family of Spark's own: the grouping columns are the key, or within it."""
+    """A family that Spark derives: the grouping columns are the key, or part of it."""
     labels = [one.name for one in schema.key]
     grouping: list[tuple[int, ...]]
     rest: list[tuple[int, ...]]

@@ -1,7 +1,7 @@
 """Spark's default state store: ``V.snapshot`` and ``V.delta`` files of (key, value) rows.
 
 The state at version V is the greatest snapshot up to V and the deltas after it; the last write of a
-key, by its bytes, wins. A value of size −1 deletes.
+key (compared by its bytes) wins. A value of size −1 is a deletion.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def files(store: Store, partition: int, listing: Listing) -> list[ObjectInfo]:
 
 
 def entries(folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo]) -> Entries:  # noqa: ARG001
-    """Read a partition whole: what is alive, each key once."""
+    """Read a partition whole: its live entries, each key once."""
     if not files:
         nothing = ByteStrings(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
         return Entries(nothing, nothing)
@@ -107,13 +107,15 @@ def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
 def problems(
     folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo], listing: Listing, level: Level
 ) -> Iterable[CheckpointError]:
-    """Return nothing: whatever is wrong with these files is met when they are read."""
+    """Return nothing: anything wrong with these files is found when they are read."""
     del folder, store, partition, files, listing, level
     return ()
 
 
 def encode_file(store: Store, entries: Entries) -> bytes:
-    """Return a snapshot of the entries as Spark writes it: rows as bytes, never encoded anew."""
+    """Return a snapshot of the entries as Spark writes it: rows are copied as bytes, not encoded
+    again.
+    """
     values = entries.values
     if store.has_row_checksums:
         sums = _row_checksums(entries.keys, values).astype("<u4")
@@ -157,15 +159,16 @@ def gather(strings: ByteStrings) -> npt.NDArray[np.uint8]:
 
 
 def _row_checksums(keys: ByteStrings, values: ByteStrings) -> npt.NDArray[np.uint32]:
-    """CRC-32C of each key and value together."""
+    """Return the CRC-32C of each key and value together."""
     rows = _join([keys, values])
     return crc32c(rows.data, rows.length)
 
 
 def _checked(chain: Chain, ends: Positions, paths: list[str]) -> Chain:
-    """Compare the checksums of entries and take them off (Spark 4.2: ``rowChecksum``).
+    """Compare the checksums of entries and remove them (Spark 4.2: ``rowChecksum``).
 
-    A value has four bytes before it, the sum of key and value; of a deletion the key has them.
+    A value has four bytes before it, the checksum of key and value; for a deletion the key has
+    them.
     """
     keys, values = chain.keys, chain.values
     deleted = values.length < 0
@@ -190,11 +193,11 @@ def _checked(chain: Chain, ends: Positions, paths: list[str]) -> Chain:
 def _last_writes(chain: Chain) -> Entries:
     """Keep the last write of each key, unless it deletes."""
     alive = chain.values.length >= 0
-    # Few keys are written twice, and those of which no other has the hash are not.
+    # Few keys are written twice, and a key whose hash no other has was not.
     again = np.flatnonzero(_shared_hash(chain.keys))
     codes = key_codes(chain.keys.take(again))
     last = np.zeros(int(codes.max()) + 1 if len(again) else 0, np.int64)
-    # Of repeated indexes numpy keeps the last value.
+    # For repeated indexes numpy keeps the last value.
     last[codes] = np.arange(len(again))
     alive[again] &= last[codes] == np.arange(len(again))
     kept = np.flatnonzero(alive)
@@ -202,7 +205,7 @@ def _last_writes(chain: Chain) -> Entries:
 
 
 def key_codes(keys: ByteStrings) -> npt.NDArray[np.int64]:
-    """Return one number per key, equal where and only where the bytes are equal."""
+    """Return one number per key, equal exactly if the bytes are equal."""
     if not len(keys):
         return np.zeros(0, np.int64)
     binary = keys.to_arrow()
@@ -210,14 +213,14 @@ def key_codes(keys: ByteStrings) -> npt.NDArray[np.int64]:
 
 
 def _shared_hash(keys: ByteStrings) -> npt.NDArray[np.bool_]:
-    """Tell the keys of which another has the same hash: all that are written twice; few more."""
+    """Return the keys whose hash another key has: all that are written twice, and few more."""
     found = np.zeros(len(keys), np.bool_)
     if len(keys) < 2:
         return found
     mixed = keys.length.astype(np.uint64) * _PRIMES[0]
     words = keys.length >> 3
     view: npt.NDArray[np.uint64] = np.ndarray(max(0, len(keys.data) - 7), "<u8", keys.data, 0, (1,))
-    # The first words, and the last: what lies between is left to the comparison of the bytes.
+    # The first words, and the last: the bytes between are left to the exact comparison.
     for word in range(min(int(words.max()), _HASHED_WORDS)):
         places = keys.start + 8 * word
         short = words <= word

@@ -1,6 +1,8 @@
-"""Which columns a store's key is dealt by: the first of its key row; how many says the operator.
+"""Which columns determine the partition of a store's key: the first of its key row; how many
+depends on the operator.
 
-Spark deals rows by ``pmod(murmur3(columns, seed 42), partitions)``, which is our default key hash.
+Spark partitions rows by ``pmod(murmur3(columns, seed 42), partitions)``, which is stateformat's
+default key hash.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from .logs import OperatorInfo, StoreInfo
 from .schemas import SparkField, StoreSchema, has_values
 
 NESTED_KEY_HASH: Final = "spark-murmur3-seed42-nested"
-"""Of operators whose keys hold arrays or maps, which our key hash does not take."""
+"""For operators whose keys have arrays or maps, which stateformat's key hash does not support."""
 _LONGEST_ARRAY: Final = 4096
 _EXPANDED_ROWS: Final = 1 << 15
 
@@ -46,10 +48,10 @@ _GROUPED_BY_USER: Final = (
 
 
 def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema) -> int:
-    """Return how many columns of the key row, from the first on, its partition follows from.
+    """Return how many columns of the key row, from the first on, determine its partition.
 
-    0 where the operator has no keys: one partition holds all. Raises ``UnsupportedFormat`` for an
-    operator that is not known, by its name.
+    0 if the operator has no keys: one partition has everything. Raises ``UnsupportedFormat`` for an
+    unknown operator, by its name.
     """
     count = len(schema.key)
     if not 0 <= store.prefix_columns <= count:
@@ -76,26 +78,27 @@ def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema
 
 
 def spark_hashes(columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
-    """Return Spark's hash of each row, by the columns that rows are dealt by.
+    """Return Spark's hash of each row, over the columns that determine its partition.
 
-    Takes what Spark can hash and keys of ours cannot be: arrays and maps, at any depth.
+    Supports types that Spark can hash and stateformat keys cannot have: arrays and maps, at any
+    depth.
     """
     if not any(pa.types.is_nested(column.type) for column in columns):
         return hash_keys(columns)
     rows = len(columns[0])
-    # An array becomes as many columns as it has items, so not all rows do so at once.
+    # An array becomes as many columns as it has items, so rows are processed in pieces.
     starts = range(0, rows, _EXPANDED_ROWS) or (0,)
     slices = ([column.slice(start, _EXPANDED_ROWS) for column in columns] for start in starts)
     return np.concatenate([hash_keys([part for column in some for part in _expanded(column)]) for some in slices])
 
 
 def partitions_of(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each row: its hash, floor-mod by their number."""
+    """Return the partition of each row: its hash, floor-mod the number of partitions."""
     return key_groups(spark_hashes(columns), partitions)
 
 
 def _expanded(column: pa.Array) -> list[pa.Array]:
-    """Return columns that have the hash of one.
+    """Return columns that together have the hash of one.
 
     Spark hashes the items of an array one after another, each seeded by the one before, and a null
     not at all: as it hashes columns. So an array is a column for each position, null where the
@@ -118,7 +121,7 @@ def _expanded(column: pa.Array) -> list[pa.Array]:
             kind=ErrorKind.LIMIT_EXCEEDED,
         )
     if not longest:
-        # Nothing to hash: as a column of nulls.
+        # Nothing to hash: like a column of nulls.
         return [pa.nulls(len(column), pa.int8())]
     found = []
     for index in range(longest):
@@ -133,7 +136,9 @@ def _non_empty(key: tuple[SparkField, ...], count: int) -> int:
 
 
 def infer_operator(operator: int, stores: dict[str, StoreSchema], partitions: int) -> OperatorInfo:
-    """Return what Spark 3.5, which writes no operator metadata, says by its stores and schemas."""
+    """Return the operator for Spark 3.5, which writes no operator metadata, from its stores and
+    schemas.
+    """
     names = tuple(sorted(stores))
     prefix = 0
     missing = sorted({*JOIN_STORES} - stores.keys()) if stores.keys() & {*JOIN_STORES} else []

@@ -1,4 +1,5 @@
-"""What a query says of itself: its id, the offset log, the commit log, the operators' metadata.
+"""What a query records about itself: its id, the offset log, the commit log, the operators'
+metadata.
 
 A batch is done when it has a commit; state of batch *n* has version *n* + 1.
 """
@@ -21,15 +22,15 @@ from .schemas import parse_json
 
 _NUMBER: Final = re.compile(r"0|[1-9]\d{0,17}")
 _NO_NAME: Final = re.compile(r"[/\\\x00-\x1f\ud800-\udfff]|^\.")
-"""What the name of a store, which is a folder's, never has."""
+"""Characters that the name of a store, which is the name of a folder, never has."""
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
 PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 _TIMES_MS: Final = 1 << 52
 """Milliseconds are below this, so that microseconds fit 64 bits."""
 SMALL_BYTES: Final = 1 << 26
-"""More than any log or schema has."""
+"""More bytes than any log or schema has."""
 MAX_PARTITIONS: Final = 32768
-"""Our number of key groups is bounded by this; Spark's number of partitions is not."""
+"""The limit for stateformat's key groups; Spark's number of partitions is not limited."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class OffsetLog:
     version: int
     metadata: Mapping[str, Any]
     offsets: Mapping[str, str | None]
-    """JSON by the source's position, or in version 2 its name; None where it has no offset yet."""
+    """JSON by the source's position, or in version 2 its name; None if it has no offset yet."""
 
     @property
     def conf(self) -> Mapping[str, str]:
@@ -54,7 +55,7 @@ class OffsetLog:
         return f"offsets/{self.batch}"
 
     def number(self, name: str) -> int:
-        """Return a number of the metadata, 0 where it does not stand there."""
+        """Return a number of the metadata, 0 if it is missing."""
         found = self.metadata.get(name, 0)
         if isinstance(found, bool) or not isinstance(found, int) or abs(found) >= _TIMES_MS:
             raise damaged(self.path, f"its {name} is {found!r}, no number", kind=ErrorKind.DAMAGED_MANIFEST)
@@ -104,7 +105,7 @@ class CommitLog:
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What the operator metadata says of a store."""
+    """What the operator metadata says about a store."""
 
     name: str
     prefix_columns: int
@@ -113,11 +114,11 @@ class StoreInfo:
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """What an operator's metadata says; of Spark 3.5, what follows from its stores."""
+    """What an operator's metadata says; for Spark 3.5, what follows from its stores."""
 
     id: int
     name: str
-    """As Spark names it: ``stateStoreSave``, ``dedupe`` …"""
+    """Spark's name: ``stateStoreSave``, ``dedupe`` …"""
     stores: tuple[StoreInfo, ...]
     path: str | None
     """The metadata file; None in Spark 3.5, which writes none."""
@@ -127,7 +128,7 @@ class OperatorInfo:
 
     @property
     def uid(self) -> str:
-        """The operator's uid with us."""
+        """The operator's uid in stateformat."""
         return f"operator-{self.id}"
 
 
@@ -135,14 +136,14 @@ class Reads(Protocol):
     """What logs are read from: a ``Storage``, or :class:`Remembered`."""
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """All files whose path begins so."""
+        """Return all files whose path begins with ``prefix``."""
 
     def read_range(self, path: str, offset: int, length: int) -> Any:
-        """At most so many bytes of a file."""
+        """Return at most ``length`` bytes of a file, from ``offset`` on."""
 
 
 class Remembered:
-    """A folder of which no small file is read twice, and some ahead of time, several at once."""
+    """A folder whose small files are read only once, and some ahead of time, several at once."""
 
     def __init__(self, folder: Storage, ahead: Sequence[str]) -> None:
         self._folder = folder
@@ -153,36 +154,38 @@ class Remembered:
                 list(pool.map(self._try, ahead))
 
     def _try(self, path: str) -> None:
-        # What cannot be read is tried again, and said, by who needs it.
+        # A file that cannot be read is tried again, and reported, when it is needed.
         with suppress(FileNotFoundError, CheckpointError):
             self.read_range(path, 0, SMALL_BYTES + 1)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """As of a storage."""
+        """See :meth:`Reads.list`."""
         if prefix not in self._lists:
             self._lists[prefix] = self._folder.list(prefix)
         return self._lists[prefix]
 
     def read_range(self, path: str, offset: int, length: int) -> Any:
-        """As of a storage; the file's beginning is kept."""
+        """See :meth:`Reads.read_range`; the file's beginning is kept."""
         if path not in self._files:
             self._files[path] = self._folder.read_range(path, 0, offset + length)
         return self._files[path][offset : offset + length]
 
 
 def is_number(name: str) -> bool:
-    """Whether the name of a file or folder is a batch, a version, an operator or a partition."""
+    """Return whether the name of a file or folder is a batch, a version, an operator or a
+    partition.
+    """
     return _NUMBER.fullmatch(name) is not None
 
 
 def batches(folder: Reads, log: str) -> list[int]:
-    """Return the batches that ``offsets`` or ``commits`` has files of, ascending."""
+    """Return the batches that have files in ``offsets`` or ``commits``, ascending."""
     found = (item.path.removeprefix(f"{log}/") for item in folder.list(f"{log}/"))
     return sorted(int(name) for name in found if is_number(name))
 
 
 def read_small(folder: Reads, path: str, limit: int = SMALL_BYTES) -> bytes:
-    """Return a small file; ``DamagedCheckpoint`` where it is missing or not small."""
+    """Return a small file. Raises ``DamagedCheckpoint`` if it is missing or not small."""
     try:
         data = folder.read_range(path, 0, limit + 1)
     except FileNotFoundError as error:
@@ -241,7 +244,7 @@ def read_commit(folder: Reads, batch: int) -> CommitLog:
 
 
 def committed(folder: Reads) -> list[int]:
-    """Return the committed batches, ascending; ``NotFound`` where there is none."""
+    """Return the committed batches, ascending. Raises ``NotFound`` if there are none."""
     found = batches(folder, "commits")
     if not found:
         raise NotFound(
@@ -252,7 +255,7 @@ def committed(folder: Reads) -> list[int]:
 
 
 def read_operator(folder: Reads, operator: int, batch: int, names: Mapping[str, int]) -> OperatorInfo | None:
-    """Return an operator's metadata as of a batch; None where Spark wrote none (3.5).
+    """Return an operator's metadata as of a batch; None if Spark wrote none (3.5).
 
     ``names`` are the files below ``state/<operator>/_metadata``.
     """
@@ -289,7 +292,7 @@ def read_operator(folder: Reads, operator: int, batch: int, names: Mapping[str, 
 
 
 def recognises(folder: Reads) -> bool:
-    """Whether a folder holds a streaming query's checkpoint: offsets, and commits or state."""
+    """Return whether a folder has a streaming query's checkpoint: offsets, and commits or state."""
     try:
         if not batches(folder, "offsets"):
             return False

@@ -1,4 +1,6 @@
-"""The files of a RocksDB store: what a zip lists, the tables, and what can be wrong with them."""
+"""The files of a RocksDB store: the contents of a zip, the tables, and what can be wrong with
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,17 @@ _SST_NAME: Final = re.compile(r"[^/\\\x00]+\.sst")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the ``metadata`` of a zip says."""
+    """What the ``metadata`` of a zip contains."""
 
     path: str
     tables: tuple[tuple[str, int], ...]
     """Names in ``SSTs/``, and sizes."""
     keys: int
-    """Of all column families that are not Spark's own; negative where it is not counted."""
+    """Of all column families that are not Spark's own; negative if not counted."""
     internal_keys: int
     """Of Spark's own families."""
     families: Mapping[str, int]
-    """The numbers of the column families; empty where keys carry none."""
+    """The numbers of the column families; empty if keys have none."""
     internal: frozenset[str]
     """Which of them are Spark's own."""
     metadata: Mapping[str, Any]
@@ -122,7 +124,7 @@ def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:
 
 
 def read_whole(folder: Storage, path: str) -> bytes:
-    """Read a file; ``DamagedCheckpoint`` where it is missing."""
+    """Read a file. Raises ``DamagedCheckpoint`` if it is missing."""
     try:
         return bytes(folder.read(path))
     except FileNotFoundError as error:
@@ -132,9 +134,10 @@ def read_whole(folder: Storage, path: str) -> bytes:
 def file_problems(
     folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo], listing: Listing, level: Level
 ) -> Iterator[CheckpointError]:
-    """Find table files that are missing or of another size; in full, numbers of keys that differ.
+    """Find table files that are missing or have another size; in full, also numbers of keys that
+    differ.
 
-    Of one partition of a store, whatever column families it has.
+    For one partition of a store, whatever column families it has.
     """
     place = store.folder(partition)
     known = listing.files(f"{place}/SSTs")
@@ -169,7 +172,7 @@ def _table_problems(snapshot: Snapshot, place: str, known: Mapping[str, int]) ->
 
 
 def _compare_numbers(folder: Storage, store: Store, place: str, snapshot: Snapshot) -> None:
-    """Count the keys of all column families together, and compare with what the zip says."""
+    """Count the keys of all column families together, and compare with the number in the zip."""
     keys, _ = merged(open_tables(folder, place, snapshot), delimiter=delimiter_of(store))
     if len(keys) and int(keys.length.min()) < 2:
         raise damaged(snapshot.path, "a key of its tables is shorter than the number of a column family")

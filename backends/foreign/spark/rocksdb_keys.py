@@ -1,4 +1,4 @@
-"""How Spark lays keys and values out in RocksDB, beside plain rows.
+"""How Spark stores keys and values in RocksDB, other than as plain rows.
 
 Every row has a byte before it, the version of the encoding. Keys have one of these layouts
 (``KeyStateEncoderSpec`` of Spark 4.3):
@@ -38,9 +38,9 @@ TIME_FIRST: Final = "TimestampAsPrefixKeyStateEncoderSpec"
 TIME_LAST: Final = "TimestampAsPostfixKeyStateEncoderSpec"
 _KNOWN: Final = (PLAIN, PREFIX, RANGE, TIME_FIRST, TIME_LAST)
 _FEW: Final = 16
-"""So many lists are walked one after another, not a value of each a step."""
+"""Up to this many lists are walked one after another, not one value of each per step."""
 _Step: TypeAlias = "tuple[Positions, Positions, Positions, Positions]"
-"""Of values: the list, the place in it, where it begins, and its size."""
+"""For values: the list, the place in it, where it begins, and its size."""
 _NULL: Final = 2
 _NEGATIVE: Final = 0
 _SORTED: Final = {
@@ -56,7 +56,7 @@ _OPERATOR: Final = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
 
 
 def encoder_of(store: Store) -> str:
-    """Return the layout of a store's keys; ``UnsupportedFormat`` for an unknown one."""
+    """Return the layout of a store's keys. Raises ``UnsupportedFormat`` for an unknown one."""
     form = store.conf.get(_ENCODING, "unsaferow")
     if form != "unsaferow":
         raise UnsupportedFormat(
@@ -76,7 +76,7 @@ def encoder_of(store: Store) -> str:
 
 
 def delimiter_of(store: Store) -> bytes:
-    """Return what stands between several values of a key: nothing since merge operator 2."""
+    """Return what separates several values of a key: nothing since merge operator 2."""
     return b"" if store.conf.get(_OPERATOR, "1") == "2" else b","
 
 
@@ -100,9 +100,9 @@ def plain_rows(strings: ByteStrings, path: str, what: str) -> ByteStrings:
 
 
 def key_columns(store: Store, keys: ByteStrings, path: str) -> list[pa.Array]:
-    """Decode keys as ``rocksdb_store.entries`` gives them: the schema's columns.
+    """Decode keys, as ``rocksdb_store.entries`` returns them, to the schema's columns.
 
-    Of keys with several values without the last column, which is the place of each value.
+    For keys with several values, without the last column, which is the position of each value.
     """
     if store.layout is None:
         return _stored_columns(store, store.schema.key, keys, path)
@@ -140,7 +140,7 @@ def _stored_columns(store: Store, fields: Sequence[SparkField], keys: ByteString
 
 
 def _halves(keys: ByteStrings, path: str, *, both: bool = True) -> tuple[ByteStrings, ByteStrings]:
-    """Part the rows of a key with a size before the first."""
+    """Separate the rows of a key with a size before the first."""
     short = keys.length < 5
     if short.any():
         raise damaged(path, f"a key of {int(keys.length[np.argmax(short)])} bytes has no two parts")
@@ -157,7 +157,9 @@ def _halves(keys: ByteStrings, path: str, *, both: bool = True) -> tuple[ByteStr
 
 
 def _unsorted(column: pa.Array, field: SparkField, path: str) -> pa.Array:
-    """Return the values of bytes that sort as they do: a mark, then the number, big-endian."""
+    """Return the values of bytes that sort as the values do: a mark, then the number,
+    big-endian.
+    """
     kind = _SORTED.get(field.type.kind)
     if kind is None:
         raise UnsupportedFormat(
@@ -176,7 +178,7 @@ def _unsorted(column: pa.Array, field: SparkField, path: str) -> pa.Array:
     mark = octets.fixed(0, "u1")
     bits = octets.fixed(1, kind).astype(kind.replace(">", "<"))
     if field.type.kind in ("float", "double"):
-        # Of negative numbers all bits are turned over.
+        # Of negative numbers all bits are inverted.
         values: npt.NDArray[Any] = np.where(mark == _NEGATIVE, ~bits, bits).view(f"<f{width}")
     else:
         values = bits.view(f"<i{width}")
@@ -198,9 +200,9 @@ def _timed(encoder: str, keys: ByteStrings, fields: Sequence[SparkField], path: 
 
 
 def split_values(store: Store, keys: ByteStrings, values: ByteStrings, path: str) -> tuple[Positions, ByteStrings]:
-    """Part the values of keys that have several: how many each has, and all rows in order.
+    """Separate the values of keys that have several: how many each has, and all rows in order.
 
-    ``keys`` are those that checksums are of, where values have such.
+    ``keys`` are those included in checksums, if values have such.
     """
     gap = len(delimiter_of(store))
     if store.has_row_checksums:
@@ -217,7 +219,7 @@ def split_values(store: Store, keys: ByteStrings, values: ByteStrings, path: str
 def _walked(values: ByteStrings, lead: int, gap: int, path: str) -> tuple[Positions, ByteStrings]:
     """Find strings that have ``lead`` bytes and their i32 size before them: with these.
 
-    All keys go in lock-step, a value of each a step.
+    All keys advance in lock-step, one value of each per step.
     """
     data: Octets = values.data
     at, end = values.start.copy(), values.start + values.length
@@ -291,9 +293,9 @@ def _walked_singly(
 
 
 def without_sums(keys: ByteStrings, values: ByteStrings, path: str) -> ByteStrings:
-    """Compare the checksums of values and take them off (Spark 4.2: ``rowChecksum``).
+    """Compare the checksums of values and remove them (Spark 4.2: ``rowChecksum``).
 
-    Before a value stand the CRC-32C of the key, as it is stored, and the value; and its i32 size.
+    Before a value are the CRC-32C of the key, as it is stored, and the value; and its i32 size.
     """
     if not len(values):
         return values
@@ -309,7 +311,7 @@ def without_sums(keys: ByteStrings, values: ByteStrings, path: str) -> ByteStrin
 
 
 def key_without_sum(keys: ByteStrings, path: str) -> ByteStrings:
-    """Compare the checksums before keys that are deleted, and take them off."""
+    """Compare the checksums before keys that are deleted, and remove them."""
     if not len(keys):
         return keys
     wrong = keys.length < 4

@@ -1,8 +1,8 @@
 """Spark's state store on RocksDB: ``V.zip`` with its table files, and ``V.changelog`` after it.
 
-A zip holds ``metadata``, which lists the table files of the database in ``SSTs/``; the state at
+A zip has ``metadata``, which lists the table files of the database in ``SSTs/``; the state at
 version V is the greatest zip up to V and the changelogs after it. In checkpoint format 2 names
-carry an id (``V_<id>.zip``), and a changelog says of which files it goes on (its lineage).
+include an id (``V_<id>.zip``), and a changelog says which files it is based on (its lineage).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _LATER: Final = 1 << 55
 def files(store: Store, partition: int, listing: Listing) -> list[ObjectInfo]:
     """Return the zip and the changelogs that make up a partition, the oldest first.
 
-    In checkpoint format 2 also such of the same versions as other attempts have left, where the
-    listing does not tell them apart: :func:`entries` goes by the lineage.
+    In checkpoint format 2 also files of the same versions left by other attempts, if the listing
+    does not distinguish them: :func:`entries` follows the lineage.
     """
     folder = store.folder(partition)
     known: dict[int, list[tuple[str, str, str]]] = {}
@@ -123,9 +123,9 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
 
 
 def stored(store: Store, entries: Entries) -> Entries:
-    """Return entries as they lie in the database: with the number of the family, and versions.
+    """Return entries as they are in the database: with the number of the family, and versions.
 
-    These bytes stand before those of :func:`entries`.
+    These bytes precede those of :func:`entries`.
     """
     lead = (2 if store.family is not None else 0) + (encoder_of(store) == PLAIN)
     keys, values = entries.keys, entries.values
@@ -140,14 +140,14 @@ problems = file_problems
 
 
 def count(store: Store, entries: Entries) -> int:
-    """Return how many rows the entries decode to: of a list one for each value."""
+    """Return how many rows the entries decode to: for a list one per value."""
     if not store.multiple:
         return len(entries.keys)
     return int(split_values(store, stored(store, entries).keys, entries.values, store.name)[0].sum())
 
 
 def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
-    """Decode entries: the key's columns, then the value's; of a list one row for each value."""
+    """Decode entries: the key's columns, then the value's; for a list one row per value."""
     keys = key_columns(store, entries.keys, path)
     if not store.multiple:
         return [*keys, *decode_rows(entries.values, store.schema.value, path)]
@@ -162,7 +162,7 @@ def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
 
 
 def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[ObjectInfo | None, list[Changes]]:
-    """Return the zip that a version goes back to, and the changes after it, the oldest first."""
+    """Return the zip that a version is based on, and the changes after it, the oldest first."""
     named = [(FILE.fullmatch(item.path.rpartition("/")[2]), item) for item in files]
     known = {(int(match[1]), match[2] or "", match[3]): item for match, item in named if match}
     version = max(number for number, _, _ in known)
@@ -189,7 +189,7 @@ def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[
 
 
 def _family_prefix(store: Store, snapshot: Snapshot | None, place: str) -> bytes | None:
-    """Return the bytes before each key of the store's column family; None where there are none."""
+    """Return the bytes before each key of the store's column family; None if there are none."""
     families = snapshot.families if snapshot is not None else {}
     name = store.family or "default"
     if store.family is None and not families:
@@ -211,7 +211,9 @@ def _after(prefix: bytes) -> bytes | None:
 
 
 def _deletes_checked(changes: Changes) -> Changes:
-    """Take the checksums off the keys that are deleted; of other changes values have them."""
+    """Remove the checksums from the keys that are deleted; in other changes the values have
+    them.
+    """
     deleted = changes.kind == DELETE
     plain = key_without_sum(changes.key.take(deleted), changes.path)
     start, length = changes.key.start.copy(), changes.key.length.copy()
@@ -222,7 +224,7 @@ def _deletes_checked(changes: Changes) -> Changes:
 def _applied(
     run: Run, stones: Sequence[Tombstone], changes: Changes, sequence: int, prefix: bytes | None
 ) -> tuple[Run, list[Tombstone]]:
-    """Put changes on top of entries; of a column family only its own."""
+    """Apply changes to entries; for a column family only its own."""
     chosen = np.ones(len(changes.key), np.bool_)
     if prefix is not None:
         if len(chosen) and int(changes.key.length.min()) < len(prefix):

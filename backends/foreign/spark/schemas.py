@@ -1,4 +1,4 @@
-"""What the columns of a store are: Spark's schema files, its types, and the Arrow types of them.
+"""The columns of a store: Spark's schema files, its types, and the Arrow types for them.
 
 A schema file is of version 1, 2 (one key and one value row) or 3 (one of each per column family).
 """
@@ -52,16 +52,16 @@ _MAX_FIELDS: Final = 100_000
 
 @dataclass(frozen=True)
 class SparkType:
-    """A type of Spark, and how its values lie in a row."""
+    """A type of Spark, and how its values are stored in a row."""
 
     kind: str
     """A name of the plain types, ``decimal``, ``struct``, ``array`` or ``map``."""
     arrow: pa.DataType
     """The Arrow type of its values: timestamps are UTC µs; ``null`` for ``void``."""
     children: tuple[SparkField, ...] = ()
-    """Of a struct its fields; of an array ``element``; of a map ``key`` and ``value``."""
+    """For a struct its fields; for an array ``element``; for a map ``key`` and ``value``."""
     collation: str = ""
-    """Of strings that compare otherwise than by bytes."""
+    """For strings that do not compare by bytes."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def parse_schema_file(data: Any, path: str) -> list[StoreSchema]:
 
 def _family(reader: _Utf, path: str) -> StoreSchema:
     name = reader.text()
-    # Before each schema stands the number of its version, which encodings with schemas need.
+    # Each schema is preceded by its version number, which encodings with schemas need.
     reader.take(2)
     key = parse_struct(reader.chunks(), path)
     reader.take(2)
@@ -154,7 +154,9 @@ class _Utf:
 
 
 def parse_json(text: str, path: str) -> dict[str, Any]:
-    """Return the JSON object of a text of Spark's logs; ``DamagedCheckpoint`` if it is none."""
+    """Return the JSON object in a text of Spark's logs. Raises ``DamagedCheckpoint`` if it is not
+    one.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -247,12 +249,12 @@ def arrow_fields(fields: Sequence[SparkField]) -> list[pa.Field]:
 
 
 def has_values(kind: SparkType) -> bool:
-    """Whether anything can stand in a column: not of ``void`` and of structs without fields."""
+    """Return whether a column can have values: not if it is ``void`` or a struct without fields."""
     return kind.kind != "void" and not (kind.kind == "struct" and not any(has_values(c.type) for c in kind.children))
 
 
 def distinct(fields: Sequence[SparkField], taken: Sequence[str] = ()) -> list[str]:
-    """Return a name for each field: its own, or with ``_2``, ``_3`` … where it is taken."""
+    """Return a name for each field: its own, or with ``_2``, ``_3`` … if that is taken."""
     used, names = set(taken), []
     for item in fields:
         name, number = item.name, 1

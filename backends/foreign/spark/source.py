@@ -55,7 +55,7 @@ from .states import StateShape, shape_of
 from .stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Entries, Listing, Store, StoreReader
 
 READERS: Final[Mapping[str, StoreReader]] = {HDFS_PROVIDER: hdfs_store, ROCKSDB_PROVIDER: rocksdb_store}
-"""By the class that the offset log names."""
+"""By the class given in the offset log."""
 
 _BATCH_ROWS: Final = 1 << 16
 _BATCH_BYTES: Final = 1 << 25
@@ -77,7 +77,7 @@ class SparkSource:
     ) -> None:
         """Open the newest committed batch, or that of ``checkpoint_id``.
 
-        ``listing`` is that of ``state/``, where it is known already; ``logs`` is where logs and
+        ``listing`` is that of ``state/``, if it is known already; ``logs`` is where logs and
         schemas are read, if they are known too.
 
         Raises ``NotFound``, ``DamagedCheckpoint`` and ``UnsupportedFormat``.
@@ -102,13 +102,15 @@ class SparkSource:
         """By (operator, state): what is read."""
         self.shapes: dict[tuple[str, str], StateShape] = {}
         self.hidden: dict[tuple[str, str], tuple[Store, int]] = {}
-        """Column families that follow from others, and how many columns each is dealt by."""
+        """Column families derived from others, and how many columns determine the partition of
+        each.
+        """
         self.notes: Sequence[Note] = ()
         self._find_states()
         self._kept: tuple[tuple[str, str, int], Entries] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Entries stay where they were read.
+        # Cached entries are not pickled.
         return {**self.__dict__, "_kept": None, "_logs": self.folder}
 
     @property
@@ -137,7 +139,9 @@ class SparkSource:
             yield found or infer_operator(number, self._schemas_of(number), self.offsets.partitions)
 
     def _schemas_of(self, operator: int) -> dict[str, StoreSchema]:
-        """Return the schemas of the stores of partition 0, of which Spark 3.5 says no more."""
+        """Return the schemas of the stores of partition 0; Spark 3.5 gives no other information on
+        stores.
+        """
         base = f"state/{operator}/0"
         found = {}
         for path, files in self.listing.folders.items():
@@ -210,10 +214,10 @@ class SparkSource:
         self.shapes[key], self.stores[key] = shape, store
 
     def _schema_path(self, operator: OperatorInfo, store: str) -> tuple[str, str]:
-        """Return the schema file of a store, and where Spark says it lies if that is elsewhere."""
+        """Return the schema file of a store, and where Spark says it is, if that is elsewhere."""
         named = operator.schema_paths.get(store)
         if named:
-            # Absolute, and so wrong after every move: what stands in our folder is meant.
+            # An absolute path, and so wrong after every move: the file in our folder is meant.
             path = f"state/{operator.id}/_stateSchema/{store}/{named[-1].rpartition('/')[2]}"
             here = self.folder.url.removeprefix("file://").rstrip("/")
             return path, "" if named[-1].endswith(f"{here}/{path}") else named[-1]
@@ -222,7 +226,7 @@ class SparkSource:
 
     @cached_property
     def record(self) -> Record:
-        """The checkpoint in our words."""
+        """The checkpoint in stateformat's terms."""
         made = hashlib.sha256(f"{self.query_id} {self.batch}".encode()).hexdigest()[:32]
         return Record(
             checkpoint_id=CheckpointId(self.version),
@@ -271,7 +275,7 @@ class SparkSource:
 
     @cached_property
     def parts(self) -> Sequence[Part]:
-        """One part per state and partition, sizes from the listing."""
+        """One part per state and partition, with sizes from the listing."""
         found = []
         sharing = Counter((store.operator, store.store_name) for store in self.stores.values())
         for (operator, state), store in sorted(self.stores.items()):
@@ -281,7 +285,7 @@ class SparkSource:
                     files = self.reader.files(store, partition, self.listing)
                 except DamagedCheckpoint:
                     files = []
-                # Which tables are of this version stands in the zip: all of them are counted.
+                # Only the zip says which tables are of this version: all of them are counted.
                 tables = self.listing.files(f"{store.folder(partition)}/SSTs").values()
                 size = (sum(item.size_bytes for item in files) + sum(tables)) // shares
                 path = files[-1].path if files else store.folder(partition)
@@ -289,7 +293,9 @@ class SparkSource:
         return tuple(found)
 
     def files(self, part: Part) -> Sequence[ObjectInfo]:
-        """Return the files of a part, the oldest first; ``DamagedCheckpoint`` if one is missing."""
+        """Return the files of a part, the oldest first. Raises ``DamagedCheckpoint`` if one is
+        missing.
+        """
         store, _, partition = self._of(part)
         return self.reader.files(store, partition, self.listing)
 
@@ -304,7 +310,7 @@ class SparkSource:
         return store, self.shapes[key], part.subtask
 
     def entries(self, part: Part) -> Entries:
-        """Return the entries of a part, as bytes. The last part that was read is kept."""
+        """Return the entries of a part, as bytes. The last part read is kept."""
         key = (part.operator, part.state, part.subtask or 0)
         kept = self._kept
         if kept is not None and kept[0] == key:
@@ -320,7 +326,7 @@ class SparkSource:
         return np.array([self.reader.count(self._of(part)[0], self.entries(part))], np.int64)
 
     def columns(self, part: Part) -> Iterator[tuple[Entries, list[pa.Array]]]:
-        """Stream entries and what they decode to: columns by Spark's schema, some rows at once."""
+        """Yield entries and what they decode to: columns by Spark's schema, some rows at once."""
         store, _, _ = self._of(part)
         entries, path = self.entries(part), part.path or store.folder(part.subtask or 0)
         sizes = np.cumsum(entries.keys.length + np.maximum(entries.values.length, 0))
@@ -336,7 +342,7 @@ class SparkSource:
     def read(
         self, part: Part, first_group: int | None = None, last_group: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Stream a part's rows; nothing where its one group lies outside of the groups given."""
+        """Stream a part's rows; nothing if its one group is outside the groups given."""
         _, shape, group = self._of(part)
         first = group if first_group is None else first_group
         last = group if last_group is None else last_group
@@ -348,7 +354,7 @@ class SparkSource:
             yield shape.batch(columns, group, stored)
 
     def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
-        """Find all that is wrong."""
+        """Find everything that is wrong."""
         return check(self, level, progress)
 
 

@@ -1,4 +1,4 @@
-"""Our names for the columns of a store: a declared state, and rows in the shape of a segment."""
+"""stateformat's names for the columns of a store: a declared state, and rows as in a segment."""
 
 from __future__ import annotations
 
@@ -31,28 +31,30 @@ _NO_STATE = State("", "", Mode.KEYED, ())
 
 @dataclass(frozen=True)
 class StateShape:
-    """A store as a state of ours."""
+    """A store as a state of stateformat."""
 
     state: State
     hashed: int
-    """How many key columns of Spark's, from the first on, a key's partition follows from."""
+    """How many of Spark's key columns, from the first on, determine a key's partition."""
     schema: StoreSchema
     notes: tuple[Note, ...]
     kind: Kind = "value"
     tag: str = ""
-    """Of timers: ``event`` or ``processing``."""
+    """For timers: ``event`` or ``processing``."""
     opaque: tuple[int, ...] = ()
-    """Positions of key columns of types that ours cannot hash: they are kept as Spark's bytes."""
+    """Positions of key columns of types that stateformat cannot hash: they are kept as Spark's
+    bytes.
+    """
 
     @property
     def stored(self) -> StoreSchema:
-        """The schema by which opaque key columns decode to bytes."""
+        """The schema in which opaque key columns decode to bytes."""
         kept = enumerate(self.schema.key)
         key = tuple(SparkField(item.name, _BYTES) if at in self.opaque else item for at, item in kept)
         return replace(self.schema, key=key)
 
     def key_columns(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return, of columns as a reader gives them, those that rows are dealt by."""
+        """Return, of columns as a reader returns them, those that determine the partition."""
         chosen = zip(self.schema.key[: self.hashed], columns, strict=False)
         return [column for item, column in chosen if has_values(item.type)]
 
@@ -61,7 +63,7 @@ class StateShape:
     ) -> pa.RecordBatch:
         """Return the rows of one partition, in the schema of the state's segments.
 
-        ``stored`` are the columns by :attr:`stored`, where something is opaque.
+        ``stored`` are the columns by :attr:`stored`, if something is opaque.
         """
         rows = len(columns[0]) if columns else 0
         schema = segment_schema(self.state)
@@ -84,7 +86,7 @@ class StateShape:
 
 
 def _microseconds(column: pa.Array) -> pa.Array:
-    """Return ms as µs; what is beyond their range is the last or the first of it."""
+    """Return ms as µs; values out of range become the greatest or least of the range."""
     moments = column.to_numpy(zero_copy_only=False)
     most = (2**63 - 1) // 1000
     beyond = np.where(moments > 0, 2**63 - 1, -(2**63))
@@ -94,7 +96,7 @@ def _microseconds(column: pa.Array) -> pa.Array:
 def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateShape:
     """Return the state of a store or of a column family.
 
-    Raises ``UnsupportedFormat`` for one that ours cannot be.
+    Raises ``UnsupportedFormat`` for one that cannot be a state of stateformat.
     """
     schema, hashed, name = family.schema, family.hashed, family.name
     subject = f"{operator.uid}/{name}"
@@ -163,7 +165,7 @@ def _check_collations(keys: Sequence[SparkField], subject: str) -> None:
 
 
 def _names(fields: Sequence[SparkField], subject: str) -> tuple[list[str], list[Note]]:
-    """Return our names of columns, and what was renamed."""
+    """Return stateformat's names of columns, and what was renamed."""
     cleaned = [
         SparkField(item.name.lstrip("_") or f"column_{index + 1}", item.type) for index, item in enumerate(fields)
     ]
@@ -206,7 +208,7 @@ def _kept(fields: Sequence[SparkField], columns: Sequence[pa.Array]) -> list[pa.
 
 
 def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return the column with the field ids of nested fields that the format wants."""
+    """Return the column with the field ids of nested fields that the format requires."""
     if column.type.equals(wanted, check_metadata=True):
         return column
     return column.cast(wanted)

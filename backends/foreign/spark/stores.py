@@ -1,8 +1,8 @@
-"""The state stores of Spark, as their readers see them: one protocol for all providers.
+"""The state stores of Spark, as their readers present them: one protocol for all providers.
 
 A store is one of an operator's (``default``, or the four of a join), at one state version. Its
-reader finds the files of a partition, reads their entries, and decodes entries into columns. What
-is re-dealt to other partitions are entries, as bytes.
+reader finds the files of a partition, reads their entries, and decodes entries into columns. A
+repartition moves entries, as bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .schemas import SparkField, StoreSchema
 HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CLAUSE: Final = "Spark state store"
-"""Where the rules of problems come from."""
+"""The source of the rules that problems refer to."""
 
 
 class Entries(NamedTuple):
-    """Entries of one partition that are alive, keys distinct, in one order for the same files.
+    """Live entries of one partition, keys distinct, always in the same order for the same files.
 
-    Bytes as stored, without what frames them: the leading version byte of RocksDB, checksums.
+    Bytes as stored, without their framing: the leading version byte of RocksDB, checksums.
     """
 
     keys: ByteStrings
@@ -42,12 +42,12 @@ class Entries(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """How keys of a column family are stored, where that is not as its schema has them."""
+    """How keys of a column family are stored, if not as its schema has them."""
 
     key: tuple[SparkField, ...]
     """The columns in the files; structs may be among them."""
     paths: tuple[tuple[int, ...], ...]
-    """Of each column of the schema: which of the stored ones, and which fields within it."""
+    """For each column of the schema: which of the stored ones, and which fields within it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Store:
 
     operator: int
     name: str
-    """The store's name, which is the state's name with us too."""
+    """The store's name, which is also the state's name in stateformat."""
     version: int
     """Batch + 1."""
     partitions: int
@@ -66,14 +66,14 @@ class Store:
     prefix_columns: int = 0
     """``numColsPrefixKey``."""
     family: str | None = None
-    """The column family within the store; None where the store has none."""
+    """The column family within the store; None if the store has none."""
     store_name: str = ""
-    """The folder's store where it is another than ``name``: of families."""
+    """The folder's store, for families, if it is not ``name``."""
     layout: KeyLayout | None = None
-    """None where keys are stored as the schema has them."""
+    """None if keys are stored as the schema has them."""
     multiple: bool = False
     """Whether a key has several values: of a list, or of a join's rows at one time. The schema's
-    key then ends with the place of each.
+    key then ends with the position of each.
     """
     unique_ids: tuple[str, ...] = ()
     """Checkpoint format 2: the id of the version's files by partition; else empty."""
@@ -91,12 +91,12 @@ class Store:
 
     @property
     def has_row_checksums(self) -> bool:
-        """Whether every entry carries a checksum of itself."""
+        """Whether every entry has a checksum of itself."""
         return self.conf.get("spark.sql.streaming.stateStore.rowChecksum.enabled", "false") == "true"
 
 
 class Listing:
-    """All files below ``state/`` by folder: one listing, taken once."""
+    """All files below ``state/`` by folder: listed once."""
 
     def __init__(self, found: Iterable[ObjectInfo]) -> None:
         self.folders: dict[str, dict[str, int]] = {}
@@ -110,16 +110,16 @@ class Listing:
 
 
 class StoreReader(Protocol):
-    """What a provider's module has."""
+    """What a provider's module provides."""
 
     def files(self, store: Store, partition: int, listing: Listing) -> Sequence[ObjectInfo]:
         """Return the files that make up a partition at the version, the oldest first.
 
-        From the listing alone. Raises ``DamagedCheckpoint`` where one is missing.
+        Uses only the listing. Raises ``DamagedCheckpoint`` if one is missing.
         """
 
     def entries(self, folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo]) -> Entries:
-        """Read a partition whole, every checksum compared."""
+        """Read a partition whole, comparing every checksum."""
 
     def count(self, store: Store, entries: Entries) -> int:
         """Return how many rows entries decode to: one each, or one for each of several values."""
@@ -127,7 +127,7 @@ class StoreReader(Protocol):
     def columns(self, store: Store, entries: Entries, path: str) -> list[pa.Array]:
         """Decode entries: the key columns of the schema, then the value columns, a row an entry.
 
-        Where an entry holds several values there are more rows than entries.
+        If an entry has several values, there are more rows than entries.
         """
 
     def problems(
@@ -139,4 +139,6 @@ class StoreReader(Protocol):
         listing: Listing,
         level: Level,
     ) -> Iterable[CheckpointError]:
-        """Return what is wrong with a partition's files, beside what reading its entries meets."""
+        """Return what is wrong with a partition's files, other than errors that reading its entries
+        finds.
+        """

@@ -1,10 +1,10 @@
-"""Spark's ``UnsafeRow`` into Arrow, many rows at once.
+"""Converts Spark's ``UnsafeRow`` to Arrow, many rows at once.
 
-A row is a null bit per field in words of 64, a word of 8 bytes per field, and what has no fixed
-size behind them, found by (offset << 32 | size) in its word. An array has a count, null bits, then
-items in their own width, and what they point to. Here both are *cells*: a slot at a place in the
-buffer, in a container that every offset is relative to and must stay within. Columns are decoded
-one after another, each for all rows; nothing loops over rows.
+A row is a null bit per field in words of 64, a word of 8 bytes per field, and then the values
+without a fixed size, found by (offset << 32 | size) in their words. An array has a count, null
+bits, then items in their own width, and the values that they refer to. Here both are *cells*: a
+slot at a place in the buffer, in a container that every offset is relative to and must stay within.
+Columns are decoded one after another, each for all rows; nothing loops over rows.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _FIXED: Final = {
     "double": "<f8",
 }
 _LONG_DIGITS: Final = 18
-"""Up to as many digits a decimal is a long; above it lies outside its slot."""
+"""Up to this many digits a decimal is a long; with more, it is outside its slot."""
 _INT32_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class _Cells:
-    """Values of one column: where their slots are, and what they may point into."""
+    """Values of one column: where their slots are, and what they may refer to."""
 
     data: Octets
     slot: Positions
@@ -55,9 +55,9 @@ class _Cells:
     size: Positions
     """The container's bytes."""
     valid: _Mask | None
-    """None where nothing is null."""
+    """None if nothing is null."""
     budget: int
-    """The bytes of all containers together: what lies outside of slots cannot be more."""
+    """The bytes of all containers together: values outside of slots cannot be larger."""
     path: str
 
     def __len__(self) -> int:
@@ -68,20 +68,20 @@ class _Cells:
         return _at(self.data, self.slot, dtype)
 
     def wrong(self, what: str) -> DamagedCheckpoint:
-        """Return the error for a row that points where it must not."""
+        """Return the error for a row with an illegal offset or size."""
         return damaged(self.path, f"a row {what}")
 
 
 def decode_rows(rows: ByteStrings, fields: Sequence[SparkField], path: str) -> list[pa.Array]:
     """Return an array per field, of the field's Arrow type; ``null`` for fields without values.
 
-    Raises ``DamagedCheckpoint``, naming ``path``, where an offset, size or text is impossible.
+    Raises ``DamagedCheckpoint``, naming ``path``, if an offset, size or text is impossible.
     """
     return _columns(_Rows(rows, path), fields)
 
 
 def row_size(fields: int) -> int:
-    """Return the bytes that a row has at least: its null bits, and a word a field."""
+    """Return the minimum bytes of a row: its null bits, and a word per field."""
     return 8 * ((fields + 63) // 64) + 8 * fields
 
 
@@ -113,7 +113,9 @@ def _columns(rows: _Rows, fields: Sequence[SparkField]) -> list[pa.Array]:
 
 
 def _at(data: Octets, places: Positions, dtype: str) -> npt.NDArray[Any]:
-    """Return the values of ``dtype`` at these places, aligned or not; all must lie within."""
+    """Return the values of ``dtype`` at these places, aligned or not; all must be within the
+    buffer.
+    """
     width = np.dtype(dtype).itemsize
     if len(data) < width:
         return np.zeros(0, dtype)
@@ -142,7 +144,7 @@ def _decode(kind: SparkType, cells: _Cells) -> pa.Array:
     decode = {"struct": _structs, "array": _arrays, "map": _maps, "interval": _intervals}[kind.kind]
     if cells.valid is None:
         return decode(kind, cells, start, size, cells.budget)
-    # Those that are not null are decoded, and spread over the column.
+    # The values that are not null are decoded, and spread over the column.
     chosen = np.flatnonzero(cells.valid)
     found = decode(kind, cells, start[chosen], size[chosen], cells.budget)
     places = np.full(len(cells), -1, np.int64)
@@ -151,7 +153,7 @@ def _decode(kind: SparkType, cells: _Cells) -> pa.Array:
 
 
 def _outside(cells: _Cells) -> tuple[Positions, Positions]:
-    """Return where the values that slots point to begin, and their sizes; 0 bytes for nulls."""
+    """Return where the values that slots refer to begin, and their sizes; 0 bytes for nulls."""
     words = cells.gather("<u8")
     offset, size = (words >> np.uint64(32)).astype(np.int64), (words & np.uint64(0xFFFFFFFF)).astype(np.int64)
     if cells.valid is not None:
@@ -181,7 +183,7 @@ def _short_decimals(kind: SparkType, cells: _Cells) -> pa.Array:
 
 
 def _long_decimals(kind: SparkType, cells: _Cells, start: Positions, size: Positions) -> pa.Array:
-    """Big-endian two's complement of at most 16 bytes."""
+    """Return the decimals of big-endian two's complement of at most 16 bytes."""
     used = size > 0
     if len(size) and (int(size.max()) > 16 or (cells.valid is not None and np.any(used != cells.valid))):
         raise cells.wrong("has a decimal of no bytes, or of more than 16")

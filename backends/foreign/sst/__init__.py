@@ -1,8 +1,8 @@
-"""Table files of RocksDB (SST) and what a database of several of them says.
+"""Table files of RocksDB (SST), and the merged content of a database of several of them.
 
 Read ``blocks``, ``lanes``, ``table``, then ``merge``. A reader of the block-based format, versions
-0 and 2 to 6, that needs no RocksDB and no manifest: every table names its column family and carries
-sequence numbers. Blocks are read in many at once, entries by lanes; nothing loops over entries.
+0 and 2 to 6, that needs no RocksDB and no manifest: every table names its column family and has
+sequence numbers. Many blocks are read at once, entries by lanes; nothing loops over entries.
 """
 
 from __future__ import annotations

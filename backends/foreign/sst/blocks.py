@@ -1,7 +1,7 @@
 """Footer and stored blocks of a table file: found, checked, decompressed.
 
 Layout: RocksDB, ``table/format``. A block is its bytes, one byte that names the compression, and
-four that are the checksum. Loops go over blocks, never over entries.
+four bytes of checksum. Loops run over blocks, never over entries.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..byte_strings import Octets, Positions
 from ..framing import crc32c, damaged
 
 ReadRange: TypeAlias = Callable[[int, int], Any]
-"""Takes an offset and a length; returns so many bytes of the file in any buffer, fewer where it
-ends.
+"""Takes an offset and a length; returns that many bytes of the file in any buffer, fewer at its
+end.
 """
 
 TRAILER: Final = 5
 PAD: Final = 4096
-"""Zero bytes behind decompressed blocks, so that windows of a fixed width stay in the buffer."""
+"""Zero bytes after decompressed blocks, so that windows of a fixed width stay in the buffer."""
 FOOTER: Final = 53
 _MAGIC: Final = 0x88E241B785F4CFF7
 _FOREIGN_MAGIC: Final = {
@@ -44,14 +44,14 @@ _NONE, _CRC32C, _XXH32, _XXH64, _XXH3 = range(5)
 _PRIME: Final = 0x6B9083D9
 _CODECS: Final = {0: "none", 1: "snappy", 2: "zlib", 3: "bzip2", 4: "LZ4", 5: "LZ4HC", 6: "Xpress", 7: "zstd"}
 _RATIO: Final = {"snappy": 32, "zlib": 1040, "LZ4": 255, "LZ4HC": 255, "zstd": 1 << 16}
-"""More than this many bytes never come from one."""
+"""One byte never decompresses to more than this many."""
 BLOCK_MAX: Final = 1 << 30
 LOAD_MAX: Final = 1 << 34
 _SPAN: Final = 1 << 26
 
 
 class Handles(NamedTuple):
-    """Where blocks lie in their file; sizes without the trailer."""
+    """Where blocks are in their file; sizes without the trailer."""
 
     offset: Positions
     size: Positions
@@ -74,7 +74,7 @@ class Blocks(NamedTuple):
 
 
 def unsupported(path: str, what: str, **details: Any) -> UnsupportedFormat:
-    """Return the refusal of a table; ``what`` says what stands in it that is not read."""
+    """Return the error for a table; ``what`` says what it has that is not supported."""
     return UnsupportedFormat(
         f"{path}: {what}, which is not read here; take a canonical savepoint (Flink), or let the query go on with "
         "RocksDB's usual options (Spark)",
@@ -86,7 +86,7 @@ def unsupported(path: str, what: str, **details: Any) -> UnsupportedFormat:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table file of which the footer has been read."""
+    """A table file whose footer has been read."""
 
     read: ReadRange
     size: int
@@ -94,17 +94,17 @@ class TableFile:
     version: int
     checksum: int
     context: int
-    """Mixed into the checksums of format version 6; 0 before."""
+    """Mixed into the checksums of format version 6; 0 before version 6."""
     metaindex: tuple[int, int]
     index: tuple[int, int] | None
-    """None where the metaindex says it."""
+    """None if the metaindex has it."""
 
     def load(self, handles: Handles) -> Blocks:
         """Read, check and decompress blocks, as :func:`load`."""
         return load([(self, handles)])
 
     def fits(self, place: tuple[int, int], octets: bytes) -> bool:
-        """Whether a stored block with its trailer has the checksum that the trailer says."""
+        """Return whether a stored block with its trailer has the checksum given in the trailer."""
         if self.checksum == _NONE:
             return True
         length = np.array([len(octets) - TRAILER])
@@ -247,7 +247,7 @@ def _decompressed(file: TableFile, handles: Handles) -> list[Any]:
 
 
 def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int) -> None:
-    """Put decompressed blocks in the place of those of one compression."""
+    """Replace blocks of one compression by their decompressed bytes."""
     name = _CODECS.get(kind, f"number {kind}")
     ratio = _RATIO.get(name)
     if ratio is None:
@@ -275,14 +275,14 @@ def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int
                 if len(found) != raw_size or not inflated.eof:
                     raise OSError(f"{raw_size} bytes are declared, at least {len(found)} are there")
             else:
-                # Raw snappy has its size within itself.
+                # Raw snappy contains its own size.
                 pieces[index] = codec.decompress(pa.py_buffer(body if name == "snappy" else body[at:]), raw_size)
         except (OSError, zlib.error, pa.ArrowException) as error:
             raise damaged(file.path, f"a block does not decompress by {name} ({error})") from error
 
 
 def _context(base: int, offset: Positions) -> npt.NDArray[np.uint32]:
-    """What format version 6 adds to the checksum of a block at an offset."""
+    """Return what format version 6 adds to the checksum of a block at an offset."""
     if not base:
         return np.zeros(len(offset), np.uint32)
     folded = (offset & 0xFFFFFFFF) + (offset >> 32)

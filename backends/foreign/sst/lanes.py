@@ -1,8 +1,10 @@
-"""Entries of many blocks at once: every restart point is a lane, and all lanes go in lock-step.
+"""Entries of many blocks at once: every restart point is a lane, and all lanes advance in
+lock-step.
 
 Layout: RocksDB, ``table/block_based/block_builder``. An entry is the number of bytes that its key
-shares with the key before, the number that follow, the length of the value (not in delta-encoded
-index blocks), the key's own bytes and the value. At restart points the whole key stands.
+shares with the previous key, the number of bytes that follow, the length of the value (not in
+delta-encoded index blocks), the key's own bytes and the value. At restart points the whole key is
+stored.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ class Entries(NamedTuple):
     key: ByteStrings
     value: ByteStrings
     block: Positions
-    """The number of the block that each lies in."""
+    """The number of the block that each entry is in."""
 
 
 class Measure(Protocol):
-    """Tells where values end that have no length before them."""
+    """Finds the ends of values that have no length in front of them."""
 
     def __call__(self, lanes: Positions, shared: Positions, at: Positions) -> Positions:
         """Take lanes, what their keys share, where their values begin; return where they end."""
@@ -74,7 +76,8 @@ def read_entries(
 ) -> Entries:
     """Decode all entries of blocks. ``path`` names the file of a block, for errors.
 
-    ``measure`` takes the number of lanes; without it the length of a value stands before its key.
+    ``measure`` takes the number of lanes; without it, values are stored with their lengths in
+    front.
     """
     start, end, lane_block = _lanes(blocks, path)
 
@@ -93,7 +96,7 @@ def read_entries(
     length = shared + own
     if int(length.sum()) > _KEYS_MAX:
         raise damaged(path(0), f"keys have more than {_KEYS_MAX:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
-    # No key shares more than the key before has; the first of a lane shares nothing.
+    # No key shares more than the length of the previous key; the first of a lane shares nothing.
     before = np.zeros(total, np.int64)
     before[1:] = length[:-1]
     before[first[counts > 0]] = 0
@@ -118,7 +121,7 @@ def _lanes(blocks: Blocks, path: Callable[[int], str]) -> tuple[Positions, Posit
     foot, count = end - 4, packed & ~_HASHED
     hashed = np.flatnonzero(packed & _HASHED)
     if len(hashed):
-        # A hash index of one byte a bucket, and their number, stand behind the restart points.
+        # A hash index of one byte a bucket, and the number of buckets, follow the restart points.
         foot[hashed] -= 2 + gather(data, foot[hashed] - 2, 2).view("<u2").reshape(-1)
     base = foot - 4 * count
     wrong = np.flatnonzero((count < 1) | (base < start))
@@ -140,7 +143,7 @@ def _lanes(blocks: Blocks, path: Callable[[int], str]) -> tuple[Positions, Posit
 
 
 class _Step(NamedTuple):
-    """The n-th entries of all lanes that have so many."""
+    """The n-th entries of all lanes that have that many."""
 
     lane: Positions
     shared: Positions
@@ -166,7 +169,7 @@ def _walk(
         shared, at = varints(data, at)
         own, at = varints(data, at)
         value_size, key_at = varints(data, at) if measure is None else (np.zeros_like(own), at)
-        # Lengths are judged one by one before they are added: a sum may pass 64 bits.
+        # Lengths are checked one by one before they are added: a sum may exceed 64 bits.
         wrong = np.flatnonzero((shared > len(data)) | (own > until - key_at) | (value_size > until - key_at - own))
         if len(wrong):
             raise broken(int(lane[wrong[0]]), "an entry passes its end")
@@ -192,13 +195,13 @@ def _walk(
 def _keys(
     data: Octets, first: Positions, counts: Positions, shared: Positions, key_at: Positions, length: Positions
 ) -> ByteStrings:
-    """Rebuild all keys, by classes of lanes with keys of like width; zeros follow each key."""
+    """Rebuild all keys, by classes of lanes with keys of similar width; zeros follow each key."""
     total = len(length)
     lanes = np.flatnonzero(counts)
     if not total:
         return ByteStrings(np.zeros(PAD, np.uint8), length, length)
     widest = np.maximum.reduceat(length, first[lanes])
-    # One class where that wastes little, else by powers of two.
+    # One class if that wastes little, otherwise classes by powers of two.
     top = int(widest.max())
     if top <= 64 or top * total <= 2 * int(length.sum()):
         classes = np.zeros(len(lanes), np.int64)
@@ -225,7 +228,7 @@ def _class_keys(
     """Rebuild the keys of some lanes: the entries' numbers, and their keys in rows of ``width``."""
     place = np.cumsum(counts) - counts
     rows = np.repeat(first - place, counts) + np.arange(int(counts.sum()))
-    # Lanes with more entries first: those that still go on are always the first ones.
+    # Lanes with more entries first: those that continue are always the first ones.
     order = np.argsort(-counts, kind="stable")
     first, counts, place = first[order], counts[order], place[order]
     matrix = np.empty((len(rows), width), np.uint8)

@@ -31,9 +31,9 @@ _JOINED_MAX: Final = 1 << 30
 def merged(
     tables: Sequence[Table], low: bytes | None = None, high: bytes | None = None, *, delimiter: bytes = b","
 ) -> tuple[ByteStrings, ByteStrings]:
-    """Read keys from ``low`` up to, without, ``high`` of one column family: keys and values.
+    """Read keys from ``low`` to ``high`` (exclusive) of one column family: keys and values.
 
-    In the order of the keys' bytes; each key once. Blocks outside of the range are not read.
+    In the order of the keys' bytes; each key once. Blocks outside the range are not read.
     """
     run, tombstones = read_tables(tables, low, high)
     return newest(run, tombstones, _names(tables), external=_external(tables), delimiter=delimiter)
@@ -44,7 +44,7 @@ def read_tables(
 ) -> tuple[Run, list[Tombstone]]:
     """Read all entries of a range of keys, not merged, and the range deletions.
 
-    Where the range is open at both ends, entries are counted and compared with what tables say.
+    If the range is open at both ends, entries are counted and compared with the tables' own counts.
     """
     wanted = [(table, *table.between(low, high)) for table in tables]
     wanted = [(table, first, last) for table, first, last in wanted if first < last]
@@ -69,7 +69,7 @@ def _names(tables: Sequence[Table]) -> str:
 
 
 def _external(tables: Sequence[Table]) -> bool:
-    """Whether a table's place in time is unknown."""
+    """Return whether it is unknown when a table was written relative to others."""
     return len(tables) > 1 and any(
         table.properties.external and not table.properties.global_sequence for table in tables
     )
@@ -83,7 +83,7 @@ def newest(
     external: bool = False,
     delimiter: bytes = b",",
 ) -> tuple[ByteStrings, ByteStrings]:
-    """Return the keys that stand and their values, from a run in any order."""
+    """Return the keys that are not deleted, and their values, from a run in any order."""
     key, stamp, value = run.key, run.stamp, run.value
     ordered = Ordered(key, stamp)
     if ordered.order is not None:
@@ -116,7 +116,9 @@ def newest(
 def _covered(
     key: ByteStrings, stamp: npt.NDArray[np.uint64], tombstones: Iterable[Tombstone], path: str
 ) -> npt.NDArray[np.uint64]:
-    """Return the newest range deletion over each key, as its sequence number; 0 where none is."""
+    """Return the newest range deletion over each key, as its sequence number; 0 if there is
+    none.
+    """
     stones = list(tombstones)
     spans = [(_search(key, stone.start), _search(key, stone.end), stone.sequence) for stone in stones]
     _check_spans(key, stamp, [(*span[:2], stone) for span, stone in zip(spans, stones, strict=True)], path)
@@ -139,10 +141,10 @@ def _covered(
 def _check_spans(
     key: ByteStrings, stamp: npt.NDArray[np.uint64], found: Sequence[tuple[int, int, Tombstone]], path: str
 ) -> None:
-    """Refuse deletions that may have lost their say over keys outside of their table.
+    """Refuse range deletions that might wrongly apply to keys outside their table.
 
-    A compaction writes a range deletion whole into each of its outputs, and it counts within the
-    output alone. Elsewhere a newer key may have had its sequence number set to 0 since.
+    A compaction writes a range deletion whole into each of its outputs, and it applies only within
+    that output. In other tables, a newer key may have had its sequence number set to 0 since.
     """
     found = [(first, last, stone) for first, last, stone in found if first < last and stone.span is not None]
     if not found:
@@ -159,9 +161,9 @@ def _check_spans(
 
 
 def _clipped(run: Run, low: bytes | None, high: bytes | None) -> Run:
-    """Return a run without the entries that lie outside of a range of keys.
+    """Return a run without the entries that are outside a range of keys.
 
-    Each table's entries are in order, and only its first and last blocks may have such.
+    Each table's entries are in order, and only its first and last blocks can have such entries.
     """
     kept, first = [], 0
     for size in run.counts:
@@ -182,7 +184,9 @@ def _slice(strings: ByteStrings, first: int, last: int) -> ByteStrings:
 
 
 def _search(key: ByteStrings, wanted: bytes, low: int = 0, high: int | None = None) -> int:
-    """Return the first place from ``low`` to ``high``, where keys are in order, not below a key."""
+    """Return the first position from ``low`` to ``high``, where keys are in order, not below a
+    key.
+    """
     high = len(key) if high is None else high
     while low < high:
         middle = (low + high) // 2
@@ -198,7 +202,7 @@ class Ordered:
     """The order of entries: by key, the newest of each first."""
 
     order: Positions | None
-    """None where they already are."""
+    """None if entries are in this order already."""
     begins: npt.NDArray[np.bool_]
     """In that order: whether the key differs from the one before."""
 
@@ -216,7 +220,7 @@ class Ordered:
         # Newest first: the complement of the stamp, the high byte first.
         newest_first = (~stamp).astype(">u8").view(np.uint8).reshape(-1, 8)
         whole = np.concatenate([rows, newest_first], axis=1)
-        # Sorted runs, one a table, are merged by a stable sort.
+        # Sorted runs, one per table, are merged by a stable sort.
         self.order = np.argsort(whole.view(f"S{whole.shape[1]}").reshape(-1), kind="stable")
         text = text[self.order]
         self.begins = np.ones(len(key), np.bool_)
@@ -230,7 +234,9 @@ class Ordered:
 
 
 def _rows(key: ByteStrings) -> Octets | None:
-    """Return keys as rows of one width that compare as they do; None where that takes too much."""
+    """Return keys as rows of one width that compare as the keys do; None if that takes too much
+    memory.
+    """
     count = len(key)
     if not count:
         return np.zeros((0, 1), np.uint8)
@@ -244,7 +250,7 @@ def _rows(key: ByteStrings) -> Octets | None:
     if int(key.length.min()) == width and width:
         return rows
     rows[np.arange(rows.shape[1]) >= key.length[:, None]] = 0
-    # Zeros at a key's end count: of two that are equal otherwise the shorter one is less.
+    # Zeros at a key's end count: of two keys that are otherwise equal, the shorter is less.
     return np.concatenate([rows, key.length.astype(">u2").view(np.uint8).reshape(-1, 2)], axis=1)
 
 
@@ -258,7 +264,7 @@ def _begins(key: ByteStrings) -> npt.NDArray[np.bool_]:
 
 
 def _check_ties(begins: npt.NDArray[np.bool_], stamp: npt.NDArray[np.uint64], path: str, external: bool) -> None:
-    """Several entries of a key need sequence numbers that differ."""
+    """Check that several entries of a key have different sequence numbers."""
     again = np.flatnonzero(~begins)
     if not len(again):
         return

@@ -1,6 +1,6 @@
 """A table file of RocksDB: its properties, its index, and its entries.
 
-Read ``blocks`` and ``lanes`` first. A key within a table is the user's key and eight bytes more,
+Read ``blocks`` and ``lanes`` first. A key within a table is the user's key and eight more bytes,
 little-endian: the sequence number in 56 bits and the type of the entry in the low eight.
 """
 
@@ -42,37 +42,39 @@ _REFUSED_TYPES: Final = {
 }
 _BYTEWISE: Final = "leveldb.BytewiseComparator"
 _HANDLE_KEY_FIRST: Final = 3
-"""The index type that keeps each block's first key beside its handle."""
+"""The index type that stores each block's first key beside its handle."""
 _TWO_LEVEL: Final = 2
 _GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
 _SPLIT_MIN: Final = 1 << 20
-"""No compaction ends a table with less data to begin another one."""
+"""No compaction ends a table with less data than this to begin another one."""
 _SMALL_MAX: Final = 1 << 20
 """No properties block has so many entries."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What a table says of itself."""
+    """The properties that a table stores."""
 
     column_family: str | None
     comparator: str | None
     merge_operator: str | None
     entries: int
-    """All records, range deletions among them."""
+    """All records, including range deletions."""
     deletions: int
-    """Of keys and of ranges."""
+    """Deletions of keys and of ranges."""
     merges: int
     range_deletions: int
     external: bool
-    """Written outside of a database and taken in: its own sequence numbers mean nothing."""
+    """Written outside a database and ingested: its own sequence numbers mean nothing."""
     global_sequence: int
-    """The one sequence number of all entries of an external table; 0 where the file has it not."""
+    """The one sequence number of all entries of an external table; 0 if the file does not have
+    it.
+    """
     index_type: int
     index_has_user_keys: bool
     index_is_delta_encoded: bool
     raw_bytes: int
-    """Of all keys and values, before compression."""
+    """The size of all keys and values, before compression."""
 
 
 class Run(NamedTuple):
@@ -84,23 +86,23 @@ class Run(NamedTuple):
     """Sequence number << 8 | type."""
     value: ByteStrings
     counts: tuple[int, ...] = ()
-    """How many entries are of each table, where they lie table by table, each in order."""
+    """How many entries come from each table, if they are ordered table by table."""
 
 
 class Tombstone(NamedTuple):
-    """Deletes all older entries of the keys from ``start`` up to, without, ``end``."""
+    """Deletes all older entries of the keys from ``start`` to ``end`` (exclusive)."""
 
     start: bytes
     end: bytes
     sequence: int
     span: tuple[bytes, bytes] | None = None
-    """First and last key of a table that may be one of several outputs of a compaction. Beyond
-    them the deletion may not count, which stands in the manifest only.
+    """First and last key of a table that may be one of several outputs of a compaction. Beyond them
+    the deletion may not apply, which only the manifest says.
     """
 
 
 class Separators(Sequence[bytes]):
-    """Keys that part blocks: none of block *i* is greater than the *i*-th."""
+    """Keys that separate blocks: none of block *i* is greater than the *i*-th."""
 
     def __init__(self, keys: ByteStrings) -> None:
         self.keys = keys
@@ -115,30 +117,30 @@ class Separators(Sequence[bytes]):
 
 @dataclass(frozen=True)
 class Table:
-    """One table file, opened: footer, properties and index are read, data blocks are not.
+    """One table file, opened: footer, properties and index have been read, data blocks have not.
 
-    Picklable where ``file.read`` is.
+    Picklable if ``file.read`` is.
     """
 
     file: TableFile
     properties: Properties
     blocks: Handles
-    """Of the data blocks, in key order."""
+    """The handles of the data blocks, in key order."""
     separators: Separators
     tombstones: tuple[Tombstone, ...]
 
     @property
     def path(self) -> str:
-        """Where it lies, for people."""
+        """Where the file is, for people."""
         return self.file.path
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Of all data blocks."""
+        """The stored size of all data blocks."""
         return int(self.blocks.size.sum())
 
     def separator_prefixes(self, size: int) -> Positions:
-        """Return the first bytes of each block's separator as a number; zeros where it is short."""
+        """Return the first bytes of each block's separator as a number, padded with zeros."""
         keys = self.separators.keys
         found = np.zeros(len(keys), np.int64)
         for at in range(size):
@@ -147,7 +149,7 @@ class Table:
         return found
 
     def between(self, low: bytes | None, high: bytes | None) -> tuple[int, int]:
-        """Return which data blocks may hold keys from ``low`` up to, without, ``high``."""
+        """Return which data blocks may have keys from ``low`` to ``high`` (exclusive)."""
         first = 0 if low is None else bisect_left(self.separators, low)
         last = len(self.separators) if high is None else bisect_left(self.separators, high) + 1
         return first, min(last, len(self.separators))
@@ -175,7 +177,7 @@ def open_table(read: ReadRange, size: int, path: str) -> Table:
     else:
         place = file.index
     blocks, separators = _index(file, properties, place)
-    # Whatever else a file holds lies behind its data.
+    # Everything else in the file comes after its data.
     limit = min(place[0], file.metaindex[0])
     if len(blocks.offset) and int(blocks.offset[-1] + blocks.size[-1]) > limit:
         raise damaged(path, f"a data block reaches beyond byte {limit}, where the index or the metaindex begins")
@@ -197,8 +199,8 @@ def open_table(read: ReadRange, size: int, path: str) -> Table:
 def read_run(wanted: Sequence[tuple[Table, int, int]], *, whole: bool = False) -> Run:
     """Read data blocks ``first`` … ``last - 1`` of each table into one run, in that order.
 
-    ``whole`` says that they are all blocks of each, so that entries are counted and compared with
-    what the tables say.
+    ``whole`` says that these are all blocks of each table, so entries are counted and compared with
+    the tables' own counts.
     """
     blocks = load([(table.file, table.blocks.part(first, last)) for table, first, last in wanted])
     owner = np.repeat(np.arange(len(wanted)), [last - first for _, first, last in wanted])
@@ -226,7 +228,7 @@ def read_run(wanted: Sequence[tuple[Table, int, int]], *, whole: bool = False) -
 
 
 class Counter:
-    """Counts a table's entries by type, to compare them with what the table says."""
+    """Counts a table's entries by type, to compare them with the table's own counts."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -237,7 +239,7 @@ class Counter:
         self.kinds += np.bincount((stamp & np.uint64(0xFF)).astype(np.uint8), minlength=256)
 
     def compare(self) -> None:
-        """Raise ``DamagedCheckpoint`` where a number differs."""
+        """Raise ``DamagedCheckpoint`` if a number differs."""
         says, ranges = self.table.properties, len(self.table.tombstones)
         for name, have, want in (
             ("entries", int(self.kinds.sum()) + ranges, says.entries),
@@ -260,7 +262,7 @@ def batches(table: Table, budget: int) -> Iterator[tuple[int, int]]:
 
 
 def _split(entries: Entries, path: Callable[[int], str]) -> Run:
-    """Part the users' keys from what the table adds."""
+    """Separate the users' keys from the bytes that the table adds."""
     key = entries.key
     if len(key) and int(key.length.min()) < 8:
         wrong = int(np.argmin(key.length))
@@ -284,12 +286,12 @@ def _refuse_types(run: Run, table_of: Positions, wanted: Sequence[tuple[Table, i
 
 
 def small_block(octets: bytes, path: str) -> list[tuple[bytes, bytes]]:
-    """Read a block of a few entries, as metaindex and properties are."""
+    """Read a block of a few entries, such as metaindex and properties."""
     return [(key, octets[at : at + size]) for key, at, size in _places(octets, path)]
 
 
 def _places(octets: bytes, path: str) -> list[tuple[bytes, int, int]]:
-    """Find the entries of a small block: keys, and where the values lie."""
+    """Find the entries of a small block: keys, and where the values are."""
     found: list[tuple[bytes, int, int]] = []
     if len(octets) < 8:
         raise damaged(path, f"a block of {len(octets)} bytes has no restart points")
@@ -312,8 +314,8 @@ def _places(octets: bytes, path: str) -> list[tuple[bytes, int, int]]:
 def _properties_block(file: TableFile, place: tuple[int, int]) -> list[tuple[bytes, bytes]]:
     """Read the properties.
 
-    The global sequence number of a table that was taken in is written over afterwards; the checksum
-    is of the block as it was, with zero there.
+    The global sequence number of an ingested table is overwritten afterwards; the checksum is of
+    the block as it was, with zero there.
     """
     offset, size = place
     octets = bytes(file.read(offset, size + TRAILER)) if offset + size + TRAILER <= file.size else b""
@@ -368,7 +370,7 @@ def _properties(found: dict[bytes, bytes], path: str) -> Properties:
 
 
 def _index(file: TableFile, properties: Properties, place: tuple[int, int]) -> tuple[Handles, Separators]:
-    """Read the index: the data blocks' handles, and the keys that part them."""
+    """Read the index: the data blocks' handles, and the keys that separate them."""
     if properties.index_type > _HANDLE_KEY_FIRST:
         raise unsupported(file.path, f"its index is of type {properties.index_type}")
     handles, keys = _index_blocks(file, properties, single(place))
@@ -406,10 +408,10 @@ def _index_blocks(file: TableFile, properties: Properties, places: Handles) -> t
 
 
 class _Handles:
-    """Reads the values of a delta-encoded index block, which have no length before them.
+    """Reads the values of a delta-encoded index block, which have no length in front of them.
 
-    A key that shares nothing has a whole handle; another one the difference of its block's size
-    from that of the block before, which it follows without a gap.
+    An entry whose key shares nothing has a whole handle; any other has the difference between its
+    block's size and that of the previous block, which it follows without a gap.
     """
 
     def __init__(self, data: Octets, lanes: int, with_first: bool) -> None:

@@ -1,18 +1,18 @@
-"""A wide edge: what a sender tells all receivers is told once, however many they are.
+"""A wide edge: what a sender sends to all receivers is stored once, however many there are.
 
-Theory of operation. Where every sender reaches every receiver, watermarks, barriers and ends go to
-all receivers alike. A sender appends them to one log of the edge; a receiver reads on in the log
-when it takes its next step. A channel has a queue of its own only when something has to wait there:
-rows, and what comes behind them or behind a barrier that blocks. So the elements of a channel are,
-in this order: those in its queue, those that the receiver has read and not taken yet, and those of
-its sender in the rest of the log.
+Theory of operation. If every sender reaches every receiver, watermarks, barriers and ends go to all
+receivers alike. A sender appends them to one log of the edge; a receiver reads on in the log at its
+next step. A channel has a queue of its own only if something has to wait there: rows, and what
+follows them or a barrier that blocks. So the elements of a channel are, in this order: those in its
+queue, those that the receiver has read but not taken yet, and those of its sender in the rest of
+the log.
 
-1. Rows go into the queue. What their sender has told before goes there first, so that it stays
+1. Rows go into the queue. What their sender has appended before goes there first, so it stays
    before them (:meth:`SendingEnd.queue_to`).
 2. What a receiver reads of a channel whose queue holds something, or that is blocked, goes into the
-   queue (:meth:`ReceivingEnd.take`). All else is taken, like elements of all channels in one step.
-3. An entry is kept until no receiver has it to take. A sender that has ``CAPACITY`` of them waits.
-4. Where channels are asked one by one, as for an unaligned barrier, all goes into the queues.
+   queue (:meth:`ReceivingEnd.take`). The rest is taken, equal elements of all channels in one step.
+3. An entry is kept until every receiver has taken it. A sender that has ``CAPACITY`` of them waits.
+4. If channels are visited one by one, as for an unaligned barrier, everything goes into the queues.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ...dataflow.task import Task
 from .queue import CAPACITY, Queue
 
 TOGETHER_MIN: Final = 16
-"""A task with so many channels takes watermarks, barriers and ends of all of them in one step."""
+"""A task with this many channels takes watermarks, barriers and ends of all of them at once."""
 
 
 def is_wide(channels: int) -> bool:
-    """Whether a task with so many channels takes what is alike of them in one step."""
+    """Return whether a task with so many channels takes what is alike of them in one step."""
     return channels >= TOGETHER_MIN
 
 
@@ -52,7 +52,7 @@ class EdgeLog:
         self.sending = [SendingEnd(self, sender, channels) for sender, channels in enumerate(leaving)]
         self.receiving = [ReceivingEnd(self, receiver, channels) for receiver, channels in enumerate(arriving)]
         self.told = [0] * len(leaving)
-        """By sender, the number behind its last entry."""
+        """By sender, the number after its last entry."""
         self._kept = [0] * len(leaving)
         """By sender, how many entries are kept."""
         self.full: set[int] = set()
@@ -63,7 +63,7 @@ class EdgeLog:
         """By sender, how many receivers have not processed all of its data."""
 
     def tell(self, sender: int, element: ev.Element) -> None:
-        """Append what a sender tells all receivers."""
+        """Append what a sender sends to all receivers."""
         self.senders.append(sender)
         self.elements.append(element)
         self.end += 1
@@ -80,7 +80,7 @@ class EdgeLog:
                 self.sending[sender].on_full(self)
 
     def trim(self) -> None:
-        """Drop the entries that every receiver has taken, and let senders go on that have room."""
+        """Drop the entries that every receiver has taken, and wake senders that have room."""
         count = min(receiving.taken for receiving in self.receiving) - self.first
         for sender in self.senders[:count]:
             self._kept[sender] -= 1
@@ -91,8 +91,9 @@ class EdgeLog:
             self.sending[sender].on_room(self)
 
     def confirm(self, channels: Iterable[ev.Channel]) -> list[int]:
-        """Receivers have processed all data of these channels. Returns the senders of which nothing
-        is left to process.
+        """Note that receivers have processed all data of these channels.
+
+        Returns the senders that have nothing left to process.
         """
         done: list[int] = []
         for _, sender, _ in channels:
@@ -117,11 +118,11 @@ class SendingEnd:
         self._sender = sender
 
     def tell(self, element: ev.Element) -> None:
-        """Tell all receivers."""
+        """Send an element to all receivers."""
         self._log.tell(self._sender, element)
 
     def queue_to(self, receiver: int) -> Queue:
-        """The queue of a channel, in which all lies that was told on it and is not taken."""
+        """Return the queue of a channel, in which all lies that was told on it and is not taken."""
         return self._log.receiving[receiver].queue_from(self._sender)
 
 
@@ -154,7 +155,7 @@ class ReceivingEnd:
         return len(self._elements) + self._log.end - self._read
 
     def queue_from(self, sender: int) -> Queue:
-        """The queue of a channel, in which all lies that was told on it and is not taken."""
+        """Return the queue of a channel, in which all lies that was told on it and is not taken."""
         queue = self._queue(sender)
         if self._log.told[sender] > self.taken:
             self._read_on()

@@ -1,4 +1,4 @@
-"""What one task puts into its channels."""
+"""The output channels of one task."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Outputs:
 
     @property
     def full(self) -> bool:
-        """Whether what the task would emit may have no room."""
+        """Whether there may be no room for what the task would emit."""
         return bool(self._filled)
 
     def put(self, element: ev.Element) -> None:
-        """Put what is no records into all channels."""
+        """Put an element other than records into all channels."""
         for edge, queues in self._queues.items():
             self._put(edge, queues, element)
         for edge, end in self._wide.items():
@@ -81,8 +81,9 @@ class Outputs:
 
 
 def _end_logs(queues: Iterable[Queue], number: int) -> None:
-    """What is put behind a barrier is no part of the epoch before. That of an aborted checkpoint
-    may come late, and ends no log.
+    """End the logs: what follows a barrier is not part of the epoch before it.
+
+    The barrier of an aborted checkpoint may come late, and ends no log.
     """
     for queue in queues:
         if queue.logged_for == number:

@@ -20,11 +20,11 @@ Feedback channels have no limit, so that loops turn.
 
 
 class LoopFill:
-    """How much was fed back to one subtask of a loop's head, and waits there.
+    """How much was fed back to one subtask of a loop's head and is waiting there.
 
-    Nothing may hold a loop up, or it would wait for itself. So what is fed back always has room,
-    and from half of ``bytes_max`` on it goes before what comes from outside. A loop that grows all
-    the same feeds back more than it takes in: with more than ``bytes_max`` it fails.
+    Nothing may block a loop, or it would wait for itself. So what is fed back always has room, and
+    from half of ``bytes_max`` on it is taken before input from outside. A loop that still grows
+    feeds back more than it takes in: with more than ``bytes_max`` it fails.
     """
 
     def __init__(self, head: ev.TaskId, bytes_max: int) -> None:
@@ -34,17 +34,17 @@ class LoopFill:
 
     @property
     def presses(self) -> bool:
-        """Whether the head is to take nothing but what was fed back."""
+        """Whether the head must take only what was fed back."""
         return 2 * self.size_bytes > self._bytes_max
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raises ``FailsAgain`` of kind ``LIMIT_EXCEEDED`` if that is too much."""
+        """Add a batch. Raises ``FailsAgain`` of kind ``LIMIT_EXCEEDED`` if that is too much."""
         self.size_bytes += _size_of(batch)
         if self.size_bytes > self._bytes_max:
             raise FailsAgain(
-                f"more than {self._bytes_max:,} bytes of records wait to go round the loop of operator "
-                f"{self._head.vertex!r} (subtask {self._head.subtask}): the loop feeds back more than it lets go. Let "
-                "each record leave it in the end, or raise loop_bytes_max",
+                f"more than {self._bytes_max:,} bytes of records wait in the loop of operator "
+                f"{self._head.vertex!r} (subtask {self._head.subtask}): more is fed back than leaves it. Make "
+                "every record leave the loop eventually, or raise loop_bytes_max",
                 kind=ErrorKind.LIMIT_EXCEEDED,
                 operator=self._head.vertex,
             )
@@ -54,7 +54,7 @@ class LoopFill:
 
 
 def _size_of(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch; many of one row take more than their rows do."""
+    """Return the bytes of a batch; many batches of one row take more than their rows do."""
     return int(batch.nbytes) + 1024
 
 
@@ -63,7 +63,7 @@ def _ignore(_: Queue) -> None:
 
 
 class Queue:
-    """One channel: first in, first out. It calls back when it becomes full or empty or stops so."""
+    """One channel: first in, first out. It calls back when it becomes full or empty, or not."""
 
     __slots__ = (
         "capacity",
@@ -118,7 +118,7 @@ class Queue:
         return element
 
     def records_before(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The batches before the barrier of this number, or all where it is not there."""
+        """Yield the batches before the barrier of this number, or all if it is not there."""
         for element in self.elements:
             if isinstance(element, ev.Records):
                 yield element.batch
@@ -126,7 +126,7 @@ class Queue:
                 return
 
     def replace_barrier(self, barrier: ev.Barrier) -> bool:
-        """Replace the barrier of the same number; returns whether there is one."""
+        """Replace the barrier of the same number; return whether there is one."""
         for at, element in enumerate(self.elements):
             if isinstance(element, ev.Barrier) and element.number == barrier.number:
                 self.elements[at] = barrier

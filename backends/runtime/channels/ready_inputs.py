@@ -1,4 +1,4 @@
-"""Which of a task's channels something can be taken from now."""
+"""The channels of a task from which something can be taken now."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class ReadyInputs:
         """Looks at channels that have paid, or are still to pay where it is below zero."""
         self._releases = task.releases
         self.fill: LoopFill | None = None
-        """Of the head of a loop."""
+        """What waits at the head of a loop."""
         self.told: list[ReceivingEnd] = []
-        """Of wide edges: what all channels without a queue hold."""
+        """The ends of wide edges: what all channels without a queue hold."""
 
     def add(self, queue: Queue) -> bool:
-        """Returns whether it is the only one that may be open, so that the task may have become
-        ready.
+        """Add a channel; return whether it is the only one that may be open.
+
+        If so, the task may have become ready.
         """
         place = len(self._open)
         self._place[queue] = place
@@ -84,7 +85,7 @@ class ReadyInputs:
             self._put_aside(queue)
 
     def _told_at(self, number: int) -> ReceivingEnd:
-        """The end that holds the entry of this number, of all that wait."""
+        """Return the end that holds the entry of this number, of all that wait."""
         for end in self.told:
             if number < end.waiting:
                 return end

@@ -6,14 +6,14 @@ The library installs no handler by itself. A program that wants one runs its job
     with stop_soon_on_sigterm(runtime):
         outcome = runtime.run(flow)
 
-Theory of operation. Python runs a handler between two instructions of the main thread, which may
-lie in a native call for long. So the handler does nothing. The interpreter writes the number of
-each signal into a pipe at once, and a thread reads it: at the first SIGTERM it calls ``stop_soon``,
-at the second, and when grace is over and the run has not ended by itself, it ends the process. What
-had the pipe before (``ckpt`` has one for Ctrl-C) gets every signal, too.
+Theory of operation. Python runs a handler between two instructions of the main thread, which may be
+in a native call for long. So the handler does nothing. The interpreter writes the number of each
+signal into a pipe at once, and a thread reads it: at the first SIGTERM it calls ``stop_soon``; at
+the second, or when grace is over and the run has not ended by itself, it ends the process. A
+previous owner of the pipe (``ckpt`` has one for Ctrl-C) gets every signal too.
 
-Signals that came by another process (the JVM of a Spark job) are counted by themselves: one SIGTERM
-to a whole group of processes is one, not two.
+Signals that came through another process (the JVM of a Spark job) are counted separately: one
+SIGTERM to a whole group of processes is one, not two.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .stop_soon import GRACE_SECONDS, grace_seconds
 TERMINATED: Final = 128 + signal.SIGTERM
 """The exit status of a program that was told to end, and ended without a new checkpoint."""
 LAST_SECONDS: Final = 2.0
-"""So long after grace the process is ended, if the run has not ended itself."""
+"""How long after grace the process is ended, if the run has not ended by itself."""
 _ELSEWHERE: Final = 255
-"""In the pipe: a SIGTERM that another process has got."""
+"""The byte in the pipe for a SIGTERM that another process got."""
 
 
 def _complain(sentence: str) -> None:
@@ -45,7 +45,7 @@ def _complain(sentence: str) -> None:
 
 
 class Endable(Protocol):
-    """What is asked of a runtime."""
+    """What is needed of a runtime."""
 
     @property
     def newest(self) -> int | None:
@@ -55,7 +55,7 @@ class Endable(Protocol):
         pass
 
     def forward_sigterm(self, heard: Callable[[], None]) -> Callable[[], None]:
-        """Call ``heard`` for a SIGTERM to another process, until what is returned is called."""
+        """Call ``heard`` for SIGTERMs to other processes until the returned function is called."""
 
 
 class SigtermWatch:
@@ -112,7 +112,7 @@ class SigtermWatch:
         try:
             self._watch(read_end)
         except Exception as error:
-            self._leave(f"what waits for SIGTERM has failed, so the job has ended at once: {error!r}")
+            self._leave(f"the SIGTERM watcher failed, so the job ended at once: {error!r}")
 
     def _watch(self, read_end: int) -> None:
         heard: Counter[int] = Counter()
@@ -121,7 +121,7 @@ class SigtermWatch:
             left = None if until is None else max(until - time.monotonic(), 0)
             if not select.select([read_end], [], [], left)[0]:
                 self._leave(
-                    f"the job was told to end, and {self._grace:g} s were not enough for a checkpoint and its commits"
+                    f"the job was asked to end, but {self._grace:g} s were not enough for a checkpoint and its commits"
                 )
                 continue
             number = os.read(read_end, 1)
@@ -137,7 +137,7 @@ class SigtermWatch:
                 until = time.monotonic() + self._grace + LAST_SECONDS
                 self._runtime.stop_soon(grace=self._grace)
             elif heard[number[0]] > 1:
-                self._leave("the job was told to end twice, so it has ended at once")
+                self._leave("the job was asked to end twice, so it ended at once")
         os.close(read_end)
 
     def _leave(self, why: str) -> None:
@@ -157,11 +157,11 @@ def stop_soon_on_sigterm(
     grace: float | datetime.timedelta = GRACE_SECONDS,
     last_words: Callable[[str], None] = _complain,
 ) -> SigtermWatch:
-    """Make SIGTERM stop the job of a runtime soon, within a ``with``; Ctrl-C stays as it is.
+    """Return a context manager in which SIGTERM stops a runtime's job soon; Ctrl-C is unchanged.
 
-    The first SIGTERM is :meth:`.Runtime.stop_soon`. A second one, or a run that does not end when
-    ``grace`` (seconds, or a timedelta) is over, ends the process at once with status 143, after one
-    sentence that says what the newest checkpoint is. ``last_words`` shows it; by default on
-    standard error. Raises ``InvalidInput`` if ``grace`` is no such time, or negative.
+    The first SIGTERM calls :meth:`.Runtime.stop_soon`. A second one, or a run that has not ended
+    after ``grace`` (seconds, or a timedelta), ends the process at once with status 143, after one
+    sentence that names the newest checkpoint. ``last_words`` shows it, by default on standard
+    error. Raises ``InvalidInput`` if ``grace`` is not such a time, or negative.
     """
     return SigtermWatch(runtime, grace=grace, last_words=last_words)

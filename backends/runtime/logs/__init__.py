@@ -1,4 +1,4 @@
-"""What the driver writes piece by piece, since it only grows. Read ``enumerator_logs``."""
+"""Logs that the driver writes piece by piece, as they only grow. Read ``enumerator_logs``."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The logs of enumerators: what they remember for ever, of which a checkpoint writes what is new.
+"""The logs of enumerators: what they remember for ever. A checkpoint writes only what is new.
 
 Theory of operation. A log is an even-split state of the source, in several segments, oldest first.
 A checkpoint writes at most one: what is new, joined with the *tail*, the newest segment, as long as
 that is short. A tail that has grown long is joined with the segment before it if that is not much
-longer, and so on, so each row is written again about log2(rows / ``TAIL_ROWS``) times in all, and
-there are no more segments than that. All others are named by their handles again, as is everything
-where nothing is new.
+longer, and so on, so each row is rewritten about log2(rows / ``TAIL_ROWS``) times in total, and
+there are no more segments than that. Handles name all other segments again, and all of them if
+nothing is new.
 
-An enumerator that needs little of its log any more gives that anew, in place of all segments.
+An enumerator that no longer needs most of its log returns the rest, which replaces all segments.
 
 Workers report that they have no rows of the state. The driver adds the handles to those of the
-first subtask that goes on. What is not published is kept for the next checkpoint. A run begins with
-one segment of all rows.
+first subtask that continues. What is not published is kept for the next checkpoint. A run begins
+with one segment of all rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...dataflow.casting import cast_to_schema
 from ...dataflow.graph import ENUMERATOR_LOG
 
 TAIL_ROWS = 512
-"""How long the segment may be to which every checkpoint adds."""
+"""How many rows the segment that every checkpoint adds to may have."""
 
 
 class _Segment(NamedTuple):
@@ -46,7 +46,7 @@ class _Log:
     def __init__(self, rows: pa.Table) -> None:
         self.new = rows
         self.is_anew = False
-        """Whether ``new`` takes the place of all segments."""
+        """Whether ``new`` replaces all segments."""
         self.segments: list[_Segment] = []
         """As the newest checkpoint of the run has them, oldest first."""
         self.written: list[_Segment] = []
@@ -54,11 +54,11 @@ class _Log:
 
     @property
     def staying(self) -> list[_Segment]:
-        """The segments that what is new is added to."""
+        """The segments to which new rows are added."""
         return [] if self.is_anew else [*self.segments]
 
     def joined(self) -> tuple[int, pa.Table]:
-        """How many segments stay, and the rows of the one that comes behind them."""
+        """Return how many segments stay, and the rows of the one after them."""
         kept, rows = len(self.staying), self.new
         while kept:
             before = self.segments[kept - 1].rows
@@ -111,6 +111,6 @@ class EnumeratorLogs:
                 checkpoint.add_handles(handles_table(handles))
 
     def published(self) -> None:
-        """The checkpoint that was written last exists."""
+        """Note that the checkpoint written last exists."""
         for log in self._logs.values():
             log.segments, log.new, log.is_anew = log.written, log.new.slice(0, 0), False

@@ -1,4 +1,4 @@
-"""What users hear of a job: its progress, how it has ended, and whether it starts again."""
+"""What users see of a job: its progress, how it ended, and whether it starts again."""
 
 from __future__ import annotations
 

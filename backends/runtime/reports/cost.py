@@ -1,4 +1,4 @@
-"""What the failures of a job have cost: time, and rows that are read again."""
+"""The cost of a job's failures: time, and rows that are read again."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class FailureCost:
     failures: int = 0
     """Runs that were lost, and tries of epochs on Spark."""
     lost_us: int = 0
-    """From the newest checkpoint, or the begin of a failed try, until the job went on."""
+    """From the newest checkpoint, or the beginning of a failed try, until the job went on."""
     rows_again: int = 0
-    """Rows that were read behind the newest checkpoint, as far as it is known."""
+    """Rows that were read after the newest checkpoint, as far as known."""
 
     def plus(self, lost_us: int, rows_again: int, failures: int = 1) -> FailureCost:
-        """With one failure more."""
+        """Return the cost with one more failure."""
         return FailureCost(self.failures + failures, self.lost_us + lost_us, self.rows_again + rows_again)
 
     @property
     def words(self) -> str:
-        """In words; empty without a failure."""
+        """Return the cost in words; empty without a failure."""
         if not self.failures:
             return ""
         count = "1 failure" if self.failures == 1 else f"{self.failures:,} failures"
@@ -37,7 +37,7 @@ class FailureCost:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The property of the records that follow a failure."""
+        """Return the property of the records that follow a failure."""
         return {FAILURES_PROPERTY: json.dumps(asdict(self), separators=(",", ":"))} if self.failures else {}
 
 

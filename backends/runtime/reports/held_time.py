@@ -1,4 +1,4 @@
-"""A warning that names the input for which event time has waited for long."""
+"""A warning that names the input that has held back event time for long."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stateformat.words import age, label, precise_moment
 from ...dataflow.chain import Holder
 
 HELD_US: Final = 60_000_000
-"""For how long an input must have held time up to be worth a warning."""
+"""How long an input must have held back event time to be worth a warning."""
 LOOK_EVERY_US: Final = 5_000_000
 
 
 class TimeWatch:
     """Looks for the input that is behind the others, which have gone on.
 
-    ``idle_after_us``: by uid of each source with event time, what its user gave.
+    ``idle_after_us``: the value that the user gave for each source with event time, by uid.
     """
 
     def __init__(self, idle_after_us: Mapping[str, int | None]) -> None:
@@ -28,11 +28,11 @@ class TimeWatch:
         """The source and split that is behind, and its watermark."""
         self._since_us = 0
         self._furthest_us = 0
-        """Where the others were then."""
+        """Where the others were at that time."""
         self._told: tuple[str, str | None] | None = None
 
     def look(self, now_us: int, readers: Iterable[tuple[str, Holder]]) -> str | None:
-        """Return a warning if the input that is behind is another than the last time.
+        """Return a warning if the input that is behind is not the one of the last time.
 
         ``readers``: those that run and are not idle, with the uid of their source.
         """

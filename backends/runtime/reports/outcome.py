@@ -21,22 +21,22 @@ One would not do: what fails again and again may publish in between.
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """A job has ended: FINISHED."""
+    """How a job ended: FINISHED."""
 
     checkpoint_id: int | None
-    """The newest checkpoint of its store; None where none was taken."""
+    """The newest checkpoint of its store; None if none was taken."""
     sentence: str
     stop: Stop | None = None
-    """The stop at which it ended; None for a job whose input has ended."""
+    """The stop that ended it; None for a job whose input ended."""
     savepoint: str | None = None
-    """The URL of a stop's savepoint.
+    """The URL of the stop's savepoint.
 
-    None with a ``stop``: copying failed, ``sentence`` says why.
+    None with a ``stop``: the copy failed; ``sentence`` says why.
     """
     restarts: int = 0
-    """How often it started again after a failure."""
+    """How often it restarted after a failure."""
     interrupted: bool = False
-    """Whether it was told to stop soon; a start without any option goes on."""
+    """Whether :meth:`.Runtime.stop_soon` ended it; a start without any option resumes it."""
 
 
 class JobPaused(JobOutcome):
@@ -44,17 +44,17 @@ class JobPaused(JobOutcome):
 
 
 class JobFailed(CheckpointError):
-    """A job has failed too often, or in a way in which it would fail again.
+    """A job failed too often, or in a way that would repeat.
 
-    Its store is as sound as before: run it again once the cause is fixed. ``__cause__`` is the last
-    failure, an ``OperatorError`` whose cause is what user code raised.
+    Its store is intact: run the job again once the cause is fixed. ``__cause__`` is the last
+    failure; if user code raised it, an ``OperatorError`` with that exception as its cause.
     """
 
 
 class GraceExceeded(CheckpointError):
-    """A job was told to stop soon, and ended without a new checkpoint when its time was up.
+    """A job that was to stop soon ended without a new checkpoint when its time was up.
 
-    Its store is sound. ``details`` has ``checkpoint_id``, the newest (None: there is none), and
+    Its store is intact. ``details`` has ``checkpoint_id``, the newest (None if there is none), and
     ``grace_us``.
     """
 
@@ -62,7 +62,7 @@ class GraceExceeded(CheckpointError):
 
 
 class RunDiscarded(CheckpointError):
-    """A run is discarded, and the job goes on from its newest checkpoint."""
+    """A run is discarded, and the job resumes from its newest checkpoint."""
 
     def __init__(self, message: str, *, counted: bool) -> None:
         super().__init__(message, counted=counted)
@@ -112,9 +112,9 @@ class RestartPolicy:
         return failed
 
     def _verdict(self, error: Exception, cause: BaseException, *, same: bool) -> str | None:
-        """Why the job must not start again; None if it may."""
+        """Return why the job must not start again; None if it may."""
         if is_for_good(cause):
-            return f"failed, and another try cannot help: {error}"
+            return f"failed, and retrying cannot help: {error}"
         # A run that was discarded without a cause says nothing of what was raised: time ran out, or
         # a publication failed.
         known = not isinstance(cause, RunDiscarded)

@@ -14,43 +14,43 @@ from .cost import FailureCost
 
 @dataclass(frozen=True)
 class Progress:
-    """A job at one moment."""
+    """The state of a job at one moment."""
 
     job_id: str
     elapsed_us: int
-    """Since the run began, by the executor's clock."""
+    """The time since the run began, by the executor's clock."""
     rows_read: int
-    """Rows that all sources have read in this run."""
+    """The rows that all sources have read in this run."""
     checkpoint_id: int | None
     """The newest published checkpoint; None before the first."""
     state_rows: int
-    """Rows of that checkpoint."""
+    """The rows of state in that checkpoint."""
     state_bytes: int
     running: int
-    """Tasks that run."""
+    """The number of running tasks."""
     finished: int
-    """Tasks that have finished."""
+    """The number of finished tasks."""
     watermark: int | None
-    """The least of all sources with event time, µs; None while one is unknown, or without any."""
+    """The lowest of all sources with event time, µs; None while one is unknown, or without any."""
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
-    """By uid of a source the least of its tasks, µs.
+    """By uid of a source, the lowest watermark of its tasks, µs.
 
     None without event time, or before it is known.
     """
     late_rows: int = 0
-    """Rows that operators have dropped as late since the job began."""
+    """The late rows that operators have dropped since the job began."""
     warnings: tuple[str, ...] = ()
-    """Those since the last progress."""
+    """The warnings since the last progress."""
     news: tuple[str, ...] = ()
-    """What has happened to the job since the last progress: it was rescaled."""
+    """What happened to the job since the last progress, such as a rescale."""
     parallelism: int = 0
-    """The greatest of all operators."""
+    """The highest of all operators."""
     failures: int = 0
-    """Runs and tries of epochs that failed since the program began."""
+    """Runs and attempts of epochs that failed since the program started."""
     lost_us: int = 0
-    """The time that these have cost."""
+    """The time lost by these failures."""
     rows_again: int = 0
-    """Rows that had to be read again for them, as far as it is known."""
+    """Rows that had to be read again because of them, as far as known."""
 
     def line(self) -> str:
         checkpoint = "no checkpoint yet" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
@@ -104,7 +104,7 @@ class EpochProgress(Progress):
 
 
 def late_words(count: int) -> str:
-    """The number of late rows in words."""
+    """Return the number of late rows in words."""
     return f"{count:,} late {'row' if count == 1 else 'rows'} dropped"
 
 
@@ -131,7 +131,7 @@ COLUMNS: Final = 78
 
 
 class ProgressLine:
-    """Writes progress to a terminal as one line that changes, elsewhere a line per checkpoint."""
+    """Writes progress: on a terminal one changing line, elsewhere a line per checkpoint."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Rescales of a running job, and what is said of another parallelism."""
+"""Rescales of a running job, and messages about another parallelism."""
 
 from __future__ import annotations
 

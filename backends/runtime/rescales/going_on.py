@@ -1,6 +1,6 @@
 """The rescale of a running job: the check before it stops, the start from there, and the way back.
 
-A rescale is a stop without drain whose record says the parallelism at which the job goes on. So
+A rescale is a stop without drain whose record gives the parallelism at which the job goes on. So
 whatever ends the process in between, the next start finds it in the newest record:
 
 =====================================  =========================================================
@@ -13,7 +13,7 @@ a later one                            goes on from it. If this process has made
 =====================================  =========================================================
 
 A start at the new parallelism has failed if anything raises before its first checkpoint is
-published. A run that is discarded without a failure is only begun again.
+published. A run that is discarded without a failure simply begins again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _GoingOn:
     """Which operators, at which parallelism."""
     in_force_before: Mapping[str, int]
     counts_from: int
-    """Requests count for this run as for the one that has stopped."""
+    """The checkpoint from which requests count, as for the run that has stopped."""
     failure: str = ""
     """Why the start at the new parallelism failed."""
     is_back: bool = False
@@ -75,7 +75,7 @@ class Rescales:
 
     def __init__(self, check: Callable[[CommitPermit | None, Mapping[str, int]], object] = _refuse) -> None:
         self.in_force: Mapping[str, int] = {}
-        """By uid. It counts before all that the program says, as long as this process lives."""
+        """The parallelism by uid. It overrides the program's as long as this process lives."""
         self._check = check
         self._going_on: _GoingOn | None = None
         self._answers: list[rq.RequestAnswer] = []
@@ -87,7 +87,7 @@ class Rescales:
         """Decide at which parallelism the run starts; ``save`` makes the savepoint of a stop."""
         current = self._going_on
         if current is not None and (permit is None or permit.ref != current.stop):
-            # Its checkpoint was published, and the run broke off before it knew.
+            # Its checkpoint was published, but the run ended before it knew.
             self._conclude(current)
             self._going_on = None
         wanted = rescale_of(permit.record) if permit is not None else None
@@ -113,7 +113,7 @@ class Rescales:
         logger.info("the job goes on from its stop at checkpoint %s: %s", permit.ref.checkpoint_id, wanted.describe())
 
     def fell_back(self, error: Exception) -> bool:
-        """Whether the job is to go on at its old parallelism, since this failed at the new one."""
+        """Return whether to go on at the old parallelism, since this failed at the new one."""
         current = self._going_on
         if current is None or current.failure:
             return False
@@ -124,18 +124,18 @@ class Rescales:
 
     @property
     def request(self) -> str | None:
-        """The request by which the job has stopped, if the run goes on from there."""
+        """The request that stopped the job, if the run goes on from there."""
         return None if self._going_on is None else self._going_on.request
 
     def counts_from(self, restored_from: int) -> int:
-        """The checkpoint that decides which requests count for a run."""
+        """Return the checkpoint that decides which requests count for a run."""
         self._counts_from = restored_from if self._going_on is None else self._going_on.counts_from
         return self._counts_from
 
     def check(self, request: rq.RescaleRequest, graph: JobGraph, permit: CommitPermit | None) -> str:
-        """What the rescale would move, in words; "" for nothing.
+        """Return what the rescale would move, in words; "" for nothing.
 
-        ``graph``: of the run; ``permit``: of the newest checkpoint. Raises what a start would.
+        ``graph`` is the run's, ``permit`` the newest checkpoint's. Raises what a start would.
         """
         finished = _finished(permit.record) if permit is not None else frozenset()
         for uid in request.operators:
@@ -157,7 +157,7 @@ class Rescales:
         return moved
 
     def answers(self, published: int) -> list[rq.RequestAnswer]:
-        """The answers that are due in a run that has published so many checkpoints."""
+        """Return the answers that are due in a run that has published so many checkpoints."""
         current = self._going_on
         if current is not None and (published or current.is_back):
             self._conclude(current)
@@ -167,7 +167,7 @@ class Rescales:
         return found
 
     def end_failed(self, error: BaseException) -> list[rq.RequestAnswer]:
-        """The answer of a job that could go on at neither parallelism, and has failed."""
+        """Return the answer of a job that could go on at neither parallelism, and has failed."""
         current = self._going_on
         if current is not None:
             current.is_back, current.failure = True, current.failure or str(error)
@@ -217,7 +217,8 @@ def parallelism_words(record: Record, topology: JobGraph) -> str:
     if not moved:
         return ""
     return (
-        f"the program says another parallelism than checkpoint {record.checkpoint_id}, and the program counts: {moved}"
+        f"the program sets another parallelism than checkpoint {record.checkpoint_id}, and the program "
+        f"takes precedence: {moved}"
     )
 
 
@@ -226,6 +227,6 @@ def _finished(record: Record) -> frozenset[str]:
 
 
 def _some(words: Sequence[str], between: str = ", ", most: int = 5) -> str:
-    """The first few of many words, and how many more there are."""
+    """Return the first few of many words, and how many more there are."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return between.join(words[:most]) + more

@@ -40,7 +40,7 @@ def with_keys_of(rows: Readable, filters: Sequence[Filter]) -> Readable:
 
 
 def _values(name: str, filters: Sequence[Filter]) -> Sequence[Any] | None:
-    """The fewest values that one filter leaves to a column; None where each leaves any."""
+    """Return the fewest values that one filter leaves to a column; None where each leaves any."""
     fewest: Sequence[Any] | None = None
     for one in filters:
         if getattr(one, "attribute", None) != (name,):

@@ -127,7 +127,7 @@ def _address(rest: dict[str, str]) -> tuple[str, int | None]:
 
 
 def _checkpoint(url: str, rest: Mapping[str, str]) -> tuple[str, int | None]:
-    """What the option ``checkpoint`` says: an id, all, or the name of a savepoint."""
+    """Return what the option ``checkpoint`` says: an id, all, or the name of a savepoint."""
     given = rest["checkpoint"].strip()
     if given.lower() == ALL:
         return url, None
@@ -140,7 +140,7 @@ def _id(rest: Mapping[str, str], name: str, other: str = "") -> int:
     digits = rest[name].strip()
     if not (digits.isascii() and digits.isdigit() and is_id(digits)):
         raise InvalidInput(
-            f"the option {name} is {rest[name]!r}, no id of a checkpoint; give one from 1 to 2^53 - 1{other}"
+            f"the option {name} is {rest[name]!r}, not a checkpoint id; give one from 1 to 2^53 - 1{other}"
         )
     return int(digits)
 
@@ -194,7 +194,7 @@ def _check_together(options: ReadOptions, rest: Mapping[str, str]) -> None:
     }.items():
         other = next((name for name in others if name in given), None)
         if one in rest and other is not None:
-            raise InvalidInput(f"the options {one} and {other} are given, and a read has one of them; leave one out")
+            raise InvalidInput(f"the options {one} and {other} cannot be combined; leave one out")
     if options.all_checkpoints and options.key is not None:
         raise InvalidInput("a key is looked up in one checkpoint, and the option checkpoint is all; leave one out")
     if options.table is None:

@@ -102,7 +102,7 @@ def chosen(stream: Readable, columns: StructType) -> Readable:
 
 
 def _plans_filters() -> bool:
-    """Whether this worker plans a read with filters: it does where pushing them down is on.
+    """Return whether this worker plans a read with filters: it does where pushing them down is on.
 
     No setting of the session reaches a worker that plans, but each kind of planning has a program
     of its own: a module that a daemon has imported, or that Python was started with.

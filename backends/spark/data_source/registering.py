@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def register_data_source(spark: SparkSession) -> None:
-    """Let ``spark.read.format("stateformat")`` work in a session. May be called again.
+    """Register ``spark.read.format("stateformat")`` in a session. May be called again.
 
-    Needed where the package is imported from a checkout or came with ``--py-files``; one that is
-    installed is found by Spark. The machines of a cluster must have the package in any case.
+    Needed if the package is imported from a checkout or came with ``--py-files``; Spark finds an
+    installed package by itself. The machines of a cluster must have the package in any case.
     """
     from .source import StateDataSource
 

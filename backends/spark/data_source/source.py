@@ -36,7 +36,7 @@ class StateDataSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """What users give to ``format``."""
+        """Return what users give to ``format``."""
         return NAME
 
     def schema(self) -> StructType:

@@ -1,7 +1,7 @@
 """Cancels the Spark job of an epoch when a run that was to stop soon has used up its grace.
 
-The run's own thread waits for Spark, and a signal handler may not talk to the JVM in the middle of
-its call. So a thread of its own does it.
+The run's own thread waits for Spark, and a signal handler must not talk to the JVM in the middle of
+that call. So a separate thread does it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 0.2
-"""A job that is only submitted when grace is over is cancelled after this time."""
+"""A job submitted only after grace is over is cancelled after this time."""
 
 
 class Cancelling:
-    """A context around the jobs of one run. Its thread sleeps until the job is to stop soon."""
+    """A context around the jobs of one run. Its thread sleeps until the job must stop soon."""
 
     def __init__(self, spark: SparkSession, soon: SoonStop, clock: Clock, tag: str) -> None:
         self._context = spark.sparkContext
@@ -31,7 +31,7 @@ class Cancelling:
         self._clock = clock
         self._tag = tag
         self._news: SimpleQueue[bool] = SimpleQueue()
-        """True: the job is to stop soon. False: the run has ended."""
+        """True: the job must stop soon. False: the run has ended."""
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
@@ -48,7 +48,7 @@ class Cancelling:
             logger.debug("the tag of a job stays: %s", error)
 
     def close(self) -> None:
-        """The run has ended."""
+        """End the thread, as the run has ended."""
         self._news.put(False)
 
     def _watch(self) -> None:

@@ -1,7 +1,7 @@
-"""One epoch as one Spark job: a line of levels, and the reports that come out at its end.
+"""One epoch as one Spark job: a line of levels, and the reports at its end.
 
-Nothing is computed twice, nothing is cached, and there is one action. Its RDDs are built anew for
-each try, since Spark would not run the first levels of the same ones again.
+Nothing is computed twice, nothing is cached, and there is one action. Its RDDs are rebuilt for each
+try, since Spark would not run the first levels of the same ones again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIES = 4
-"""How often an epoch is run before the run is given up."""
+"""How often an epoch is tried before the run is given up."""
 
 
 def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
@@ -69,7 +69,7 @@ class EpochJob:
     """The time of the tries that failed."""
 
     def __call__(self) -> dict[ev.TaskId, TaskReport]:
-        """Run it, at most :data:`TRIES` times. The reports, or what broke the last try.
+        """Run it up to :data:`TRIES` times; return the reports, or raise what broke the last try.
 
         Raises ``FailsAgain`` if the job's code fails twice in the same way or cannot be imported.
         """
@@ -120,7 +120,7 @@ class EpochJob:
         return 1 + max(spec.task.subtask for spec in self.specs)
 
     def levels(self) -> Iterator[Level]:
-        """The levels in order; each but the first reads what the one before has sent."""
+        """Yield the levels in order; each but the first reads what the one before has sent."""
         by_level: dict[int, dict[int, list[Spec]]] = defaultdict(lambda: defaultdict(list))
         heads: dict[int, tuple[ev.TaskId, ...]] = defaultdict(tuple)
         for spec in self.specs:
@@ -139,7 +139,7 @@ class EpochJob:
 
 
 def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, TaskReport]:
-    """The reports by task. ``EpochBroken`` unless they fit together, or a task has failed."""
+    """Return the reports by task. Raises ``EpochBroken`` if they do not fit or a task failed."""
     by_task: dict[ev.TaskId, TaskReport] = {}
     of_inputs: dict[str, Any] = {}
     for report in reports:
@@ -163,7 +163,7 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line: what Python raised in a worker, if that is behind an error of Spark."""
+    """Return an error in one line: what a Python worker raised, if that caused Spark's error."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -212,7 +212,7 @@ def refused_by_spark(error: Exception) -> str | None:
 
 
 def is_refusal(said: str) -> bool:
-    """Whether a storage says no: there is no right, no bucket, no such file system."""
+    """Return whether a storage refuses: no permission, no bucket, no such file system."""
     return re.search(_REFUSALS, said) is not None
 
 
@@ -220,11 +220,11 @@ _REFUSALS: Final = (
     r"\b(AccessDeniedException|AccessControlException|NoSuchBucket|UnknownStoreException|"
     r"UnsupportedFileSystemException|NoAuthWithAWSException|InvalidAccessKeyId|SignatureDoesNotMatch)\b"
 )
-"""What Hadoop's file systems raise where another try cannot help."""
+"""What Hadoop's file systems raise when another try cannot help."""
 
 
 def is_import_error(raised: str) -> bool:
-    """Whether what Python raised says that something cannot be imported or unpickled."""
+    """Return whether what Python raised says that something cannot be imported or unpickled."""
     kinds = {"ImportError", "ModuleNotFoundError", "PicklingError", "UnpicklingError"}
     return _type_of(raised) in kinds or "Can't get attribute" in raised
 

@@ -1,14 +1,14 @@
 """One run of a job on Spark, epoch after epoch: from a restore to its end, failure, or stop.
 
 :meth:`SparkRun.step` is one epoch. The driver assigns splits and fixes ranges, the coordinator
-begins its barrier, and one Spark job runs. The coordinator hears what its reports say, in order of
-levels; it publishes, and sinks commit. Completion is the first mail of the next epoch.
+begins its barrier, and one Spark job runs. The coordinator gets the events of its reports, in order
+of levels; it publishes, and sinks commit. Completion is the first mail of the next epoch.
 
 A finished task no longer needs its operators; neither does a task stopped at a barrier. The driver
 delivers their mail between epochs, so that a job needs no epoch to end (:meth:`SparkRun._settle`).
 
-An epoch whose checkpoint is not published is a cut all the same: the run goes on from it, and what
-its sinks have prepared goes into the next checkpoint.
+An epoch whose checkpoint is not published is still a consistent cut: the run goes on from it, and
+what its sinks have prepared goes into the next checkpoint.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAIT_MAX_US: Final = 1_000_000
-"""How long a job that waits for its next epoch does not look for a stop."""
+"""How long a job that waits for its next epoch does not check for a stop."""
 _LIVE: Final[WeakValueDictionary[str, SparkRun]] = WeakValueDictionary()
-"""By id, the runs of this process that go on, in whatever session."""
+"""The active runs of this process, in any session, by id."""
 
 
 class SparkRun(Run):
@@ -105,7 +105,7 @@ class SparkRun(Run):
         self._turns_loops = False
         """Whether the last epoch fed records back."""
         self._next_us = 0
-        """When the next epoch may begin, if there is nothing but rows to wait for."""
+        """When the next epoch may begin, if it would only wait for rows."""
         self._timers_us = 0
         """When the next epoch may begin, if a timer of processing time is due."""
         self._metrics: dict[str, Any] = {}
@@ -160,7 +160,7 @@ class SparkRun(Run):
             self._epoch(inputs, begun)
 
     def _wait(self) -> bool:
-        """Wait if the next epoch is not due and could bring nothing but rows. Whether it waited."""
+        """Wait if the next epoch is not due and could bring only rows; return whether it did."""
         now_us, next_us = self._clock.now_us(), self._next_us
         timer_us = self._next_timer_us
         if timer_us is not None:
@@ -378,7 +378,7 @@ class SparkRun(Run):
                 return
 
     def _settle(self) -> bool:
-        """Deliver mail to the cores that need no operators. Whether there was any."""
+        """Deliver mail to the cores that need no operators; return whether there was any."""
         found = False
         for task in self._running:
             while task.needs_no_operators and not task.gone:
@@ -413,7 +413,7 @@ class SparkRun(Run):
                 raise AssertionError(f"{name} is to {command} without its operators")
 
     def _finish_task(self, task: DriverTask) -> None:
-        """A task has left the job: tell its senders that it has processed everything."""
+        """Tell the senders of a task that has left the job that it has processed everything."""
         task.gone = True
         task.mail.clear()
         task.restore_point = None

@@ -37,7 +37,7 @@ class InputReport(NamedTuple):
 
 
 def input_channel(uid: str, subtask: int) -> ev.Channel:
-    """The channel on which rows of Spark come to a reader. It is no edge of the job."""
+    """Return the channel on which rows of Spark come to a reader. It is no edge of the job."""
     return ev.Channel(f"rows of {uid}", 0, subtask)
 
 
@@ -93,7 +93,7 @@ class DataFrameInput:
     encoder: InputEncoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The frames of its rows (:data:`PARTS`), built anew for each try.
+        """Return the frames of its rows (:data:`PARTS`), built anew for each try.
 
         Raises ``OperatorError`` for what the user's code raises; errors of Spark stay as they are.
         """

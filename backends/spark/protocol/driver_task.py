@@ -84,5 +84,5 @@ def is_work(mail: Mail) -> bool:
 
 
 def is_for_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:
-    """Whether mail is for the core alone, and can be delivered without operators."""
+    """Return whether mail is for the core alone, and can be delivered without operators."""
     return not isinstance(mail, SplitAssigned | MessageToSubtask | ev.Triggered)

@@ -59,7 +59,7 @@ class Header(NamedTuple):
 
 
 def pack(level: int, header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """A frame for a level. Batches are aligned, so that they can be used where they lie."""
+    """Return a frame for a level. Batches are aligned, so that they can be used where they lie."""
     head = pickle.dumps(header, protocol=5)
     parts = [_PREFIX.pack(level, len(head)), head, _padding(_PREFIX.size + len(head))]
     for batch in batches:
@@ -80,7 +80,7 @@ def _padding(size: int) -> bytes:
 
 
 def unpack(payload: bytes) -> tuple[Header, pa.Buffer]:
-    """The header of a frame, and what follows it."""
+    """Return the header of a frame, and what follows it."""
     _, size = _PREFIX.unpack_from(payload)
     end = _PREFIX.size + size
     header: Header = pickle.loads(memoryview(payload)[_PREFIX.size : end])  # noqa: S301 - sent by our own tasks
@@ -88,17 +88,17 @@ def unpack(payload: bytes) -> tuple[Header, pa.Buffer]:
 
 
 def level_of(payload: bytes) -> int:
-    """The level at which a frame is read, or :data:`REPORT`."""
+    """Return the level at which a frame is read, or :data:`REPORT`."""
     return int(_PREFIX.unpack_from(payload)[0])
 
 
 def pack_report(report: object) -> bytes:
-    """A report, which every level passes on."""
+    """Return a report, which every level passes on."""
     return _PREFIX.pack(REPORT, 0) + pickle.dumps(report, protocol=5)
 
 
 def unpack_report(payload: bytes) -> Any:
-    """What :func:`pack_report` was given."""
+    """Return what :func:`pack_report` was given."""
     return pickle.loads(memoryview(payload)[_PREFIX.size :])  # noqa: S301 - from our own workers
 
 

@@ -218,7 +218,7 @@ class EpochLink:
         self.report.confirmed.extend(channels)
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
-        """The same: barriers of epochs are aligned."""
+        """Return the same: barriers of epochs are aligned."""
         return barrier
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:

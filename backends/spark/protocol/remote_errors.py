@@ -14,7 +14,7 @@ class RemoteError(Exception):
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An error, its causes and its trace as bytes; as text, what cannot be pickled."""
+    """Return an error, its causes and its trace as bytes; as text, what cannot be pickled."""
     trace = "".join(traceback.format_exception(error))
     return pickle.dumps(([_pickle(each) for each in chain_of(error)], trace), protocol=5)
 
@@ -30,7 +30,7 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
 
 
 def unpack_error(data: bytes) -> BaseException:
-    """The error that was packed; its innermost cause has the worker's trace as a note."""
+    """Return the error that was packed; its innermost cause has the worker's trace as a note."""
     pickled, trace = pickle.loads(data)  # noqa: S301 - from our own workers
     found = [_unpickle(*each) for each in pickled]
     for error, cause in pairwise(found):

@@ -43,7 +43,7 @@ class RestorePoint:
     """By uid, the operators that go on as they were (``operator_pickling``)."""
 
     def layers(self, uid: str) -> Mapping[str, Sequence[Layer]]:
-        """The layers of the keyed states of an operator, lowest first."""
+        """Return the layers of the keyed states of an operator, lowest first."""
         return layers_of(self.operators[uid]) if uid in self.operators else {}
 
     def read_tasks(self, context: WriteContext, uid: str, *, above: int | None = None) -> Mapping[str, ReadTask]:
@@ -68,7 +68,7 @@ class RestorePoint:
         return any(any(operator.versions.values()) for operator in self.operators.values())
 
     def can_catch_up(self, version: int) -> bool:
-        """Whether later layers turn every state of this version into the present one."""
+        """Return whether later layers turn every state of this version into the present one."""
         return all(
             not versions or not _is_after(versions[0], version)
             for operator in self.operators.values()
@@ -112,7 +112,7 @@ _NO_MANIFEST: Final = model.ManifestRef("", 0, "", 0)
 def read_task(
     context: WriteContext, uid: str, name: str, handles: Sequence[model.Handle], ttl_now_us: int | None = None
 ) -> ReadTask:
-    """A task that reads what was written in this run, published or not.
+    """Return a task that reads what was written in this run, published or not.
 
     ``ttl_now_us``: what the clock said then by which rows of the state expire.
     """
@@ -135,7 +135,7 @@ def read_task(
 
 
 def restore_points(restored: Restored) -> Mapping[ev.TaskId, RestorePoint]:
-    """What each task of a run begins from, by a restore plan. Empty on a first run."""
+    """Return what each task of a run begins from, by a restore plan. Empty on a first run."""
     return {
         task: RestorePoint(parts, replays=bool(restored.in_flight(restored.job.vertex(task.vertex), task.subtask)))
         for task, parts in restored_states(restored)

@@ -52,7 +52,7 @@ class SparkEngine:
     spark: SparkSession | None = None
 
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
-        """A handle for each place of a move, and for each target with rows."""
+        """Return a handle for each place of a move, and for each target with rows."""
         reads = [*(move.read for move in plan.moves), *(source.read for source in plan.sources)]
         for url in {context.storage.url, *(read.storage.url for read in reads)}:
             check_reachable(url)
@@ -96,7 +96,7 @@ def check_reachable(url: str) -> None:
 
 
 def task_count(units: int, size_bytes: int, cores: int) -> int:
-    """One task per core, more if tasks would have too many bytes, at most one per unit."""
+    """Return one task per core, more if tasks would have too many bytes, at most one per unit."""
     return min(units, max(cores, -(-size_bytes // TASK_BYTES)))
 
 
@@ -117,7 +117,7 @@ def _pickled(task: Any) -> bytes:
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """The numbers 0 … count − 1, each in a partition of its own."""
+    """Return the numbers 0 … count − 1, each in a partition of its own."""
     return spark.range(0, count, 1, numPartitions=count)
 
 

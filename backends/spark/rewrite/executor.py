@@ -158,7 +158,7 @@ def frames_of(target: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _framed(target: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A frame: a row of the target and a batch as a compressed Arrow IPC stream.
+    """Return a frame: a row of the target and a batch as a compressed Arrow IPC stream.
 
     The JVM handles a frame byte by byte, several times, so fewer bytes are worth the compression.
     """

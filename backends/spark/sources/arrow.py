@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
-    """The Arrow schema of Spark's columns: all nullable, timestamps in UTC, in order.
+    """Return the Arrow schema of Spark's columns: all nullable, timestamps in UTC, in order.
 
     Raises ``InvalidInput``, which names ``what``, for two columns of one name, and for a type that
     Arrow does not have (``void``, intervals of months, variants).

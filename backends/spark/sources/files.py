@@ -68,30 +68,29 @@ _Files = dict[str, _Stat]
 
 
 class DirectoryFrames(Offsets):
-    """The files of a directory, whole files in each epoch.
+    """Reads the files of a directory, whole files in each epoch.
 
     Example::
 
         DirectoryFrames("s3a://bucket/orders/", "json", schema="id bigint", grows=True)
 
-    ``path``: a directory, as Spark would be given it. ``format`` and ``options``: those of
-    ``spark.read``. ``schema``: the columns of the files, as DDL or a ``StructType``; without it
-    Spark finds them in the files that are there at the start. ``pattern``: what names of files must
-    match (``*.csv``). ``recursive``: folders below are read too. Folders ``name=value`` give no
-    column: take it out of ``_metadata.file_path`` in the transformation. Files and folders whose
-    names begin with "." or "_" are not read (but ``_a=1`` is).
+    ``path``: a directory, as for Spark. ``format`` and ``options``: those of ``spark.read``.
+    ``schema``: the columns of the files, as DDL or a ``StructType``; by default Spark infers them
+    from the files that exist at the start. ``pattern``: what file names must match (``*.csv``).
+    ``recursive``: read folders below, too. Folders ``name=value`` do not become columns: extract
+    the value from ``_metadata.file_path`` in the transformation. Files and folders whose names
+    begin with "." or "_" are skipped (but not ``_a=1``).
 
-    An epoch reads all files that are there, or at most ``files_per_epoch`` of them and
-    ``bytes_per_epoch`` in all, but one in any case. ``grows``: files are added while the job runs.
-    ``until``: the name of a file in the directory after which no more come (such as ``_SUCCESS``);
-    then the source ends. ``window``: how much older than the newest file that was read a new file
-    may be, by the file system's time of modification. The job remembers the files of that time: a
-    checkpoint writes those that are new. None: any age, and it remembers all files. The module says
-    what is refused.
+    An epoch reads all files that exist, or at most ``files_per_epoch`` of them and
+    ``bytes_per_epoch`` in total, but always at least one. ``grows``: files are added while the job
+    runs. ``until``: the name of a file in the directory after which no more come (such as
+    ``_SUCCESS``); then the source ends. ``window``: how much older than the newest file read a new
+    file may be, by the file system's modification time. The job remembers the files of that period:
+    a checkpoint writes the new ones. None: any age, and it remembers all files.
 
-    Raises ``InvalidInput`` for options that contradict each other. When it is read: for a directory
-    that is not there, or has no files and no schema; for files that changed or came too late; and
-    ``StorageError`` if it cannot be listed.
+    Raises ``InvalidInput`` for options that contradict each other; when it is read, for a directory
+    that does not exist, or has no files and no schema, and for files that changed or came too late;
+    and ``StorageError`` if the directory cannot be listed.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class DirectoryFrames(Offsets):
         return _OVER in position if self._grows else not position
 
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """The files that come next. Looks again when all that it found have been read."""
+        """Return the files that come next. Looks again when all that it found have been read."""
         if not self._grows:
             left = _read_back(position)
             taken = set(self._taken(sorted(left, key=lambda path: (left[path].modified_ms, path)), left))
@@ -260,12 +259,12 @@ class DirectoryFrames(Offsets):
             )
 
     def sample(self, spark: SparkSession) -> DataFrame:
-        """An empty DataFrame of the columns, also those that Spark hides (``_metadata``)."""
+        """Return an empty DataFrame of the columns, also those that Spark hides (``_metadata``)."""
         # Of no file: the directory may not be there yet.
         return self._reader(spark).schema(self._schema(spark)).load([])
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """The files between. Checks that they have not changed, unless just found."""
+        """Return the files between. Checks that they have not changed, unless just found."""
         files = self._between(start, stop)
         if not files:
             return self.sample(spark)
@@ -301,7 +300,7 @@ class DirectoryFrames(Offsets):
         return [f"{self._address(spark)}/{path}" for path in sorted(paths)]
 
     def _address(self, spark: SparkSession) -> str:
-        """The full address of the directory, without a slash at its end."""
+        """Return the full address of the directory, without a slash at its end."""
         if self._root is None:
             hadoop = spark._jvm.org.apache.hadoop.fs
             path = hadoop.Path(self._path)
@@ -313,7 +312,7 @@ class DirectoryFrames(Offsets):
         return address.removeprefix("file:") if urlsplit(address).scheme == "file" else None
 
     def _look(self, spark: SparkSession) -> _Files:
-        """Every file that is output, with its size and time."""
+        """Return every file that is output, with its size and time."""
         local = self._local(spark)
         try:
             found = dict(_walk(local, self._recursive)) if local is not None else self._listed(spark)
@@ -398,7 +397,7 @@ def _written(files: _Files) -> dict[str, int | str]:
 
 
 def _floor_of(position: Position) -> int:
-    """The time before which all files are forgotten, ms."""
+    """Return the time before which all files are forgotten, ms."""
     return int(position.get(_FLOOR, _NO_FLOOR))
 
 

@@ -46,7 +46,7 @@ class OffsetKind(NamedTuple):
 
 
 class OffsetTable(Offsets):
-    """The rows of a table, in ranges of its column ``offset``.
+    """Reads a table in ranges of its column ``offset``.
 
     Example::
 
@@ -56,22 +56,22 @@ class OffsetTable(Offsets):
             )
         )
 
-    ``read``: the table, asked for again in each epoch. ``offset``: a column of whole numbers,
+    ``read``: returns the table, called again in each epoch. ``offset``: a column of whole numbers,
     dates, timestamps (with or without time zone), strings (in the order of their bytes) or
     decimals. Rows whose offset is null would never be read: they are refused when the job starts,
     and not read if they come later.
 
     An epoch reads ``rows_per_epoch`` rows (more if the last ones share an offset), or ``step`` of
-    the offset (a whole number; a ``timedelta`` for times), or everything that is there. ``since``:
-    begin behind this offset. ``until``: end there, once the table has come so far; the default is
-    the greatest offset when the job starts. ``grows``: never end. ``lag``: stay so far behind the
-    greatest offset, for rows that appear late.
+    the offset (a whole number; a ``timedelta`` for times), or everything. ``since``: begin after
+    this offset. ``until``: end at this offset, once the table has reached it; the default is the
+    highest offset when the job starts. ``grows``: never end. ``lag``: how far to stay behind the
+    highest offset, for rows that appear late.
 
-    How far the next epoch reads, the table is asked while one runs, so ``read`` is also called in
-    another thread.
+    While an epoch runs, the table is queried for the end of the next one, so ``read`` is also
+    called in another thread.
 
     Raises ``InvalidInput`` for options that contradict each other, and, when it is read, for a
-    column that is not there or of another type.
+    column that does not exist or has another type.
     """
 
     looks_ahead = True
@@ -119,7 +119,7 @@ class OffsetTable(Offsets):
         return self._read(spark)
 
     def first(self, spark: SparkSession) -> Position:
-        """Behind ``since``. Looks at the whole column once: for nulls, and for the end."""
+        """Begin after ``since``. Reads the whole column once: for nulls, and for the end."""
         from pyspark.sql import functions
 
         rows, kind = self._rows(spark)
@@ -159,7 +159,7 @@ class OffsetTable(Offsets):
         return "until" in position and position.get("read") == position["until"]
 
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """Asks the table once, and once more if rows are counted."""
+        """Query the table once, and once more if rows are counted."""
         from pyspark.sql import functions
 
         rows, kind = self._rows(spark)
@@ -248,7 +248,7 @@ def _text(value: Any) -> str:
 
 
 def _kind_of(what: str, kind: DataType) -> OffsetKind:
-    """How offsets of a type are kept. ``InvalidInput`` for one without a reliable order."""
+    """Return how offsets of a type are kept. ``InvalidInput`` for one without a reliable order."""
     from pyspark.sql import functions as f, types
 
     if isinstance(kind, types.ByteType | types.ShortType | types.IntegerType | types.LongType):

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Position: TypeAlias = Mapping[str, int | str]
-"""Names, each with a signed 64-bit number or a text: a partition and its offset, say."""
+"""Names, each with a signed 64-bit number or a string: for example partitions and offsets."""
 
 
 class Offsets(ABC):
-    """Something of which Spark reads the rows between two positions. It stays in the driver.
+    """Something whose rows between two positions Spark can read. It stays in the driver.
 
-    The object that a source is given is a prototype: each run works on a shallow copy.
+    The object that a source gets is a prototype: each run works on a shallow copy.
     """
 
     bounded: bool = False
-    """Whether there is a position at which it has :meth:`ended`."""
+    """Whether there is a position where it has :meth:`ended`."""
 
     remembers: bool = False
-    """Whether a position gains names for as long as the job lives, such as files.
+    """Whether a position gains names, such as files, for as long as the job lives.
 
-    Names that do not begin with "/" then lie in a log, to which a checkpoint adds those that have
-    come, changed or gone. Otherwise each checkpoint has the whole position.
+    Names that do not begin with "/" are then in a log, to which a checkpoint adds those that were
+    added, changed or removed. Otherwise each checkpoint has the whole position.
     """
     looks_ahead: bool = False
-    """Whether :meth:`latest` is asked for the next epoch while one runs.
+    """Whether :meth:`latest` is called for the next epoch while one runs.
 
-    It is called in a thread then, so it must not change what other methods use.
+    It is then called in a thread, so it must not change what other methods use.
     """
 
     def __repr__(self) -> str:
@@ -46,42 +46,42 @@ class Offsets(ABC):
 
     @abstractmethod
     def sample(self, spark: SparkSession) -> DataFrame:
-        """A DataFrame with the columns that are read. Only its schema is used."""
+        """Return a DataFrame with the columns that are read. Only its schema is used."""
 
     @abstractmethod
     def first(self, spark: SparkSession) -> Position:
-        """Where reading begins. Called once in the life of a job, before anything is read.
+        """Return where reading begins. Called once in the life of a job, before anything is read.
 
-        If the end is "what is there now", find it here and keep it in the position.
+        If the end is "what exists now", find it here and keep it in the position.
         """
 
     @abstractmethod
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """How far the epoch that begins at ``position`` reads: at most what one epoch should take.
+        """Return where an epoch that begins at ``position`` ends: no more than one should read.
 
-        Returns a new object, equal to ``position`` if nothing is there now.
+        Returns a new object, equal to ``position`` if there is nothing to read now.
         """
 
     @abstractmethod
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """The rows behind ``start`` up to ``stop``, in any order.
+        """Return the rows after ``start`` up to ``stop``, in any order.
 
-        Called for each try of an epoch, and returns the same rows each time.
+        Called for each attempt of an epoch, and must return the same rows each time.
         """
 
     def ended(self, position: Position) -> bool:  # noqa: ARG002 - what has no end has none anywhere
-        """Whether everything has been read at this position, decided by the position alone."""
+        """Return whether everything has been read at this position, by the position alone."""
         return False
 
     def start_at(self, position: Position) -> Position:
-        """Return a position that a user gave, behind which a job begins.
+        """Return the position for a job that begins after one that a user gave.
 
-        Raises ``InvalidInput`` for one at which no job can begin.
+        Raises ``InvalidInput`` for one where no job can begin.
         """
         return position
 
     def rows_estimate(self, start: Position, stop: Position) -> int | None:  # noqa: ARG002 - most kinds do not know
-        """About how many rows lie between; None if unknown. 0 is exact: there are none."""
+        """Return about how many rows lie between; None if unknown. 0 is exact: there are none."""
         return None
 
     def __str__(self) -> str:

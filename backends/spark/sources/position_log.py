@@ -18,7 +18,7 @@ SPARE_ROWS = 512
 
 
 def is_remembered(name: str) -> bool:
-    """Whether a name lies in the log, of a position that remembers."""
+    """Return whether a name lies in the log, of a position that remembers."""
     return not name.startswith("/")
 
 

@@ -50,7 +50,7 @@ class Range(NamedTuple):
 
 
 class SparkSource(Source):
-    """The rows of a DataFrame that grows, range by range.
+    """Reads a growing DataFrame, range by range.
 
     Example::
 
@@ -69,19 +69,21 @@ class SparkSource(Source):
             event_time="at",
         )
 
-    ``offsets``: where the rows are, and how far they are read at a time.
+    ``offsets``: where the rows are, and how far to read at a time.
 
     ``transform``: Spark SQL on the rows of one epoch, before they become records. It must work row
     by row: it sees one range at a time, so an aggregation, a window, a sort or a ``distinct`` would
-    be one for each epoch. A join with a table that does not change is fine. A plan with ``rand()``,
-    ``uuid()`` and the like is refused: a task that Spark runs again would compute other rows.
+    apply to each epoch alone. A join with a table that does not change is fine. A plan with
+    ``rand()``, ``uuid()`` and the like is refused: a task that Spark runs again would compute other
+    rows.
 
-    ``schema``: the columns of the records, of exactly the types that the transformed DataFrame has
-    (a Spark ``timestamp`` is ``timestamp[us, tz=UTC]``). A null in a column declared "not null"
-    fails the job. Without it, the columns are those of the DataFrame, all nullable: this needs a
-    session, ``spark`` or the active one.
+    ``schema``: the columns of the records, with exactly the types of the transformed DataFrame (a
+    Spark ``timestamp`` is ``timestamp[us, tz=UTC]``). A null in a column declared "not null" fails
+    the job. Without it, the columns are those of the DataFrame, all nullable: this needs a session,
+    ``spark`` or the active one.
 
-    Raises ``InvalidInput`` without columns and session, and for columns of no Arrow type.
+    Raises ``InvalidInput`` if there is neither schema nor session, and for columns without an Arrow
+    type.
     """
 
     splits_per_reader = 1
@@ -126,16 +128,16 @@ class SparkSource(Source):
         return self._schema
 
     def enumerator(self) -> RangeEnumerator:
-        """Keeps the position. One that was made in a worker has no ranges."""
+        """Return a new enumerator, which keeps the position. One made in a worker has no ranges."""
         return RangeEnumerator(copy(self._offsets), self._conforming, remembers=self._remembers)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         return chunks_of(split)
 
     def behind(self, position: Position) -> StartingPoint:
-        """Begin behind a position of its ``Offsets``.
+        """Begin after a position of its ``Offsets``.
 
-        ``offsets.latest(spark, offsets.first(spark))`` is behind what is there now.
+        ``offsets.latest(spark, offsets.first(spark))`` is the end of what exists now.
         """
         enumerator = RangeEnumerator(copy(self._offsets), self._conforming)
         if self._offsets is not None:
@@ -143,7 +145,7 @@ class SparkSource(Source):
         return StartingPoint(enumerator.whole(), (), f"behind {dict(list(position.items())[:3])}")
 
     def _conforming(self, rows: DataFrame) -> DataFrame:
-        """The records of the rows of a range: transformed, in the columns of the source."""
+        """Return the records of the rows of a range: transformed, in the columns of the source."""
         records = self._transformed(rows)
         check_fits(str(self._offsets), records.schema, self._schema)
         return records.select(*("`" + name.replace("`", "``") + "`" for name in self._schema.names))
@@ -199,7 +201,7 @@ class RangeEnumerator(SplitEnumerator):
         self._position = position
 
     def next_range(self, spark: SparkSession) -> Range | NoSplit:
-        """What the next epoch reads. Moves the position behind it.
+        """Return what the next epoch reads. Moves the position behind it.
 
         Called once for an epoch, before its barrier begins. Returns ``LATER`` if there is nothing
         now, and ``NEVER`` when the last range was that of an epoch before. Raises what ``Offsets``
@@ -257,7 +259,7 @@ class RangeEnumerator(SplitEnumerator):
         return self._rows({name: value for name, value in self._position.items() if not is_remembered(name)})
 
     def whole(self) -> pa.Table:
-        """The rows of a snapshot that needs no log."""
+        """Return the rows of a snapshot that needs no log."""
         return self.columns.empty_table() if self._position is None else self._rows(self._position)
 
     def _rows(self, position: Position) -> pa.Table:

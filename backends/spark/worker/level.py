@@ -27,7 +27,7 @@ _SETUPS: Final[dict[str, Setup]] = {}
 
 
 def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Setup:
-    """The setup of a run. ``FailsAgain`` if it cannot be unpickled. Releases ended runs."""
+    """Return the setup of a run. ``FailsAgain`` if it cannot be unpickled. Releases ended runs."""
     ended = [other for other in _SETUPS if other not in live and other != run]
     if ended:
         for other in ended:

@@ -53,7 +53,7 @@ def _pickle(operator: ChainedOperator) -> bytes:
 
 
 def unpickle_operators(chain: OperatorChain, pickled: Mapping[str, bytes]) -> dict[str, Operator]:
-    """The operators that were pickled, with the contexts and states of a new chain."""
+    """Return the operators that were pickled, with the contexts and states of a new chain."""
     return {uid: _unpickle(data, chain.operators[uid]) for uid, data in pickled.items()}
 
 

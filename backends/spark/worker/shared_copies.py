@@ -59,7 +59,7 @@ class SharedCopies:
         self._root = common if is_common else own / _ROOT
 
     def find(self, run: str, task: ev.TaskId, tokens: Mapping[bytes, int]) -> Copy | None:
-        """The newest copy of a task that has one of these tokens."""
+        """Return the newest copy of a task that has one of these tokens."""
         known = [copy for copy in _copies(self._folder(run, task)) if copy.token in tokens]
         if not known:
             return None
@@ -159,7 +159,7 @@ def _copies(folder: Path) -> Iterator[Copy]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a directory; nothing if it has gone in the meantime."""
+    """Return what lies in a directory; nothing if it has gone in the meantime."""
     try:
         return [Path(entry) for entry in os.scandir(folder)]
     except OSError:

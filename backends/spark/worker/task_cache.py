@@ -78,7 +78,7 @@ class TaskCache:
         return self._shared
 
     def copy_of(self, key: Key, tokens: Mapping[bytes, int]) -> CachedTask | None:
-        """A task that another worker has left, with one of these tokens."""
+        """Return a task that another worker has left, with one of these tokens."""
         found = self.shared.find(*key, tokens) if self.shared is not None else None
         if found is None:
             return None

@@ -56,7 +56,7 @@ class _SendingEnd(Queue):
 
 
 def _combined(edge_id: str) -> str:
-    """The name under which combined rows of an edge travel; no edge of the job has it."""
+    """Return the name under which combined rows of an edge travel; no edge of the job has it."""
     return f"combined rows of {edge_id}"
 
 

@@ -1,8 +1,8 @@
 """Stores in a bucket of S3.
 
 ``storage`` implements the protocol, on a ``place`` in a bucket. ``client`` sends requests,
-``obstore`` sends some of the reads, ``errors`` reads answers, and ``files`` holds objects that are
-being written or read.
+``obstore`` sends some of the reads, ``errors`` interprets responses, and ``files`` has objects that
+are being written or read.
 """
 
 from __future__ import annotations

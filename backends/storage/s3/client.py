@@ -1,10 +1,10 @@
-"""The clients of an S3 store: one that tries again, and one that never does.
+"""The clients of an S3 store: one that retries, and one that never does.
 
-What can be done twice goes through s3fs. A request that fails for a passing reason is tried again
-here alone: the retries of s3fs and of botocore are off, since layers of retries multiply and
-neither repeats all that it should (a body that broke off, a 409). Plain botocore sends the
-conditional PUT, once. An answer is believed when it is as long as its header says, and of the range
-asked for.
+Requests that can be repeated go through s3fs. A request that fails for a transient reason is
+retried only here: the retries of s3fs and of botocore are off, since layers of retries multiply and
+neither repeats everything it should (a body that broke off, a 409). Plain botocore sends the
+conditional PUT, once. A response is trusted if it is as long as its header says, and is for the
+requested range.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .obstore import Reader
 logger = logging.getLogger(__name__)
 
 _TIMEOUTS: Final = {"connect_timeout": 4, "read_timeout": 15}
-"""In seconds, of one try. After 30 s of tries and pauses an unreachable server is given up."""
+"""In seconds, for one try. An unreachable server is given up after 30 s of tries and pauses."""
 TRIES_MAX: Final = 6
 """How often a request is sent, unless the ``retries`` of ``config_kwargs`` say otherwise."""
 _SILENCE_SECONDS_MAX: Final = 30
-"""How long all tries of a request wait for a server that takes it and never answers."""
+"""How long all tries of a request wait for a server that accepts it and never responds."""
 _PAUSE_SECONDS: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 5.0
 _OF_AIOBOTOCORE: Final = ("connector_args", "http_session_cls")
@@ -48,7 +48,7 @@ _MAPPINGS: Final = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
 
 
 def check_endpoint(options: Mapping[str, Any]) -> None:
-    """Refuse an endpoint that is no URL, or has a query. Raises ``InvalidInput``."""
+    """Refuse an endpoint that is not a URL, or has a query. Raises ``InvalidInput``."""
     endpoint = s3_errors.endpoint_of(options)
     if not endpoint:
         return
@@ -140,7 +140,7 @@ class S3Client:
         retries = config.pop("retries", None) or {}
         config["retries"] = {"total_max_attempts": 1, "mode": "standard"}
         self._tries = _tries_of(retries)
-        # The instance cache would hand the parent's instance to a forked child.
+        # The instance cache would give the parent's instance to a forked child.
         self._fs: Any = s3fs.S3FileSystem(
             **{**of_s3fs, "config_kwargs": config}, use_listings_cache=False, skip_instance_cache=True
         )
@@ -149,7 +149,9 @@ class S3Client:
         self._single: Any = None
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Do an operation of botocore's S3 client, by name, with retries. It may be done twice."""
+        """Call an operation of botocore's S3 client, by name, with retries. It must be safe to
+        repeat.
+        """
         return self._run(lambda: self._fs._call_s3(method, **arguments))
 
     def begin(self, method: str, **arguments: Any) -> Future[Any]:
@@ -158,9 +160,9 @@ class S3Client:
         return asyncio.run_coroutine_threadsafe(attempt, self._fs.loop)
 
     def read(self, bucket: str, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each range (offset, length > 0) of an object, all at once.
+        """Return the bytes of each range (offset, length > 0) of an object, all at once.
 
-        Fewer where the object ends earlier. Obstore reads where it can (``s3.obstore``). Raises
+        Fewer if the object ends earlier. Obstore reads if it can (``s3.obstore``). Raises
         ``RangesIgnored``, and what botocore and aiohttp raise.
         """
 
@@ -177,7 +179,7 @@ class S3Client:
         self.prepare().put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*", **self._put_options)
 
     def prepare(self) -> Any:
-        """The client that never retries, made on first use. Raises what botocore raises."""
+        """Return the client that never retries, made on first use. Raises what botocore raises."""
         with self._lock:
             if self._single is None:
                 try:
@@ -222,7 +224,8 @@ class S3Client:
             answer["Body"].close()
         found = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
         if found is None:
-            # The server sent the whole object, which will do where it is no longer than asked for.
+            # The server sent the whole object, which will do if it is no longer than the requested
+            # range.
             if offset or len(data) > length:
                 raise RangesIgnored(len(data))
             due = int(answer.get("ContentLength", len(data)))

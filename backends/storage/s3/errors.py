@@ -1,6 +1,6 @@
-"""Reads an answer of an S3 server or client: as a sentence, or as the outcome of a PUT.
+"""Interprets a response of an S3 server or client: as a sentence, or as the outcome of a PUT.
 
-No message shows credentials, neither those that a server repeats nor those of an endpoint.
+No message shows credentials, neither those that a server repeats nor those in an endpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import CreateOutcome
 
-# A 400 or 403 of these is about who asks, any other 403 about their rights.
+# A 400 or 403 with one of these is about authentication, any other 403 about permissions.
 _CREDENTIALS: Final = re.compile(
     "AccountProblem|ExpiredToken|InvalidAccessKeyId|InvalidSecurity|InvalidToken|NotSignedUp|SignatureDoesNotMatch"
     "|TokenRefreshRequired"
@@ -32,13 +32,14 @@ _RIGHTS: Final = {
     "list the uploads of": "s3:ListBucketMultipartUploads",
     "abort the upload of": "s3:AbortMultipartUpload",
 }
-"""The right that an operation needs."""
+"""The permission that an operation needs."""
 
-# How a 404 names a missing object. The answer to a HEAD has no body, so the client makes up a code.
+# The codes with which a 404 reports a missing object. The response to a HEAD has no body, so the
+# client makes up a code.
 _NO_OBJECT: Final = frozenset(("NoSuchKey", "NotFound", "404", ""))
-# A 400 of these was cut short on its way, and may have been applied.
+# A 400 with one of these was cut off in transit, and may have been applied.
 _CUT_SHORT: Final = frozenset(("RequestTimeout", "IncompleteBody"))
-# A 400 of these means that the body was changed on its way, and was not applied.
+# A 400 with one of these means that the body was changed in transit, and was not applied.
 _CHANGED: Final = frozenset(("BadDigest", "XAmzContentSHA256Mismatch"))
 _BROKEN: Final = frozenset(
     ("BrokenAnswer", "ClientPayloadError", "ContentLengthError", "IncompleteReadError", "ResponseParserError")
@@ -46,11 +47,11 @@ _BROKEN: Final = frozenset(
 
 
 class BrokenAnswer(OSError):
-    """An answer that is not as long as it says it is."""
+    """A response that is not as long as it says it is."""
 
 
 class RangesIgnored(Exception):
-    """The answer to a request for a range is another range. ``size_bytes``: of what came."""
+    """The response to a request for a range is another range. ``size_bytes``: of what came."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"another range came, of {size_bytes} bytes")
@@ -58,7 +59,7 @@ class RangesIgnored(Exception):
 
 
 class Answer(NamedTuple):
-    """An answer: HTTP status (0 if none), S3's error code, name of the client's exception."""
+    """A response: HTTP status (0 if none), S3's error code, name of the client's exception."""
 
     status: int
     code: str
@@ -88,10 +89,11 @@ def answer_of(error: BaseException) -> Answer:
 
 
 def outcome_of(error: BaseException) -> CreateOutcome | None:
-    """What a failed conditional PUT did; ``None`` for nothing, where it is no conflict either.
+    """Return what a failed conditional PUT did; ``None`` if it did nothing, and was not a conflict
+    either.
 
-    412 is the condition, 409 a rival under way. After a 5xx, a time-out or a lost connection it is
-    unknown. 501 comes from a server that has no such condition, before it does anything.
+    412 is the condition, 409 a concurrent rival. After a 5xx, a time-out or a lost connection it is
+    unknown. 501 comes from a server that does not have the condition, before it does anything.
     """
     answer = answer_of(error)
     if answer.status in (409, 412):
@@ -102,18 +104,20 @@ def outcome_of(error: BaseException) -> CreateOutcome | None:
         return CreateOutcome.UNKNOWN
     if 300 <= answer.status < 500 or answer.status == 501:
         return None
-    # No answer, or one that cannot be parsed, unless the client itself refused to send.
+    # No response, or one that cannot be parsed, unless the client itself refused to send.
     return None if _is_unsent(error) else CreateOutcome.UNKNOWN
 
 
 def is_silence(error: BaseException) -> bool:
-    """Whether a request was sent and no answer came in time."""
+    """Return whether a request was sent and no response came in time."""
     timeouts = ("ReadTimeoutError", "TimeoutError", "ServerTimeoutError", "SocketTimeoutError")
     return answer_of(error).exception in timeouts
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later. It may have been applied already."""
+    """Return whether the same request may succeed a moment later. It may have been applied
+    already.
+    """
     answer = answer_of(error)
     if answer.status:
         if answer.status < 500:
@@ -125,10 +129,10 @@ def is_passing(error: BaseException) -> bool:
 def storage_error(
     error: BaseException, operation: str, *, where: str, bucket: str, secrets: Iterable[str]
 ) -> StorageError:
-    """The error to raise: the operation, where, what is wrong, what to check."""
+    """Return the error to raise: the operation, where, what is wrong, what to check."""
     answer = answer_of(error)
     name = answer.code or (str(answer.status) if answer.status else answer.exception)
-    # Refused: it did nothing, and the same request would do nothing again.
+    # Refused: it did nothing, and a retry would do nothing either.
     refused = outcome_of(error) is None and not is_passing(error)
     kind = ErrorKind.STORAGE_REFUSED if refused else ErrorKind.STORAGE_FAILED
     if answer.code == "NoSuchBucket":
@@ -155,11 +159,11 @@ def storage_error(
         kind = ErrorKind.STORAGE_UNSUITABLE
         why = f"the server does not know this request ({name}). Use a server with conditional writes (If-None-Match)"
     elif not answer.status and answer.exception in _BROKEN:
-        why = f"the answer broke off ({name}). Try again, and check what lies between this machine and the server"
+        why = f"the response was cut off ({name}). Try again, and check what lies between this machine and the server"
     elif not answer.status and _is_connection_lost(error):
         why = f"no connection ({name}). Check endpoint_url, and that the server runs and can be reached from here"
     elif answer.status == 404 and answer.code in _NO_OBJECT:
-        why = f"what answers there is no S3 server ({name}). Check endpoint_url"
+        why = f"the server there is not an S3 server ({name}). Check endpoint_url"
     else:
         why = f"{name}: {redacted(str(error), secrets)}"
         why += "" if answer.status else ". Check the options, the variables AWS_... and the AWS configuration"
@@ -167,19 +171,21 @@ def storage_error(
 
 
 def secrets_of(options: Mapping[str, Any]) -> list[str]:
-    """What no message may show, though a server or client may put it into its own."""
+    """Return what no message may show, though a server or client may put it into its own."""
     hidden = [options.get(name) for name in ("key", "secret", "token")]
     hidden += [value for name, value in (options.get("client_kwargs") or {}).items() if name.startswith("aws_")]
     return [str(text) for text in hidden if text]
 
 
 def is_missing_object(error: StorageError) -> bool:
-    """Whether an error of :func:`storage_error` is a 404, and not of the bucket."""
+    """Return whether an error of :func:`storage_error` is a 404 for an object, and not for the
+    bucket.
+    """
     return error.details.get("status") == 404 and error.details.get("code") in _NO_OBJECT
 
 
 def endpoint_name(options: Mapping[str, Any]) -> str:
-    """How messages name the server: the endpoint without user and password, or ``AWS``."""
+    """Return how messages name the server: the endpoint without user and password, or ``AWS``."""
     url = endpoint_of(options)
     if not url:
         return "AWS"
@@ -188,14 +194,18 @@ def endpoint_name(options: Mapping[str, Any]) -> str:
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
-    """The endpoint of options or environment; empty for AWS, or one in a configuration file."""
+    """Return the endpoint of options or environment; empty for AWS, or one in a configuration
+    file.
+    """
     from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
     from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return str(options.get("endpoint_url") or from_client or from_environment or "")
 
 
 def _is_unsent(error: BaseException) -> bool:
-    """Whether an error without an answer is the client's own, which did not send the request."""
+    """Return whether an error without a response is the client's own, which did not send the
+    request.
+    """
     from botocore import exceptions
 
     unsent = (
@@ -209,8 +219,8 @@ def _is_unsent(error: BaseException) -> bool:
         exceptions.ProfileNotFound,
         exceptions.ValidationError,
     )
-    # botocore recurses where a server redirects every request, even that for the bucket's region.
-    # It has no class for an endpoint that is no URL.
+    # botocore recurses if a server redirects every request, even that for the bucket's region. It
+    # has no class for an endpoint that is not a URL.
     no_endpoint = isinstance(error, ValueError) and str(error).startswith("Invalid endpoint")
     return no_endpoint or isinstance(error, (*unsent, RecursionError))
 
@@ -222,7 +232,7 @@ def _is_connection_lost(error: BaseException) -> bool:
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """A text without these secrets, and without users and queries in its URLs."""
+    """Return a text without these secrets, and without users and queries in its URLs."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = re.sub(r"//[^/@\s]+@", "//***@", text)

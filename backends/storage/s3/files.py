@@ -15,17 +15,17 @@ from .client import S3Client
 from .errors import answer_of
 
 PART_BYTES: Final = 16 * 2**20
-"""Of a part. 10,000 of them (S3's limit) make 156 GiB; an object smaller than one is one PUT."""
+"""The size of a part. 10,000 of them (S3's limit) make 156 GiB; a smaller object is one PUT."""
 PARTS_AT_ONCE: Final = 3
 """Parts of one object that are sent while the next one fills: up to 80 MiB of memory an object."""
 
 
 COPIED_AT_ONCE_BYTES: Final = 512 * 2**20
-"""The most bytes that the server is to copy by one request."""
+"""The most bytes that the server is asked to copy in one request."""
 
 
 class PartsUpload:
-    """A multipart upload whose parts go several at once; ``more``: arguments of its begin."""
+    """A multipart upload that sends several parts at once; ``more``: arguments for beginning it."""
 
     def __init__(self, client: S3Client, bucket: str, key: str, **more: Any) -> None:
         self._client = client
@@ -60,8 +60,8 @@ class PartsUpload:
         self._tags.append(answer.get("CopyPartResult", answer)["ETag"])
 
     def abandon(self) -> None:
-        """Abort the upload. Never raises: gc, or a rule of the bucket, finds what stays."""
-        # A part that arrives after the abort would stay for ever.
+        """Abort the upload. Never raises: gc, or a rule of the bucket, finds what remains."""
+        # A part that arrives after the abort would remain forever.
         while self._under_way:
             with contextlib.suppress(Exception):
                 self._under_way.popleft().result()
@@ -70,11 +70,11 @@ class PartsUpload:
 
 
 def copy_by_server(client: S3Client, source: Mapping[str, str], target: Mapping[str, str], size_bytes: int) -> None:
-    """Let the server copy an object, in parts where it is large. Raises what the client raises.
+    """Let the server copy an object, in parts if it is large. Raises what the client raises.
 
     ``source`` and ``target`` are buckets and keys. One request takes at most 5 GiB, and a server
-    that copies much says nothing meanwhile, so larger ones than :data:`COPIED_AT_ONCE_BYTES` go
-    in parts, all of one state of the source (its ETag). A target is whole or not there.
+    sends nothing during a long copy, so objects larger than :data:`COPIED_AT_ONCE_BYTES` are copied
+    in parts, all from one state of the source (its ETag). A target is complete or absent.
     """
     if size_bytes <= COPIED_AT_ONCE_BYTES:
         client.call("copy_object", **target, CopySource=dict(source))
@@ -141,8 +141,8 @@ class MultipartOutput(NewObject):
             try:
                 complete_upload(self._client, self._bucket, self._key, upload.upload_id, upload.tags())
             except OSError as error:
-                # A try whose answer was lost may have completed the upload, which then is gone, and
-                # the object stands. No other writer uses its name.
+                # A try whose response was lost may have completed the upload, which then is gone,
+                # and the object exists. No other writer uses its name.
                 if answer_of(error).status != 404 or not self._is_there():
                     raise
 
@@ -168,12 +168,12 @@ def complete_upload(client: S3Client, bucket: str, key: str, upload_id: str, tag
 
 
 def uploads_under(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Key and upload id of the multipart uploads under a prefix. Some may just have ended."""
+    """Yield key and upload id of the multipart uploads under a prefix. Some may just have ended."""
     arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
     while True:
         page = client.call("list_multipart_uploads", **arguments)
         for upload in page.get("Uploads", ()):
-            # Some servers do not heed the prefix.
+            # Some servers ignore the prefix.
             if upload["Key"].startswith(prefix):
                 yield upload["Key"], upload["UploadId"]
         if not page.get("IsTruncated"):
@@ -182,7 +182,7 @@ def uploads_under(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[
 
 
 def begun_uploads(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[str, int, str]]:
-    """Key, size so far, and upload id of the unfinished multipart uploads under a prefix."""
+    """Yield key, size so far, and upload id of the unfinished multipart uploads under a prefix."""
     for key, upload_id in uploads_under(client, bucket, prefix):
         size_bytes = _uploaded_bytes(client, bucket, key, upload_id)
         if size_bytes is not None:
@@ -190,7 +190,7 @@ def begun_uploads(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[
 
 
 def _uploaded_bytes(client: S3Client, bucket: str, key: str, upload_id: str) -> int | None:
-    """The size of an upload's parts so far; None if it has ended meanwhile."""
+    """Return the size of an upload's parts so far; None if it has ended meanwhile."""
     arguments: dict[str, Any] = {"Bucket": bucket, "Key": key, "UploadId": upload_id}
     size_bytes = 0
     while True:
@@ -207,7 +207,7 @@ def _uploaded_bytes(client: S3Client, bucket: str, key: str, upload_id: str) -> 
 
 
 def abort_upload(client: S3Client, bucket: str, key: str, upload_id: str) -> None:
-    """End a multipart upload without an object. One that has ended is fine."""
+    """End a multipart upload without an object. One that has ended already is ignored."""
     try:
         client.call("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload_id)
     except FileNotFoundError as error:

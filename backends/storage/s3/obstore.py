@@ -1,11 +1,11 @@
-"""Reading objects of S3 with obstore, where it is installed: an eighth of s3fs's processor time.
+"""Reading objects of S3 with obstore, if it is installed: an eighth of s3fs's processor time.
 
 Theory of operation. obstore is asked once for a range of an object. After any failure the other
-client reads the same range, with its retries and its messages, so a fault reads the same with
-obstore and without it. botocore decides on server, region, addressing and credentials. Where
-obstore might take a setting otherwise, the other client reads (:class:`Unsuitable`).
+client reads the same range, with its retries and its messages, so errors read the same with obstore
+and without it. botocore decides on server, region, addressing and credentials. If obstore might
+interpret a setting differently, the other client reads (:class:`Unsuitable`).
 
-obstore's threads do not live on in a forked child, and a read there would wait for ever. So it
+obstore's threads do not survive in a forked child, and a read there would wait forever. So it
 serves only the process that imported it, and only if no other code imported it before.
 """
 
@@ -25,7 +25,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 logger = logging.getLogger(__name__)
 
 CLIENTS: Final = ("obstore", "s3fs")
-"""What the option ``client`` may say. By default obstore reads where it is installed and can."""
+"""The values of the option ``client``. By default obstore reads if it is installed and can."""
 FAILURES_MAX: Final = 8
 
 # obstore asks for credentials again five minutes before they expire, botocore ten.
@@ -43,7 +43,7 @@ _imported_by = 0
 
 
 class Unsuitable(Exception):
-    """obstore cannot read here. The text is half a sentence, why."""
+    """obstore cannot read here. The text is half a sentence that says why."""
 
 
 def check_client(options: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def check_client(options: Mapping[str, Any]) -> None:
 
 
 class Reader:
-    """Reads ranges with obstore where it can, in the process that made it. Thread-safe.
+    """Reads ranges with obstore if it can, in the process that made it. Thread-safe.
 
     ``options`` are those of ``s3.from_url``; ``client`` makes botocore's S3 client for them.
     """
@@ -76,10 +76,11 @@ class Reader:
     def read(
         self, bucket: str, key: str, ranges: Sequence[tuple[int, int]], otherwise: Callable[[], list[Any]]
     ) -> list[Any]:
-        """The bytes of each range (offset, length > 0) of an object, fewer where the object ends.
+        """Return the bytes of each range (offset, length > 0) of an object, fewer if the object
+        ends.
 
         ``otherwise`` reads what obstore does not, and large reads, which are several ranges. Raises
-        what ``otherwise`` raises, and ``InvalidInput`` where ``client="obstore"`` was asked for and
+        what ``otherwise`` raises, and ``InvalidInput`` if ``client="obstore"`` was requested and
         obstore does not know a setting.
         """
         store = self._stores.get(bucket) or self._open(bucket) if len(ranges) == 1 and not self._off else None
@@ -110,14 +111,14 @@ class Reader:
                 raise InvalidInput(f"client is 'obstore', and {why}. Leave the option out, and s3fs reads") from None
             logger.info("obstore is not used: %s", why)
         except Exception as error:
-            # The other client meets what is wrong with options and configuration, and says so.
+            # The other client finds what is wrong with options and configuration, and reports it.
             logger.info("obstore is not used: %s", type(error).__name__)
         self._off = True
         return None
 
 
 def _read_range(store: Any, key: str, offset: int, length: int) -> Any:
-    """The bytes of a range, or ``None``, which says nothing about the object."""
+    """Return the bytes of a range, or ``None``, which says nothing about the object."""
     try:
         found = store.get(key, options={"range": (offset, offset + length)})
         start, stop = found.range
@@ -130,7 +131,7 @@ def _read_range(store: Any, key: str, offset: int, length: int) -> Any:
 
 
 def _is_ours() -> bool:
-    """Whether this module imported obstore in this process. Does so if it is not imported yet."""
+    """Return whether this module imported obstore in this process. Imports it if nothing has."""
     global _imported_by
     if not _imported_by and "obstore" not in sys.modules:
         import obstore  # noqa: F401
@@ -140,7 +141,9 @@ def _is_ours() -> bool:
 
 
 def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
-    """Obstore's ``S3Store`` that reads what a botocore client reads. Raises :class:`Unsuitable`."""
+    """Return obstore's ``S3Store`` that reads what a botocore client reads. Raises
+    :class:`Unsuitable`.
+    """
     _check_settings(options, client)
     import obstore.store
 
@@ -148,7 +151,7 @@ def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
     endpoint = urlsplit(client.meta.endpoint_url)
     style = (client.meta.config.s3 or {}).get("addressing_style", "auto")
     of_amazon = (endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-    # As botocore does: the bucket stands in the host's name at Amazon, and in the path elsewhere.
+    # As botocore does: the bucket is in the host's name at Amazon, and in the path elsewhere.
     in_host = style == "virtual" or (style != "path" and of_amazon and "." not in bucket)
     url = f"{endpoint.scheme}://{bucket}.{endpoint.netloc}" if in_host else client.meta.endpoint_url
     region = client.meta.region_name
@@ -172,7 +175,7 @@ def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
 
 
 def _check_settings(options: Mapping[str, Any], client: Any) -> None:
-    """Refuse what obstore would take otherwise than botocore does."""
+    """Refuse settings that obstore would interpret differently from botocore."""
     config, of_client = client.meta.config, options.get("client_kwargs") or {}
     endpoint = urlsplit(client.meta.endpoint_url)
     secure = endpoint.scheme == "https"
@@ -193,7 +196,9 @@ def _check_settings(options: Mapping[str, Any], client: Any) -> None:
 
 
 def _credentials(options: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    """What obstore calls for credentials: those that botocore finds and renews."""
+    """Return the function that obstore calls for credentials: those that botocore finds and
+    renews.
+    """
     from botocore.session import Session
 
     session, of_client = Session(profile=options.get("profile")), options.get("client_kwargs") or {}

@@ -1,8 +1,8 @@
-"""A prefix of a bucket: what a store and a sink that keep objects there share.
+"""A prefix of a bucket: the common base of a store and a sink that keep objects there.
 
 Clients belong to the process that made them: they are made on first use, again after a fork, and
-never pickled. The options, which may hold credentials, travel in pickles and stand in no URL,
-``repr`` or message.
+never pickled. The options, which may contain credentials, are pickled, but are in no URL, ``repr``
+or message.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``; checks the options. Raises ``InvalidInput``."""
+    """Return bucket and prefix of ``s3://bucket/prefix``; checks the options. Raises
+    ``InvalidInput``.
+    """
     check_options("s3://", options, OPTIONS)
     check_types(options)
     check_client(options)
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if "@" in bucket or ":" in bucket:
-        # The address is not repeated: before the @ stands a secret.
+        # The address is not repeated: there is a secret before the @.
         raise InvalidInput(
             "an s3:// address names a bucket and nothing else before the first slash. Pass credentials and the "
             "endpoint as options (key, secret, endpoint_url) or in the environment",
@@ -67,7 +69,9 @@ def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class S3Place:
-    """The base of what works on a prefix of a bucket. Thread-safe, picklable, survives a fork."""
+    """The base of classes that work on a prefix of a bucket. Thread-safe, picklable, survives a
+    fork.
+    """
 
     def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
         self._bucket = bucket

@@ -1,14 +1,15 @@
 """A store in a bucket of S3, or of a server that speaks its protocol and honors ``If-None-Match``.
 
 Theory of operation. The conditional PUT that creates an object is sent exactly once, by a client of
-its own (``client``): a repeated PUT whose first answer was lost would meet its own object and
+its own (``client``): a repeated PUT whose first response was lost would meet its own object and
 report a conflict. It is one part and never empty, since servers ignore the condition on a multipart
-upload and some clients drop it for an empty body. Everything else is tried again after a passing
+upload and some clients drop it for an empty body. Everything else is retried after a transient
 failure.
 
 Some servers ignore the condition altogether. So the first ``create`` of every storage creates
-``.probe``, which is no object of the store. A 412 proves that the condition holds; two creates that
-succeed disprove it. The probe stays, so the next storage needs one request, and no right to delete.
+``.probe``, which is not an object of the store. A 412 proves that the condition works; two creates
+that succeed disprove it. The probe stays, so the next storage needs one request, and no permission
+to delete.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _PROBES_MAX: Final = 3
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
-    """The storage of ``s3://bucket/prefix``. Sends nothing. Raises ``InvalidInput``.
+    """Return the storage of ``s3://bucket/prefix``. Sends nothing. Raises ``InvalidInput``.
 
     The options are ``s3_place.OPTIONS``. What they leave out comes from the environment and the AWS
     configuration (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE`` …).
@@ -87,7 +88,7 @@ class S3Storage(S3Place):
         self._processes: dict[int, _Process] = {}
 
     def exists(self) -> bool:
-        """Whether the bucket exists and, under a prefix, anything but the probe."""
+        """Return whether the bucket exists and, under a prefix, anything but the probe."""
         try:
             with self._translated("look for", ""):
                 page = self._client.call("list_objects_v2", Bucket=self._bucket, Prefix=self._key(""), MaxKeys=2)
@@ -98,7 +99,7 @@ class S3Storage(S3Place):
         return not self._prefix or any(item["Key"] != self._key(_PROBE) for item in page.get("Contents", ()))
 
     def read(self, path: str) -> pa.Buffer:
-        """The whole object: one request up to 8 MiB, several at once for the rest."""
+        """Return the whole object: one request for up to 8 MiB, parallel ones for the rest."""
         self._check(path)
         head = self._fetch(path, 0, _READ_BYTES)
         if len(head) < _READ_BYTES:
@@ -128,15 +129,15 @@ class S3Storage(S3Place):
             return int(self._client.call("head_object", Bucket=self._bucket, Key=self._key(path))["ContentLength"])
 
     def open_output(self, path: str) -> NewObject:
-        """Begin a new object. Unlike ``create`` this would overwrite: the name must be new."""
+        """Begin a new object. Unlike ``create`` this overwrites, so the name must be new."""
         key = self._key(self._check(path))
         with self._translated("write", path):
             return MultipartOutput(self._client, self._bucket, key, path, self._translated)
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create-if-absent by exactly one request, after a probe by this storage's first create.
+        """Create an object if it is absent, by exactly one request; the first call also probes.
 
-        ``StorageError`` of kind ``STORAGE_UNSUITABLE`` where the server does not honor that.
+        Raises ``StorageError`` (kind ``STORAGE_UNSUITABLE``) if the server ignores the condition.
         """
         check_created(path, data, self._check)
         with self._translated("create", path):
@@ -147,7 +148,7 @@ class S3Storage(S3Place):
                 process.honors_condition = True
         outcome, error = self._put_if_absent(path, bytes(data))
         if outcome is CreateOutcome.UNKNOWN:
-            # The caller learns of it, and warns.
+            # The caller is told, and warns.
             logger.info("create %s of %s: no answer (%s)", path, self.url, type(error).__name__)
         return outcome
 
@@ -168,7 +169,7 @@ class S3Storage(S3Place):
                 page = self._client.call("list_objects_v2", **arguments)
             for item in page.get("Contents", ()):
                 path = item["Key"][skipped_length:]
-                # "Directory" markers and savepoints below our prefix are no objects of this store.
+                # "Directory" markers and savepoints below our prefix are not objects of this store.
                 if self._is_listed(path):
                     found.append(ObjectInfo(path, int(item["Size"])))
             if not page.get("IsTruncated"):
@@ -179,7 +180,9 @@ class S3Storage(S3Place):
         return is_object_path(path)
 
     def folder(self) -> S3Folder:
-        """The same prefix, for objects of any name (:func:`stateformat.storage.folder_of`)."""
+        """Return the same prefix for objects of any name. See
+        :func:`stateformat.storage.folder_of`.
+        """
         return S3Folder(self._bucket, self._prefix, self._options)
 
     def names(self, folder: str) -> builtins.list[str]:
@@ -191,10 +194,10 @@ class S3Storage(S3Place):
         return [item.path for item in found if item.path > path and "/" not in item.path[len(folder) :]]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete these objects; one that is already gone is fine.
+        """Delete these objects; missing ones are ignored.
 
-        Publication records go one by one in the order given, since a crash between two has a
-        meaning. The others go up to 1000 at a time, in no order.
+        Publication records are deleted one by one in the given order, since a crash between two has
+        a meaning. The others are deleted up to 1000 at a time, in any order.
         """
         checked = [self._check(path) for path in paths]
         for is_record, group in groupby(checked, key=lambda path: path.startswith("checkpoints/")):
@@ -217,7 +220,7 @@ class S3Storage(S3Place):
     def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:
         """Let the server copy an object, large ones in parts.
 
-        None for a store at another server or of other credentials, and where the server refuses.
+        None for a store on another server or with other credentials, and if the server refuses.
         """
         if not isinstance(source, S3Storage) or source._client is not self._client:
             return None
@@ -228,7 +231,7 @@ class S3Storage(S3Place):
             failed = self._storage_error(error, "copy", path)
             if is_missing_object(failed):
                 raise missing(source.url, path) from error
-            # The bytes go through here then, and whatever is wrong is told by that.
+            # The bytes are then transferred through here, and that reports whatever is wrong.
             logger.info("the server does not copy %s to %s: %s", path, self.url, failed)
             return None
         return Link.COPIED
@@ -265,7 +268,7 @@ class S3Storage(S3Place):
         return self._process.client
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes, which is above 0, by one request."""
+        """Return at most ``length`` bytes, which is above 0, with one request."""
         try:
             return self._ranges(path, [(offset, length)])[0]
         except StorageError as error:
@@ -275,7 +278,7 @@ class S3Storage(S3Place):
             raise
 
     def _fill(self, path: str, offset: int, view: memoryview) -> None:
-        """Fill ``view`` from ``offset`` on, by several requests at once. All must be there."""
+        """Fill ``view`` from ``offset`` on, with several requests at once. All bytes must exist."""
         starts = range(0, view.nbytes, _READ_BYTES)
         for first in range(0, len(starts), _READS_AT_ONCE):
             begins = starts[first : first + _READS_AT_ONCE]
@@ -303,7 +306,9 @@ class S3Storage(S3Place):
             ) from error
 
     def _put_if_absent(self, path: str, data: bytes) -> tuple[CreateOutcome, BaseException | None]:
-        """Send one request: outcome and error. ``StorageError`` if it certainly did nothing."""
+        """Send one request. Returns outcome and error; ``StorageError`` if it certainly did
+        nothing.
+        """
         try:
             self._client.put_if_absent(self._bucket, self._key(path), data)
         except client_errors() as error:
@@ -354,7 +359,7 @@ class S3Storage(S3Place):
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[None]:
-        """As ``_translated``, but a missing object is ``FileNotFoundError``."""
+        """Like ``_translated``, but a missing object is ``FileNotFoundError``."""
         try:
             with self._translated(operation, path):
                 yield
@@ -363,20 +368,22 @@ class S3Storage(S3Place):
             if not is_missing_object(error):
                 raise
             if error.details["code"] != "NoSuchKey":
-                # The answer to a HEAD does not say what is missing. This raises for the bucket.
+                # The response to a HEAD does not say what is missing. This raises for the bucket.
                 self.list("requests/")
         raise missing(self.url, path)
 
 
 class S3Folder(S3Storage):
-    """A prefix with objects of any name, read as it is; for what is no store of ours."""
+    """A prefix with objects of any name, read as it is; for folders that are not stores."""
 
     @staticmethod
     def _check(path: str) -> str:
         return check_relative(path)
 
     def list(self, prefix: str) -> builtins.list[ObjectInfo]:
-        """Every object whose path begins with ``prefix``, but no "directory" markers; sorted."""
+        """Return every object whose path begins with ``prefix``, but no "directory" markers;
+        sorted.
+        """
         return self._listed(prefix)
 
     def _is_listed(self, path: str) -> bool:

@@ -1,9 +1,9 @@
 """What every storage must do, one behavior per test. docs/storages.md shows how to run it.
 
-``ObjectConformance`` holds what one writer sees; this class adds what needs several. No test knows
-the storage from within, and none needs more than a few seconds. ``atomic_create = False`` runs the
+``ObjectConformance`` tests what one writer sees; this class adds tests with several. No test uses
+the storage's internals, and none needs more than a few seconds. ``atomic_create = False`` runs the
 races one after the other, for test servers that check and store in two steps (never for a storage
-that runs publish on).
+that runs publish to).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["MISSING", "RECORD", "SEGMENT", "StorageConformance", "paths", "put"]
 
 
 def leftovers(storage: Storage) -> list[Leftover]:
-    """Objects that were begun and not ended; none for a storage that cannot list them."""
+    """Return objects that were begun and not ended; none for a storage that cannot list them."""
     return storage.leftovers() if isinstance(storage, TellsLeftovers) else []
 
 
@@ -219,7 +219,7 @@ class StorageConformance(ObjectConformance):
         output = storage.open_output(MISSING)
         output.write(bytes(20 << 20))
         found = leftovers(storage)
-        # An object kept in memory does not show; this one does where it is sent in parts.
+        # An object kept in memory is not visible; this one is, if it is sent in parts.
         assert [item.path for item in found] in ([], [MISSING])
         assert storage.list("") == [ObjectInfo(SEGMENT, 9)]
         if isinstance(storage, TellsLeftovers) and found:

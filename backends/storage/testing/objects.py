@@ -24,13 +24,13 @@ ILLEGAL: Final = (
 
 
 def put(storage: Storage, path: str, data: bytes) -> None:
-    """Write an object in one go."""
+    """Write an object in one call."""
     with storage.open_output(path) as output:
         output.write(data)
 
 
 def paths(storage: Storage, prefix: str) -> list[str]:
-    """The paths that a listing shows."""
+    """Return the paths that a listing shows."""
     return [info.path for info in storage.list(prefix)]
 
 
@@ -39,17 +39,19 @@ class ObjectConformance:
 
     @pytest.fixture
     def storage(self) -> Storage:
-        """An empty storage, new for each test. Every subclass overrides it."""
+        """Return an empty storage, new for each test. Every subclass overrides it."""
         pytest.fail("give the class a fixture `storage` that yields an empty storage")
 
     @pytest.fixture
     def options(self) -> dict[str, Any]:
-        """With what :func:`open_storage` opens the URL again."""
+        """Return the options with which :func:`open_storage` opens the URL again."""
         return {}
 
     @pytest.fixture
     def unicode_url(self) -> str | None:
-        """The address of an empty store with a space and letters beyond ASCII; None for none."""
+        """Return the address of an empty store with a space and non-ASCII letters; None for
+        none.
+        """
         return None
 
     # Reading what was written

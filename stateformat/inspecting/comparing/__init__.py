@@ -1,8 +1,8 @@
 """How the rows of one state in two checkpoints are compared.
 
 Read ``sides`` (what is read, in which columns), ``matching`` (what two checkpoints share by
-metadata), ``planning`` (in which steps, and what need not be read), ``steps`` (what is read in
-each), ``differing`` (which rows of two streams differ), ``values`` (when two values are equal).
+metadata), ``planning`` (in which steps, and what need not be read), ``steps`` (what each step
+reads), ``differing`` (which rows of two streams differ), ``values`` (when two values are equal).
 """
 
 from __future__ import annotations

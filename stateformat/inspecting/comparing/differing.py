@@ -1,6 +1,6 @@
 """Which rows of two sides differ, in bounded memory.
 
-Both sides are streams of tables with the same columns. While they are small they are compared at
+Both sides are streams of tables with the same columns. If they are small, they are compared at
 once; larger ones are split into buckets that are compared one by one.
 """
 
@@ -26,7 +26,7 @@ from .matching import surplus
 from .values import equal_values, value_buckets, value_codes
 
 CHANGE: Final = pa.field("_change", pa.string(), nullable=False)
-"""What has happened to a row, or which side of an update it is."""
+"""The column that says what happened to a row: insert, delete, update_before or update_after."""
 CHANGES: Final = ("insert", "delete", "update_before", "update_after")
 INSERT, DELETE, BEFORE, AFTER = range(4)
 
@@ -36,7 +36,7 @@ _SMALL_ROWS: Final = 4096
 _FEW_ROWS: Final = 256
 _COPIED_BYTES: Final = 4 << 20
 _SIDE_BYTES: Final = HELD_BYTES // 2
-"""The two sides share what may be held."""
+"""The two sides share the limit on what may be held."""
 
 
 class Comparison(ABC):
@@ -44,23 +44,25 @@ class Comparison(ABC):
 
     @abstractmethod
     def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """The rows that differ, with :data:`CHANGE` as last column."""
+        """Return the rows that differ, with :data:`CHANGE` as last column."""
 
     @abstractmethod
     def buckets(self, rows: pa.Table, count: int, level: int) -> Ints:
-        """One of ``count`` buckets for each row; rows that are compared have the same."""
+        """Return one of ``count`` buckets for each row; rows to be compared with each other get the
+        same.
+        """
 
 
 @dataclass(frozen=True)
 class ByKey(Comparison):
-    """Rows with a row key, which stands at most once on each side."""
+    """Rows with a row key, which occurs at most once on each side."""
 
     row_key: tuple[str, ...]
     by_group: bool = True
-    """Equal keys have equal key groups on both sides."""
+    """Whether equal keys have equal key groups on both sides."""
 
     def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """As of any comparison; by key group, updates side by side."""
+        """See :meth:`Comparison.changed`; by key group, the two rows of an update adjacent."""
         if not (len(old) and len(new)):
             return _as_changes(old, new)
         first, second = self._matched(old, new)
@@ -70,7 +72,7 @@ class ByKey(Comparison):
         before, after = first[differ], second[differ]
         rows = [np.flatnonzero(gone), before, after + len(old), np.flatnonzero(fresh) + len(old)]
         changes = np.repeat(np.array([DELETE, BEFORE, AFTER, INSERT], np.int8), [len(part) for part in rows])
-        # What is gone comes first; both rows of an update stand where the later one does.
+        # Deleted rows come first; both rows of an update are at the place of the later one.
         places = np.concatenate([rows[0] - len(old), 2 * rows[2], 2 * rows[2] + 1, 2 * rows[3]])
         chosen = np.concatenate(rows)
         order = np.argsort(places, kind="stable")
@@ -82,7 +84,7 @@ class ByKey(Comparison):
         return made if (groups[1:] >= groups[:-1]).all() else take_table(made, np.argsort(groups, kind="stable"))
 
     def _matched(self, old: pa.Table, new: pa.Table) -> tuple[Ints, Ints]:
-        """The positions of rows with equal keys on both sides, by the order of ``new``."""
+        """Return the positions of rows with equal keys on both sides, in the order of ``new``."""
         before, after = (
             [normalize_key_column(one_array(table[name])) for name in self.row_key] for table in (old, new)
         )
@@ -116,10 +118,10 @@ class ByKey(Comparison):
 
 @dataclass(frozen=True)
 class ByRow(Comparison):
-    """Rows without a key: each stands in the difference as often as one side has it more."""
+    """Rows without a key: each is in the difference as often as one side has it more."""
 
     def changed(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """As of any comparison; deletes first."""
+        """See :meth:`Comparison.changed`; deletes first."""
         if not (len(old) and len(new)):
             return _as_changes(old, new)
         codes = value_codes(pa.concat_tables([old, new]).columns)
@@ -134,7 +136,7 @@ class ByRow(Comparison):
 def differences(
     old: Iterable[pa.Table], new: Iterable[pa.Table], comparison: Comparison, level: int = 0
 ) -> Generator[pa.Table, None, None]:
-    """The rows that differ, with :data:`CHANGE` as last column. ``old`` is read first."""
+    """Yield the rows that differ, with :data:`CHANGE` as last column. ``old`` is read first."""
     first, second = _Side(old), _Side(new)
     first.hold()
     second.hold()
@@ -192,7 +194,7 @@ class _Side:
 
 
 def _are_aligned(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> bool:
-    """Whether both sides have the same keys in the same order, as after most rewrites."""
+    """Return whether both sides have the same keys in the same order, as after most rewrites."""
     if len(old[0]) != len(new[0]):
         return False
     for rows in (_FEW_ROWS, len(old[0])):
@@ -207,7 +209,7 @@ def _are_aligned(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> bool:
 def _match_by_hash(old: Sequence[pa.Array], new: Sequence[pa.Array], match: Ints) -> None:
     """Set ``match`` to the old row of each new one with an equal key.
 
-    A table of hashes has one old row a bucket; rows that miss theirs are matched by codes.
+    A hash table holds one old row per bucket; rows that do not find theirs are matched by codes.
     """
     bits = min(24, (4 * len(old[0])).bit_length())
     buckets = [mixed_hashes(hash_keys(keys)) >> np.uint32(32 - bits) for keys in (old, new)]

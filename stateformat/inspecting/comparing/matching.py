@@ -1,8 +1,8 @@
 """What two checkpoints share, by metadata alone: rows of one segment on both sides.
 
 A *run* is the rows of one key group in one handle. A key group is a sequence of runs, lowest layer
-first. Runs are equal where segment (by digest) and rows are. What both sides begin with is common;
-the rest of each side lies above it.
+first. Runs are equal if their segments (by digest) and rows are. The runs with which both sides
+begin are common; the rest of each side is above them.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from ...schema import SLICE_SCHEMA
 from .sides import Side
 
 _POSITIONS: Final = 1 << 40
-"""More than a segment has rows."""
+"""More rows than a segment can have."""
 
 
 class Runs(NamedTuple):
-    """Rows of handles of a task; of keyed state by (group, layer, handle)."""
+    """Rows of handles of a task; for keyed state by (group, layer, handle)."""
 
     group: Ints
-    """-1 where rows are not of one key group."""
+    """-1 if the rows are not of one key group."""
     handle: Ints
     segment: Ints
     start: Ints
     rows: Ints
     size_bytes: Ints
-    """In memory, about."""
+    """Approximate size in memory."""
 
     def of(self, mask: Mask) -> Runs:
-        """Some of the runs."""
+        """Return some of the runs."""
         return Runs(*(column[mask] for column in self))
 
 
 def segment_codes(old: Side | None, new: Side | None) -> tuple[Ints, Ints] | None:
-    """A number per handle, equal for segments with equal bytes that are read in the same way.
+    """Return a number per handle, equal for segments with equal bytes that are read in the same
+    way.
 
-    None where segments have no digest, or rows are reshaped before they are compared.
+    None if segments have no digest, or rows are reshaped before they are compared.
     """
     sides = [side for side in (old, new) if side is not None]
     if any(side.shape is not None for side in sides):
@@ -57,7 +58,7 @@ def segment_codes(old: Side | None, new: Side | None) -> tuple[Ints, Ints] | Non
     for side in sides:
         known = side.readings()
         ids, found = np.unique(integers(side.handles["schema_id"]), return_inverse=True)
-        # A handle of a schema that is not declared is damage, which reading tells of.
+        # A handle with an undeclared schema is damage, which reading reports.
         each = [numbers.setdefault(known.get(number, number), len(numbers)) for number in ids.tolist()]
         readings.append(np.array(each, np.int64)[found])
     codes = codes * max(1, len(numbers)) + np.concatenate(readings)
@@ -66,7 +67,7 @@ def segment_codes(old: Side | None, new: Side | None) -> tuple[Ints, Ints] | Non
 
 
 def keyed_runs(handles: pa.Table, segments: Ints, row_bytes: int) -> Runs:
-    """The runs of keyed state. ``row_bytes``: what a row takes in memory at least."""
+    """Return the runs of keyed state. ``row_bytes``: how much memory a row takes at least."""
     starts, ends, counts = lists(one_chunk(handles["rows_per_group"]))
     owner, nth = spread(ends - starts)
     place = starts[owner] + nth
@@ -85,7 +86,7 @@ def _row_bytes(handles: pa.Table, least: int) -> Ints:
 
 
 def common(old: Runs, new: Runs) -> tuple[Mask, Mask]:
-    """The runs with which a key group begins on both sides."""
+    """Return the runs with which a key group begins on both sides."""
     places = _places(old.group), _places(new.group)
     width = 1 + max(int(place.max(initial=0)) for place in places)
     mine, theirs = old.group * width + places[0], new.group * width + places[1]
@@ -98,7 +99,7 @@ def common(old: Runs, new: Runs) -> tuple[Mask, Mask]:
         & (old.start[found] == new.start[here])
         & (old.rows[found] == new.rows[here])
     )
-    # Behind the first run that differs, nothing is common.
+    # After the first run that differs, nothing is common.
     differing = np.cumsum(~found)
     first = np.arange(len(found)) - places[0]
     shared: Mask = differing - (differing - ~found)[first] == 0
@@ -108,14 +109,14 @@ def common(old: Runs, new: Runs) -> tuple[Mask, Mask]:
 
 
 def _places(groups: Ints) -> Ints:
-    """How many entries before each one are of its group; ``groups`` ascend."""
+    """Return how many entries before each one are of its group; ``groups`` ascend."""
     place = np.arange(len(groups))
     begins = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
     return place - np.maximum.accumulate(np.where(begins, place, 0))
 
 
 def row_runs(handles: pa.Table, segments: Ints, others: pa.Table, other_segments: Ints) -> Runs:
-    """The rows of handles, cut wherever a handle of either side begins or ends."""
+    """Return the rows of handles, cut wherever a handle of either side begins or ends."""
     cuts = []
     for table, codes in ((handles, segments), (others, other_segments)):
         start = codes * _POSITIONS + integers(table["row_start"])
@@ -129,7 +130,7 @@ def row_runs(handles: pa.Table, segments: Ints, others: pa.Table, other_segments
 
 
 def unmatched(old: Runs, new: Runs) -> tuple[Mask, Mask]:
-    """The runs that one side has more often than the other."""
+    """Return the runs that one side has more often than the other."""
     numbers = np.concatenate([runs.segment * _POSITIONS + runs.start for runs in (old, new)])
     codes = np.unique(numbers, return_inverse=True)[1]
     first, second = codes[: len(old.start)], codes[len(old.start) :]
@@ -137,7 +138,9 @@ def unmatched(old: Runs, new: Runs) -> tuple[Mask, Mask]:
 
 
 def surplus(first: Ints, second: Ints) -> tuple[Mask, Mask]:
-    """Which codes each side has more often than the other: there, the last ones of a code."""
+    """Return masks of the codes that each side has more often than the other: of a code, the last
+    ones.
+    """
     count = 1 + int(max(first.max(initial=-1), second.max(initial=-1)))
     return (
         _occurrence(first) >= np.bincount(second, minlength=count)[first],
@@ -146,7 +149,7 @@ def surplus(first: Ints, second: Ints) -> tuple[Mask, Mask]:
 
 
 def _occurrence(codes: Ints) -> Ints:
-    """How many rows before each one have its code."""
+    """Return how many rows before each one have its code."""
     order = np.argsort(codes, kind="stable")
     found = np.empty(len(codes), np.int64)
     found[order] = _places(codes[order])
@@ -154,12 +157,12 @@ def _occurrence(codes: Ints) -> Ints:
 
 
 def cut_side(side: Side, runs: Runs) -> Side:
-    """The side with these runs alone."""
+    """Return the side with only these runs."""
     return side.of(cut_task(side.task, runs))
 
 
 def cut_task(task: ReadTask, runs: Runs) -> ReadTask:
-    """A task that reads these runs: owners by key group, of each one the runs in order."""
+    """Return a task that reads these runs: owners by key group, each with its runs in order."""
     slices = _slices(task.handles, runs)
     numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
     column = slices.schema.get_field_index("handle")
@@ -170,7 +173,7 @@ def cut_task(task: ReadTask, runs: Runs) -> ReadTask:
 def _slices(handles: pa.Table, runs: Runs) -> pa.Table:
     order = np.lexsort((runs.start, runs.handle))
     group, handle, start, rows = (column[order] for column in (runs.group, runs.handle, runs.start, runs.rows))
-    # Runs that continue each other in one handle are one slice.
+    # Consecutive runs in one handle are one slice.
     goes_on = (handle[1:] == handle[:-1]) & (start[1:] == start[:-1] + rows[:-1])
     begins = np.flatnonzero(np.append(True, ~goes_on)[: len(handle)])
     ends = np.append(begins[1:], len(handle)) - 1

@@ -1,15 +1,15 @@
-"""In which steps the rows of a state in two checkpoints are compared, and what is not read.
+"""In which steps the rows of a state in two checkpoints are compared, and what need not be read.
 
-Theory of operation. A key group that has the same runs on both sides (``matching``) is left out.
-Where both sides begin with the same runs, the rest lies above: those layers say which keys can
-differ. Groups of both kinds are gathered into steps by what has to be held. A group whose layers
-are too large to hold, and a stretch of groups that share nothing, are read as two streams.
+Theory of operation. A key group that has the same runs on both sides (``matching``) is left out. If
+both sides begin with the same runs, the other layers are above: these determine which keys can
+differ. Groups of both kinds are gathered into steps by how much has to be held. A group whose
+layers are too large to hold, or a range of groups that share nothing, is read as two streams.
 
-Key groups of another number or hash cannot be compared one by one: the keys are put into buckets.
-Neither can rows without keys: the rows that both sides refer to are left out, and the others are
-put into buckets. Of other systems' checkpoints, which have no digests, everything is read, and so
-are rows that are reshaped before they are compared, and states of which expired rows are left out:
-time takes away rows that stand in segments of both sides.
+If the number of key groups or the key hash differs, groups cannot be compared one by one: the keys
+are put into buckets. For rows without keys, those that both sides refer to are left out, and the
+others are put into buckets. Everything is read for other systems' checkpoints, which have no
+digests, for rows that are reshaped before they are compared, and for states whose expired rows are
+left out: rows in segments of both sides may have expired since.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from ...reading import Checkpoint
 
 _ABOVE_BYTES: Final = HELD_BYTES // 2
-"""The layers above of a step take about so much, unless one key group has more."""
+"""The size of the layers above in a step, roughly, unless one key group has more."""
 
 
 def planned(old: Side | None, new: Side | None, state: State, parts: int) -> tuple[Step, ...]:
-    """The steps, in order: about ``parts`` or more where they can be cut.
+    """Return the steps, in order: about ``parts`` or more if they can be cut.
 
-    ``state`` says how rows are told apart: by its ``row_key`` if it is keyed (or progress, whose
-    key is the edge), by all columns otherwise. A side is None where it has no rows.
+    ``state`` says how rows are identified: by its ``row_key`` if it is keyed (or progress, whose
+    key is the edge), by all columns otherwise. A side is None if it has no rows.
     """
     if old is None and new is None:
         return ()
@@ -58,9 +58,10 @@ def planned(old: Side | None, new: Side | None, state: State, parts: int) -> tup
 
 
 def side_of(checkpoint: Checkpoint, state: State, schema: SchemaVersion, **more: Any) -> Side | None:
-    """What is read of a state of a checkpoint, as ``schema``; None where it has no rows.
+    """Return what is read of a state of a checkpoint, as ``schema``; None if it has no rows.
 
-    Reads the manifest. ``state`` is as the checkpoint declares it; ``more`` are fields of the side.
+    Reads the manifest. ``state`` is as the checkpoint declares it; ``more`` are further fields of
+    the side.
     """
     task = checkpoint.state(state).task
     if not task.slices.num_rows:
@@ -77,13 +78,13 @@ class _Groups(NamedTuple):
     above: Ints
     """Bytes of the layers that are not common, on both sides."""
     read: Ints
-    """Bytes of all that has to be read."""
+    """Bytes of everything that has to be read."""
     has_common: Mask
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """What is read of both sides; None where there are no rows."""
+    """What is read of both sides; None if there are no rows."""
 
     old: Side | None
     new: Side | None
@@ -96,26 +97,28 @@ class _Sides:
         return some.handles if side is not None else some.handles.slice(0, 0)
 
     def whole(self) -> tuple[Step, ...]:
-        """All rows of both sides, in buckets."""
+        """Return a step that compares all rows of both sides, in buckets."""
         has_key = self.state.mode in (Mode.KEYED, Mode.PROGRESS) and bool(self.state.row_key)
         comparison: Comparison = ByKey(self.state.row_key, by_group=False) if has_key else ByRow()
         return (_streams(self.old, self.new, comparison, grouped=False),)
 
     def by_row(self, codes: tuple[Ints, Ints]) -> tuple[Step, ...]:
-        """Rows without a key: those that both sides refer to are left out."""
+        """Return the step that compares rows without a key: those that both sides refer to are left
+        out.
+        """
         old, new = self.handles(self.old), self.handles(self.new)
         runs = row_runs(old, codes[0], new, codes[1]), row_runs(new, codes[1], old, codes[0])
         left = unmatched(*runs)
         if not (left[0].any() or left[1].any()):
             return ()
         if self.state.mode is Mode.PROGRESS:
-            # Its rows are what all subtasks say together.
+            # Its rows are those of all subtasks together.
             return self.whole()
         sides = [_cut(task, one.of(mask)) for task, one, mask in zip((self.old, self.new), runs, left, strict=True)]
         return (_streams(sides[0], sides[1], ByRow(), grouped=False),)
 
     def keyed(self, codes: tuple[Ints, Ints], parts: int) -> Iterator[Step]:
-        """Rows with a key, by key group."""
+        """Yield the steps that compare rows with a key, by key group."""
         width = _row_width(segment_schema(self.state))
         old = keyed_runs(self.handles(self.old), codes[0], width)
         new = keyed_runs(self.handles(self.new), codes[1], width)
@@ -135,7 +138,9 @@ class _Sides:
             yield ByLayers(shared_side, sides[0], sides[1], keys, _stored(shared_side, *sides))
 
     def ranges(self, parts: int) -> Iterator[Step]:
-        """Rows with a key of which nothing is known to be equal, in ranges of key groups."""
+        """Yield steps that compare rows with a key in ranges of key groups, if none are known to be
+        equal.
+        """
         comparison = ByKey(self.state.row_key)
         if parts < 2:
             yield _streams(self.old, self.new, comparison, grouped=True)
@@ -146,7 +151,7 @@ class _Sides:
         sizes = np.cumsum(integers(slices["bytes"]))
         share = max(1, int(sizes[-1]) // max(1, parts))
         last = np.flatnonzero(np.diff(sizes // share, append=-1))
-        # Layers begin again at the first groups.
+        # Layers start over at the first groups.
         ends = [*np.maximum.accumulate(integers(slices["last_group"]))[last[:-1]].tolist(), MAX_PARALLELISM_LIMIT - 1]
         first = 0
         for end in ends:
@@ -168,7 +173,7 @@ def _cut(side: Side | None, runs: Runs) -> Side | None:
 
 
 def _clipped(side: Side | None, first: int, last: int) -> Side | None:
-    """The rows of these key groups."""
+    """Return the rows of these key groups."""
     if side is None or first > last:
         return None
     task = side.task.at_groups(np.arange(first, last + 1))
@@ -176,7 +181,7 @@ def _clipped(side: Side | None, first: int, last: int) -> Side | None:
 
 
 def _within(runs: Runs, first: int, last: int, chosen: Mask) -> Mask:
-    """The runs of the chosen key groups first … last."""
+    """Return the runs of the chosen key groups first … last."""
     mask = np.zeros(len(runs.group), np.bool_)
     low, high = np.searchsorted(runs.group, [first, last + 1])
     mask[low:high] = chosen[runs.group[low:high]]
@@ -184,7 +189,7 @@ def _within(runs: Runs, first: int, last: int, chosen: Mask) -> Mask:
 
 
 def _differing(old: Runs, new: Runs, shared: tuple[Mask, Mask]) -> _Groups:
-    """The key groups whose runs differ."""
+    """Return the key groups whose runs differ."""
     count = 1 + int(max(old.group.max(initial=-1), new.group.max(initial=-1)))
 
     def total(runs: Runs, mask: Mask) -> Ints:
@@ -198,7 +203,9 @@ def _differing(old: Runs, new: Runs, shared: tuple[Mask, Mask]) -> _Groups:
 
 
 def _stretches(groups: _Groups, parts: int) -> Iterator[tuple[bool, int, int]]:
-    """Consecutive groups that are compared together: whether as streams, the first and the last."""
+    """Yield consecutive groups that are compared together: whether as streams, the first and the
+    last.
+    """
     streams = _as_streams(groups)
     limit = max(1, int(groups.read.sum()) // parts) if parts > 1 else 1 << 62
     numbers, above, read = (column.tolist() for column in (groups.number, groups.above, groups.read))
@@ -214,7 +221,9 @@ def _stretches(groups: _Groups, parts: int) -> Iterator[tuple[bool, int, int]]:
 
 
 def _as_streams(groups: _Groups) -> list[bool]:
-    """Which groups are too large to hold, or stand in a stretch of much that shares nothing."""
+    """Return which groups are too large to hold, alone or with neighbors that share nothing
+    either.
+    """
     alone = ~groups.has_common
     stretch = np.cumsum(np.diff(alone, prepend=False))
     sizes = np.bincount(stretch, groups.above)

@@ -15,11 +15,11 @@ from ...schema import KEY_GROUP, children
 
 Tables = Generator[pa.Table, None, None]
 NOTHING_SEEN = -(2**63)
-"""The watermark of an input of which nothing has been seen."""
+"""The watermark of an input from which nothing has been seen."""
 
 
 class RowShape(Protocol):
-    """What makes of rows of a state those of the state that it becomes. Picklable."""
+    """Converts rows of a state to rows of the state that it becomes. Picklable."""
 
     @property
     def state(self) -> State: ...
@@ -34,16 +34,17 @@ class Side:
 
     task: ReadTask
     schema: SchemaVersion
-    """The columns that are compared, of the same names and types on both sides, in the field ids of
-    the state (or of what ``shape`` makes of it)."""
+    """The columns that are compared, with the same names and types on both sides, in the field ids
+    of the state (or of what ``shape`` converts it to).
+    """
     layout: object = None
-    """Sides with equal layouts have equal key groups for equal keys; None: nobody knows."""
+    """Sides with equal layouts have equal key groups for equal keys; None: unknown."""
     shape: RowShape | None = None
     """Applied to the rows before they are compared."""
     edge_by_edge: bool = False
-    """Of progress: an input of which nothing has been seen is left out (SPEC.md section 6.2)."""
+    """For progress: an input from which nothing has been seen is left out (SPEC.md section 6.2)."""
     seen: Callable[[int], None] | None = None
-    """Takes the row count of each table that :meth:`rows` gives out."""
+    """Called with the row count of each table that :meth:`rows` yields."""
 
     @property
     def handles(self) -> pa.Table:
@@ -52,20 +53,20 @@ class Side:
 
     @property
     def stored_bytes(self) -> int:
-        """About how much is read, as it is stored."""
+        """About how many stored bytes are read."""
         return self.task.stored_bytes
 
     @property
     def hides(self) -> bool:
-        """Whether rows that had expired are left out: then equal bytes need not be equal rows."""
+        """Whether expired rows are left out: then equal bytes need not mean equal rows."""
         return self.task.state.ttl_now_us is not None and self.task.state.ttl is not None
 
     def of(self, task: ReadTask) -> Side:
-        """The same, of another part of the state."""
+        """Return the same for another part of the state."""
         return replace(self, task=task)
 
     def rows(self) -> Tables:
-        """Stream the rows, with ``_key_group`` where they are told apart by key."""
+        """Stream the rows, with ``_key_group`` if they are identified by key."""
         if not self.task.slices.num_rows:
             return
         state = self.task.state
@@ -85,12 +86,14 @@ class Side:
                 yield table
 
     def layers(self) -> list[pa.Table]:
-        """The layers of keyed state, lowest first."""
+        """Return the layers of keyed state, lowest first."""
         found = self.task.layers(as_schema=self.schema)
         return [pa.Table.from_batches(batches) for _, batches in found]
 
     def readings(self) -> Mapping[int, object]:
-        """How rows become those compared, by schema id: if equal, equal bytes are equal rows."""
+        """How rows are converted to those compared, by schema id: if equal, equal bytes mean equal
+        rows.
+        """
         state = self.task.state
         return {
             schema.id: tuple(

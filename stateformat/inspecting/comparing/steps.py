@@ -19,7 +19,7 @@ from .differing import ByKey, Comparison, differences
 from .sides import Side, Tables
 
 CHUNK_BYTES: Final = 8 << 20
-"""About so much of both sides together is compared at once."""
+"""About how many bytes of both sides together are compared at once."""
 _JOINED_BYTES: Final = 4 << 20
 
 
@@ -27,16 +27,18 @@ class Step(ABC):
     """A part of a comparison. Picklable."""
 
     size_bytes: int
-    """Stored bytes that are read, about."""
+    """About how many stored bytes are read."""
 
     @abstractmethod
     def changes(self) -> Tables:
-        """The rows that differ, in the columns in which they are compared, with ``_change``."""
+        """Yield the rows that differ, in the columns in which they are compared, with
+        ``_change``.
+        """
 
 
 @dataclass(frozen=True)
 class ByStreams(Step):
-    """All rows of both sides, compared as they come, or a key group after another.
+    """All rows of both sides, compared as two whole streams, or some key groups at a time.
 
     ``grouped``: both sides come by ``_key_group``, and equal keys have equal groups.
     """
@@ -48,7 +50,7 @@ class ByStreams(Step):
     size_bytes: int = 0
 
     def changes(self) -> Tables:
-        """As of any step; by key group where the rows come so."""
+        """See :meth:`Step.changes`; by key group if ``grouped``."""
         with closing(_rows(self.old)) as old, closing(_rows(self.new)) as new:
             if not self.grouped:
                 yield from differences(old, new, self.comparison)
@@ -60,13 +62,15 @@ class ByStreams(Step):
                         yield from tables
                 group = min(first.first_group, second.first_group)
                 if group < _ALL:
-                    # Not even one group fits: it is read as it is compared.
+                    # Not even one group fits: it is compared while it is read.
                     pair = first.stream(group), second.stream(group)
                     with closing(differences(*pair, self.comparison)) as large:
                         yield from large
 
     def _chunks(self, first: _Head, second: _Head) -> Generator[Callable[[], list[pa.Table]], None, None]:
-        """Calls that compare some key groups each, until the next one does not fit, or the end."""
+        """Yield calls that each compare some key groups, until the next one does not fit, or the
+        end.
+        """
         while True:
             _fill(first, second)
             ready = min(first.complete_before, second.complete_before)
@@ -90,8 +94,8 @@ class ByLayers(Step):
     """Key groups that begin with the same layers on both sides, or that are small.
 
     Only rows that the layers above name, or whose key they clear, can differ: those layers are
-    held, and the common rows pass them. ``common``: the layers that both sides have, maybe none;
-    ``old`` and ``new``: the layers above them on each side.
+    held, and the common rows are streamed past them. ``common``: the layers that both sides have,
+    maybe none; ``old`` and ``new``: the layers above them on each side.
     """
 
     common: Side | None
@@ -101,7 +105,7 @@ class ByLayers(Step):
     size_bytes: int = 0
 
     def changes(self) -> Tables:
-        """As of any step."""
+        """See :meth:`Step.changes`."""
         above = [[] if side is None else side.layers() for side in (self.old, self.new)]
         comparison = ByKey(tuple(self.keys.row_key))
         if self.common is None:
@@ -109,7 +113,7 @@ class ByLayers(Step):
             yield from differences(merged[0], merged[1], comparison)
             return
         named = Overlay([*above[0], *above[1]], self.keys)
-        # A clear may name any number of rows.
+        # A clear may affect any number of rows.
         with Spill[int]() as touched:
             with closing(_rows(self.common)) as rows:
                 suspects = (table.filter(pa.array(named.may_touch(table))) for table in rows)
@@ -127,7 +131,7 @@ class ByLayers(Step):
 
 
 def _standing(below: Spill[int], above: Overlay | None) -> Iterator[pa.Table]:
-    """The rows that stand."""
+    """Yield the rows that remain."""
     for table in _joined(pa.Table.from_batches([batch]) for batch in below.read(0)):
         yield table if above is None else table.filter(pa.array(~above.touches(table)))
     if above is not None:
@@ -135,7 +139,7 @@ def _standing(below: Spill[int], above: Overlay | None) -> Iterator[pa.Table]:
 
 
 def _joined(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows in tables of some megabytes."""
+    """Yield the rows in tables of some megabytes."""
     held: list[pa.Table] = []
     size_bytes = 0
     for table in tables:
@@ -153,7 +157,7 @@ _ALL: Final = 1 << 31
 
 
 class _Head:
-    """The rows of a stream by ``_key_group`` that come next."""
+    """The next rows of a stream by ``_key_group``."""
 
     def __init__(self, tables: Iterator[pa.Table]) -> None:
         self._tables = tables

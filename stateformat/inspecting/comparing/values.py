@@ -1,6 +1,6 @@
-"""Values compared by their bits, nested ones too; every NaN is the same one.
+"""Values compared by their bits, nested ones too; all NaNs are equal.
 
-Unlike keys, 0.0 and -0.0 are two values. The entries of a map are compared in their order.
+Unlike in keys, 0.0 and -0.0 are two values. The entries of a map are compared in their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def equal_values(left: pa.Array, right: pa.Array) -> _Mask:
-    """Whether each value of one array equals that of another, of one type and length."""
+    """Return whether each value of one array equals that of another, of the same type and
+    length.
+    """
     kind = left.type
     if pa.types.is_nested(kind):
         codes = value_codes([pa.chunked_array([left, right])])
@@ -37,12 +39,14 @@ def equal_values(left: pa.Array, right: pa.Array) -> _Mask:
 
 
 def value_codes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
-    """A number per row, equal exactly for rows with equal values in all ``columns``."""
+    """Return a number per row, equal exactly for rows with equal values in all ``columns``."""
     return row_key_codes([_comparable(one_array(column)) for column in columns])
 
 
 def value_buckets(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.NDArray[np.int64]:
-    """One of ``count`` buckets for each row, by its values and the ``level``; for any type."""
+    """Return one of ``count`` buckets for each row, by its values and the ``level``; for any
+    type.
+    """
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = hashes * _PRIME + _hashes(one_array(column))
@@ -51,12 +55,12 @@ def value_buckets(columns: Sequence[pa.ChunkedArray], count: int, level: int) ->
 
 
 def row_hashes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.uint64]:
-    """A hash of 64 bits for each row, equal for rows with equal values; for any type."""
+    """Return a 64-bit hash of each row, equal for rows with equal values; for any type."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         array = one_array(column)
         hashes = hashes * _PRIME + _hashes(_bits(array) if array.type in _FLOATS else array)
-    # Spread over all bits: a single column of numbers has a hash of 32.
+    # Spread over all bits: a single column of numbers has a 32-bit hash.
     hashes *= np.uint64(0x9FB21C651E98DF25)
     return hashes ^ (hashes >> np.uint64(28))
 
@@ -67,7 +71,7 @@ def _mask(found: Any) -> _Mask:
 
 
 def _bits(array: pa.Array) -> pa.Array:
-    """The bits of floats as integers."""
+    """Return the bits of floats as integers."""
     kind, floats, integers = _FLOATS[array.type]
     values = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
     bits = values.view(integers)
@@ -78,7 +82,7 @@ def _bits(array: pa.Array) -> pa.Array:
 
 
 def _comparable(array: pa.Array) -> pa.Array:
-    """The values as keys that are equal where these are: floats as integers, lists as bytes."""
+    """Return the values as keys that are equal if these are: floats as integers, lists as bytes."""
     kind = array.type
     if kind in _FLOATS:
         return _bits(array)
@@ -98,7 +102,7 @@ def _comparable(array: pa.Array) -> pa.Array:
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """A map as a list of its entries; a list as it is."""
+    """Return a map as a list of its entries; a list as it is."""
     if not pa.types.is_map(array.type):
         return array
     entries = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])

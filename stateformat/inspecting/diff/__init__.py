@@ -1,9 +1,9 @@
 """What differs between two checkpoints, of one store or of two: :func:`diff_checkpoints`.
 
-Read ``checkpoints`` (the door), ``graphs`` (what counts, and what is placement), ``states`` (one
-state on both sides), ``columns`` (which columns are the same), ``counting`` (rows by change and key
-group), ``pattern`` (whether changes lie in few key groups), ``sequences`` (the order of entries),
-``difference`` (what is found, and as JSON).
+Read ``checkpoints`` (the entry point), ``graphs`` (what counts as content, and what is placement),
+``states`` (one state on both sides), ``columns`` (which columns are the same), ``counting`` (rows
+by change and key group), ``pattern`` (whether changes are in few key groups), ``sequences`` (the
+order of entries), ``difference`` (what is found, and as JSON).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...reading import Checkpoint
 
 Progress = Callable[[int, int], None]
-"""Takes the stored bytes that are read so far, and all that will be."""
+"""Called with the stored bytes read so far, and all that will be read."""
 
 
 def diff_checkpoints(
@@ -29,12 +29,12 @@ def diff_checkpoints(
     renames: Renames | None = None,
     progress: Progress | None = None,
 ) -> CheckpointDiff:
-    """Compare two checkpoints: of one store or of two, ours or another system's.
+    """Compare two checkpoints, of one store or two, stateformat's or another system's.
 
-    Rows are compared in the columns of ``after``. Keyed rows are told apart by row key, progress by
-    input; all others count as often as they are there, and of union and even_split state the order
-    counts, over all subtasks. Values are equal by their bits, with one NaN. What metadata shows to
-    be equal is not read.
+    Rows are compared in the columns of ``after``. Keyed rows are matched by row key, progress by
+    input; all others are compared with their multiplicity, and union and even_split state also in
+    order, over all subtasks. Values are equal if their bits are, except that every NaN equals every
+    other. What metadata shows to be equal is not read.
 
     Args:
         before: the earlier checkpoint, or the source of a copy.
@@ -43,7 +43,7 @@ def diff_checkpoints(
         state: compare only states of this name.
         rows: how many of the added, removed and changed rows of each state to keep.
         renames: what was renamed on purpose; by default nothing.
-        progress: takes how much is read.
+        progress: called with how much has been read.
 
     Raises ``InvalidInput`` for an operator or state that neither checkpoint has, and what reading
     raises: ``DamagedCheckpoint``, ``CheckpointExpired``, ``StorageError``.
@@ -71,7 +71,7 @@ def diff_checkpoints(
 
 
 def _uid(before: Checkpoint, after: Checkpoint, operator: str, renames: Renames) -> str:
-    """The uid, as the later checkpoint has it, of an operator that either has."""
+    """Return the uid, as the later checkpoint has it, of an operator that either has."""
     try:
         return after.operator_uid(operator)
     except CheckpointError:

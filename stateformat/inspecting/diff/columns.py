@@ -1,11 +1,12 @@
-"""Which columns of two declarations of a state are the same, and as what their rows are compared.
+"""Which columns of two declarations of a state are the same, and as which type they are compared.
 
-A field is the same where its id is, within one job's history, and by its name otherwise. An id
-counts only if the field had one name on both sides at some time: after a rollback, or in stores
-that merely share a job id, an id may mean two things.
+Within one job's history a field is the same if its id is, and otherwise if its name is. An id
+counts only if the field had the same name on both sides at some time: after a rollback, or in
+stores that merely share a job id, an id may mean two things.
 
-Rows are compared in the columns of the later declaration. Where a type differs they are compared as
-the wider one; a type that neither side can be widened to is told of, and not compared.
+Rows are compared in the columns of the later declaration. If a type differs, they are compared as
+the wider one; if neither type can be widened to the other, the column is reported, and not
+compared.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _FRESH_IDS: Final = 1 << 30
 
 
 class ColumnChange(NamedTuple):
-    """What became of a column, or of a field in it (``place.name``)."""
+    """What happened to a column, or to a field in it (``place.name``)."""
 
     change: str
     """added, dropped, renamed, widened, narrowed, retyped, nullable, required or default."""
     column: str
-    """Its name afterwards; that before where it was dropped."""
+    """Its name afterwards; its name before if it was dropped."""
     was: str | None = None
-    """Its name before, where it was renamed; its default before, where that changed."""
+    """Its name before, if it was renamed; its default before, if that changed."""
     type: str | None = None
-    """Afterwards; before where it was dropped."""
+    """Afterwards; before if it was dropped."""
     type_was: str | None = None
     default: str | None = None
 
@@ -50,9 +51,9 @@ class Columns:
 
     changes: tuple[ColumnChange, ...]
     before: SchemaVersion
-    """What the earlier rows are read as, in the ids of their own state."""
+    """The schema that the earlier rows are read in, with the ids of their own state."""
     after: SchemaVersion
-    """The same columns in the ids of the later state."""
+    """The same columns with the ids of the later state."""
     keys_alike: bool
     """Whether keys have the same types, and so the same hash."""
 
@@ -78,12 +79,12 @@ def side_by_side(before: State, after: State, *, by_id: bool) -> Columns:
 
 
 def _bare(item: Field) -> object:
-    """A type without what does not count for a hash: ids and names."""
+    """Return a type without what does not affect a hash: ids and names."""
     return item.type if isinstance(item.type, str) else (item.type[0], tuple(map(_bare, children(item))))
 
 
 def _names(state: State) -> Names:
-    """The names that each field id has had."""
+    """Return the names that each field id has had."""
     found: dict[int, set[str]] = {}
     for schema in state.schemas:
         for item in _all(schema.fields):
@@ -99,19 +100,20 @@ def _all(fields: Iterable[Field]) -> Iterator[Field]:
 
 @dataclass(frozen=True)
 class _Matching:
-    """By id: the names that a field has had, on each side; empty where ids mean nothing."""
+    """By id: the names that a field has had, on each side; empty if ids mean nothing."""
 
     old: Names
     new: Names
 
     def _is_known(self, field_id: int) -> bool:
-        """Whether an id is one field on both sides."""
+        """Return whether an id is one field on both sides."""
         return bool(self.old.get(field_id, frozenset()) & self.new.get(field_id, frozenset()))
 
     def pairs(self, before: Sequence[Field], after: Sequence[Field]) -> list[_Pair]:
-        """The fields in the order of ``after``, then those that only ``before`` has."""
+        """Return the fields in the order of ``after``, then those that only ``before`` has."""
         by_id = {item.id: item for item in before if self._is_known(item.id)}
-        # What the other side has known and lacks now was dropped: its name may be another's.
+        # A field that the other side once had and now lacks was dropped: another field may have its
+        # name.
         by_name = {item.name: item for item in before if not self._is_known(item.id)}
         found = []
         for item in after:
@@ -121,14 +123,14 @@ class _Matching:
         return [*found, *(_Pair(item, None) for item in before if item.id not in taken)]
 
     def inner(self, old: Field, new: Field) -> list[_Pair]:
-        """The pairs of nested fields; those of lists and maps by their place."""
+        """Return the pairs of nested fields; those of lists and maps by position."""
         if isinstance(new.type, str) or new.type[0] == "struct":
             return self.pairs(children(old), children(new))
         return [_Pair(*pair) for pair in zip(children(old), children(new), strict=True)]
 
 
 def _shared(pair: _Pair, matching: _Matching, fresh: Iterator[int]) -> tuple[Field, Field] | None:
-    """As what a field is compared, in the ids of either side; None where it is not."""
+    """Return what a field is compared as, in the ids of either side; None if it is not compared."""
     old, new = pair
     if new is None:
         return None

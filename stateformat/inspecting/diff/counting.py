@@ -1,4 +1,6 @@
-"""What the steps of a comparison find: rows counted by change and key group, and some of them."""
+"""What the steps of a comparison find: counts of rows by change and key group, and a sample of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from ...tables import copy_rows
 from ..comparing import CHANGE, Step
 
 SAMPLE_ROWS: Final = 20
-"""Rows of each kind that are kept, unless the caller says how many."""
+"""How many rows of each kind are kept, unless the caller says otherwise."""
 _SAMPLE_BYTES: Final = 8 << 20
 
 ADDED, REMOVED, BEFORE, AFTER = "insert", "delete", "update_before", "update_after"
@@ -41,7 +43,7 @@ class GroupCounts(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Some of the rows that differ; ``before`` and ``after`` belong together row by row."""
+    """Some of the rows that differ; ``before`` and ``after`` correspond row by row."""
 
     added: pa.Table | None
     removed: pa.Table | None
@@ -56,10 +58,10 @@ class Counted(NamedTuple):
     removed: int
     changed: int
     groups: GroupCounts | None
-    """None without keys, and where nobody can compute the key groups."""
+    """None if there are no keys, or if key groups cannot be computed."""
     sample: Sample
     read_bytes: int
-    """About how much was read, as it is stored."""
+    """About how many stored bytes were read."""
 
 
 def counted(
@@ -71,15 +73,15 @@ def counted(
     rows: int,
     read: Callable[[int], None],
 ) -> Counted:
-    """Carry the steps out.
+    """Run the steps.
 
     Args:
         steps: what :func:`planned` returned.
-        state: how rows are told apart.
+        state: how rows are identified.
         after: the operator whose key groups are counted; None for none.
-        rehash: whether ``_key_group`` of some rows is of another numbering.
+        rehash: whether ``_key_group`` of some rows is in another numbering.
         rows: how many rows of each kind to keep.
-        read: takes the stored bytes of each step when it is done.
+        read: called with the stored bytes of each step when it is done.
     """
     groups = _Groups(state, after, rehash=rehash)
     kept = {change: _Kept(rows) for change in (ADDED, REMOVED, BEFORE, AFTER)}

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, and the same as a JSON document (docs/json.md)."""
+"""What differs between two checkpoints, also as a JSON document (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class CheckpointDiff:
     before: Checkpoint
     after: Checkpoint
     graph: GraphDiff | None
-    """None where only states of one name were compared."""
+    """None if only states of one name were compared."""
     states: tuple[StateDiff, ...]
     read_bytes: int
-    """About how much was read of segments, as it is stored."""
+    """About how many stored bytes of segments were read."""
     operator: str | None = None
     state: str | None = None
-    """What the comparison was narrowed to."""
+    """With ``operator``, what the comparison was limited to."""
 
     @property
     def same(self) -> bool:
         """Whether the content is the same.
 
-        Content are the operators, their statuses, the edges, the declared columns, and the rows of
-        every state, those of the runtime too. Where they lie is none: parallelism, max parallelism,
-        key hash, layers, encodings, files.
+        The content is the operators, their statuses, the edges, the declared columns, and the rows
+        of every state, the runtime's included. How it is stored does not count: parallelism, max
+        parallelism, key hash, layers, encodings, files.
         """
         return (self.graph is None or self.graph.same) and all(state.same for state in self.states)
 
@@ -58,16 +58,15 @@ class CheckpointDiff:
         return diff_html(f"{self.before.id} to {self.after.id}", self.document)
 
     def document(self, *, rows: int | None = None) -> dict[str, Any]:
-        """Return the difference as JSON has it (docs/json.md).
+        """Return the difference as a JSON document (docs/json.md).
 
-        ``rows``: how many rows of each kind it has of each state, of those that were kept; None for
-        none.
+        ``rows``: how many of the kept rows it shows at most, of each kind and state; None for none.
         """
         return _document(self, rows)
 
 
 def _document(diff: CheckpointDiff, rows: int | None) -> Document:
-    """The whole document; with up to ``rows`` rows of each kind of each state."""
+    """Return the whole document, with up to ``rows`` rows of each kind of each state."""
     return {
         "same": diff.same,
         "before": _checkpoint(diff.before),
@@ -86,7 +85,9 @@ def _document(diff: CheckpointDiff, rows: int | None) -> Document:
 
 
 def proof_document(diff: CheckpointDiff) -> Document:
-    """What ``--prove`` says: whether the content is the same, of how much, and what it took."""
+    """Return what ``--prove`` reports: whether the content is the same, how much there is, and the
+    cost.
+    """
     sizes = [
         (state.sizes_after, state.after is not None and state.after.mode is Mode.PROGRESS)
         for state in diff.states
@@ -172,7 +173,7 @@ def _declaration(state: State) -> Document:
 
 
 def column_changes(before: State, after: State) -> list[Document]:
-    """What became of the columns of a state within one job's history."""
+    """Return what happened to the columns of a state within one job's history."""
     return [_column(change) for change in side_by_side(before, after, by_id=True).changes]
 
 
@@ -185,7 +186,7 @@ def _sizes(sizes: Sizes | None) -> Document | None:
 
 
 def _groups(counted: Counted) -> JsonRows | None:
-    """The key groups in which rows differ."""
+    """Return the key groups in which rows differ."""
     if counted.groups is None:
         return None
     group = np.flatnonzero(counted.groups.total)
@@ -194,7 +195,7 @@ def _groups(counted: Counted) -> JsonRows | None:
 
 
 def _sample(counted: Counted, rows: int) -> tuple[list[Document], list[Document]]:
-    """The columns, and for up to ``rows`` rows of each kind what they were and are."""
+    """Return the columns, and for up to ``rows`` rows of each kind what they were and are."""
     tables = counted.sample
     columns = next(([*table.schema] for table in tables if table is not None), [])
     found = [{"before": row, "after": None} for row in _objects(tables.removed, rows)]

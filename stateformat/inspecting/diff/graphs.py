@@ -1,11 +1,11 @@
 """What differs between two job graphs: what counts as content, and what is placement.
 
-Content are the operators, their statuses, and the edges. Placement are parallelism, max
-parallelism, key hash, chain and name: a rescale changes the first, and loses nothing.
+Content is the operators, their statuses, and the edges. Placement is parallelism, max parallelism,
+key hash, chain and name: a rescale changes the first, and loses nothing.
 
-A rescale makes the subtasks of a partly finished operator running. Its record keeps the former
+A rescale makes the subtasks of a partially finished operator running. Its record keeps the former
 status, which is the one that counts here (SPEC.md sections 3.5 and 6.4). Finished subtasks are
-compared one by one where both sides have as many subtasks, and as a status otherwise.
+compared one by one if both sides have the same number of subtasks, and as a status otherwise.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...graph import Edge, Operator, Status, SubtaskSet
 from ...model import Record
 
 PLACEMENT: Final = ("name", "parallelism", "max_parallelism", "key_hash", "chain", "edge id")
-"""Members of operators and edges that are no content."""
+"""Members of operators and edges that are not content."""
 
 
 class MemberChange(NamedTuple):
-    """A member of an operator or edge, on both sides, as JSON has it."""
+    """A member of an operator or edge, on both sides, in its JSON form."""
 
     member: str
     before: Any
@@ -30,23 +30,23 @@ class MemberChange(NamedTuple):
 
     @property
     def is_content(self) -> bool:
-        """Whether it counts: placement does not."""
+        """Whether it is content, and not placement."""
         return self.member not in PLACEMENT
 
 
 class ElementChange(NamedTuple):
-    """What became of an operator (by uid), or of an edge (by its ends)."""
+    """What happened to an operator (by uid), or to an edge (by its ends)."""
 
     change: str
     """added, removed, changed."""
     name: str
     members: tuple[MemberChange, ...] = ()
     was: str | None = None
-    """The uid before, where a rewrite or import gave it another."""
+    """The uid before, if a rewrite or import changed it."""
 
     @property
     def is_content(self) -> bool:
-        """Whether it counts."""
+        """Whether any of it is content."""
         return self.change != "changed" or any(member.is_content for member in self.members)
 
 
@@ -59,7 +59,7 @@ class GraphDiff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs that counts."""
+        """Whether no content differs."""
         return not any(change.is_content for change in (*self.operators, *self.edges))
 
 
@@ -100,7 +100,7 @@ def graph_diff(
 
 
 class _Statuses(NamedTuple):
-    """The status that counts, and of how many subtasks it is."""
+    """The status that counts, and the number of subtasks it is for."""
 
     status: Status
     parallelism: int
@@ -136,7 +136,7 @@ def _ranges(subtasks: SubtaskSet) -> list[list[int]]:
 
 
 class _Ends(NamedTuple):
-    """Where an edge goes, by today's uids."""
+    """The ends of an edge, by today's uids."""
 
     source: str
     target: str

@@ -1,4 +1,4 @@
-"""Whether changes lie where the rows lay, or in a few key groups: what a person would call odd."""
+"""Whether changes are spread like the rows, or are in a few key groups, which would be unusual."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ TIMES: Final = 1.5
 WITHIN: Final = 0.5
 """The greatest share of the rows that is still a place."""
 FEW: Final = 10
-"""Rows that each key group is taken to have besides its own, so that a few rows are no rule."""
+"""How many rows each key group is assumed to have in addition, so that a few rows make no
+pattern.
+"""
 DISPERSION: Final = 3.0
-"""How much more than by chance the counts must vary: the variance of the counts over that of rows
-which change at random."""
+"""How much more than by chance the counts must vary: the ratio of their variance to that of rows
+which change at random.
+"""
 
 
 class Pattern(NamedTuple):
-    """Key groups in which many of the changes lie, though few of the rows did."""
+    """Key groups that have many of the changes, though they had few of the rows."""
 
     ranges: tuple[tuple[int, int], ...]
     changes: float
     """Their share of the changes, 0 to 1."""
     rows: float | None
-    """Their share of the rows before; None where there were none, or nobody counts them."""
+    """Their share of the rows before; None if there were none, or they are not counted."""
 
 
 def pattern_of(changes: Ints, rows: Ints | None) -> Pattern | None:
-    """The key groups where the changes are; None where they are spread as the rows are.
+    """Return the key groups where the changes are; None if changes are spread like the rows.
 
     Args:
         changes: changed rows of each key group.
-        rows: stored rows of each before the changes: rows that came are no reason why they came
-            there. None where nobody counts them: then each has as many.
+        rows: stored rows of each before the changes, since added rows do not explain why they were
+            added there. None if unknown: then every group counts the same.
     """
     total = int(changes.sum())
     if not total or len(changes) < 2:

@@ -1,12 +1,12 @@
-"""Whether two sides of list-like state have their entries in one order.
+"""Whether both sides of list-like state have their entries in the same order.
 
-The entries of ``union`` and ``even_split`` state are one sequence over all subtasks. A rescale
-cuts that of ``even_split`` state into chunks and may give the first one to another subtask than 0,
-so there a sequence may begin at another entry and go on behind its end: it is *rotated*.
+The entries of ``union`` and ``even_split`` state are one sequence over all subtasks. A rescale cuts
+that of ``even_split`` state into chunks and may give the first one to another subtask than 0, so
+its sequence may begin at another entry and wrap around at its end: it is *rotated*.
 
-Asked only where both sides have the same entries. Metadata answers where both are made of the same
-rows of the same segments; otherwise sums over the rows do, of their hashes times powers of a
-number, by which all rotations are tried at once: two passes, a few batches in memory.
+Checked only if both sides have the same entries. Metadata is enough if both consist of the same
+rows of the same segments. Otherwise sums over the rows are compared: of their hashes times powers
+of a number, which allows testing all rotations at once, in two passes with a few batches in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _U = npt.NDArray[np.uint64]
 
 
 def order_of(old: Side, new: Side, *, cyclic: bool) -> str:
-    """``same``, ``rotated`` (only if ``cyclic``) or ``other``, for sides with equal entries."""
+    """Return ``same``, ``rotated`` (only if ``cyclic``) or ``other``, for sides with equal
+    entries.
+    """
     codes = segment_codes(old, new)
     if codes is not None:
         runs = (
@@ -62,7 +64,7 @@ def _order_of_rows(old: Side, new: Side, *, cyclic: bool) -> str:
 
 
 class _Sums:
-    """Sums over the rows of a side, of each row's hash times a power of its place."""
+    """Sums over the rows of a side: each row's hash times a base to the power of its position."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -83,7 +85,9 @@ class _Sums:
         self._walk(add)
 
     def turns_into(self, other: _Sums) -> bool:
-        """Whether the rows, begun at another one, are those of ``other`` in order."""
+        """Return whether the rows, started at another one and wrapped around, equal those of
+        ``other``.
+        """
         below = [0, 0]
         whole = [pow(base, self.rows, _PRIME) - 1 for base in _BASES]
 
@@ -93,7 +97,8 @@ class _Sums:
                 terms = np.cumsum(values * power % _PRIME)
                 before = (np.concatenate([np.zeros(1, np.uint64), terms[:-1]]) + np.uint64(below[which])) % _PRIME
                 below[which] = (below[which] + int(terms[-1])) % _PRIME
-                # Rows before a place go behind the others: times the power of all rows.
+                # Rows before a position move to the end: times the base to the power of the row
+                # count.
                 turned = (np.uint64(self.sums[which]) + before * np.uint64(whole[which] % _PRIME)) % _PRIME
                 found &= turned == np.uint64(other.sums[which]) * power % _PRIME
                 found &= values == np.uint64(other.first[which])
@@ -122,7 +127,7 @@ class _Sums:
 
 
 def _powers(base: int, known: _U, count: int) -> _U:
-    """Powers of a number from 0 on, at least ``count``, modulo the prime."""
+    """Return at least ``count`` powers of a number, from exponent 0 on, modulo the prime."""
     while len(known) < count:
         known = np.concatenate([known, known * np.uint64(pow(base, len(known), _PRIME)) % _PRIME])
     return known

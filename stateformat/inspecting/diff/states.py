@@ -26,31 +26,32 @@ _SEQUENCES: Final = (Mode.UNION, Mode.EVEN_SPLIT)
 
 @dataclass(frozen=True)
 class Renames:
-    """What a rewrite or import has renamed on purpose, which is then no difference."""
+    """What a rewrite or import renamed on purpose, so that it is not a difference."""
 
     operators: Mapping[str, str] = field(default_factory=dict)
-    """New uids by old ones."""
+    """New uids by old uids."""
     states: Mapping[tuple[str, str], State] = field(default_factory=dict)
-    """What states have become, by old uid and name."""
+    """What states became, by old uid and name."""
     shapes: Mapping[tuple[str, str], RowShape] = field(default_factory=dict)
-    """What their rows have become, where columns were renamed or cut out of others."""
+    """What their rows became, if columns were renamed or extracted from others."""
     apart: frozenset[str] = frozenset()
-    """Operators of the later side that have no earlier one."""
+    """Operators of the later side without an earlier one."""
 
 
 class Sizes(NamedTuple):
-    """How large a state is on one side."""
+    """The size of a state on one side."""
 
     rows: int | None
-    """None where nobody has counted: layers that were not merged, rows of which some have expired,
-    another system's metadata."""
+    """None if unknown: layers that were not merged, rows some of which have expired, another
+    system's metadata.
+    """
     stored_rows: int | None
-    """Of all layers; of broadcast state one copy."""
+    """Of all layers; for broadcast state, of one copy."""
     stored_bytes: int
     layers: int
-    """How many layers lie in one another at most."""
+    """How many different layers its handles are in."""
     owners: int
-    """Subtasks that have rows."""
+    """How many subtasks have rows."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,25 @@ class StateDiff:
     operator: str
     name: str
     change: str
-    """same, changed, added, removed; replaced: another state of that name, not compared."""
+    """same, changed, added, removed, or replaced: another state of that name, not compared."""
     before: State | None
     after: State | None
     was: tuple[str, str] | None = None
-    """Operator and name before, where they were others."""
+    """Operator and name before, if they differ."""
     declared: tuple[MemberChange, ...] = ()
-    """What differs in mode, kind, key columns; else in how long rows live."""
+    """What differs in mode, kind or key columns; if nothing, then in how long rows live."""
     columns: tuple[ColumnChange, ...] = ()
     sizes_before: Sizes | None = None
     sizes_after: Sizes | None = None
     counted: Counted | None = None
-    """None where rows were not compared."""
+    """None if rows were not compared."""
     order: str | None = None
-    """Of union and even_split state with equal entries: same, rotated, other."""
+    """The order of union and even_split state with equal entries: same, rotated, other."""
     pattern: Pattern | None = None
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs that counts."""
+        """Whether nothing relevant differs."""
         return self.change == "same"
 
     def __repr__(self) -> str:
@@ -89,7 +90,7 @@ class StateDiff:
 
 @dataclass
 class Pair:
-    """A state of two checkpoints that will be compared; :meth:`plan` first, then :meth:`diff`."""
+    """A state of two checkpoints to be compared; call :meth:`plan` first, then :meth:`diff`."""
 
     before: Checkpoint
     after: Checkpoint
@@ -118,11 +119,11 @@ class Pair:
 
     @property
     def is_compared(self) -> bool:
-        """Whether both sides have the state, and it is one state."""
+        """Whether both sides have the state, and it is the same state."""
         return self.old is not None and self.new is not None and not self._declared()
 
     def plan(self) -> int:
-        """Plan what is read, by metadata. Returns about how many stored bytes that is."""
+        """Plan by metadata what to read. Returns about how many stored bytes that is."""
         if not self.is_compared:
             sides = self._side(self.before, self.old), self._side(self.after, self.new)
             self._sizes = [_sizes(side) for side in sides]
@@ -147,12 +148,12 @@ class Pair:
         self._steps = planned(old, new, state, 1)
         self._sizes = [_sizes(side) for side in self._sides]
         if not self._steps and state.mode not in _SEQUENCES:
-            # Of a million handles, only those that are read are kept.
+            # Of a million handles, only those to be read are kept.
             self._sides = None, None
         return sum(step.size_bytes for step in self._steps)
 
     def diff(self, rows: int, read: Callable[[int], None]) -> StateDiff:
-        """Read, and say what differs. Keeps ``rows`` rows of each kind."""
+        """Read, and return what differs. Keeps ``rows`` rows of each kind."""
         some = self.new or self.becomes
         assert some is not None
         was = None
@@ -205,7 +206,7 @@ class Pair:
         return tuple(member for member in found if member.before != member.after)
 
     def _lives(self) -> tuple[MemberChange, ...]:
-        """What has become of the ttl."""
+        """Return what happened to the ttl."""
         assert self.becomes is not None
         assert self.new is not None
         before, after = (None if ttl is None else str(ttl) for ttl in (self.becomes.ttl, self.new.ttl))
@@ -215,7 +216,9 @@ class Pair:
         return None if state is None else side_of(checkpoint, state, state.current)
 
     def _counted_sizes(self, sizes: list[Sizes], done: Counted) -> list[Sizes]:
-        """The sizes with what the comparison has counted, or one side tells of the other."""
+        """Return the sizes, completed by the comparison's counts, or by what one side implies for
+        the other.
+        """
         mode, gained = self._state.mode, done.added - done.removed
         found = []
         for size, side, seen in zip(sizes, self._sides, self._seen, strict=True):
@@ -236,7 +239,7 @@ class Pair:
             return None
         old, new = self._sides
         if self._rehash:
-            # The rows before lay in another numbering: the later ones without what has changed.
+            # The rows before were in another numbering: take the later ones, without the changes.
             rows = None if new is None else _group_rows(new, len(groups.total))
             rows = None if rows is None else np.maximum(rows - groups.added + groups.removed, 0)
         else:
@@ -255,7 +258,7 @@ class _Seen:
 
 
 def _reads_whole(step: Step, side: Side) -> bool:
-    """Whether a step reads a side in one piece, as it is."""
+    """Return whether a step reads a side in one piece, unchanged."""
     return any(one is side for one in vars(step).values())
 
 
@@ -274,7 +277,7 @@ def _sizes(side: Side | None) -> Sizes:
 
 
 def _group_rows(side: Side, count: int) -> Ints | None:
-    """The stored rows of each key group; None where nobody counts them."""
+    """Return the stored rows of each key group; None if unknown."""
     if side.handles["rows_per_group"].null_count:
         return None
     runs = keyed_runs(side.handles, np.zeros(len(side.handles), np.int64), 1)
@@ -283,7 +286,9 @@ def _group_rows(side: Side, count: int) -> Ints | None:
 
 
 def pairs_of(before: Checkpoint, after: Checkpoint, renames: Renames) -> Iterator[Pair]:
-    """The states of both checkpoints, in the order of the later one, then those that are gone."""
+    """Yield the states of both checkpoints, in the order of the later one, then those that are
+    gone.
+    """
     old: dict[tuple[str, str], tuple[State, State]] = {}
     for state in before.states:
         becomes = renames.states.get((state.operator, state.name))

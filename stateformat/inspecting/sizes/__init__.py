@@ -1,7 +1,7 @@
 """What a store costs on its storage, by folder, checkpoint and state.
 
-``naming`` reads each record and manifest once and says who names which objects; ``document`` makes
-the sums; ``foreign`` does what can be done for other systems' checkpoints.
+``naming`` reads each record and manifest once and finds which objects each refers to; ``document``
+computes the sums; ``foreign`` does what is possible for other systems' checkpoints.
 """
 
 from __future__ import annotations

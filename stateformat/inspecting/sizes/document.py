@@ -1,8 +1,9 @@
 """The sizes of a store as a JSON document (docs/json.md, ``du``).
 
-*Named* is all that something names; *own* is what would be freed if only it went: what nothing else
-in the store names, and no other name on the storage leads to. Bytes that several name count once in
-sums. Inline segments lie in their manifests, whose bytes count; theirs are told beside.
+*Named* is everything that something refers to; *own* is what would be freed if only that were
+deleted: what nothing else in the store refers to, and no other name on the storage leads to. Bytes
+that several refer to count once in sums. Inline segments are in their manifests, whose bytes count;
+their own bytes are given separately.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from ...reading import Checkpoint
 
 GIGABYTE = 10**9
-"""Prices are per decimal gigabyte, as those of clouds are."""
+"""Prices are per decimal gigabyte, as clouds state them."""
 
 
 class Store(Protocol):
-    """What is asked of a ``CheckpointStore``."""
+    """What is needed of a ``CheckpointStore``."""
 
     storage: Storage
     format: str | None
@@ -46,11 +47,11 @@ class Store(Protocol):
 
 
 def sizes_document(store: Store, *, keep: int | None = None, price: float | None = None) -> Document:
-    """What a store costs on its storage, by folder, checkpoint and state.
+    """Return how much storage a store uses, by folder, checkpoint and state.
 
-    ``keep``: also what expiring all but the newest so many would free, as ``history.expire`` finds
-    it. ``price`` is that of a gigabyte (10⁹ bytes) for a month. Of another system's checkpoints
-    only their files and what they name is known. Raises ``NotFound``, ``InvalidInput`` and
+    ``keep``: also what expiring all but this many of the newest would free, as ``history.expire``
+    finds it. ``price``: of a gigabyte (10⁹ bytes) per month. For another system's checkpoints only
+    their files and what these refer to are known. Raises ``NotFound``, ``InvalidInput`` and
     ``StorageError``.
     """
     if keep is not None and keep < 1:
@@ -66,7 +67,9 @@ def sizes_document(store: Store, *, keep: int | None = None, price: float | None
 
 
 def shared_bytes(objects: Iterable[ObjectInfo], shared: Mapping[str, tuple[str, int]]) -> int:
-    """The bytes of those objects whose bytes have other names on the storage, so that they stay."""
+    """Return the bytes of objects that share them with other names on the storage: deleting frees
+    none.
+    """
     return sum(item.size_bytes for item in objects if item.path in shared)
 
 
@@ -86,7 +89,7 @@ def _price(document: Document, price: float) -> Document:
 
 
 class _Sums:
-    """Sums over what is named."""
+    """Sums over the objects referred to."""
 
     def __init__(self, store: Store, found: Naming) -> None:
         self._store, self._found = store, found
@@ -94,7 +97,7 @@ class _Sums:
         self._sizes = np.array([item.size_bytes for item in segments], np.int64)
         own = (*found.objects[layout.RECORDS], *found.objects[layout.MANIFESTS])
         self._listed = {item.path: item.size_bytes for item in own}
-        # What has other names on the storage is not freed with this one.
+        # Objects with other names on the storage are not freed with this one.
         self._freed = self._sizes.copy()
         if found.shared:
             self._freed[np.array([item.path in found.shared for item in segments], bool)] = 0
@@ -137,7 +140,9 @@ class _Sums:
         }
 
     def _folders(self) -> tuple[list[Document], int]:
-        """The folders, and the bytes in them that are counted though another name has them."""
+        """Return the folders, and the bytes in them that are counted though another name has
+        them.
+        """
         found, storage = self._found, self._store.storage
         garbage = {item.path for item in found.garbage.objects}
         seen = {identity for identity, _ in found.shared.values()}
@@ -175,7 +180,7 @@ class _Sums:
         return folders, twice
 
     def _states(self) -> list[Document]:
-        """Each state: what all checkpoints name of it, and what the newest does."""
+        """Return each state: what all checkpoints refer to, and what the newest does."""
         found = self._found
         count = len(found.states)
         of_state = np.full(len(self._sizes), -1, np.int64)
@@ -258,7 +263,7 @@ def _folder(folder: str, items: list[ObjectInfo], shared: Mapping[str, tuple[str
 
 
 def _twice(folders: Iterable[list[ObjectInfo]], shared: Mapping[str, tuple[str, int]]) -> int:
-    """The bytes of objects that are other names of an object before them."""
+    """Return the bytes of objects that are other names of an object before them."""
     seen: set[str] = set()
     twice = 0
     for items in folders if shared else ():
@@ -270,7 +275,7 @@ def _twice(folders: Iterable[list[ObjectInfo]], shared: Mapping[str, tuple[str, 
 
 
 def _by(numbers: Ints, values: Ints, count: int) -> Ints:
-    """Sums of values by number; exact, as a bincount with weights is not above 2⁵³."""
+    """Return exact sums of values by number; a bincount with weights is not exact above 2⁵³."""
     sums = np.zeros(count, np.int64)
     np.add.at(sums, numbers, values)
     return sums

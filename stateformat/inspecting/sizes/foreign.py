@@ -1,7 +1,7 @@
-"""The sizes of another system's checkpoints: the files in the folder, and what states name.
+"""The sizes of another system's checkpoints: the files in the folder, and what states refer to.
 
-Which files a checkpoint shares with others is not known from what its metadata says of each state,
-so nothing is said to be its own, and nothing is called garbage.
+The metadata of a state does not show which files a checkpoint shares with others, so nothing counts
+as its own, and nothing as garbage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...storage import folder_of
 
 
 def foreign_sizes(store: Any) -> dict[str, Any]:
-    """As ``sizes_document``, of a folder of another system's. Raises ``NotFound``."""
+    """``sizes_document`` for a folder of another system's checkpoints. Raises ``NotFound``."""
     records = store.survey().checkpoints
     opened = [store.checkpoint_of(record) for record in records]
     checkpoints = [_checkpoint(checkpoint) for checkpoint in opened]
@@ -61,7 +61,7 @@ def _checkpoint(checkpoint: Any) -> dict[str, Any]:
     sizes = integers(parts["size_bytes"], null=0)
     paths = pc.fill_null(parts["path"], "")
     inline = pc.starts_with(paths, "inline#").to_numpy().astype(bool)
-    # Parts of one file are told apart by what stands behind its name.
+    # Parts of one file are told apart by what follows its name.
     files = pc.replace_substring_regex(paths, r"(?s)#[^#]*$", "").filter(pa.array(~inline & (sizes > 0)))
     return {
         "checkpoint_id": record.checkpoint_id,

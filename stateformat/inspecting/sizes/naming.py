@@ -1,4 +1,6 @@
-"""Who names which objects of a store: every folder is listed once, each manifest is read once."""
+"""Which checkpoints refer to which objects of a store. Lists each folder and reads each manifest
+once.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,23 @@ from ...model import CheckpointId, Record
 from ...storage import Leftover, ObjectInfo, SharesBytes, Storage, TellsLeftovers
 
 TRIES = 5
-"""How often a store that changes meanwhile is read."""
+"""How many times a store is read at most, if it changes meanwhile."""
 Key = tuple[str, str]
 """Operator and state."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """What one checkpoint names: arrays with an entry for each of its segments."""
+    """What one checkpoint refers to: arrays with an entry for each of its segments."""
 
     record: Record
     at: Ints
-    """Its number among the listed segments; -1 for one that lies in the manifest or is gone."""
+    """Its number among the listed segments; -1 if it is in the manifest or gone."""
     state: Ints
     """Its number in ``Naming.states``."""
     size_bytes: Ints
     inline: Any
-    """Whether it lies in the manifest."""
+    """Whether it is in the manifest."""
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Naming:
 
 
 class SeenOnce:
-    """A storage as it was when it was first looked at, for functions that look several times."""
+    """A storage as it was when it was first read, for functions that read several times."""
 
     def __init__(self, storage: Storage) -> None:
         self._inner = storage
@@ -98,10 +100,10 @@ class SeenOnce:
 
 
 def read_naming(storage: Storage, keep: int | None) -> Naming:
-    """Read a store: once, and again where its checkpoints have changed meanwhile.
+    """Read a store once, and again if its checkpoints have changed meanwhile.
 
-    ``keep``: also find what expiring all but so many would free. Raises ``NotFound``, and
-    ``StorageError`` where the store changes each time.
+    ``keep``: also find what expiring all but this many would free. Raises ``NotFound``, and
+    ``StorageError`` if the store changes each time.
     """
     for _ in range(TRIES):
         found = _Reading(storage).read(keep)
@@ -122,7 +124,7 @@ class _Reading:
         self._uses: dict[CheckpointId, Uses | CheckpointError] = {}
 
     def read(self, keep: int | None) -> Naming | None:
-        """Return what is there; None where the checkpoints have changed since the listing."""
+        """Return what is there; None if the checkpoints have changed since the listing."""
         seen = self._seen
         ids = record_ids(seen)
         require_records(self._storage, ids)
@@ -133,7 +135,8 @@ class _Reading:
             {folder: seen.list(folder) for folder in folders}, self._leftovers(), _shared(self._storage)
         )
         for checkpoint_id in reversed(ids):
-            # What cannot be read stands in `unreadable`; the search for garbage says what it means.
+            # What cannot be read is listed in `unreadable`; the search for garbage explains the
+            # consequences.
             if isinstance(error := self._keep(checkpoint_id), CheckpointError):
                 self._found.unreadable[checkpoint_id] = error
         self._found.garbage = collect_garbage(seen, delete=False, read=self._again)
@@ -145,12 +148,13 @@ class _Reading:
         try:
             found: list[Leftover] = self._seen.leftovers()
         except StorageError:
-            # Listing uploads takes a right of its own; the search for garbage warns of it.
+            # Listing uploads needs a permission of its own; the search for garbage warns if it is
+            # missing.
             return []
         return found
 
     def _keep(self, checkpoint_id: CheckpointId) -> CheckpointError | None:
-        """Read a checkpoint, and keep what it names."""
+        """Read a checkpoint, and keep what it refers to."""
         try:
             record, manifest = record_and_manifest(self._seen, checkpoint_id)
         except CheckpointError as error:

@@ -299,7 +299,7 @@ def parallelism_options(function: F) -> F:
         multiple=True,
         type=OperatorParallelism("UID=N"),
         metavar="UID=N",
-        help="Subtasks of one operator, by uid or name; repeatable. Goes before --parallelism.",
+        help="Subtasks of one operator, by uid or name; repeatable. Overrides --parallelism.",
     )(function)
     return click.option(
         "--parallelism",

@@ -67,7 +67,7 @@ class AddressType(click.ParamType[Address]):
                 ctx,
             )
         if not is_id(digits):
-            self.fail(f"{id_text} in {whole!r} is no checkpoint id; ids go from 1 to 2^53 - 1", param, ctx)
+            self.fail(f"{id_text} in {whole!r} is not a checkpoint id; ids go from 1 to 2^53 - 1", param, ctx)
         return Address(url, int(digits), form)
 
 
@@ -85,7 +85,7 @@ class CheckpointsType(click.ParamType[tuple[int | None, int | None]]):
         ends = [text for text in (first, last) if text]
         if not dots or not ends or not all(text.isascii() and text.isdigit() and is_id(text) for text in ends):
             self.fail(
-                f"{str(value)!r:.60} is no range of checkpoints. Give two ids, as in 3..7, 3.. or ..7", param, ctx
+                f"{str(value)!r:.60} is not a range of checkpoints. Give two ids, as in 3..7, 3.. or ..7", param, ctx
             )
         if len(ends) == 2 and int(first) > int(last):
             self.fail(f"{value!r} ends before it begins. Give the lower id first: {last}..{first}", param, ctx)
@@ -123,7 +123,7 @@ class OperatorParallelism(PairType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         uid, given = super().convert(value, param, ctx)
         if not given.isascii() or not given.isdigit() or int(given) < 1:
-            self.fail(f"{given!r} in {value!r} is no number of subtasks; give at least 1", param, ctx)
+            self.fail(f"{given!r} in {value!r} is not a number of subtasks; give at least 1", param, ctx)
         return uid, int(given)
 
 
@@ -133,7 +133,7 @@ class SecondsType(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
-            self.fail(f"{value!r} is no number of seconds", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
         return seconds
 
 
@@ -148,7 +148,7 @@ class AgeType(click.ParamType[int]):
         match = _AGE.fullmatch(str(value).strip())
         if match is None:
             self.fail(
-                f"{str(value)!r:.60} is no length of time; give a number and its unit: 90s, 30m, 12h, 7d, 2w",
+                f"{str(value)!r:.60} is not a length of time; give a number and its unit: 90s, 30m, 12h, 7d, 2w",
                 param,
                 ctx,
             )

@@ -31,27 +31,27 @@ class KeepType(click.ParamType["int | None"]):
         if value == "all":
             return None
         if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is no number of checkpoints; give one from 1 on, or all", param, ctx)
+            self.fail(f"{value!r} is not a number of checkpoints; give one from 1 on, or all", param, ctx)
         return int(value)
 
 
 def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
     """Adds the options that both programs have to a command; ``others`` come behind the epoch's."""
     options: tuple[Callable[[Any], Any], ...] = (
-        click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator without one of its own."),
+        click.option("--parallelism", type=click.IntRange(min=1), help="For every operator without one of its own."),
         click.option(
-            "--rows-per-epoch", "checkpoint_rows", type=click.IntRange(min=1), help="The most rows of an epoch."
+            "--rows-per-epoch", "checkpoint_rows", type=click.IntRange(min=1), help="The most rows in an epoch."
         ),
         click.option(
             "--seconds-per-epoch",
             "checkpoint_interval_us",
             type=Microseconds(1e-3),
-            help="The longest. [default: 10]",
+            help="The longest epoch. [default: 10]",
         ),
         *others,
-        click.option("--keep", type=KeepType(), help="Checkpoints kept. [default: 10 in a new store]"),
+        click.option("--keep", type=KeepType(), help="Checkpoints to keep. [default: 10 in a new store]"),
         click.option(
-            "--keep-for", "keep_for_us", type=AgeType(), help="What is younger than AGE is kept, too: 7d, 12h, 30m."
+            "--keep-for", "keep_for_us", type=AgeType(), help="Also keep what is younger than AGE: 7d, 12h, 30m."
         ),
         click.option(
             "--max-restarts", type=click.IntRange(min=0), help="Failures allowed in ten checkpoints. [default: 3]"
@@ -65,16 +65,14 @@ def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
             type=SecondsType(min=0),
             default=25,
             show_default=True,
-            help="For the checkpoint that SIGTERM asks for.",
+            help="Time for the checkpoint that SIGTERM asks for.",
         ),
         click.option("--claim", is_flag=True, help="STORE is a savepoint: run in it, and let it expire in time."),
         click.option("--resume", is_flag=True, help="Go on after a stop without drain."),
         click.option(
             "--drop", multiple=True, metavar="OPERATOR[/STATE[.COLUMN]]", help="State or a column to give up."
         ),
-        click.option(
-            "--record-origin", "origin", is_flag=True, help="Records also say the host and user of this program."
-        ),
+        click.option("--record-origin", "origin", is_flag=True, help="Also record the host and user of this program."),
         click.option(
             "--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True, help=_PROGRESS
         ),
@@ -88,7 +86,7 @@ def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
-_PROGRESS = "What is shown of each checkpoint, and as JSON of the end, too."
+_PROGRESS = "How each checkpoint is shown; json also reports the end."
 
 
 def runtime_options(

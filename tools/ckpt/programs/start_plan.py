@@ -153,8 +153,8 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
     record, number = checkpoint.record, checkpoint.id
     if checkpoint.system is not None:
         yield (
-            f"this is {checkpoint.system}: the program goes on from a checkpoint of ours that `ckpt import "
-            f"{store.url} --to STORE --job-id {flow.job_id}` makes of it"
+            f"this is {checkpoint.system}: import it with `ckpt import {store.url} --to STORE --job-id {flow.job_id}`, "
+            f"and the program goes on from the new store"
         )
     elif record.kind is CheckpointKind.SAVEPOINT:
         yield (

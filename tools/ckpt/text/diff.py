@@ -254,7 +254,7 @@ def _where(state: Json, look: Look) -> Iterator[str]:
     if state["order"] == "other":
         yield from render.paragraph("The same entries, in another order.", look, indent="    ")
     if state["order"] == "rotated":
-        text = "The same entries in the same order, begun at another one, as a rescale does."
+        text = "The same entries in the same order, starting at another one, as after a rescale."
         yield from render.paragraph(text, look, indent="    ")
     pattern = state["pattern"]
     if pattern is None:

@@ -45,7 +45,7 @@ def draw_folder(document: Document, look: Look) -> Iterator[str]:
         ("where", label(document["where"] or "")),
         ("folder", label(document["path"])),
         ("catalog", label(document["catalog"] or "")),
-        ("added", size if written else "nothing: all of it was there"),
+        ("added", size if written else "nothing: all of it was already there"),
     ]
     yield from render.page_head(f"Exported from {_checkpoints(document['checkpoint_ids'])}", facts, look)
     yield ""

@@ -61,7 +61,7 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
     yield from _more(len(refusals) - LISTED, "refusal", look)
     if document["system"] and plan["refusals"]:
         yield ""
-        advice = "`ckpt import --max-parallelism N` makes a checkpoint of ours of it, which all commands change"
+        advice = "`ckpt import --max-parallelism N` converts it to a stateformat checkpoint, which all commands change"
         yield from paragraph(words.sentence(f"this is {document['system']}, which is only read: {advice}"), look)
     yield from _notes([*(start["notes"] if start else ()), *(one["message"] for one in plan["warnings"])], look)
 

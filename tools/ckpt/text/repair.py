@@ -18,15 +18,15 @@ SHOWN: Final = 20
 RANGES_SHOWN: Final = 4
 
 _KEYS_FORGOTTEN: Final = (
-    "Keys of these key groups begin anew, in all keyed states of the operator. None of their layers stays, for some of "
-    "them alone would be a state that never was."
+    "Keys of these key groups begin anew, in all keyed states of the operator. All of their layers go: some "
+    "without the others would be a state that never existed."
 )
 _MEANS: Final = {
     "forgotten": "Entries of lost segments are forgotten.",
     "begins_anew": "A coordinator whose state is lost begins with none.",
     "output": "Output that lost committables name is never committed, unless it was before.",
     "watermarks": "Watermarks of these subtasks are unknown until they advance; an input that had ended may end again.",
-    "in_flight": "Records on their way are lost.",
+    "in_flight": "Records in flight are lost.",
 }
 
 
@@ -38,7 +38,7 @@ def draw_copies(document: Document, look: Look) -> Iterator[str]:
         all_of = "what is lost" if count == of else f"{words.count(count)} of the {words.count(of)} lost segments"
         yield from render.paragraph(
             f"{label(copy['url'])} has {all_of}, by name and size. `ckpt repair {address} --restore-from "
-            f"{label(copy['url'])} --yes` reads it, and puts back what is right by its digest.",
+            f"{label(copy['url'])} --yes` reads it, and puts back what matches its digest.",
             look,
         )
 
@@ -88,7 +88,8 @@ def _advice(document: Document, look: Look) -> Iterator[str]:
     if gone > least:
         yield from render.paragraph(
             f"`--give-up rows` keeps {words.plural(gone - least, 'row')} of these keys in the operator's other states. "
-            "A key may then have half of its state, which its program must bear: a window without a timer never ends.",
+            "A key may then have half of its state, which its program must handle: a window without a timer never "
+            "ends.",
             look,
         )
     if document["level"] == "quick":
@@ -158,7 +159,7 @@ def _table(losses: Sequence[Document], look: Look) -> Iterator[str]:
 
 def _part(loss: Document) -> str:
     if loss["effect"] == "copied":
-        return f"{_ranges('subtask', loss['subtasks'])}: another's copy stands in"
+        return f"{_ranges('subtask', loss['subtasks'])}: another subtask's copy is used"
     if loss["mode"] == "keyed":
         return _ranges("key group", loss["key_groups"])
     return _ranges("subtask", loss["subtasks"]) if loss["subtasks"] else ""

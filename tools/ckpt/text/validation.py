@@ -53,9 +53,9 @@ def draw_all(document: Document, look: Look) -> Iterator[str]:
     if whole is None:
         yield from _none(document, look)
     elif whole == newest:
-        yield from render.paragraph(f"The newest checkpoint, {newest}, is wholly good.", look)
+        yield from render.paragraph(f"The newest checkpoint, {newest}, is whole.", look)
     else:
-        yield from render.paragraph(f"The newest that is wholly good is {whole}.", look)
+        yield from render.paragraph(f"The newest whole checkpoint is {whole}.", look)
     if whole != newest:
         yield from _advice(document, look)
 
@@ -85,9 +85,9 @@ def draw_newest_whole(document: Document, look: Look) -> Iterator[str]:
 
 def _none(document: Document, look: Look) -> Iterator[str]:
     alone = [each["checkpoint_id"] for each in document["checkpoints"] if each["standing"] == "whole"]
-    text = "No checkpoint is wholly good."
+    text = "No checkpoint is whole."
     if alone:
-        text = f"None is wholly good for certain: {alone[0]} is whole, but stands alone, so it may be a stray."
+        text = f"No checkpoint is certain to be whole: {alone[0]} is whole, but stands alone, so it may be a stray."
     yield from render.paragraph(text, look)
     saved = next((each for each in document["savepoints"] if each["ok"]), None)
     if saved is not None:
@@ -202,7 +202,7 @@ def _advice(document: Document, look: Look) -> Iterator[str]:
     first = next((result for result in document["checkpoints"] if result["checkpoint_id"] == newest), None)
     if first is not None and first["standing"] == "undecided":
         yield from render.paragraph(
-            f"Whether checkpoint {newest} is damaged is unknown: it could not be read, or is of a newer version. Mend "
+            f"Whether checkpoint {newest} is damaged is unknown: it could not be read, or is of a newer version. Fix "
             "that first.",
             look,
         )

@@ -41,7 +41,7 @@ def _has_python(value: pa.Scalar) -> bool:
 
 
 def as_python(column: pa.Array) -> list[Any]:
-    """What ``to_pylist`` gives, by numpy where that is faster."""
+    """Return what ``to_pylist`` gives, by numpy where that is faster."""
     kind, is_ = column.type, pa.types
     texts = is_.is_string(kind) or is_.is_large_string(kind) or is_.is_binary(kind) or is_.is_large_binary(kind)
     plain = is_.is_integer(kind) or is_.is_floating(kind) or is_.is_boolean(kind)
@@ -59,7 +59,7 @@ def as_python(column: pa.Array) -> list[Any]:
 
 
 def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
-    """A numpy array: NaN and NaT for null, Python objects where numpy has no type.
+    """Return a numpy array: NaN and NaT for null, Python objects where numpy has no type.
 
     Integers and booleans among which there are nulls are objects, too, so none changes its value.
     """
@@ -120,7 +120,7 @@ def first_outside_years(column: pa.Array) -> int:
 
 
 def first_misfit(values: Sequence[Any], kind: pa.DataType) -> tuple[int, Exception]:
-    """The first value that cannot be converted, and why; one of them cannot."""
+    """Return the first value that cannot be converted, and why; one of them cannot."""
     for number, value in enumerate(values):
         try:
             from_python([value], kind)
@@ -130,7 +130,7 @@ def first_misfit(values: Sequence[Any], kind: pa.DataType) -> tuple[int, Excepti
 
 
 def holds_floats(kind: pa.DataType) -> bool:
-    """Whether values may be equal for Python and yet differ: 0.0 and −0.0."""
+    """Return whether values may be equal for Python and yet differ: 0.0 and −0.0."""
     within = (kind.field(place).type for place in range(kind.num_fields))
     return pa.types.is_floating(kind) or any(map(holds_floats, within))
 

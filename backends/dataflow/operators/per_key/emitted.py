@@ -148,7 +148,7 @@ class Emitted:
             yield self._checked(batch.columns, place, 0)
 
     def _batch(self, rows: Sequence[tuple[Any, ...]], first: int) -> pa.RecordBatch:
-        """A batch of tuples; the first of them is item ``first``."""
+        """Return a batch of tuples; the first of them is item ``first``."""
         width = len(self._schema)
         if set(map(len, rows)) != {width}:
             place = next(number for number, row in enumerate(rows) if len(row) != width)
@@ -176,17 +176,17 @@ class Emitted:
                 place = column.is_null().index(True).as_py()
                 raise self._fault(
                     first + place * step,
-                    f"gave None in column {item.name!r} of its output, which is declared without. "
+                    f"gave None in column {item.name!r} of its output, which is declared without nulls. "
                     "Fill it, or declare it nullable.",
                 )
         return pa.RecordBatch.from_arrays(list(columns), schema=self._schema)
 
 
 def short(value: object) -> str:
-    """A value for an error, on one line of bounded length."""
+    """Return a value for an error, on one line of bounded length."""
     return clipped(repr(value))
 
 
 def clipped(text: str, most: int = 80) -> str:
-    """A text of bounded length."""
+    """Return a text of bounded length."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,8 +1,8 @@
-"""Python's collector of cycles, made rarer while many objects are made at once.
+"""Run Python's cyclic garbage collector less often while many objects are made at once.
 
 A piece makes some hundred thousand tuples and objects, none of them garbage. By default the
-collector looks at them every 700 new ones, which took two thirds of the time of a piece. What a
-user's function leaves in cycles is still collected, a hundred thousand objects later.
+collector visits them every 700 new objects, which took two thirds of the time of a piece. Cycles
+that a user's function leaves are still collected, a hundred thousand objects later.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 _THRESHOLDS: Final = (100_000, 50, 1000)
 _inside: Final[list[tuple[int, int, int]]] = []
-"""What was set when each of those within came, in whatever thread; the first is what was before."""
+"""The thresholds found by each entry, in any thread; the first is the original one."""
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Within, collections are rare. A collector that is switched off stays so."""
+    """Make collections rare within the block. A disabled collector stays disabled."""
     before = gc.get_threshold()
     _inside.append(before)
     if before[0]:

@@ -22,7 +22,7 @@ _HALF: Final = 1 << 16
 
 
 class KeyWithoutValue(Exception):
-    """A function cannot get a key."""
+    """A key has a value that cannot be passed to a function."""
 
 
 class RowsAs(Enum):
@@ -54,7 +54,7 @@ class Grouped:
         return len(self._begins)
 
     def rows(self, how: RowsAs, row: type[Any] | None = None) -> Iterator[Any]:
-        """The rows of each key; tuples are of the class ``row``, with its fields only."""
+        """Return the rows of each key; tuples are of the class ``row``, with its fields only."""
         if how is RowsAs.BATCH or how is RowsAs.TABLE:
             whole = self._rows if how is RowsAs.BATCH else pa.Table.from_batches([self._rows])
             return (whole.slice(begin, end - begin) for begin, end in zip(self._begins, self._ends, strict=True))
@@ -77,7 +77,7 @@ class Grouped:
             ) from error
 
     def _records(self) -> npt.NDArray[Any]:
-        """The rows as one structured array."""
+        """Return the rows as one structured array."""
         columns = {name: self._converted(as_numpy, name) for name in self._rows.schema.names}
         records = np.empty(len(self._rows), np.dtype([(name, column.dtype) for name, column in columns.items()]))
         for name, column in columns.items():
@@ -95,7 +95,7 @@ def _stable_order(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def key_values(keys: pa.RecordBatch) -> list[Any]:
-    """Each key as functions get it: the value of one key column, a tuple of several."""
+    """Return each key as functions get it: the value of one key column, or a tuple of several."""
     columns = []
     for name, column in zip(keys.schema.names, keys.columns, strict=True):
         try:

@@ -1,9 +1,9 @@
 """The states of the keys of a piece, as objects that a function changes.
 
-A value is an object with an attribute for each column, a map a dict, a list a list. Entries and
-elements of one value column are plain values, those of several are named tuples. All are read from
-the keyed state at once; afterwards they are compared with what was read, and what differs is
-written at once.
+A value is an object with an attribute for each column, a map is a dict, a list is a list. Entries
+and elements with one value column are plain values, those with several are named tuples. All are
+read from the keyed state at once; afterwards they are compared with what was read, and the
+differences are written at once.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _SET: Final = "_set"
 _NONE: Final = object()
 
 Numbers = Sequence[int] | npt.NDArray[np.signedinteger[Any]]
-"""Of which key of the piece each row is."""
+"""The key of the piece that each row belongs to."""
 
 
 class Kept(ABC):
-    """One state, for the keys of one piece after the other."""
+    """One state, for the keys of one piece after another."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abstractmethod
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
-        """An object for each key. ``keys`` are distinct."""
+        """Return an object for each key. ``keys`` are distinct."""
 
     @abstractmethod
     def store(self, keys: pa.RecordBatch, objects: Sequence[Any]) -> None:
         """Write what has changed since :meth:`fetch`; None deletes. Raises :class:`KeyFault`."""
 
     def _array(self, item: pa.Field, values: Sequence[Any], numbers: Sequence[int] | None = None) -> pa.Array:
-        """A column of Python values. ``numbers``: of which key each is; None: of each, in order."""
+        """Return a column of Python values. ``numbers``: the key of each; None: one per key."""
         try:
             array = from_python(values, item.type)
         except CONVERSION_ERRORS:
@@ -87,7 +87,7 @@ class Kept(ABC):
         return array
 
     def _python(self, column: pa.Array, name: str, numbers: Numbers | None = None) -> list[Any]:
-        """A column as Python values. ``numbers`` as of :meth:`_array`."""
+        """Return a column as Python values. ``numbers`` as of :meth:`_array`."""
         try:
             return as_python(column)
         except OutsideYears as error:
@@ -106,7 +106,7 @@ class Kept(ABC):
 
 
 class KeptValue(Kept):
-    """Value state as objects with attributes. One whose attributes are all None is no state."""
+    """Value state as objects with attributes. If all attributes are None, there is no state."""
 
     def __init__(self, name: str, state: KeyedValue, fields: Sequence[pa.Field], *, expires: bool) -> None:
         super().__init__(name)
@@ -127,7 +127,7 @@ class KeptValue(Kept):
         ]
         changed = reduce(np.logical_or, map(differ, self._old.columns, new))
         if self._expires:
-            # What is set to the value that it had lives on.
+            # An attribute set to the value it had restarts the time to live.
             changed |= np.fromiter(map(attrgetter(_SET), objects), np.bool_, len(objects))
         if not changed.any():
             return
@@ -175,7 +175,7 @@ class _KeptRows(Kept):
         return columns[0] if self._made is None else list(map(self._made, *columns))
 
     def _signs_differ(self, old: Any, new: Any) -> bool:
-        """Whether equal lists or dicts of floats have 0.0 and −0.0 at the same place."""
+        """Return whether equal lists or dicts of floats have 0.0 and −0.0 at the same place."""
         values = new if isinstance(new, list) else new.values()
         zero = self._nested or 0.0 in (values if self._made is None else chain.from_iterable(values))
         return zero and repr(old) != repr(new)
@@ -245,7 +245,7 @@ class KeptMap(_KeptRows):
             gone[0].extend([number] * len(lost))
             gone[1].extend(lost)
         if put[0]:
-            # Before anything is deleted: a fault in what is set must leave the state as it was.
+            # Before anything is deleted: a fault in a new value must leave the state as it was.
             columns = [self._array(self._map_key, put[1], put[0]), *self._columns(put[2], put[0])]
             names = ["_map_key", *(item.name for item in self._fields)]
             rows = beside(keys.take(pa.array(put[0])), columns, names)
@@ -259,7 +259,7 @@ class KeptMap(_KeptRows):
 
 
 class _TellingDict(dict[Any, Any]):
-    """A dict that tells which entries were set, also to the values that they had."""
+    """A dict that records which entries were set, even to the values they had."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -342,7 +342,7 @@ class KeptList(_KeptRows):
 
 
 def beside(keys: pa.RecordBatch, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:
-    """Keys with more columns."""
+    """Return keys with more columns."""
     return pa.RecordBatch.from_arrays([*keys.columns, *columns], names=[*keys.schema.names, *names])
 
 
@@ -352,10 +352,10 @@ class KeptStates:
 
     parts: Sequence[Kept]
     made: type | None
-    """None: there is one state, which stands for itself."""
+    """None: there is one state, which is passed itself."""
 
     def fetch(self, keys: pa.RecordBatch) -> Sequence[Any]:
-        """What the function gets, for each key."""
+        """Return what the function gets, for each key."""
         found = [part.fetch(keys) for part in self.parts]
         return found[0] if self.made is None else list(map(self.made, *found))
 
@@ -369,7 +369,7 @@ class KeptStates:
 
 
 def _attributes(objects: Sequence[Any], getter: Callable[[Any], Any], name: str) -> list[Any]:
-    """An attribute of each object, None where the function has deleted it (``del state.n``)."""
+    """Return an attribute of each object, None if the function deleted it (``del state.n``)."""
     try:
         return list(map(getter, objects))
     except AttributeError:
@@ -404,7 +404,7 @@ class Declared:
             check_attributes([one.name for one in self.descriptors], "state {!r}")
 
     def opened(self, context: OperatorContext) -> KeptStates | None:
-        """The states of a subtask, None where none is declared."""
+        """Return the states of a subtask, None where none is declared."""
         if not self.descriptors:
             return None
         parts = [_opened(one, context) for one in self.descriptors]
@@ -423,7 +423,7 @@ def _opened(one: Descriptor, context: OperatorContext) -> Kept:
 
 
 def check_attributes(names: Iterable[str], what: str) -> None:
-    """``InvalidInput`` for names that no attribute can have."""
+    """Raise ``InvalidInput`` for names that no attribute can have."""
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or name == _CLEAR:
             raise InvalidInput(
@@ -434,9 +434,9 @@ def check_attributes(names: Iterable[str], what: str) -> None:
 
 @cache
 def state_class(name: str, names: tuple[str, ...], *, tells: bool = False) -> type:
-    """A class with these attributes. It is false when all are None, as ``clear()`` makes them.
+    """Return a class with these attributes. An object is false if all are None, as by ``clear()``.
 
-    ``tells``: its ``_set`` says whether an attribute was set since it was made.
+    ``tells``: its ``_set`` tells whether an attribute was set since the object was made.
     """
 
     def clear(self: Any) -> None:

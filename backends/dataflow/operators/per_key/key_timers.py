@@ -27,7 +27,7 @@ Moment = int | datetime | np.datetime64
 
 
 class _Log:
-    """What the functions of a piece have set and deleted, in order: the last word counts."""
+    """What the functions of a piece have set and deleted, in order: the last call counts."""
 
     def __init__(self, context: OperatorContext) -> None:
         self.context = context
@@ -37,7 +37,10 @@ class _Log:
 
 
 class KeyTimers:
-    """The timers of one key: what a function gets as its fourth argument."""
+    """The timers of one key: the fourth argument of a function.
+
+    A timestamp is µs since 1970 or a datetime; one without a time zone is UTC.
+    """
 
     __slots__ = ("_log", "_number")
 
@@ -49,22 +52,22 @@ class KeyTimers:
 
     @property
     def watermark(self) -> int:
-        """The event time that has been reached, µs."""
+        """The current event time, µs."""
         return self._log.context.watermark
 
     @property
     def processing_time_us(self) -> int:
-        """The wall-clock time, µs since 1970: the same for all calls of a step or epoch."""
+        """The wall-clock time, µs since 1970: the same for all calls in a step or epoch."""
         return self._log.context.processing_time_us
 
     def set(self, timestamp: Moment) -> None:
-        """Set a timer. One in the past is due at once, one that is set already stays."""
+        """Set a timer. One in the past is due at once; setting one again changes nothing."""
         word = self._number, whole_us(timestamp)
         if word not in self._log.pending:
             self._log.words[word] = True
 
     def delete(self, timestamp: Moment) -> None:
-        """Delete a timer; ignored if there is none."""
+        """Delete a timer, if it is set."""
         word = self._number, whole_us(timestamp)
         if word in self._log.pending:
             self._log.pending.remove(word)
@@ -73,7 +76,7 @@ class KeyTimers:
 
 
 def whole_us(timestamp: Moment) -> int:
-    """µs since 1970. ``InvalidInput`` for what is no moment."""
+    """Return µs since 1970. Raises ``InvalidInput`` for a value that is not a time."""
     if isinstance(timestamp, datetime):
         aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
         return (aware - _EPOCH) // _US
@@ -96,11 +99,11 @@ class TimersOfPiece:
         self._log = _Log(context)
 
     def of(self, numbers: Iterable[int]) -> Iterator[KeyTimers]:
-        """An object for each call, by the number of its key."""
+        """Return an object for each call, by the number of its key."""
         return map(KeyTimers, repeat(self._log), numbers)
 
     def fire(self, numbers: Sequence[int], timestamps: Sequence[int]) -> Iterator[bool]:
-        """For each timer that is due whether it is called: no call before it has deleted it."""
+        """Yield for each due timer whether to call it: no earlier call has deleted it."""
         pending = self._log.pending = set(zip(numbers, timestamps, strict=True))
         for word in zip(numbers, timestamps, strict=True):
             is_due = word in pending
@@ -108,7 +111,7 @@ class TimersOfPiece:
             yield is_due
 
     def store(self, keys: pa.RecordBatch) -> None:
-        """Set and delete."""
+        """Set and delete the timers in the state."""
         words, self._log.words = self._log.words, {}
         for is_set, act in ((False, self._timers.delete), (True, self._timers.set)):
             chosen = [word for word, last in words.items() if last is is_set]

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Sequence
 
 
 def places_before(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[int]:
-    """For each element of ``new`` its place in ``old``, −1 for one that is new.
+    """Return for each element of ``new`` its place in ``old``, −1 if it is new.
 
-    Places ascend, so an element that was put elsewhere is a new one. Of equal ones that could stay,
-    the last do. Two searches, from each end, find all that stay of a list that was filtered, or to
-    which was added at one end; of any other list most.
+    Places ascend, so an element that was moved counts as new. Among equal elements that could stay,
+    the last do. Two searches, one from each end, find all that stay if the list was filtered or
+    extended at one end, and most of them in any other case.
     """
     last = len(old) - 1
     backward = [place if place < 0 else last - place for place in _in_order(old[::-1], new[::-1])[::-1]]
@@ -23,7 +23,7 @@ def places_before(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[int]
 
 
 def _in_order(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[int]:
-    """Each element is the first equal one behind the one before."""
+    """Match each element with the first equal one after the previous match."""
     places = defaultdict(list)
     for place, value in enumerate(old):
         places[value].append(place)

@@ -30,7 +30,7 @@ from .signature import count_arguments, name_of, rows_form
 
 PIECE_ROWS: Final = 262_144
 PIECE_BYTES: Final = 16 << 20
-"""How much a function is called for between one search of the states and the next."""
+"""How much a function is called for between two look-ups of the states."""
 TIMERS: Final = "timers"
 CLOCKS: Final = ("event_time", "processing_time")
 
@@ -40,9 +40,10 @@ _STATE, _TIMERS = 3, 4
 
 
 class PerKeyError(CheckpointError):
-    """The function of a key raised, or gave something else than declared; the message has the key.
+    """The function of a key raised, or returned something other than declared. The message names
+    the key.
 
-    ``__cause__`` is what it raised.
+    ``__cause__`` is the exception that it raised.
     """
 
     default_kind = ErrorKind.OPERATOR_FAILED
@@ -68,46 +69,49 @@ class ApplyPerKey(Operator):
             visits, state={"n": pa.int64()}, output=counted, uid="visits"
         )
 
-    - ``fn(key, rows, state, timers)``, or the first two or three of these. ``key`` is the value of
-      the key column, a tuple of several. ``rows`` are the rows of that key, never none, as they
-      came: all that lie in one piece. ``state`` is described below.
-    - ``rows`` by annotation: a list of tuples in the order of the columns (no annotation, or
-      ``list[tuple]``), of a ``NamedTuple`` with the columns that it names, a numpy array with a
-      field for each column (``np.ndarray``), a ``pa.RecordBatch``, or a ``pa.Table``. In numpy,
-      integers and booleans are objects where there are nulls among them; its times
-      (``np.datetime64``) may be given, kept and set as timers, and NaT is null.
-    - ``output``: the columns of what ``fn`` returns or yields: tuples in that order, dicts, or
-      Arrow tables. A tuple is one row, a list several. None is nothing.
-    - ``state``: columns of one value per key, or a ``ValueState``, ``MapState``, ``ListState``
-      (their ``keys`` may be ``()``), or a list of these. A value is an object with an attribute for
-      each column, each None for a new key; a map is a dict, a list is a list; entries of several
-      columns are named tuples. Of several states, ``state`` has an attribute for each, by name.
-      ``state.clear()`` deletes, and so does None in place of one of several. A value all of whose
-      attributes are None is none.
-    - ``ttl=`` of a state begins anew for a value when an attribute is set, and for an entry when it
-      is set in the dict, both also to what they were. An element of a list is written when it is
-      put in; those that stay in their order keep their time, whatever comes or goes between them.
-      Of a dict or list in place of another, what is equal stays. Refreshed by reading, all that is
-      kept of a key begins anew when the key has rows. Event time goes in steps, so a ttl by it
-      should be many steps long (docs/dataflow.md).
-    - ``on_timer(key, timestamp, state, timers)``, or the first two or three of these: called when a
-      time has come that ``timers.set(timestamp)`` has set for that key, by the clock ``timers``:
-      ``"event_time"``, the watermark, or ``"processing_time"``. It gives rows as ``fn`` does. A
-      method ``on_timer`` of ``fn`` will do. When the input ends, timers of processing time that are
-      not due yet are dropped.
+    - ``fn(key, rows, state, timers)``; it may take only the first two or three of these. ``key`` is
+      the value of the key column, or a tuple if there are several. ``rows`` are the key's rows in
+      the piece, in arrival order, at least one. ``state`` is described below.
+    - The annotation of ``rows`` chooses their form: a list of tuples in the order of the columns
+      (no annotation, or ``list[tuple]``), a list of a ``NamedTuple`` with the columns it names, a
+      NumPy structured array with a field for each column (``np.ndarray``), a ``pa.RecordBatch``, or
+      a ``pa.Table``. In NumPy, columns of integers or booleans that have nulls are objects.
+      Times are ``np.datetime64``: they can be returned, kept in state and set as timers, and NaT
+      stands for null.
+    - ``output``: the columns of the rows that ``fn`` returns or yields, as tuples in that order,
+      dicts, or Arrow tables. A tuple is one row, a list is several rows, and None is no row.
+    - ``state``: the columns of one value per key, or a ``ValueState``, ``MapState`` or
+      ``ListState`` (whose ``keys`` may be ``()``), or a list of these. A value is an object with an
+      attribute for each column; for a new key each is None. A map is a dict and a list is a list;
+      entries with several columns are named tuples. For a list of states, ``state`` has an
+      attribute for each, by name. ``state.clear()`` deletes the state; in a list of states,
+      setting one to None also deletes it. A value whose attributes are all None is deleted, too.
+    - ``ttl=`` of a state: a value's time restarts when an attribute is set, and an entry's when it
+      is set in the dict, even to the same value. A list element's time starts when it is added;
+      elements that stay in order keep their time, whatever is added or removed around them. If a
+      dict or list is replaced, its equal entries keep their time. With refresh by reading, the time
+      of everything kept for a key restarts whenever the key has rows. Event time advances in steps,
+      so a ttl in event time should span many of them (docs/dataflow.md).
+    - ``on_timer(key, timestamp, state, timers)``; it may take only the first two or three of these.
+      It is called for each ``timers.set(timestamp)`` of that key, once the clock ``timers`` reaches
+      that time: ``"event_time"`` (the watermark) or ``"processing_time"``. It returns rows as
+      ``fn`` does. It can also be a method ``on_timer`` of ``fn``. When the input ends,
+      processing-time timers that are not due yet are dropped.
 
-    All is stored for the keys together, when ``fn`` has been called for each of them: what differs
-    from what was read. So change ``state`` in the call, and keep nothing of it.
+    State is stored for all keys of a piece together, after ``fn`` has been called for each of them;
+    only what has changed is written. So change ``state`` during the call, and do not keep
+    references to it.
 
-    **What a key costs**, beside the function itself: about a microsecond of processor time for a
-    value of two columns and one row of output, in a piece of some thousand keys; a row of tuples
-    about 0.1 µs. An Arrow batch for each key costs another 0.5 µs, and what Arrow's calls on few
-    rows cost. A piece costs about half a millisecond, however small. Maps and lists are read whole
-    for each key that has rows: keep them small, or make a part of them part of the key.
+    **What a key costs**, apart from the function itself: about a microsecond of processor time for
+    a value of two columns and one row of output, in a piece of some thousand keys; each row as a
+    tuple adds about 0.1 µs. An Arrow batch per key adds 0.5 µs and the cost of Arrow's calls on
+    few rows. A piece costs about half a millisecond, however small. Maps and lists are read whole
+    for each key that has rows: keep them small, or move part of them into the key.
 
-    A piece is what comes at once: in process a batch, on Spark all of an epoch that no watermark
-    parts. It has at most 16 MB and 262,144 rows. So the rows of a key may come in several calls.
-    What ``fn`` raises ends the job with the key named. So does what does not fit declared types.
+    A piece is what arrives together: in process, a batch; on Spark, the rows of an epoch between
+    two watermarks. It has at most 16 MB and 262,144 rows, so the rows of a key may come in several
+    calls. An exception in ``fn``, or a result that does not fit the declared types, ends the job
+    with an error that names the key (:class:`PerKeyError`).
     """
 
     gathered_bytes = PIECE_BYTES
@@ -151,7 +155,7 @@ class ApplyPerKey(Operator):
         return brief(self, name_of(self._fn.fn), *self._keys)
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        """What ``state`` declares, and ``timers``."""
+        """Return the states that ``state`` declares, and ``timers``."""
         check_columns(inputs[0], self._keys, "a function of a key")
         keys = [plain(inputs[0].field(name)) for name in self._keys]
         found = [_keyed(one, keys) for one in self._declared.descriptors]
@@ -184,7 +188,7 @@ class ApplyPerKey(Operator):
                 yield from self._run(self._fn, arguments, range(len(keys)), grouped.keys, keys)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one set
-        """Call ``on_timer`` for each timer; those of one key in order of time."""
+        """Call ``on_timer`` for each timer; those of a key in order of time."""
         assert self._on_timer is not None
         for piece in _by_keys(timers, self._keys):
             codes = row_key_codes([piece.column(name) for name in self._keys])
@@ -205,7 +209,7 @@ class ApplyPerKey(Operator):
         keys: Sequence[Any],
         timestamps: Sequence[int] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Call for each of ``numbers``, places in ``distinct`` and ``keys``; then store."""
+        """Call the function for each of ``numbers``, places in ``distinct`` and ``keys``; store."""
         kept = self._kept if callback.arguments >= _STATE else None
         timers = self._timers if callback.arguments >= _TIMERS else None
         try:
@@ -228,7 +232,7 @@ class ApplyPerKey(Operator):
             said = f"raised {type(error).__name__}: {error}" if str(error) else f"raised {type(error).__name__}"
             raise self._error(callback, keys[numbers[emitted.current]], said) from error
         if emitted.done < len(numbers):
-            # It would end the loop over the keys without a word.
+            # It would silently end the loop over the keys.
             raise self._error(callback, keys[numbers[emitted.done]], "raised StopIteration. Give next() a default.")
         try:
             if kept is not None and objects is not None:
@@ -250,7 +254,7 @@ class ApplyPerKey(Operator):
 
 
 def _keyed(one: Descriptor, keys: Sequence[pa.Field]) -> Descriptor:
-    """The descriptor with its keys, if it has none."""
+    """Return the descriptor with its keys, if it has none."""
     return one if as_schema(one.keys).names else replace(one, keys=keys)  # type: ignore[attr-defined, call-arg]
 
 
@@ -259,7 +263,7 @@ def _unless_deleted(fn: Callable[..., Any], due: Iterator[bool], arguments: Sequ
 
 
 def _by_keys(timers: pa.RecordBatch, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Timers in pieces of bounded size; all timers of a key are in one, in order of time."""
+    """Yield timers in pieces of bounded size; those of a key are in one, in order of time."""
     if len(timers) <= PIECE_ROWS:
         yield timers
         return

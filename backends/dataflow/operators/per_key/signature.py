@@ -27,13 +27,13 @@ _TUPLES: Final = re.compile(r"[\w.]+\s*(\[\s*([\w.]+\.)?(tuple|Tuple|Any)\b.*\])
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """The name of a function for errors."""
+    """Return the name of a function for errors."""
     fn = _bare(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
 def _bare(fn: Any) -> Any:
-    """What is called when a ``functools.partial`` is."""
+    """Return what is called when a ``functools.partial`` is."""
     return _bare(fn.func) if isinstance(fn, partial) else fn
 
 
@@ -88,7 +88,7 @@ def rows_form(fn: Callable[..., Any]) -> tuple[RowsAs, type[Any] | None]:
 
 
 def _evaluated(asked: Any, fn: Callable[..., Any]) -> Any:
-    """An annotation of ``fn``; one that names what has no value, as text."""
+    """Return an annotation of ``fn``; one that names what has no value, as text."""
     fn = _bare(fn)
     plain: Any = inspect.unwrap(fn if inspect.isroutine(fn) else type(fn).__call__)
     plain = getattr(plain, "__func__", plain)

@@ -1,4 +1,4 @@
-"""How keyed state lies in a stream: from bytes to entries, from entries to rows.
+"""How keyed state is laid out in a stream: from bytes to entries, and from entries to rows.
 
 Read ``walk`` (entries of canonical key groups), ``forms`` (which columns a state has), then
 ``canonical`` and ``heap``, the two layouts.

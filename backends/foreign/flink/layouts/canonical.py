@@ -1,7 +1,7 @@
 """Entries of canonical savepoints and of RocksDB: framed keys and values, to rows.
 
-A key is the number of its key group, the key, the namespace and, of maps, the user's key. Where
-neither key nor namespace has a fixed length, each has its length behind it. Values of maps begin
+A key is the number of its key group, the key, the namespace and, for maps, the user's key. If
+neither key nor namespace has a fixed length, each is followed by its length. Values of maps begin
 with a byte that says whether they are null; elements of lists are joined by commas.
 """
 
@@ -46,13 +46,13 @@ def rows_of(form: Form, entries: Entries, prefix: int, path: str) -> pa.RecordBa
 
 
 def _key(form: Form, lanes: Lanes) -> pa.Array:
-    """Take the key, and its length where one stands behind it."""
+    """Take the key, and its length if that follows it."""
     parts = form.parts
     begin = lanes.position.copy()
     if form.whole_key:
         return lanes.rest().to_arrow()
     if parts.key.takes_rest:
-        # Of what follows the size is known: a byte for no namespace, or that of the namespace.
+        # The size of what follows is known: a byte for no namespace, or that of the namespace.
         behind = parts.namespace.fixed_length if parts.namespace is not None else 1
         found = lanes.strings(lanes.left - (behind or 0)).to_arrow()
     elif form.raw_key:
@@ -67,7 +67,7 @@ def _key(form: Form, lanes: Lanes) -> pa.Array:
 def _namespace(form: Form, lanes: Lanes) -> pa.Array | None:
     parts = form.parts
     if parts.namespace is None:
-        # VoidNamespace: a byte of no meaning.
+        # VoidNamespace: a byte without meaning.
         lanes.skip(1)
         return None
     begin = lanes.position.copy()
@@ -78,7 +78,7 @@ def _namespace(form: Form, lanes: Lanes) -> pa.Array | None:
 
 
 def _length(lanes: Lanes, begin: Positions) -> None:
-    """Take the length of what begins at ``begin``: bytes, low first, until the rest is zero."""
+    """Take the length of the bytes from ``begin``: its bytes, low first, until the rest is zero."""
     left = lanes.position - begin
     active = np.arange(len(left))
     while len(active):
@@ -106,7 +106,7 @@ def _timers(form: Form, entries: Entries, lanes: Lanes) -> Rows:
 
 
 def timer_key(form: Form, lanes: Lanes) -> pa.Array:
-    """Take a key that has no length behind it: of timers, and in a heap."""
+    """Take a key that is not followed by its length: of timers, and in a heap."""
     parts = form.parts
     if parts.key.takes_rest:
         behind = parts.namespace.fixed_length if parts.namespace is not None else 1
@@ -136,7 +136,7 @@ def _values(form: Form, rows: Rows, values: ByteStrings, path: str) -> None:
         present = ~lanes.flags("whether a map's value is null")
         some = lanes.take(present)
         found = parts.value.read(some)
-        # The heap writes a null's own bytes behind its mark; nobody reads them.
+        # The heap writes a null's own bytes after its mark; they are not used.
         some.finish()
         rows.values = scattered(found, present)
     elif parts.layout is Layout.LIST:
@@ -148,7 +148,7 @@ def _values(form: Form, rows: Rows, values: ByteStrings, path: str) -> None:
 def elements_of(element: Serializer, lists: ByteStrings, path: str) -> tuple[Positions, pa.Array]:
     """Split lists of elements joined by commas: how many each has, and all elements.
 
-    Elements may hold commas themselves, so their serializer says where they end.
+    Elements may contain commas themselves, so their serializer finds their ends.
     """
     ends = lists.start + lists.length
     if element.fixed_length is not None:
@@ -190,7 +190,7 @@ def _check_joined(lanes: Lanes, counts: Positions, begin: Positions, size: int) 
 
 
 def _walked(element: Serializer, lanes: Lanes) -> tuple[Positions, list[tuple[Positions, Positions]]]:
-    """Walk all lists at once, an element of each a step."""
+    """Walk all lists at once, one element of each per step."""
     counts = np.zeros(len(lanes), np.int64)
     steps = []
     active = np.flatnonzero(lanes.left > 0)

@@ -1,7 +1,7 @@
-"""Keyed state of Flink as rows of ours: which columns, and how to put them together.
+"""Keyed state of Flink as rows of stateformat: which columns, and how to build them.
 
 A namespace is a part of the row key that Flink does not hash: windows become (part of) the map key.
-What cannot be told apart stays as bytes: an opaque key of a map has its map key behind it.
+Parts that cannot be separated stay as bytes: an opaque key of a map is followed by its map key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a header says of one keyed state. ``namespace`` is None where it says nothing."""
+    """What a header says of one keyed state. ``namespace`` is None if it does not give one."""
 
     name: str
     layout: Layout
@@ -71,13 +71,15 @@ class Form:
     parts: Parts
     state: State
     raw_key: bool = False
-    """``key`` holds the bytes as they are stored."""
+    """Whether ``key`` has the bytes as they are stored."""
     whole_key: bool = False
-    """``key`` holds all bytes of the stored key: what follows the key cannot be told from it."""
+    """Whether ``key`` has all bytes of the stored key: the key cannot be separated from what
+    follows.
+    """
     raw_rest: bool = False
-    """``_map_key`` holds the bytes of namespace and map key."""
+    """Whether ``_map_key`` has the bytes of namespace and map key."""
     whole_list: bool = False
-    """``value`` holds the bytes of all elements."""
+    """Whether ``value`` has the bytes of all elements."""
     raw_value: bool = False
 
     @property
@@ -94,7 +96,7 @@ class Form:
 
 
 def form_of(operator: str, parts: Parts) -> tuple[Form, list[Note]]:
-    """Declare one state of an operator, and say what of it stays opaque."""
+    """Declare one state of an operator, and return what of it stays opaque."""
     notes: list[Note] = []
 
     def note(message: str) -> None:
@@ -114,7 +116,7 @@ def form_of(operator: str, parts: Parts) -> tuple[Form, list[Note]]:
     try:
         state = _declared(operator, form, key, pa.binary() if raw_rest else rest_type, values)
     except InvalidInput:
-        # A type that the format does not hold, as one that is nested too deep.
+        # A type that the format does not support, such as one that is nested too deep.
         raw_value, whole_list = True, parts.layout is Layout.LIST
         form = Form(parts, _PLACEHOLDER, raw_key, whole_key, raw_rest, whole_list, raw_value)
         state = _declared(operator, form, key, pa.binary() if raw_rest else rest_type, {"value": pa.binary()})
@@ -166,12 +168,12 @@ def _value_columns(form: Form) -> Columns:
 
 
 def is_ttl(dtype: pa.DataType) -> bool:
-    """Whether values have the time of their last access with them."""
+    """Return whether values are stored with the time of their last access."""
     return pa.types.is_struct(dtype) and {field.name for field in dtype} == {TTL, "value"}
 
 
 def _rest_type(parts: Parts) -> pa.DataType | None:
-    """Return the type of ``_map_key``; None where there is none."""
+    """Return the type of ``_map_key``; None if there is none."""
     space = parts.namespace.arrow_type if parts.namespace is not None else None
     if parts.map_key is None:
         return space
@@ -200,12 +202,12 @@ def _is_key(dtype: pa.DataType) -> bool:
 
 
 def _has_fixed_rest(parts: Parts) -> bool:
-    """Whether the size of what follows the key in a stored key is known."""
+    """Return whether the size of what follows the key in a stored key is known."""
     return parts.map_key is None and (parts.namespace is None or parts.namespace.fixed_length is not None)
 
 
 def is_ambiguous(parts: Parts) -> bool:
-    """Whether key and namespace have their lengths behind them, since neither type has one.
+    """Return whether key and namespace are followed by their lengths, since neither type has one.
 
     Only its own serializer knows that of an opaque namespace: then the bytes stay together.
     """
@@ -215,7 +217,7 @@ def is_ambiguous(parts: Parts) -> bool:
 
 @dataclass(slots=True)
 class Rows:
-    """Columns of rows before they are put together."""
+    """Columns of rows before they are combined."""
 
     groups: npt.NDArray[np.int32]
     key: pa.Array
@@ -225,13 +227,13 @@ class Rows:
     """``_map_key`` as bytes."""
     values: pa.Array | None = None
     counts: Positions | None = None
-    """Elements, or entries of a map, of each row so far: rows are to be repeated."""
+    """Elements, or entries of a map, of each row so far: rows will be repeated."""
     milliseconds: npt.NDArray[np.int64] | None = None
     tag: pa.Array | None = None
 
 
 def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
-    """Put rows together in the columns of the state."""
+    """Combine rows in the columns of the state."""
     columns: dict[str, Any] = {"_key_group": pa.array(rows.groups, pa.int32()), "key": rows.key}
     values = rows.values
     if rows.milliseconds is not None:
@@ -257,7 +259,7 @@ def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
     if values is not None:
         if is_ttl(values.type) and TTL in form.schema.names:
             fields = dict(zip([field.name for field in values.type], values.flatten(), strict=True))
-            # Where there is no value there is no time.
+            # If there is no value, there is no time.
             micros = _microseconds(pc.fill_null(fields[TTL], _NO_TIME_MS).to_numpy(zero_copy_only=False))
             columns |= {"value": fields["value"], TTL: pa.array(np.maximum(micros, NO_TIME_US), pa.timestamp("us"))}
         else:
@@ -283,7 +285,7 @@ def _map_key(namespace: pa.Array | None, map_key: pa.Array | None) -> pa.Array:
 
 
 def _microseconds(milliseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return ms as µs; what has no such number becomes the least or the greatest."""
+    """Return ms as µs; values out of range become the least or the greatest."""
     limits = np.iinfo(np.int64)
     most = limits.max // 1000
     found = np.clip(milliseconds, -most, most) * 1000
@@ -320,7 +322,7 @@ def _hex(strings: ByteStrings) -> pa.Array:
 
 
 def taken_raw(serializer: Serializer, lanes: Lanes) -> ByteStrings:
-    """Move lanes behind a value, and return its bytes."""
+    """Move lanes past a value, and return its bytes."""
     begin = lanes.position.copy()
     serializer.skip(lanes)
     return ByteStrings(lanes.data, begin, lanes.position - begin)

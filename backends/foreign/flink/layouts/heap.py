@@ -1,8 +1,9 @@
 """Key groups of the hash-map backend's own checkpoints: nothing is framed.
 
 A key group has its number (i32), and then every state of the header: its number (i16), how many
-entries (i32), and the entries one after another: namespace, key, value, or a timer. Where an entry
-ends only its serializers know, so all key groups are walked at once, an entry of each a step.
+entries (i32), and the entries one after another: namespace, key, value, or a timer. Only the
+serializers know where an entry ends, so all key groups are walked at once, one entry of each per
+step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .forms import Form, Layout, Parts, Rows, batch_of, tags, taken_raw
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How entries of one state lie in a key group."""
+    """How entries of one state are stored in a key group."""
 
     parts: Parts
     value: Serializer | None
@@ -38,12 +39,12 @@ class Stored:
 
     @property
     def head(self) -> int:
-        """Bytes before them: the moment of a timer."""
+        """How many bytes precede them: the time of a timer."""
         return 8 if self.value is None else 0
 
     @property
     def size(self) -> int | None:
-        """Bytes of an entry; None where they differ."""
+        """The bytes of an entry; None if they differ."""
         sizes = [1 if item is None else item.fixed_length for item in self.serializers]
         return None if None in sizes else self.head + sum(size for size in sizes if size is not None)
 
@@ -52,7 +53,7 @@ class Stored:
         return self.head + sum(1 if item is None else item.least_length for item in self.serializers)
 
     def skip(self, lanes: Lanes) -> None:
-        """Move lanes behind an entry."""
+        """Move lanes past an entry."""
         lanes.skip(self.head)
         for item in self.serializers:
             if item is None:
@@ -63,7 +64,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class HeapEntries:
-    """Where entries of one state begin, by key group, and what they may not reach over."""
+    """Where entries of one state begin, by key group, and which ends they must not pass."""
 
     groups: npt.NDArray[np.int32]
     lanes: Lanes
@@ -85,8 +86,8 @@ def frame_heap(
 ) -> dict[int, HeapEntries]:
     """Find the entries of states, by number, in key groups at ``start[i]`` … ``end[i]``.
 
-    With ``wanted`` what lies behind that state is not looked at. With ``open_end`` the last key
-    group may end before. Raises ``DamagedCheckpoint``.
+    With ``wanted``, data after that state is not read. With ``open_end`` the last key group may end
+    early. Raises ``DamagedCheckpoint``.
     """
     lanes = Lanes(data, start.copy(), end.copy(), where)
     _check_groups(lanes, groups)
@@ -117,10 +118,10 @@ def frame_compressed(
     where: str,
     wanted: int | None = None,
 ) -> dict[int, HeapEntries]:
-    """Find the entries of states that have a stretch of their own for each key group.
+    """Find the entries of states that have a separate range for each key group.
 
-    ``owner`` says which of ``groups`` the stretch at ``start[i]`` … ``end[i]`` belongs to. What is
-    not wanted, or not among ``states``, is passed over.
+    ``owner`` says which of ``groups`` the range at ``start[i]`` … ``end[i]`` belongs to. States
+    that are not wanted, or not among ``states``, are skipped.
     """
     lanes = Lanes(data, start.copy(), end.copy(), where)
     pieces = _Pieces(groups, states)
@@ -144,7 +145,7 @@ def _check_groups(lanes: Lanes, groups: npt.NDArray[np.int32]) -> None:
 
 
 class _Pieces:
-    """Entries of states as they are found, a state of a key group at a time."""
+    """Entries of states as they are found, one state of a key group at a time."""
 
     def __init__(self, groups: npt.NDArray[np.int32], states: Mapping[int, Stored]) -> None:
         self.groups, self.states = groups, states

@@ -1,7 +1,7 @@
 """Entries of canonical key groups, found by lanes that walk many places of a stream at once.
 
-An entry says how long it is, so one can only be found from the one before it. Three ways, by what a
-key group holds:
+An entry stores its own length, so it can only be found from the previous one. There are three ways,
+depending on the key group:
 
 * *runs*: entries of one size are found by comparing their lengths as strided arrays;
 * *lanes*: small key groups are walked all at once, a step of numpy for one entry of each;
@@ -27,7 +27,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind
 from ...byte_strings import ByteStrings, Octets, Positions
 
 PADDING: Final = 16
-"""Bytes that must lie behind the last key group in a buffer, so that reads need no check."""
+"""Bytes that must follow the last key group in a buffer, so that reads need no check."""
 
 _RUN_BYTES: Final = 4096
 """Key groups below this are walked in lanes at once; comparing arrays would cost more."""
@@ -148,7 +148,9 @@ class _Finder:
         return self._frames(state, runs, *self._walked(left, position[left]))
 
     def _runs(self, which: int, position: int) -> tuple[list[Positions], int, bool]:
-        """Find entries of one size from ``position`` on, as long as they go; say where they end."""
+        """Find entries of one size from ``position`` on, as far as they go; return where they
+        end.
+        """
         end, data = int(self.end[which]), self.data
         found: list[Positions] = []
         lead = int(self.lead[which])
@@ -160,7 +162,7 @@ class _Finder:
                 return found, position, False
             most = (end - 2 - position) // size
             count = 0
-            # A look at a few first: where sizes differ that is soon seen.
+            # A few first: entries of different sizes show soon.
             for look in (min(32, most), most):
                 firsts = np.ndarray((look,), np.uint8, data, position + 4, (size,))
                 other = np.ndarray((look,), ">i4", data, position, (size,)) != key
@@ -185,7 +187,9 @@ class _Finder:
                 return found, position, True
 
     def _walked(self, which: npt.NDArray[np.int64], position: Positions) -> tuple[Positions, Positions]:
-        """Walk key groups from ``position`` on: per entry, in order, its group and place."""
+        """Walk key groups from ``position`` on. Returns for each entry, in order, its group and
+        place.
+        """
         if not len(which):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         lanes = _Lanes(self, *self._guesses(which, position))
@@ -272,7 +276,7 @@ class _Finder:
             self._damaged(which, f"holds a key of key group {said[wrong[0]]}")
 
     def ends(self, which: int, after: int, position: int) -> None:
-        """Judge what follows the last entry of a state."""
+        """Check what follows the last entry of a state."""
         end = int(self.end[which])
         if after >= 0:
             self._damaged(which, f"begins state {after} {end - position} bytes before its end")
@@ -282,7 +286,7 @@ class _Finder:
             self._damaged(which, f"ends {end - position} bytes before the next one begins")
 
     def broken(self, which: int, position: int) -> None:
-        """Say what is wrong with the entry at ``position``."""
+        """Return the error for the entry at ``position``."""
         left = int(self.end[which]) - position
         key = int(self.words[position])
         what = f"has an entry {left} bytes before its end whose key says it has {key} bytes"
@@ -310,12 +314,12 @@ class _Lanes:
     def __init__(self, finder: _Finder, which: Positions, begin: Positions, *, apart: bool = False) -> None:
         self.finder, self.which, self.begin = finder, which, begin
         self.apart = apart
-        """Whether lanes go on where others begin."""
+        """Whether lanes continue where others begin."""
         self.position = begin.copy()
         """Where each lane has arrived."""
         self.fate = np.zeros(len(which), np.int8)
         self.steps: list[tuple[Positions, Positions]] = []
-        """Lanes, and where their entries begin: one of each lane at most."""
+        """Lanes, and where their entries begin: at most one of each lane."""
 
     def _stops(self) -> Positions:
         """Return where each lane may stop: where the next one of its key group begins."""
@@ -363,9 +367,9 @@ class _Lanes:
         self.position[lanes] = at
 
     def mend(self, *, alone: bool) -> bool:
-        """Start again, of each key group, after the first lane whose next begins elsewhere.
+        """Restart, in each key group, after the first lane whose successor begins elsewhere.
 
-        Returns whether there was any. With ``alone`` one lane walks all that is left.
+        Returns whether there was any. With ``alone`` one lane walks everything that is left.
         """
         same = self.which[1:] == self.which[:-1]
         apart = np.flatnonzero(same & ((self.position[:-1] != self.begin[1:]) | (self.fate[:-1] != _REACHED)))
@@ -381,7 +385,7 @@ class _Lanes:
                 follow = lane + 1 + int(np.searchsorted(self.begin[lane + 1 : last], arrived))
             alive[lane + 1 : follow] = False
             if self.fate[lane] == _REACHED and not (follow < last and self.begin[follow] == arrived):
-                # The lane whose guess was wrong begins where the chain has come to.
+                # The lane whose guess was wrong begins where the previous lanes have arrived.
                 self.begin[lane + 1], alive[lane + 1] = arrived, True
                 again.append(lane + 1)
         stays = alive.copy()
@@ -394,7 +398,9 @@ class _Lanes:
         return True
 
     def judge(self) -> None:
-        """Raise ``DamagedCheckpoint`` unless the last lane of each key group has met its end."""
+        """Raise ``DamagedCheckpoint`` unless the last lane of each key group has reached its
+        end.
+        """
         finder = self.finder
         last = np.append(self.which[1:] != self.which[:-1], True)
         wrong = np.flatnonzero(last & ((self.fate != _ENDED) | (self.position != finder.end[self.which])))

@@ -65,7 +65,7 @@ def avro_serializer(schema: str, class_name: str) -> Serializer:
 
 
 class _Octets(Serializer):
-    """i32 length, then bytes or UTF-8; or, of a fixed size, bytes alone."""
+    """i32 length, then bytes or UTF-8; if the size is fixed, only the bytes."""
 
     def __init__(self, kind: Logical, size: int | None = None) -> None:
         self.kind = kind
@@ -192,7 +192,7 @@ class _Union(Serializer):
 
 
 class _Schemas:
-    """Makes serializers from a schema; named types are known from where they stand."""
+    """Makes serializers from a schema; named types are known from where they are defined."""
 
     def __init__(self) -> None:
         self.named: dict[str, Serializer | None] = {}

@@ -1,7 +1,7 @@
 """Flink SQL's binary rows, arrays and maps, little-endian, to Arrow: many at once, field by field.
 
-A field of a row is a word of 8 bytes; what is longer lies behind the words and the word says where
-(offset in the high half, size in the low). Text of up to 7 bytes lies in the word itself.
+A field of a row is a word of 8 bytes; longer values follow the words, and the word says where
+(offset in the high half, size in the low). Text of up to 7 bytes is in the word itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ Present = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where rows, arrays or maps lie: ``begin`` to ``end`` each; ``lanes`` has buffer and path."""
+    """Where rows, arrays or maps are: ``begin`` to ``end`` each; ``lanes`` has buffer and path."""
 
     lanes: Lanes
     begin: Positions
     end: Positions
     total: int
-    """What lies in them has no more bytes: a place that stands twice here is counted once."""
+    """Their contents have no more bytes than this: a place that occurs twice here is counted
+    once.
+    """
 
     @classmethod
     def of(cls, lanes: Lanes, found: ByteStrings) -> Places:
@@ -110,7 +112,7 @@ def _elements(kind: Logical, places: Places) -> tuple[Positions, pa.Array]:
 
 
 def _values(kind: Logical, places: Places, slots: Positions, present: Present) -> pa.Array:
-    """Return the values whose fixed parts lie at ``slots``; offsets count from the begin."""
+    """Return the values whose fixed parts are at ``slots``; offsets count from the beginning."""
     if kind.kind == "null":
         return pa.nulls(len(slots), kind.arrow)
     chosen = np.flatnonzero(present)
@@ -122,7 +124,7 @@ def _values(kind: Logical, places: Places, slots: Positions, present: Present) -
 
 
 def _there(kind: Logical, places: Places, slots: Positions) -> pa.Array:
-    """As ``_values``, none null."""
+    """Like ``_values``, none null."""
     data = places.lanes.data
     if kind.kind == "number":
         return pa.array(gathered(data, slots, kind.dtype)).cast(kind.arrow)
@@ -143,7 +145,7 @@ def _there(kind: Logical, places: Places, slots: Positions) -> pa.Array:
 
 
 def text_or_octets(kind: Logical, found: ByteStrings, path: str) -> pa.Array:
-    """Return strings; ``DamagedCheckpoint`` where text is not UTF-8."""
+    """Return strings; raises ``DamagedCheckpoint`` if text is not UTF-8."""
     if kind.kind == "octets":
         return found.to_arrow()
     try:
@@ -154,14 +156,16 @@ def text_or_octets(kind: Logical, found: ByteStrings, path: str) -> pa.Array:
 
 
 def _behind(places: Places, words: npt.NDArray[np.int64], width: int | None = None) -> Places:
-    """Return what words of offset and size point to; with ``width`` the low half is no size."""
+    """Return the bytes that words of offset and size refer to; with ``width`` the low half is not a
+    size.
+    """
     offset = words >> 32
     size = (words & 0xFFFFFFFF) if width is None else np.full(len(words), width)
     begin = places.begin + offset
     wrong = (offset < 0) | (begin + size > places.end)
     if wrong.any():
         places.damaged(int(np.flatnonzero(wrong)[0]), "what points into a row or array")
-    # No writer points to the same bytes twice; a few bytes could stand for gigabytes.
+    # No writer refers to the same bytes twice; a few bytes could otherwise expand to gigabytes.
     if int(size.sum()) > places.total:
         places.damaged(0, "of it and those after it, one points to the same bytes twice; a row or array")
     return Places(places.lanes, begin, begin + size, places.total)

@@ -1,7 +1,7 @@
 """Serializers of many values: lists, sets, arrays, maps.
 
-Counts of all lanes first. Elements of a fixed width lie at once known places; others are skipped in
-lock-step, the n-th of every lane together, to learn where each begins, and then all are read
+Counts of all lanes come first. Elements of a fixed width are at known places; others are skipped in
+lock-step, the n-th of every lane together, to find where each begins, and then all are read
 together.
 """
 
@@ -36,9 +36,9 @@ def list_offsets(counts: Positions) -> pa.Array:
 
 
 def element_lanes(lanes: Lanes, counts: Positions, skip: Callable[[Lanes], None], width: int | None) -> Lanes:
-    """Return a lane for each of ``counts`` elements, and move ``lanes`` behind them.
+    """Return a lane for each of ``counts`` elements, and move ``lanes`` past them.
 
-    ``width`` is the bytes of an element, if all have as many; else ``skip`` moves behind one.
+    ``width`` is the bytes of an element, if all have the same; otherwise ``skip`` moves past one.
     """
     ends = np.repeat(lanes.end, counts)
     if width is not None:
@@ -47,7 +47,7 @@ def element_lanes(lanes: Lanes, counts: Positions, skip: Callable[[Lanes], None]
         return lanes.at(begin, ends)
     begin = np.zeros(len(ends), np.int64)
     first = np.cumsum(counts) - counts
-    # Longest first, so that those that go on are a prefix.
+    # Longest first, so those that continue are a prefix.
     order = np.argsort(-counts, kind="stable")
     falling = -counts[order]
     going = lanes.take(order)
@@ -64,9 +64,9 @@ def element_lanes(lanes: Lanes, counts: Positions, skip: Callable[[Lanes], None]
 
 
 class _Many(Serializer):
-    """What has many values: if the end of one cannot be found, it is opaque as a whole.
+    """A type with many values: if the end of one cannot be found, it is opaque as a whole.
 
-    Its children stay known: what frames elements or entries by itself can still use them.
+    Its children stay known: layouts that frame elements or entries can still use them.
     """
 
     def __init__(self, children: Sequence[Serializer], arrow_type: pa.DataType) -> None:
@@ -124,7 +124,7 @@ class ListOf(_Many):
 
 
 class MaskedList(_Many):
-    """A count, a mask of what is null from the top bit down, the others (SQL's linked list)."""
+    """A count, a mask of the nulls from the top bit down, then the others (SQL's linked list)."""
 
     def __init__(self, element: Serializer) -> None:
         self.element = element

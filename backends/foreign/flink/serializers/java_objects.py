@@ -1,4 +1,5 @@
-"""Java object streams as data: classes are names, objects are fields; nothing is loaded or made.
+"""Java object streams as data: classes are names, objects are fields; nothing is loaded or
+instantiated.
 
 Source of the rules: Java Object Serialization Specification, section 6 (protocol version 2).
 """
@@ -39,9 +40,9 @@ class JavaObject:
 
     class_name: str
     fields: dict[str, Value] = field(default_factory=dict)
-    """Of the class and its parents; of an enum constant: ``name``."""
+    """Fields of the class and its parents; for an enum constant: ``name``."""
     written: list[Value] = field(default_factory=list)
-    """What the class has written beside its fields."""
+    """What the class has written in addition to its fields."""
 
 
 def read_object(at: Cursor) -> Value:
@@ -153,7 +154,7 @@ class _Stream:
         return made
 
     def until_end(self, depth: int) -> list[Value]:
-        """Read what a class has written, up to the mark of its end."""
+        """Read what a class has written, up to its end mark."""
         found: list[Value] = []
         while self.at.u8() != _END:
             self.at.position -= 1
@@ -203,7 +204,7 @@ class _Stream:
 
 def items(value: Value, depth: int = 0) -> list[Value] | None:
     """Return the items of a list of Java's collections; None if it is not one that is known."""
-    # A damaged stream may have lists that hold themselves.
+    # A damaged stream may have lists that contain themselves.
     if depth > 4:
         return None
     if isinstance(value, list):
@@ -212,7 +213,7 @@ def items(value: Value, depth: int = 0) -> list[Value] | None:
         return None
     name = value.class_name
     if name in ("java.util.ArrayList", "java.util.LinkedList", "java.util.CollSer"):
-        # Block data (a capacity or a count) stands before the objects.
+        # Block data (a capacity or a count) precedes the objects.
         return [item for item in value.written if not isinstance(item, bytes)]
     if name == "java.util.Arrays$ArrayList":
         return items(value.fields.get("a"), depth + 1)

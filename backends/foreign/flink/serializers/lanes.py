@@ -25,7 +25,7 @@ def ramp(counts: Positions) -> Positions:
 def gathered(data: Octets, position: Positions, dtype: str) -> npt.NDArray[Any]:
     """Return the values of ``dtype`` (``">i8"`` …) that begin at each position, in native order.
 
-    None may reach over the end. One gather of unaligned values: a view of the buffer has one
+    None may extend beyond the end. One gather of unaligned values: a view of the buffer has one
     beginning at every byte.
     """
     kind = np.dtype(dtype)
@@ -39,15 +39,16 @@ def gathered(data: Octets, position: Positions, dtype: str) -> npt.NDArray[Any]:
 
 @dataclass(slots=True)
 class Lanes:
-    """For each of many values: where in ``data`` it goes on, and where it must have ended.
+    """For each of many values: where reading continues in ``data``, and where the value must have
+    ended.
 
-    A reader reads at every lane at once and moves ``position`` on. Whatever a reader takes lies
+    A reader reads at every lane at once and moves ``position`` forward. Everything it takes must be
     before ``end``, or ``DamagedCheckpoint`` names the place.
     """
 
     data: Octets
     position: Positions
-    """Where each goes on; owned, changed in place."""
+    """Where reading continues; owned, changed in place."""
     end: Positions
     path: str = ""
     """The file, for messages."""
@@ -72,7 +73,7 @@ class Lanes:
         return Lanes(self.data, self.position[chosen], self.end[chosen], self.path, self._before)
 
     def put(self, chosen: Chosen, lanes: Lanes) -> None:
-        """Move the lanes on that were taken by ``chosen``."""
+        """Write back the positions of lanes that were taken by ``chosen``."""
         self.position[chosen] = lanes.position
 
     def at(self, position: Positions, end: Positions) -> Lanes:
@@ -93,7 +94,7 @@ class Lanes:
             self.damaged(first, f"{needed} bytes should follow and {int(self.left[first])} are left")
 
     def damaged(self, lane: int, what: str) -> NoReturn:
-        """Raise ``DamagedCheckpoint`` for the place where a lane stands."""
+        """Raise ``DamagedCheckpoint`` for the position of a lane."""
         at = int(self.position[lane])
         raise DamagedCheckpoint(
             f"{self.path or 'state'}: the value at byte {at} is damaged: {what}. Take another checkpoint or savepoint",
@@ -102,7 +103,7 @@ class Lanes:
         )
 
     def skip(self, sizes: int | Positions) -> None:
-        """Move every lane on by ``sizes`` bytes."""
+        """Move every lane forward by ``sizes`` bytes."""
         self.require(sizes)
         self.position += sizes
 
@@ -126,7 +127,9 @@ class Lanes:
         return self.strings(self.left)
 
     def flags(self, what: str) -> npt.NDArray[np.bool_]:
-        """Take a byte from each that is 0 or 1; ``what`` names it where it is another."""
+        """Take a byte from each that is 0 or 1; ``what`` names it in the error for another
+        value.
+        """
         found = self.fixed("u1")
         wrong = found > 1
         if wrong.any():
@@ -138,7 +141,7 @@ class Lanes:
     def counts(self, least: int) -> Positions:
         """Take a count from each, of items with at least ``least`` bytes each, which must fit.
 
-        Items of no bytes are counted as one: a count can never ask for more than there is.
+        Items of no bytes count as one byte: so a count can never exceed the bytes that are left.
         """
         found = self.fixed(">i4").astype(np.int64)
         wrong = (found < 0) | (found * max(least, 1) > self.left)
@@ -159,7 +162,7 @@ class Lanes:
         return self._before[0]  # type: ignore[no-any-return]
 
     def finish(self) -> None:
-        """Raise ``DamagedCheckpoint`` unless every lane has come to its end."""
+        """Raise ``DamagedCheckpoint`` unless every lane has reached its end."""
         over = self.position != self.end
         if over.any():
             lane = int(np.flatnonzero(over)[0])

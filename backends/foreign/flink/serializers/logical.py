@@ -43,7 +43,7 @@ class Logical:
     """
     arrow: pa.DataType
     dtype: str = ""
-    """Of numbers: how they lie, little-endian."""
+    """For numbers: their little-endian numpy type."""
     precision: int = 0
     scale: int = 0
     children: tuple[Logical, ...] = ()
@@ -95,14 +95,14 @@ def timestamp(precision: int, zone: str | None = None) -> Logical | None:
 
 
 def row(names: list[str], children: list[Logical]) -> Logical:
-    """Return ROW; our format has no empty struct, so an empty row has ``present``."""
+    """Return ROW; the format has no empty struct, so an empty row has ``present``."""
     fields = [pa.field(name, child.arrow) for name, child in zip(names, children, strict=True)]
     arrow = pa.struct(fields or [("present", pa.bool_())])
     return Logical("row", arrow, children=tuple(children), names=tuple(names))
 
 
 def logical_type(value: Value, depth: int = 0) -> Logical | None:
-    """Return the SQL type that a Java object describes; None for those that stay opaque."""
+    """Return the SQL type that a Java object describes; None for types that stay opaque."""
     if depth > _NESTING_MAX or not isinstance(value, JavaObject) or not value.class_name.startswith(_PACKAGE):
         return None
     name, fields = value.class_name.removeprefix(_PACKAGE), value.fields

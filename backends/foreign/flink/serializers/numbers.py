@@ -37,7 +37,7 @@ class BigInteger(Serializer):
 
 
 class BigDecimal(Serializer):
-    """As ``BigInteger``, then, unless null, the scale."""
+    """Like ``BigInteger``, then, unless null, the scale."""
 
     arrow_type = pa.string()
     least_length = 4
@@ -121,6 +121,6 @@ def _one(data: npt.NDArray[np.uint8], octets: ByteStrings, code: int, scale: int
     start = int(octets.start[lane])
     raw = data[start : start + int(octets.length[lane])].tobytes()
     number = int.from_bytes(raw, "big", signed=True) if raw else int(_SMALL[code])
-    # By way of decimal: Python's own way from large integers to text is limited.
+    # Through decimal: Python limits its own conversion from large integers to text.
     value = decimal.Decimal(number)
     return str(value.scaleb(-scale, _EXACT) if scale else value)

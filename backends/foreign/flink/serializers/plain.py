@@ -1,4 +1,4 @@
-"""Serializers of a fixed number of bytes: numbers, booleans, bytes that stand for nothing."""
+"""Serializers of a fixed number of bytes: numbers, booleans, bytes without meaning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Boolean(Serializer):
 
 
 class Nothing(Serializer):
-    """One byte that says nothing: the void namespace, the global window, ``Void``.
+    """One byte without meaning: the void namespace, the global window, ``Void``.
 
     Flink declares a length of 0 for some of them, and writes the byte. Read as ``true``.
     """

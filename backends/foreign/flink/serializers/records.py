@@ -31,7 +31,7 @@ def read_some(serializer: Serializer, lanes: Lanes, present: Present) -> pa.Arra
 
 
 def skip_some(serializer: Serializer, lanes: Lanes, present: Present) -> None:
-    """Skip at the lanes that ``present`` marks."""
+    """Skip the values at the lanes that ``present`` marks."""
     if present.all():
         serializer.skip(lanes)
         return
@@ -48,7 +48,7 @@ def opaque_within(children: Sequence[Serializer]) -> tuple[str, ...]:
 
 
 def undecodable(children: Sequence[Serializer]) -> Opaque | None:
-    """Return what stands for the whole if something follows a child whose end is not known."""
+    """Return the replacement for the whole if something follows a child whose end is unknown."""
     if any(child.takes_rest for child in children[:-1]):
         return Opaque(*opaque_within(children))
     return None
@@ -61,7 +61,9 @@ def struct(arrays: Sequence[pa.Array], kind: pa.DataType, present: Present | Non
 
 
 def struct_type(names: Sequence[str], children: Sequence[Serializer]) -> pa.DataType:
-    """Return the struct of the children; our format has no empty one, so that has ``present``."""
+    """Return the struct of the children; the format has no empty struct, so that has
+    ``present``.
+    """
     if not names:
         return pa.struct([("present", pa.bool_())])
     return pa.struct([pa.field(name, child.arrow_type) for name, child in zip(names, children, strict=True)])
@@ -101,7 +103,7 @@ _TUPLES: Final = "org.apache.flink.api.java.tuple.Tuple"
 class Tuple(Sequential):
     """Flink's ``Tuple1`` to ``Tuple25``, and Scala's case classes; fields ``f0``, ``f1``.
 
-    The hash is known of Flink's own classes only: Scala has another, and so may a user's subclass.
+    The hash is known for Flink's own classes only: Scala has another, and so may a user's subclass.
     """
 
     def __init__(self, class_name: str, children: Sequence[Serializer]) -> None:
@@ -119,7 +121,7 @@ class Ttl(Sequential):
 
 
 class FlippedLong(Serializer):
-    """A number whose sign bit is turned, so that bytes sort as numbers do."""
+    """A number whose sign bit is inverted, so that bytes sort as numbers do."""
 
     arrow_type = pa.int64()
     fixed_length = least_length = 8

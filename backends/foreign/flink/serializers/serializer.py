@@ -1,4 +1,4 @@
-"""What every serializer provides, and the one for bytes that nobody can decode."""
+"""What every serializer provides, and the one for bytes that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .lanes import Lanes
 
 
 class Serializer(ABC):
-    """How values of one type lie in bytes, and which Arrow type they get.
+    """How values of one type are stored in bytes, and which Arrow type they get.
 
     Values are immutable: one serializer may be used by many threads.
     """
 
     arrow_type: pa.DataType
-    """One that the format holds. ``read`` gives arrays of it; nulls are Java's nulls."""
+    """A type that the format supports. ``read`` returns arrays of it; nulls are Java's nulls."""
     fixed_length: int | None = None
-    """How many bytes each value takes; None where that differs."""
+    """How many bytes each value takes; None if that differs."""
     least_length: int = 1
     """No value takes fewer bytes."""
     java_hash: str | None = None
@@ -31,27 +31,27 @@ class Serializer(ABC):
     opaque: tuple[str, ...] = ()
     """Java classes within that cannot be decoded; their values are ``binary``."""
     takes_rest: bool = False
-    """Its end cannot be found: it takes all that is left of a lane, so lanes must be framed and
-    nothing may follow it.
+    """Whether its end cannot be found: it takes all that is left of a lane, so lanes must be framed
+    and nothing may follow it.
     """
 
     @property
     def declares_length(self) -> bool:
-        """Whether Flink gives a length for the type: composite keys of two types without one have
-        lengths behind them.
+        """Whether Flink gives a length for the type: in composite keys of two types without one,
+        each part is followed by its length.
         """
         return self.fixed_length is not None
 
     @abstractmethod
     def read(self, lanes: Lanes) -> pa.Array:
-        """Decode the value at each lane and move the lanes behind it.
+        """Decode the value at each lane and move the lanes past it.
 
         Returns one value a lane. Raises ``DamagedCheckpoint`` where bytes are wrong or missing, and
         ``UnsupportedFormat`` for what Arrow cannot hold.
         """
 
     def skip(self, lanes: Lanes) -> None:
-        """Move the lanes behind the value without decoding it."""
+        """Move the lanes past the value without decoding it."""
         if self.fixed_length is None:
             self.read(lanes)
         else:

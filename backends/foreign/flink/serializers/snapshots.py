@@ -1,7 +1,7 @@
 """Snapshots of serializers: from their bytes to :class:`Serializer`.
 
-Bodies have no lengths, so a class that is not known ends the parse (:class:`UnknownClass`), except
-where a blob frames it. Class names are compared and printed, never loaded.
+Bodies have no lengths, so an unknown class ends the parse (:class:`UnknownClass`), unless a blob
+frames it. Class names are compared and printed, never loaded.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _MAP_MAGIC: Final = 0x4F2C69A3D70
 _PACKAGE: Final = "org.apache.flink."
 
 Parse: TypeAlias = "Callable[[Cursor, int, int], Serializer]"
-"""Takes the cursor behind the version, the version, and the depth."""
+"""Takes the cursor after the version, the version, and the depth."""
 
 
 class UnknownClass(UnsupportedFormat):
-    """A class or version of a snapshot that is not known: what follows cannot be found."""
+    """An unknown class or version of a snapshot: what follows cannot be found."""
 
 
 def read_top(at: Cursor, depth: int = 0) -> Serializer:
@@ -65,7 +65,7 @@ def read_top(at: Cursor, depth: int = 0) -> Serializer:
 def _depth(kind: pa.DataType) -> int:
     """Return how deep a type is nested; 0 if not at all."""
     inner = [kind.field(i).type for i in range(kind.num_fields)]
-    # A map is a list of structs in Arrow, and one level in our format.
+    # A map is a list of structs in Arrow, and one level in the format.
     if pa.types.is_map(kind):
         inner = [kind.key_type, kind.item_type]
     return 1 + max(map(_depth, inner)) if inner else 0
@@ -225,7 +225,7 @@ def _ttl_aware(at: Cursor, version: int, depth: int) -> Serializer:
 
 
 def _entries(at: Cursor) -> list[tuple[str, memoryview | None]]:
-    """Read a map of names to blobs; what stands for the keys themselves is skipped."""
+    """Read a map of names to blobs; the serialized keys themselves are skipped."""
     if at.i64() != _MAP_MAGIC:
         at.damaged("a map of serializers does not begin as one")
     found = []
@@ -276,7 +276,7 @@ def _kryo(at: Cursor, version: int, _depth: int) -> Serializer:
 
 def _avro(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (1, 2), "Avro's serializer")
-    # Version 1 has the schema alone.
+    # Version 1 has only the schema.
     name = at.name("the class of a value") if version == 2 else "an Avro record"
     return avro_serializer(at.utf(), name)
 

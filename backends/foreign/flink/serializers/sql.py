@@ -1,4 +1,4 @@
-"""Serializers of Flink SQL's own values, each with its length before it unless that is fixed."""
+"""Serializers of Flink SQL's own values, each preceded by its length unless that is fixed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .serializer import Serializer
 
 
 class Framed(Serializer):
-    """i32 bytes, then as many: the frame of rows, arrays, maps, text and raw values.
+    """i32 size, then that many bytes: the frame of rows, arrays, maps, text and raw values.
 
-    As it is, for values that nobody can decode: ``names`` says why.
+    Used directly for values that cannot be decoded: ``names`` says why.
     """
 
     least_length = 4

@@ -100,10 +100,11 @@ def lengths(lanes: Lanes, nullable: bool) -> tuple[Positions, npt.NDArray[np.boo
 
 
 def _skip_numbers(lanes: Lanes, units: Positions) -> None:
-    """Move each lane behind as many numbers of 7 bits a byte."""
+    """Move each lane past that many numbers of 7 bits a byte."""
     before = lanes.continued()
     begin = lanes.position
-    # As many bytes as numbers, then as many more as were not the last of a number, until none was.
+    # As many bytes as numbers, then one more for each byte that was not the last of a number, until
+    # none is left.
     behind = begin + units
     while True:
         over = behind > lanes.end
@@ -157,7 +158,7 @@ def to_utf8(units: npt.NDArray[np.uint16], counts: Positions, place: Lanes) -> p
     Raises ``UnsupportedFormat`` for half a surrogate pair.
     """
     ends = np.cumsum(counts)
-    # A pair that two strings would make up between them is none.
+    # Halves of a pair in two different strings do not make a pair.
     last = units[ends[counts > 0] - 1]
     split = np.flatnonzero((last & 0xFC00) == 0xD800)
     at = int(ends[counts > 0][split[0]] - 1) if len(split) else -1

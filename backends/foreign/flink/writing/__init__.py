@@ -1,4 +1,4 @@
-"""Canonical savepoints, written: the way back of ``layouts`` and ``serializers``.
+"""Writes canonical savepoints: the inverse of ``layouts`` and ``serializers``.
 
 Read ``binaries`` (byte strings of many values), ``text``, ``numbers``, ``values`` (every
 serializer), ``entries`` (rows to entries), ``template`` (what only Flink can say, kept by an

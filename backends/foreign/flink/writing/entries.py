@@ -1,6 +1,6 @@
 """Rows of one keyed state to the entries of a canonical stream: keys with their prefix, values.
 
-The way back of ``layouts.canonical``.
+The inverse of ``layouts.canonical``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checkpoint as a canonical savepoint of Flink's: ``write_savepoint``.
+"""Writes a checkpoint as a canonical savepoint of Flink: ``write_savepoint``.
 
 Files with the state of each subtask first, ``_metadata`` last: a folder without it is no savepoint.
 """
@@ -60,13 +60,13 @@ from .template import (
 from .values import encode
 
 RANGE_BYTES: Final = 32 << 20
-"""Of rows in memory that are encoded at once: some key groups of one subtask."""
+"""How many bytes of rows in memory are encoded at once: some key groups of one subtask."""
 _MODES: Final = {Mode.EVEN_SPLIT: SPLIT, Mode.UNION: UNION, Mode.BROADCAST: BROADCAST}
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written, and what the checkpoint has that Flink's savepoint has not."""
+    """What was written, and what the checkpoint has that Flink's savepoint does not."""
 
     operators: int
     files: int
@@ -132,7 +132,7 @@ class _Writer:
     """One call of :func:`write_savepoint`."""
 
     def __init__(self, checkpoint: Checkpoint, template: Template, target: Storage) -> None:
-        # Rows that have expired go back too: Flink drops them by its own clock.
+        # Rows that have expired are written too: Flink drops them by its own clock.
         self.checkpoint, self.template, self.target = checkpoint.with_expired(), template, target
         self.states = {(state.operator, state.name): state for state in checkpoint.states}
         self.left_out: list[str] = []
@@ -314,7 +314,7 @@ def check_bytes(uid: str, form: Form) -> None:
 
 
 def _check_columns(found: State, wanted: State) -> None:
-    """Raise ``InvalidInput`` where a state has other columns than Flink's serializers write."""
+    """Raise ``InvalidInput`` if a state has other columns than Flink's serializers write."""
     if found.mode is not wanted.mode or found.kind != wanted.kind:
         raise InvalidInput(
             f"state {found.name!r} of operator {found.operator!r} is {found.kind or found.mode}, and Flink's is "

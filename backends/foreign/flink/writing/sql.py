@@ -1,6 +1,6 @@
-"""Flink SQL's binary rows, arrays and maps from Arrow: the way back of ``serializers``' reader.
+"""Flink SQL's binary rows, arrays and maps from Arrow: the inverse of ``serializers``' reader.
 
-What has no room in a word of 8 bytes lies behind the words, in order, padded to 8 bytes.
+Values that do not fit in a word of 8 bytes follow the words, in order, padded to 8 bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What only Flink can say, kept so that a savepoint can be written again: headers and metadata.
+"""Information that only Flink has, kept so that a savepoint can be written again: headers and
+metadata.
 
 Snapshots of serializers are Flink's own and stay as they are. An import that keeps key groups puts
 the template into a coordinator's state of an operator of its own, where rewrite and repair carry

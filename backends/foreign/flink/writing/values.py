@@ -1,6 +1,6 @@
-"""Values of every serializer to bytes: the way back of ``serializers``.
+"""Values of every serializer to bytes: the inverse of ``serializers``.
 
-Nulls are written where the serializer has a form for null, and refused where it has none.
+Nulls are written if the serializer has a form for null, and refused otherwise.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
     Raises ``InvalidInput`` for a value that the serializer cannot write, and ``UnsupportedFormat``
     for a serializer whose values are not written.
     """
-    # By the very class: what is derived from one that is written may lie otherwise.
+    # Exactly this class: values of a subclass may be stored differently.
     make = _ENCODERS.get(type(serializer))
     if make is not None:
         return make(serializer, values)
@@ -285,7 +285,7 @@ def _moment(serializer: Moment, values: pa.Array) -> pa.Array:
     seconds, nanos = (numbers(item).astype(np.int64) for item in children(values))
     chosen = present(values)
     whole = seconds * 1000 + nanos // 1_000_000 if serializer.millis else seconds
-    # Of null there are different nanos in Flink, and nobody reads them.
+    # For null the nanos vary in Flink, and are not used.
     return joined(of_numbers(np.where(chosen, whole, _I64_MIN), ">i8"), of_numbers(np.where(chosen, nanos, 0), ">i4"))
 
 

@@ -1,7 +1,7 @@
-"""Spark's logs, edited: what must change in the copy, and nothing else, byte for byte.
+"""Spark's logs, edited: only what must change in the copy is changed, byte for byte.
 
-Each edit replaces a number or a text where it stands and then compares what the JSON says before
-and after; where they differ in anything else, the file is refused.
+Each edit replaces a number or a text in place and then compares the JSON before and after; if they
+differ in anything else, the file is refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SCHEMA_PATH: Final = re.compile(r".*?(/state/\d+/_stateSchema/.*)", re.DOTALL)
 def edit_offsets(data: bytes, conf: Mapping[str, str], path: str) -> bytes:
     """Return an offset log file with these values in its ``conf``.
 
-    Raises ``UnsupportedFormat`` where a name is not in the ``conf``: Spark would take the value of
-    the session, and the copy would be read wrongly.
+    Raises ``UnsupportedFormat`` if a name is not in the ``conf``: Spark would take the value of the
+    session, and the copy would be read wrongly.
     """
     lines = _text(data, path).split("\n")
     if len(lines) < 2:
@@ -90,7 +90,7 @@ def _replaced(pattern: str, by: str, text: str) -> str:
 
 
 def moved_schema(source_and_target: str) -> Callable[[str], str]:
-    """Return what gives the path of a schema file below another checkpoint location."""
+    """Return a function that gives the path of a schema file below another checkpoint location."""
 
     def move(path: str) -> str:
         found = _SCHEMA_PATH.fullmatch(path)
@@ -100,7 +100,8 @@ def moved_schema(source_and_target: str) -> Callable[[str], str]:
 
 
 def location_like(path: str, url: str) -> str:
-    """Return how Spark names the location ``url``, when it names another one's file ``path``.
+    """Return how Spark names the location ``url``, given how it names a file ``path`` of another
+    one.
 
     ``file:/…`` for a directory, and for a bucket the scheme that the query used (``s3a``).
     """

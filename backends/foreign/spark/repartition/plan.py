@@ -1,8 +1,8 @@
 """What a repartition reads and writes, known before anything is written: from logs and listings.
 
-Facts of Spark that it rests on: state of batch *n* has version *n* + 1; the number of state
-partitions stands in the offset log, for all operators of the query, and wins over the session's; a
-partition that has no file of a version fails to load, so empty ones get a file too.
+It relies on these facts about Spark: state of batch *n* has version *n* + 1; the number of state
+partitions is in the offset log, for all operators of the query, and takes precedence over the
+session's; a partition without a file of a version fails to load, so empty ones get a file too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Store, StoreReader
 from .logs import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, edit_operator, location_like, moved_schema
 
 PROVIDERS: Final[Mapping[str, str]] = {"hdfs": HDFS_PROVIDER, "rocksdb": ROCKSDB_PROVIDER}
-"""Classes by our names."""
+"""Classes by stateformat's names."""
 _PARTITION: Final = re.compile(r"state/(\d+)/(\d+)/(?:([^/]+)/)?(.+)")
 _STATE_FILE: Final = re.compile(r"(\d+)(_[^/]*)?\.(delta|snapshot|changelog|zip)")
 
@@ -36,7 +36,7 @@ NO_FAMILIES: Final[Mapping[str, Any]] = {
     "columnFamilyTypeMap": {},
     "maxColumnFamilyId": 0,
 }
-"""What Spark 4.3 says of a database without column families."""
+"""What Spark 4.3 writes for a database without column families."""
 
 
 class Source(NamedTuple):
@@ -67,13 +67,13 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """A store: what lies in one folder per partition; one state, or its column families."""
+    """A store: everything in one folder per partition; one state, or its column families."""
 
     number: int
     operator: OperatorInfo
     stores: tuple[Store, ...]
     hashed: tuple[int, ...]
-    """For each of ``stores``, how many key columns a partition follows from; 0: it has no keys."""
+    """For each of ``stores``, how many key columns determine a partition; 0: it has no keys."""
     before: int
     after: int
     provider_before: str
@@ -81,7 +81,7 @@ class Unit:
     ids: tuple[str, ...] = ()
     """Checkpoint format 2: the id of the new files, by partition."""
     about: Mapping[str, Any] = field(default_factory=lambda: NO_FAMILIES)
-    """Of RocksDB: what Spark's metadata of a database says of its column families."""
+    """For RocksDB: what Spark's metadata of a database says of its column families."""
 
     @property
     def reader(self) -> StoreReader:
@@ -90,7 +90,7 @@ class Unit:
 
     @property
     def internal(self) -> list[int]:
-        """The numbers of the column families that are Spark's own, whose keys it counts apart."""
+        """The numbers of Spark's own column families, whose keys it counts separately."""
         kinds = self.about.get("columnFamilyTypeMap") or {}
         return [self.families[name] for name, own in kinds.items() if own and name in self.families]
 
@@ -106,7 +106,7 @@ class Unit:
 
     @property
     def keyed(self) -> bool:
-        """Whether its rows are dealt; otherwise partition 0 has them all."""
+        """Whether its rows are partitioned by key; otherwise partition 0 has them all."""
         return any(self.hashed)
 
     @property
@@ -116,7 +116,7 @@ class Unit:
 
     @property
     def families(self) -> Mapping[str, int]:
-        """The numbers of the column families; empty where there are none."""
+        """The numbers of the column families; empty if there are none."""
         return self.about.get("columnFamilyMapping") or {}
 
 
@@ -143,7 +143,7 @@ class RepartitionPlan:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Stored bytes of what is read."""
+        """Stored bytes to be read."""
         return sum(source.size_bytes for source in self.sources)
 
     def targets(self) -> Iterator[Target]:
@@ -158,8 +158,8 @@ def check_query(source: object, url: str, system: str) -> None:
     if not isinstance(source, SparkSource):
         raise InvalidInput(
             f"{url} is {system}, which Flink restores at another parallelism by itself: start the job from it with the "
-            "new one (`flink run -p N -s PATH`). `ckpt import` makes a checkpoint of ours of it, which `ckpt rescale` "
-            "takes"
+            "new one (`flink run -p N -s PATH`). `ckpt import` converts it to a stateformat checkpoint, which "
+            "`ckpt rescale` takes"
         )
 
 
@@ -268,7 +268,7 @@ def _units(source: SparkSource, after: int, provider_before: str, provider_after
 def _with_families(unit: Unit, about: Mapping[str, Any]) -> Unit:
     """Return a unit without the column families that the database does not have.
 
-    Spark lists some of its own in the schema that it then does not make (of lists with a TTL).
+    Spark lists some of its own in the schema but does not create them (of lists with a TTL).
     """
     known = about.get("columnFamilyMapping") or {}
     pairs = zip(unit.stores, unit.hashed, strict=True)
@@ -282,7 +282,7 @@ def _is_absent(store: Store, known: Mapping[str, int]) -> bool:
 
 
 def _about(source: SparkSource, unit: Unit) -> dict[str, Any]:
-    """Return what the newest zip of the first partition says of column families."""
+    """Return what the newest zip of the first partition says about column families."""
     files = unit.reader.files(unit.stores[0], 0, source.listing)
     zips = [item for item in files if item.path.endswith(".zip")]
     if not zips:
@@ -292,7 +292,7 @@ def _about(source: SparkSource, unit: Unit) -> dict[str, Any]:
 
 
 def unique_id(made: UUID, number: int) -> UUID:
-    """Return one of many ids that follow from one."""
+    """Return one of many ids that are derived from one."""
     return UUID(int=made.int ^ number)
 
 
@@ -335,7 +335,7 @@ def _edits(
     provider: str,
     url: str,
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield what changes: operators' metadata first, offsets and commits last."""
+    """Yield the files to change: operators' metadata first, offsets and commits last."""
     numbers = (source.offsets.partitions, after)
     for item in listed:
         found = re.fullmatch(r"state/(\d+)/_metadata/(metadata|v2/\d+)", item.path)
@@ -367,7 +367,7 @@ def _is_copied(path: str, edits: Mapping[str, bytes]) -> bool:
     folder, _, name = path.rpartition("/")
     if path in edits:
         return False
-    # Hadoop's checksum of a file that is not copied, or not as it was.
+    # Hadoop's checksum of a file that is not copied, or was changed.
     if name.startswith(".") and name.endswith(".crc"):
         of = f"{folder}/{name[1:-4]}" if folder else name[1:-4]
         return _is_copied(of, edits)
@@ -378,7 +378,7 @@ def _is_copied(path: str, edits: Mapping[str, bytes]) -> bool:
 
 
 def turn(path: str) -> tuple[int, str]:
-    """Return when a file is written: ``metadata`` is the last, for it makes a checkpoint."""
+    """Return when a file is written: ``metadata`` is last, because it makes a checkpoint."""
     order = ("", "state", "sources", "commits", "offsets", ".metadata.crc", "metadata")
     first = path if path in order else path.partition("/")[0] if "/" in path else ""
     return (order.index(first) if first in order else 0), path

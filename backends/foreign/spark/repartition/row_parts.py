@@ -1,8 +1,8 @@
-"""A row of Spark's cut in two: the columns that stand first, and the rest, each a row of its own.
+"""A row of Spark cut in two: the first columns, and the rest, each a row of its own.
 
-RocksDB keys of stores with ``numColsPrefixKey`` are such parts. An ``UnsafeRow`` is null bits, a
-word for each column, and the bytes of what does not fit in a word, in the order of the columns:
-both parts take neighbouring bytes of each region, and only offsets change.
+RocksDB keys of stores with ``numColsPrefixKey`` consist of such parts. An ``UnsafeRow`` is null
+bits, a word for each column, and the bytes that do not fit in a word, in the order of the columns:
+both parts take adjacent bytes of each region, and only offsets change.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def split_rows(rows: ByteStrings, columns: int, first: int, by_offset: Sequence[
 
 
 def prefixed_keys(rows: ByteStrings, columns: int, first: int, by_offset: Sequence[bool]) -> pa.Array:
-    """Return keys as Spark's RocksDB store has them where ``first`` columns are a prefix.
+    """Return keys as Spark's RocksDB store has them if ``first`` columns are a prefix.
 
     Size (little-endian) of the prefix row with its version byte, a version byte, the prefix row; a
     version byte, the row of the rest.

@@ -1,7 +1,7 @@
-"""A repartition, run: read and prove everything, then write, ``metadata`` last.
+"""Runs a repartition: reads and verifies everything, then writes, ``metadata`` last.
 
-What is read waits in a temporary file until all of it is proven, so that nothing is written for a
-checkpoint that is refused. An engine does the reading and writing of state; the rest is here.
+What is read waits in a temporary file until all of it is verified, so nothing is written for a
+checkpoint that is refused. An engine reads and writes state; this module does the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from .plan import RepartitionPlan, Target, turn
 from .work import deal, write_partition
 
 WRITERS: Final = {"hdfs": 4, "rocksdb": 2}
-"""Threads that write partitions: most of it is waiting. Tables take memory."""
+"""Threads that write partitions: most of the time is waiting. Tables take memory."""
 Progress = Callable[[str, int, int], None]
-"""Takes ``reading`` or ``writing``, how much is done, and of how much: bytes, then partitions."""
+"""Called with ``reading`` or ``writing``, how much is done, and of how much: bytes, then
+partitions.
+"""
 
 
 class Result(NamedTuple):
@@ -47,7 +49,7 @@ class Outcome:
     keys: tuple[npt.NDArray[np.int64], ...]
     """For each unit of the plan, the keys of each new partition."""
     sizes: tuple[npt.NDArray[np.int64], ...]
-    """Likewise their bytes."""
+    """Their bytes, likewise."""
     files: int
     """All files of the copy."""
     size_bytes: int
@@ -55,7 +57,7 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Reads and writes state; nothing may be written before everything is read and proven."""
+    """Reads and writes state; nothing may be written before everything is read and verified."""
 
     def run(
         self, plan: RepartitionPlan, folder: Storage, target: Storage, proven: Callable[[], None], progress: Progress
@@ -106,7 +108,7 @@ def repartition(
 
 
 def check_target(folder: Storage, target: Storage) -> None:
-    """Raise ``InvalidInput`` unless the target is empty or absent, and another place."""
+    """Raise ``InvalidInput`` unless the target is empty or absent, and not the source."""
     if lies_in(target.url, folder.url):
         raise InvalidInput(
             f"{target.url} is the checkpoint itself or lies in it, and it is never changed; name another folder"
@@ -140,7 +142,7 @@ def check_still(folder: Storage, plan: RepartitionPlan) -> None:
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Reads one partition at a time in this process, and sets it aside by new partition.
+    """Reads one partition at a time in this process, and sets its entries aside by new partition.
 
     ``TMPDIR`` needs room for the compressed state.
     """
@@ -189,7 +191,7 @@ def _write_rest(folder: Storage, target: Storage, plan: RepartitionPlan) -> tupl
 
     size = 0
     with ThreadPoolExecutor(WRITERS["hdfs"], thread_name_prefix="repartition") as pool:
-        # One kind after another: while a file is missing, so are all that come after its kind.
+        # One kind after another: while a file is missing, so are all files of later kinds.
         for _, some in groupby(paths, key=lambda path: turn(path)[0]):
             size += sum(pool.map(write, list(some)))
     return len(paths), size

@@ -1,8 +1,8 @@
-"""The files of one partition of a state store, written from entries that others have read.
+"""The files of one partition of a state store, written from entries that were read elsewhere.
 
-Of the default store one ``V.snapshot``; of RocksDB ``V.zip`` and its tables, which is a database
-that holds nothing else. Entries travel as *pieces*: of the default store whole compressed frames,
-so that a file is its pieces one after another; of RocksDB batches of keys and values.
+For the default store one ``V.snapshot``; for RocksDB ``V.zip`` and its tables, a database with
+nothing else in it. Entries are passed on as *pieces*: for the default store whole compressed
+frames, so a file is its pieces one after another; for RocksDB batches of keys and values.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FRAMES: Final = pa.schema([pa.field("frames", pa.binary(), nullable=False)])
 ENTRIES: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 """Pieces of RocksDB: its own keys and values."""
 PIECE_BYTES: Final = 16 << 20
-"""What one row of frames, or one batch of entries, holds at most, before compression."""
+"""The most that one row of frames, or one batch of entries, has before compression."""
 TABLE_BYTES: Final = 32 << 20
-"""Entries that one table takes into memory."""
+"""How many bytes of entries one table takes into memory."""
 _END: Final = struct.pack(">i", -1)
 _FIRST_TABLE: Final = 10
 _MANIFEST: Final = 5
@@ -45,7 +45,7 @@ _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 def framed(keys: ByteStrings, values: ByteStrings) -> ByteStrings:
     """Return entries as the default store frames them: a size and the key, a size and the value.
 
-    Where they stand so in one buffer already, nothing is copied.
+    If they are already framed like that in one buffer, nothing is copied.
     """
     whole = _where_they_stand(keys, values)
     if whole is not None:
@@ -91,7 +91,7 @@ def gathered(strings: ByteStrings, order: npt.NDArray[np.int64]) -> Octets:
 
 
 def _as_large(strings: ByteStrings) -> pa.Array:
-    """Return them as ``large_binary``: the whole may exceed two GiB."""
+    """Return them as ``large_binary``: together they may exceed two GiB."""
     pieces = [part.to_arrow().cast(pa.large_binary()) for part in _cut(strings, 1 << 30)]
     return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 
@@ -199,7 +199,7 @@ def write_database(
 
 
 def write_file(folder: Storage, path: str, parts: Iterable[Any]) -> int:
-    """Write a file; returns its size. One that a former attempt has written stays."""
+    """Write a file and return its size. One that an earlier attempt has written stays."""
     size = 0
     try:
         with folder.open_output(path) as output:

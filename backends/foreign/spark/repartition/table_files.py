@@ -1,4 +1,4 @@
-"""RocksDB's files, written: a table of sorted entries, and the manifest that names tables.
+"""Writes RocksDB's files: a table of sorted entries, and the manifest that names tables.
 
 Format: RocksDB 9.8, which Spark 4.3 has: block-based tables of ``format_version`` 5 with a plain
 binary-search index, LZ4 blocks and XXH3 checksums; a manifest is a log of version edits. No bloom
@@ -35,10 +35,10 @@ COMPARATOR: Final = b"leveldb.BytewiseComparator"
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table, and what a manifest says of it."""
+    """A table, and its description in a manifest."""
 
     data: bytes
-    """Empty where only the description is left."""
+    """Empty if only the description is left."""
     size: int
     smallest: bytes
     largest: bytes
@@ -52,9 +52,9 @@ class TableFile:
 
 
 def table_file(keys: ByteStrings, values: ByteStrings, sequence: int) -> TableFile:
-    """Return a table of entries, put with one sequence number; at least one entry.
+    """Return a table of entries, written with one sequence number; at least one entry.
 
-    ``keys`` may stand in any order, each once.
+    ``keys`` may be in any order, each once.
     """
     order = sorted_by_bytes(keys)
     keys, values = keys.take(order), values.take(order)
@@ -62,7 +62,7 @@ def table_file(keys: ByteStrings, values: ByteStrings, sequence: int) -> TableFi
     entries, sizes = _entries(keys, values, trailer)
     ends = np.cumsum(sizes)
     starts = ends - sizes
-    # An entry belongs to the block that its first byte falls into.
+    # An entry belongs to the block that its first byte is in.
     block = starts // BLOCK_BYTES
     lasts = np.flatnonzero(np.append(block[1:] != block[:-1], True))
     data, places, lasts_in = bytearray(), [], keys.take(lasts).to_arrow()
@@ -85,7 +85,7 @@ def table_file(keys: ByteStrings, values: ByteStrings, sequence: int) -> TableFi
 
 
 def sorted_by_bytes(keys: ByteStrings) -> npt.NDArray[np.int64]:
-    """Return the order in which byte strings, none of them twice, ascend."""
+    """Return the ascending order of byte strings, all different."""
     width = int(keys.length[0]) if len(keys) else 0
     if not width or width > _LANES_MAX * 8 or (keys.length != width).any():
         order: npt.NDArray[np.int64] = pc.sort_indices(keys.to_arrow()).to_numpy().astype(np.int64)
@@ -166,7 +166,7 @@ def _entries(keys: ByteStrings, values: ByteStrings, trailer: bytes) -> tuple[Oc
     key_size, value_size = varints(keys.length + len(trailer)), varints(values.length)
     sizes = 1 + key_size.length + value_size.length + keys.length + len(trailer) + values.length
     total = int(sizes.sum())
-    # Offsets of 32 bits do for nearly all tables, and spare a copy of everything.
+    # Offsets of 32 bits are enough for nearly all tables, and save a copy of everything.
     kind = pa.binary() if total < 1 << 31 else pa.large_binary()
     begin, end = pa.scalar(b"\0", kind), pa.scalar(b"", kind)
     parts = [
@@ -191,7 +191,7 @@ def _block_of(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _append(data: bytearray, block: bytes, *, pack: bool = True) -> tuple[int, int]:
-    """Append a block with its trailer; returns its place: offset and size."""
+    """Append a block with its trailer. Returns its place: offset and size."""
     kind, body = _STORED, block
     if pack:
         packed = varint(len(block)) + pa.Codec("lz4_raw").compress(block, asbytes=True)

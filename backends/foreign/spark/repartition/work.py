@@ -1,8 +1,9 @@
 """What one task of a repartition does: two functions that every engine runs.
 
-:func:`deal` reads one partition of one store, proves that its keys lie where their hash says, and
-yields pieces for other partitions; :func:`write_partition` makes the files of one partition of
-pieces. Rows move as bytes. All that a task needs is in its arguments, which can be pickled.
+:func:`deal` reads one partition of one store, verifies that its keys are where their hash puts
+them, and yields pieces for other partitions; :func:`write_partition` makes the files of one
+partition from pieces. Rows are moved as bytes. A task needs only its arguments, which can be
+pickled.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Written(NamedTuple):
 def deal(folder: Storage, source: Source) -> Iterator[Piece]:
     """Read one partition of a store and yield its entries by their new partitions.
 
-    Holds the whole partition. Raises ``DamagedCheckpoint`` where a key lies in a partition that is
-    not its own, or a file is missing or damaged.
+    Holds the whole partition. Raises ``DamagedCheckpoint`` if a key is in the wrong partition, or a
+    file is missing or damaged.
     """
     unit, found = source.unit, 0
     for index, store in enumerate(unit.stores):
@@ -90,9 +91,10 @@ def write_partition(
 
 
 def _check_count(folder: Storage, source: Source, found: int) -> None:
-    """Compare the keys of all column families with what the database says it has.
+    """Compare the keys of all column families with the number that the database gives.
 
-    So a family that no schema names is not left out. Only a zip alone says it, without changelogs.
+    So a family that no schema names is not overlooked. Only a zip by itself gives the number,
+    without changelogs.
     """
     if len(source.files) != 1:
         return
@@ -106,7 +108,7 @@ def _check_count(folder: Storage, source: Source, found: int) -> None:
 
 
 def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.NDArray[np.int64]:
-    """Return the new partition of each entry; proves the old one."""
+    """Return the new partition of each entry; verifies the old one."""
     if not unit.keyed:
         return np.zeros(len(entries.keys), np.int64)
     store = unit.stores[index]
@@ -131,19 +133,19 @@ def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.ND
 
 
 def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.Array]:
-    """Return the columns that the partition of each entry follows from."""
+    """Return the columns that determine the partition of each entry."""
     store, hashed = unit.stores[index], unit.hashed[index]
     if unit.provider_before == "rocksdb":
         found = rocksdb_keys.key_columns(store, entries.keys, path)[:hashed]
         return [column for column, one in zip(found, store.schema.key, strict=False) if has_values(one.type)]
-    # The words of the others are stepped over, not decoded.
+    # The words of the others are skipped, not decoded.
     fields = [one if at < hashed else SparkField(one.name, _VOID) for at, one in enumerate(store.schema.key)]
     found = decode_rows(entries.keys, fields, path)[:hashed]
     return [column for column, one in zip(found, fields, strict=False) if has_values(one.type)]
 
 
 def _stored(store: Store, entries: Entries) -> Entries:
-    """Return entries with the checksums that stand before their values, which readers take off."""
+    """Return entries with the checksums before their values, which readers remove."""
     if not store.has_row_checksums:
         return entries
     values = entries.values
@@ -164,7 +166,7 @@ def _rocksdb_entries(unit: Unit, store: Store, entries: Entries) -> tuple[ByteSt
 
 
 def _renumbered(keys: ByteStrings, number: int | None) -> ByteStrings:
-    """Return keys with the number of their column family, which other partitions may have given."""
+    """Return keys with the number of their column family, which may differ in other partitions."""
     if number is None or not len(keys) or int(keys.fixed(0, "<u2")[0]) == number:
         return keys
     prefix = pa.scalar(number.to_bytes(2, "little"), pa.binary())
@@ -172,7 +174,7 @@ def _renumbered(keys: ByteStrings, number: int | None) -> ByteStrings:
 
 
 def lies_outside(kind: SparkType) -> bool:
-    """Whether the word of a column is an offset and a size."""
+    """Return whether the word of a column is an offset and a size."""
     if kind.kind == "decimal":
         return bool(kind.arrow.precision > 18)
     return kind.kind in ("string", "binary", "struct", "array", "map", "variant", "interval")

@@ -39,7 +39,7 @@ class RescaleAttempt(Attempt["RescaleRequest"]):
     @property
     def silence(self) -> str:
         return (
-            "A run that works answers when it has published its first checkpoint at the new parallelism, or at once if "
+            "A running job answers when it has published its first checkpoint at the new parallelism, or at once if "
             f"it refuses.{self._stop_told()} If the job does not run, press Ctrl-C: without --running its "
             "newest checkpoint is rescaled."
         )

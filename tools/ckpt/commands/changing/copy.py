@@ -23,10 +23,10 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
     """Copy a checkpoint into a store of its own: a savepoint.
 
     TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
-    path and bytes; its digest is verified on the way. On the same disk objects are linked instead,
-    so both stores share their bytes; between two places of one S3 server the server copies, and
-    sizes are checked (`ckpt validate --level full` reads the digests). Run an interrupted copy
-    again to complete it.
+    path and bytes; its digest is verified during the copy. On the same disk objects are linked
+    instead, so both stores share their bytes; between two places of one S3 server the server
+    copies, and sizes are checked (`ckpt validate --level full` reads the digests). Run an
+    interrupted copy again to complete it.
     """
     from stateformat.documents import published_document
 

@@ -34,7 +34,7 @@ SHOWN: Final = 20
     "older_than_us",
     type=AgeType(),
     metavar="AGE",
-    help="Of these only what is older (7d, 12h, 30m, 90s). Without --keep all but the newest may go.",
+    help="Expire only what is older than AGE (7d, 12h, 30m, 90s). Without --keep, all but the newest may go.",
 )
 @click.option("--delete", is_flag=True, help="Delete. Without it nothing is changed.")
 def gc(session: Session, address: Address, *, keep: int | None, older_than_us: int | None, delete: bool) -> int:
@@ -53,7 +53,7 @@ def gc(session: Session, address: Address, *, keep: int | None, older_than_us: i
     store = session.store(address)
     require_records(store.storage, record_ids(store.storage))
     if delete:
-        session.changes("what was deleted before stays deleted, the rest is still there; run it again to go on")
+        session.changes("what was deleted stays deleted, and the rest is still there; run it again to finish")
     storage = store.storage
     # Before anything is deleted: afterwards nothing says what the others have kept.
     shared = storage.shared("") if isinstance(storage, SharesBytes) else {}

@@ -42,7 +42,7 @@ NOTES_SHOWN: Final = 20
     metavar="N",
     help="Number of key groups.  [default: as it is; 128 for Spark]",
 )
-@click.option("--job-id", metavar="ID", help="The job's id: that of the dataflow that goes on.")
+@click.option("--job-id", metavar="ID", help="The job's id: as in the dataflow that continues.")
 @click.option("--job-name", metavar="NAME", help="The job's name.")
 @click.option(
     "--map",
@@ -63,7 +63,7 @@ NOTES_SHOWN: Final = 20
     multiple=True,
     type=PairType("UID/STATE=AGE"),
     metavar="UID/STATE=AGE",
-    help="Rows of a state of Flink's with a TTL live this long after their last access: 12h, 7d; repeatable.",
+    help="Rows of a Flink state with a TTL live this long after their last access: 12h, 7d; repeatable.",
 )
 @click.option(
     "--source",
@@ -71,7 +71,7 @@ NOTES_SHOWN: Final = 20
     multiple=True,
     type=PairType("UID=KIND[:NUMBER]"),
     metavar="UID=KIND",
-    help="Go on with source UID where the query is: files, rate; :1 for its second source, @ROW for a row.",
+    help="Continue source UID where the query is: files, rate; :1 for its second source, @ROW for a row.",
 )
 @engine_option("Threads of this process, or a Spark job.")
 @prove_option
@@ -94,8 +94,8 @@ def import_(
     """Make a checkpoint of a Flink savepoint or a Spark query.
 
     STORE is the folder of a Flink savepoint or checkpoint, or the checkpoint location of a
-    Structured Streaming query, which stay as they are. Its state becomes checkpoint 1 of the store
-    --to, which must be empty. Everything renamed, opaque or lost is said.
+    Structured Streaming query, which stay as they are. The state becomes checkpoint 1 of the store
+    --to, which must be empty. The page lists everything renamed, opaque or lost.
     """
     from stateformat.backends.foreign.importing import ImportSpec, check_places, import_checkpoint, prove_import
     from stateformat.backends.rewrite import Engine, ThreadEngine

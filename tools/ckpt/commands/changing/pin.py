@@ -20,10 +20,10 @@ def pin(session: Session, address: Address, *, name: str) -> None:
     """Keep a checkpoint under a name, out of reach of retention.
 
     Makes a savepoint in savepoints/NAME/ below the store, by links or copies on the server where
-    the storage has them. Its address is STORE@NAME: all that is done with STORE@ID is done with
-    that. NAME begins with a letter and goes on with letters, digits, '.', '_' and '-'. Pinned again
-    under the same name, a checkpoint stays as it is; an interrupted pin is completed. `ckpt
-    history` lists the pins of a store, `ckpt unpin` removes one.
+    the storage has them. Its address is STORE@NAME, which works wherever STORE@ID does. NAME is a
+    letter followed by letters, digits, '.', '_' and '-'. Pinning a checkpoint again under the same
+    name changes nothing, or completes an interrupted pin. `ckpt history` lists the pins of a store,
+    `ckpt unpin` removes one.
     """
     from stateformat import pins
     from stateformat.documents import published_document

@@ -61,16 +61,16 @@ def repair(
     give_up: str | None,
     level: str | None,
 ) -> int:
-    """Say what is wrong with the newest checkpoint, and mend it.
+    """Show what is wrong with the newest checkpoint; repair it.
 
     Lists what is damaged, and the ways out. Back: the older checkpoints that could replace the
-    newest, and whose output would then be there twice; --yes publishes newest + 1 with the content
-    of STORE@ID, or of the highest whole checkpoint. On: what is lost where segments of the newest,
-    or of STORE@ID, are missing or damaged; --restore-from puts back what another store has,
-    --give-up goes on without the rest. Nothing is deleted or overwritten. A running job stops at
-    its next publication.
+    newest, and whose output would then be repeated; --yes publishes newest + 1 with the content of
+    STORE@ID, or of the newest whole checkpoint. Forward: what is lost if segments of the newest, or
+    of STORE@ID, are missing or damaged; --restore-from puts back what another store has, --give-up
+    continues without the rest. Nothing is deleted or overwritten. A running job stops at its next
+    publication.
 
-    Exit status: 0 nothing is wrong, or it was mended; 1 something is wrong.
+    Exit status: 0 nothing is wrong, or it was repaired; 1 something is wrong.
     """
     from stateformat.history import record_ids
     from stateformat.repairing import losses_document, losses_of, savepoints_of
@@ -269,7 +269,7 @@ def _ids(ascending: list[int]) -> str:
 def _advice(document: Document) -> Iterator[str]:
     """What to do next, a paragraph each."""
     if document["undecided"]:
-        yield "The newest checkpoint cannot be read, so it is unknown whether it is damaged. Mend that first."
+        yield "The newest checkpoint cannot be read, so it is unknown whether it is damaged. Fix that first."
     elif document["ok"]:
         level = "" if document["level"] == "full" else " Footers were read, but no rows: --level full reads every byte."
         yield f"Nothing is wrong.{level}"
@@ -281,7 +281,7 @@ def _advice(document: Document) -> Iterator[str]:
 
 def _advice_below_the_newest(document: Document) -> Iterator[str]:
     store, cut_off = label(document["store"]), document["cut_off"]
-    yield "The newest checkpoint is whole, and the job can go on from it. Nothing has to be done."
+    yield "The newest checkpoint is whole, and the job can go on from it. There is nothing to do."
     if cut_off:
         yield (
             f"Checkpoints {_ids(cut_off[::-1])} are cut off. They can be inspected and copied by id (`ckpt copy "

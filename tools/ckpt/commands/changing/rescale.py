@@ -46,8 +46,8 @@ from ._running_job import RescaleAttempt, draw_rescaled, status_of
 )
 @engine_option("Of a Spark query: write it in this process, or as a Spark job.")
 @prove_option
-@click.option("--dry-run", is_flag=True, help="Show the plan; publish nothing, and ask nobody.")
-@click.option("--running", is_flag=True, help="Ask the running job to go on at this parallelism, and wait.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; publish nothing, and do not ask the job.")
+@click.option("--running", is_flag=True, help="Ask the running job to continue at this parallelism, and wait.")
 @timeout_option
 def rescale(
     session: Session,
@@ -67,16 +67,16 @@ def rescale(
 
     No segment is read or written: handles are cut and distributed anew, as `ckpt explain-restore`
     shows, and published as the newest checkpoint of the store. A running job ends at its next
-    publication, since another has the store. With --to the store stays as it is, and its segments
-    are copied to the new one.
+    publication, because another has published in its store. With --to the store stays as it is, and
+    its segments are copied to the new one.
 
-    With --running nothing is published by this command: the job stops with a savepoint, goes on at
-    the new parallelism in the same process, and answers. What a start would refuse is refused
-    before anything stops. If it cannot start at the new parallelism, it goes on at the old one.
+    With --running this command publishes nothing: the job stops with a savepoint, continues at the
+    new parallelism in the same process, and answers. What a start would refuse is refused before
+    anything stops. If the job cannot start at the new parallelism, it continues at the old one.
 
     STORE may also be the checkpoint location of a Structured Streaming query. Its state is then
-    written to the empty folder --to at --parallelism partitions, and the query goes on from there.
-    The query must be stopped; its own checkpoint stays as it is.
+    written to the empty folder --to in --parallelism partitions, and the query can continue from
+    there. The query must be stopped; its own checkpoint stays as it is.
 
     Exit status with --running: 0 rescaled; 1 refused, failed, or the job has ended; 3 no run
     answered, or the savepoint is missing.
@@ -102,7 +102,7 @@ def rescale(
     if running and address.checkpoint_id is not None:
         raise click.UsageError(f"a running job goes on from where it is; leave @{address.checkpoint_id} out")
     if running and prove:
-        raise click.UsageError("the job goes on meanwhile, so there is nothing to prove; `ckpt diff` compares")
+        raise click.UsageError("the job keeps running, so there is nothing to prove; `ckpt diff` compares")
     if running and not dry_run:
         return _ask(session, address, target, parallelism, own, timeout)
     topology = checkpoint.graph.at(parallelism, per_operator=own)

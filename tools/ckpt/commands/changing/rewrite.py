@@ -82,13 +82,13 @@ def rewrite(
 
     Afterwards each state of each subtask is one segment, layers are merged, and every row has its
     state's current schema. Only a new --max-parallelism hashes keys again; nothing else is
-    shuffled. The result is published as the newest checkpoint of the store, or with --to in another
-    one.
+    shuffled. The result is published as the newest checkpoint of the store, or with --to in
+    another.
 
     --transform corrects state: the function takes the rows of a state as an Arrow table, piece by
-    piece, and returns the rows that replace them. First it is called with no rows, to learn its
-    columns. The module is looked for on PYTHONPATH and in the current directory; a file is named as
-    fixes.py:correct. OPERATOR/STATE may be left out where only one state has rows.
+    piece, and returns the rows that replace them. It is first called without rows, to learn its
+    columns. The module is searched for on PYTHONPATH and in the current directory; a file is given
+    as fixes.py:correct. OPERATOR/STATE may be left out if only one state has rows.
     """
     from stateformat.backends.rewrite import (
         Engine,

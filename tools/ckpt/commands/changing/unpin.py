@@ -18,10 +18,10 @@ from ...text import Look, render
 def unpin(session: Session, address: Address, *, name: str | None) -> None:
     """Remove a pin, or another savepoint below the store.
 
-    Which one is said by STORE@NAME, or by STORE NAME. Removed is what lies in savepoints/NAME/ as a
-    store with one checkpoint, its record first; the store itself stays as it is, and so do
-    checkpoints that share its bytes. A savepoint in which a job has gone on is the job's store: it
-    is refused. Run an interrupted unpin again to go on.
+    Name it by STORE@NAME, or by STORE NAME. What lies in savepoints/NAME/, a store with one
+    checkpoint, is removed, its record first; the store itself stays as it is, and so do checkpoints
+    that share its bytes. A savepoint in which a job has gone on is the job's store, and is refused.
+    Run an interrupted unpin again to finish it.
     """
     from stateformat import pins
     from stateformat.documents import reference
@@ -31,7 +31,7 @@ def unpin(session: Session, address: Address, *, name: str | None) -> None:
     if named is None or address.checkpoint_id is not None or address.format is not None:
         raise click.UsageError("give the name of a pin: STORE@NAME, or STORE NAME; `ckpt history STORE` lists them")
     store = session.store(Address(url, whole=True))
-    session.changes("run it again to go on: without its record the savepoint is no checkpoint any more")
+    session.changes("run it again to finish: without its record the savepoint is no checkpoint any more")
     removed = pins.unpin(store.storage, named)
     record = None if removed is None else removed.record
     document = {

@@ -13,7 +13,7 @@ from ...completion import INSTALLED, SHELLS, script
 @click.command("completion")
 @click.argument("shell", required=False, type=click.Choice(list(SHELLS)))
 def completion(shell: str | None) -> None:
-    """Print what makes your shell complete command lines.
+    """Print the completion script for your shell.
 
     \b
     One line installs it:
@@ -21,10 +21,10 @@ def completion(shell: str | None) -> None:
       zsh   eval "$(ckpt completion zsh)"     in ~/.zshrc
       fish  ckpt completion fish | source     in ~/.config/fish/config.fish
 
-    It completes commands and options, stores, ids, operators, states, columns and files. Without
-    SHELL, that of the environment variable SHELL. Behind STORE@ the ids come newest first,
-    with their times, then names of savepoints. Folders that hold checkpoints come before others.
-    Of stores that are URLs nothing is completed: only local files are looked at, for two seconds at
+    It completes commands and options, stores, ids, operators, states, columns and files. Without an
+    argument, the shell is that of the environment variable SHELL. After STORE@ come the ids with
+    their times, newest first, then names of savepoints. Folders that hold checkpoints come before
+    others. Stores that are URLs are not completed: only local files are read, for two seconds at
     most.
     """
     chosen = shell or PurePath(os.environ.get("SHELL", "")).name

@@ -27,17 +27,18 @@ def diff(
 ) -> int:
     """Show what differs between two checkpoints.
 
-    STORE is the earlier one, OTHER the later; @ID or @NAME alone is one of the same store. They may
-    be of two stores, of another parallelism or max parallelism, and of another system: a savepoint
-    of Flink's against its import, a rewrite against its source.
+    STORE is the earlier one, OTHER the later; @ID or @NAME alone is one of the same store. The two
+    may differ in store, parallelism, max parallelism and system: compare a Flink savepoint with its
+    import, or a rewrite with its source.
 
     Rows are compared in the columns of the later checkpoint: a renamed or widened column has
-    changed no row. Floats are compared by their bits, with one NaN. Of union and even_split state
-    all entries are one sequence, whatever the subtasks; of progress the least watermark of an input
-    counts, and it has ended if it has for all. What digests show to be equal is not read.
+    changed no row. Floats are compared by their bits, with one NaN. The entries of union and
+    even_split state are one sequence, whatever the subtasks. Progress is compared by the least
+    watermark of an input, which has ended if it has for all subtasks. What digests show to be equal
+    is not read.
 
-    Exit status 0 where the content is the same, 1 where it differs. Where state lies is no content:
-    parallelism, key hashes, layers, encodings, files.
+    Exit status: 0 if the content is the same, 1 if it differs. How state is laid out does not count
+    as content: parallelism, key hashes, layers, encodings, files.
     """
     from stateformat.inspecting import diff_checkpoints
 

@@ -30,18 +30,20 @@ class PriceType(SecondsType):
 
 
 @command("du", checkpoint="never", foreign=True)
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Say what `ckpt gc --keep N` would free.")
-@click.option("--price", type=PriceType(min=0), metavar="PRICE", help="Of 1 GB (10^9 bytes) a month: say what is paid.")
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Show what `ckpt gc --keep N` would free.")
+@click.option(
+    "--price", type=PriceType(min=0), metavar="PRICE", help="Price of 1 GB (10^9 bytes) a month: show the cost."
+)
 def du(session: Session, address: Address, *, keep: int | None, price: float | None) -> int:
     """Show what a store costs: by folder, checkpoint and state.
 
-    Named are all bytes that a checkpoint or state names; its own are those that would be freed if
-    only it went. What several name counts once in sums, and so do bytes that a pin shares with the
-    store (hard links). Small segments lie inline in the manifest of their checkpoint, whose bytes
-    count. Data files are not read. Of checkpoints of Flink and Spark the files are told, and what
-    each checkpoint names.
+    "named" counts all bytes that a checkpoint or state names; "own" counts those that removing it
+    alone would free. Sums count shared bytes once, also those that a pin shares with the store
+    (hard links). Small segments lie inline in the manifest of their checkpoint, whose bytes count.
+    Data files are not read. For Flink and Spark checkpoints, the page lists the files and what each
+    checkpoint names.
 
-    Exit status: 1 where damage hides what is needed, so that garbage is unknown.
+    Exit status: 1 if damage hides what is needed, so that garbage is unknown.
     """
     from stateformat.inspecting import sizes_document
 

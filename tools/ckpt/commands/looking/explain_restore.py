@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     "--flow",
     type=JobType(),
     metavar="JOB",
-    help="Whether a program can go on from here: FILE.py:FUNCTION or MODULE:FUNCTION, which returns its Dataflow.",
+    help="Check whether a program can continue from here: FILE.py:FUNCTION or MODULE:FUNCTION, which returns its "
+    "Dataflow.",
 )
 @parallelism_options
 @click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Key groups of every operator.")
-@click.option("--unaligned", is_flag=True, help="With --flow: as the option of a run.")
+@click.option("--unaligned", is_flag=True, help="With --flow: plan for an unaligned run.")
 @click.option(
     "--topology",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -58,14 +59,14 @@ def explain_restore(
     topology: Path | None,
     drop: tuple[str, ...],
 ) -> int:
-    """Show who would restore what, and if a program can go on.
+    """Show what a restore would do, or why it would be refused.
 
-    Without options the job stays as it is. With --flow the page says what a start of a program in
-    this store would do, column by column, and what to write in the program where it would be
-    refused; the options are those of the run. With --topology a file declares the states. Nothing
-    is run or written, and no segment is opened; of another system's checkpoint, whose metadata does
-    not say it, rows are counted first. Exit status 1 if the restore would be refused; the page
-    lists every reason and what to do about it.
+    Without options the job stays as it is. With --flow the page shows what starting a program in
+    this store would do, column by column, and what to change in the program if it would be refused;
+    the options are those of the run. With --topology a file declares the states. Nothing is run or
+    written, and no segment is opened; the rows of a Flink or Spark checkpoint, whose metadata has
+    no row counts, are counted first. Exit status: 1 if the restore would be refused; the page lists
+    every reason and what to do about it.
     """
     if flow is not None:
         if topology is not None or max_parallelism is not None:

@@ -93,19 +93,19 @@ def export(
     checkpoints: tuple[int | None, int | None] | None,
     **options: Any,
 ) -> None:
-    """Write state to files and tables, or a checkpoint as a savepoint of Flink's.
+    """Write state to files and tables, or a checkpoint as a Flink savepoint.
 
     Rows are as a restore would give them: layers merged, with the columns of the current schema,
-    without the key group. Of broadcast state one copy is written. CSV and JSON lines have binary
-    values as hexadecimal text, and CSV has nested ones as JSON. The file appears when it is whole.
+    without the key group. Broadcast state is written once. CSV and JSON lines have binary values as
+    hexadecimal text, and CSV has nested ones as JSON. The file appears only when it is complete.
 
     With --state one state goes into a file, a table or partitioned Parquet. Without it all states
-    go into a folder, each into OPERATOR/STATE. Names that no folder can have get a digest.
+    go into a folder, each into OPERATOR/STATE. Names that cannot be folder names get a digest.
 
     --as iceberg and --as delta (extras iceberg and delta) write a table by one commit; an export
     that fails leaves it as it was. The table becomes the state of the checkpoint: another
     checkpoint replaces the rows in a new snapshot, older ones stay for time travel, and a
-    checkpoint that is there already adds nothing. With --checkpoints or --all-checkpoints the table
+    checkpoint that is already there adds nothing. With --checkpoints or --all-checkpoints the table
     holds the rows of each, and those that are missing are added. Columns are added, renamed and
     widened with the state's. Iceberg's tables are in the SQLite catalog catalog.db of the folder,
     and each can be read by its folder alone (metadata/version-hint.text); on S3 there is no
@@ -218,7 +218,7 @@ def _export_folder(session: Session, address: Address, request: Request) -> None
     store, checkpoint, sources = _sources(session, address, request)
     check_outside(request.target, checkpoint.storage.url, checkpoint.system)
     if request.file_format in TABLES:
-        session.changes(f"what {label(request.target)} has of it is whole; export again")
+        session.changes(f"what {label(request.target)} already has is complete; export again")
         with (
             TableExport(sources, Format(request.file_format), to, alone=request.alone) as tables,
             _progress(session, sources) as step,
@@ -342,8 +342,8 @@ def _export_savepoint(session: Session, address: Address, target: str) -> None:
     store, checkpoint = session.checkpoint(address)
     folder = folder_of(open_storage(target)) if target != "-" else None
     if folder is None:
-        raise click.UsageError(f"{target!r} is no folder that files of Flink's can lie in; give a path or a URL")
-    session.changes(f"{label(target)} has no savepoint, for its _metadata comes last")
+        raise click.UsageError(f"{target!r} cannot hold a Flink savepoint; give a path or a URL")
+    session.changes(f"{label(target)} has no savepoint yet: _metadata is written last")
     with session.output.progress(f"Writing a savepoint of checkpoint {checkpoint.id}", unit="rows"):
         done = write_savepoint(checkpoint, folder)
     for note in checkpoint.notes:

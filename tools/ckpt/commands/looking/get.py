@@ -32,22 +32,22 @@ MANIFESTS_AT_ONCE: Final = 8
 
 @command("get", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="The operator, by uid or name.")
-@click.option("--state", metavar="NAME", help="The state. Both may be left out where there is only one to choose.")
+@click.option("--state", metavar="NAME", help="The state. Both may be left out if there is only one choice.")
 @click.option("--key", required=True, metavar="JSON", help="The key: a value, or an array or object of its columns.")
-@click.option("--all", "along", is_flag=True, help="Along the history: at which checkpoints the key's rows changed.")
+@click.option("--all", "along", is_flag=True, help="Show at which checkpoints of the history the key's rows changed.")
 def get(session: Session, address: Address, *, operator: str | None, state: str | None, key: str, along: bool) -> int:
     """Show the rows of one key, now or along the history.
 
-    The key is JSON: a value where the state has one key column, else an array of the values in the
-    order of the columns, or an object by column. Text stands in double quotes, so in a shell:
-    --key '"user-4711"', --key 42, --key null, --key '["de", 7]'. In each layer only the row groups
-    of the key's key group are read.
+    The key is JSON: a value if the state has one key column, else an array of the values in the
+    order of the columns, or an object by column. Text is in double quotes, so in a shell: --key
+    '"user-4711"', --key 42, --key null, --key '["de", 7]'. Only the row groups of the key's key
+    group are read.
 
     With --all: what changed when, newest first, from the checkpoint of the address down. A
-    checkpoint that has the same rows as the one before it is not shown; one that cannot be read is
-    said, and passed over. All rows come in the columns of the latest schema.
+    checkpoint with the same rows as the one before it is not shown; one that cannot be read is
+    reported and skipped. All rows have the columns of the latest schema.
 
-    Exit status 1 where the key has no rows, and where a part of the history could not be read.
+    Exit status: 1 if the key has no rows, or if part of the history could not be read.
     """
     with ExitStack() as files:
         if along:

@@ -24,8 +24,8 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
     An operator counts as finished when all of its subtasks have ended, as partly finished when some
     have. A record that is damaged or lost is shown in its place, with the checkpoints below it, and
     the exit status is 1; `ckpt repair` says what to do. A record that no parent link reaches is a
-    stray, no checkpoint; strays are named below the table, and so are the savepoints below the
-    store: pins, and those of jobs. STORE@NAME is the address of one.
+    stray, not a checkpoint. Strays are listed below the table, and so are the savepoints below the
+    store: pins, and those of jobs. STORE@NAME is the address of a savepoint.
     """
     from stateformat.inspecting import savepoints_document
 

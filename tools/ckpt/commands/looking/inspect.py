@@ -29,9 +29,9 @@ ROW_BYTES: Final = 16
 def inspect(session: Session, address: Address, *, operator: str | None, state: str | None, rows: int | None) -> None:
     """Show what is in a checkpoint: graph, states, skew, rows.
 
-    The job graph is in topological order. Bytes are stored bytes. Each bar is the rows of one
-    subtask, next to those of the greatest; a dash is a subtask that has finished. With --operator
-    or --state the page also says what timers, progress, committables and records in flight hold.
+    The job graph is in topological order. Bytes are stored bytes. Each bar shows the rows of one
+    subtask relative to the largest; a dash is a subtask that has finished. With --operator or
+    --state the page also says what timers, progress, committables and records in flight hold.
     """
     from stateformat.documents import Holdings, holds_document, record_document
 

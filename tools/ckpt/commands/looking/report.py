@@ -31,11 +31,11 @@ PAGE: Final = "report.html"
     metavar="FILE",
     help=f"The page to write; - is standard output.  [default: {PAGE}]",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is no report.")
+@click.option("--force", is_flag=True, help="Replace a file that is not a report.")
 @click.option(
     "--level",
     type=click.Choice(["metadata", "quick", "full"]),
-    help="What is validated.  [default: quick; metadata from 1,000 segments on]",
+    help="What to validate.  [default: quick; metadata from 1,000 segments on]",
 )
 @click.option(
     "--limit",
@@ -54,13 +54,13 @@ def report(
     level: ReportLevel | None,
     limit: int,
 ) -> int:
-    """Write one page about a store, to look at in a browser.
+    """Write an HTML page about a store, to open in a browser.
 
     It shows the job graph, sizes and rows over the history, states with their skew over subtasks
     and key groups, what would be freed, and what validation finds. The page needs no network and
     runs no script. An older report of the same name is replaced. With --format json the facts are
-    printed, and a page is written only with --to. Exit status 1 if anything is damaged or wrong;
-    the page comes all the same.
+    printed, and a page is written only with --to. Exit status: 1 if anything is damaged or wrong;
+    the page is written all the same.
     """
     from stateformat.html import report_page
     from stateformat.reporting import collect_report

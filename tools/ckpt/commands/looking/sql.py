@@ -66,13 +66,13 @@ def sql(
     """Query the states of a checkpoint with SQL.
 
     Every state is a table OPERATOR.STATE, with its rows as a restore would give them. An operator
-    goes by its uid, or by its name where only one has it. The tables checkpoints, operators, states
-    and handles are about the whole history. QUERY is one statement of DuckDB's SQL, or - to read it
+    goes by its uid, or by its name if only one has it. The tables checkpoints, operators, states
+    and handles cover the whole history. QUERY is one statement of DuckDB's SQL, or - to read it
     from standard input; "show tables" lists the tables, "describe T" the columns of one.
 
-    DuckDB compares names without case: of those that differ only in case, all but the first are
-    called NAME_2, NAME_3, and a line says so. A query reads the states and nothing else: no files,
-    no network, no settings. It takes DuckDB: pip install 'stateformat[sql]'.
+    DuckDB ignores case in names: of those that differ only in case, all but the first are called
+    NAME_2, NAME_3, and a line says so. A query reads the states and nothing else: no files, no
+    network, no settings. It needs DuckDB: pip install 'stateformat[sql]'.
     """
     if all_checkpoints and address.checkpoint_id is not None:
         raise click.UsageError(f"--all-checkpoints reads the whole history; leave @{address.checkpoint_id} out")

@@ -15,7 +15,7 @@ from .inspect import chosen_states
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name.")
 @click.option("--state", metavar="NAME", help="Only states of this name.")
 @click.option(
-    "--by", type=click.Choice(["rows", "bytes"]), default="rows", show_default=True, help="What there is most of."
+    "--by", type=click.Choice(["rows", "bytes"]), default="rows", show_default=True, help="Rank by rows or by bytes."
 )
 @click.option(
     "--limit",
@@ -36,13 +36,13 @@ def top(
     limit: int,
     no_keys: bool,
 ) -> None:
-    """Show which keys, key groups and subtasks have most.
+    """Show which keys, key groups and subtasks are largest.
 
-    The skew is the greatest over the mean: 1 is even, 8 means that one has eight times its share.
-    Rows and stored bytes of key groups and subtasks are those of all layers, from the manifest.
-    Keys are read, with their layers merged: by rows only the key columns, by bytes those columns
-    too whose values vary in size; bytes of a key are those of its values in memory. The figures are
-    exact, however many keys there are. Each key is shown as `ckpt get --key` takes it.
+    The skew is the largest over the mean: 1 is even, 8 means that one has eight times its share.
+    Rows and stored bytes of key groups and subtasks come from the manifest and count all layers.
+    Keys are read, with their layers merged: --by rows reads only the key columns, --by bytes also
+    the columns whose values vary in size. The bytes of a key are those of its values in memory. The
+    figures are exact, however many keys there are. Each key is shown as `ckpt get --key` takes it.
     """
     from stateformat.inspecting import top_document
 

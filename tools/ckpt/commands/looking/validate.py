@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--newest-whole",
     "search",
     is_flag=True,
-    help="Go down from the newest checkpoint, and end at the first that is wholly good.",
+    help="Go down from the newest checkpoint, and stop at the first whole one.",
 )
 def validate(session: Session, address: Address, *, level: str, everything: bool, search: bool) -> int:
     """Find everything that is wrong with a checkpoint.

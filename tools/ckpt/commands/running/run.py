@@ -49,8 +49,8 @@ def run(
 
     Standard error gets a line per checkpoint (on a terminal one line that changes), standard output
     a sentence about how the job ended. With --progress json all of it is JSON lines on standard
-    output. `ckpt stop` stops the job; so does Ctrl-C, without a checkpoint. SIGTERM takes one
-    first, and run again, the job goes on.
+    output. `ckpt stop` stops the job; so does Ctrl-C, without a checkpoint. On SIGTERM it takes one
+    first; run again, the job goes on from there.
 
     Exit status: 0 the job ended or was stopped; 1 it failed or was refused; 2 misuse; 3 the storage
     failed; 130 interrupted; 143 SIGTERM, and no new checkpoint in time.

@@ -38,14 +38,14 @@ OTHERWISE: Final = "No savepoint was made"
 @target_option
 @timeout_option
 def savepoint(session: Session, address: Address, *, target: Address | None, timeout: float) -> int:
-    """Ask a running job for a savepoint, and wait; it goes on.
+    """Ask a running job for a savepoint; the job keeps running.
 
-    The job takes a checkpoint, and copies it to a store of its own while it goes on: the
-    savepoint, by default in savepoints/ below the store. The request is withdrawn on timeout and
-    on Ctrl-C.
+    The job takes a checkpoint, and copies it to a store of its own while it keeps running. This
+    copy is the savepoint, by default in savepoints/ below the store. The request is withdrawn on
+    timeout and on Ctrl-C.
 
-    A job that has finished is not asked. `ckpt pin` and `ckpt copy` make a savepoint of a
-    checkpoint that is there, and need no running job.
+    A job that has finished is not asked. `ckpt pin` and `ckpt copy` make a savepoint of an existing
+    checkpoint, and need no running job.
 
     Exit status: 0 the savepoint is made; 1 it failed, was refused, or the job has finished; 3 no
     run answered.
@@ -76,7 +76,7 @@ class SavepointAttempt(Attempt["SavepointRequest"]):
     @property
     def silence(self) -> str:
         return (
-            "A run that works answers when the savepoint is made, which takes as long as a copy takes."
+            "A running job answers when the savepoint is made, which takes as long as a copy takes."
             f"{self._stop_told()} If the job does not run, press Ctrl-C{self._advice()}"
         )
 

@@ -114,7 +114,7 @@ class StopAttempt(Attempt["StopRequest"]):
 
     @property
     def silence(self) -> str:
-        return "A run that works answers when it has stopped. If the job does not run, press Ctrl-C."
+        return "A running job answers when it has stopped. If the job does not run, press Ctrl-C."
 
     def _known(self) -> Result | None:
         if self.newest is not None and self.newest.graph.is_finished:

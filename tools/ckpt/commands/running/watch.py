@@ -44,20 +44,20 @@ TRIES: Final = 10
     default=INTERVAL_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How often the store is looked at.",
+    help="How often to poll the store.",
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N new checkpoints.")
 @click.option("--until-end", is_flag=True, help="End when the job has stopped or finished.")
 def watch(session: Session, address: Address, *, interval: float, count: int | None, until_end: bool) -> int:
     """Follow a job: a line for each checkpoint.
 
-    It begins with the newest checkpoints that are there, or waits for the first. A line has the
-    time since the checkpoint before and how many rows came or went. Between the lines it says when
-    the job has stopped, finished or gone on, when another run has taken over, when somebody has
-    rolled back, when a record is damaged, and when nothing has come for long.
+    It begins with the newest checkpoints, or waits for the first. A line has the time since the
+    previous checkpoint and the change in the number of rows. Between the lines it reports when the
+    job has stopped, finished or gone on, when another run has taken over, when somebody has rolled
+    back, when a record is damaged, and when no checkpoint has appeared for a long time.
 
-    Nothing is written. A look is one listing, and a record is read once. Ctrl-C ends it with status
-    130. With --format json each line is an object (docs/json.md).
+    Nothing is written. Each poll is one listing, and a record is read once. Ctrl-C ends it with
+    status 130. With --format json each line is an object (docs/json.md).
     """
     from stateformat.history import Follower
 
@@ -165,7 +165,7 @@ class Watching:
                 if seen.first == seen.last
                 else f"checkpoints {seen.first} to {seen.last} have"
             )
-            self._event("passed", seen.last, f"{what} come and gone between two looks")
+            self._event("passed", seen.last, f"{what} come and gone between two polls")
         else:
             number = seen.ref.checkpoint_id
             self._event(
@@ -213,10 +213,10 @@ class Watching:
             text = f"repaired: history goes on from checkpoint {record.content_of.checkpoint_id}"
             self._event("repaired", number, text)
         elif record.kind is CheckpointKind.ROLLBACK:
-            text = "an older checkpoint was made the newest again; a run that works stops at its next checkpoint"
+            text = "an older checkpoint was made the newest again; a running job stops at its next checkpoint"
             self._event("rolled_back", number, text)
         elif record.kind in (CheckpointKind.RESCALE, CheckpointKind.REWRITE):
-            text = f"published by a {record.kind}; a run that works stops at its next checkpoint"
+            text = f"published by a {record.kind}; a running job stops at its next checkpoint"
             self._event("replaced", number, text)
         wanted, stop = rescale_of(record), lasting_stop(record)
         if wanted is not None:
@@ -253,9 +253,7 @@ class Watching:
             return
         self._said_silent = silence
         number = self._follower.newest.checkpoint_id
-        text = (
-            f"nothing has come for {duration(silence)}, and checkpoints came every {duration(usual)}; does the job run?"
-        )
+        text = f"no checkpoint for {duration(silence)}, though they came every {duration(usual)}; is the job running?"
         self._event("silent", number, text)
 
     def _event(self, event: str, checkpoint_id: int | None, message: str) -> None:
