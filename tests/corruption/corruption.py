@@ -108,7 +108,7 @@ def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[
         found += [Case(store, FLIP, path, at, (at + size) % 8) for at in range(size)]
         found += [Case(store, TWO, path, *rng.sample(range(8 * size), 2)) for _ in range(size // 8)]
         found += [Case(store, BLOCK, path, at) for at in range(0, size, BLOCK_BYTES // 8)]
-        found += [Case(store, CUT, path, length) for length in _lengths(path, size)]
+        found += [Case(store, CUT, path, length) for length in _lengths(size)]
         found += [Case(store, REMOVE, path)]
         found += [Case(store, SWAP, path, other=other) for other in sorted(objects) if other < path]
         found += [
@@ -124,12 +124,9 @@ def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[
     return [case for group in by_kind.values() for case in group[rng.randrange(min(stride, len(group))) :: stride]]
 
 
-def _lengths(path: str, size: int) -> Iterable[int]:
-    """Lengths to cut an object to: all of them; of a segment, which takes longest, every third
-    between the ends.
-    """
-    step = 3 if path.startswith(layout.SEGMENTS) else 1
-    return sorted({*range(min(size, 16)), *range(size % 3, size, step), *range(max(0, size - 16), size)})
+def _lengths(size: int) -> Iterable[int]:
+    """Lengths to cut an object to: at both ends all of them, between every third."""
+    return sorted({*range(min(size, 16)), *range(size % 3, size, 3), *range(max(0, size - 16), size)})
 
 
 def _owner(path: str) -> int:

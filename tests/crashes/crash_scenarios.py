@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -261,16 +261,18 @@ def _objects(tree: Tree) -> Iterator[tuple[str, bytes]]:
             yield path, data
 
 
-def whole(storage: LocalStorage, strays: Container[int] = ()) -> str:
-    """What is wrong with the checkpoints of a store, each but the known strays validated in full;
-    empty if nothing is.
+def whole(storage: LocalStorage, strays: Iterable[int] = ()) -> str:
+    """What is wrong with the checkpoints of a store, each validated in full; empty if nothing is.
+
+    That there are these strays is known: they are not validated, and warnings of them do not count.
     """
+    known = {layout.record_path(CheckpointId(stray)) for stray in strays}
     for number in record_ids(storage):
-        if number in strays:
+        if layout.record_path(number) in known:
             continue
-        report = validate(storage, number, level="full")
-        if report.findings:
-            return f"checkpoint {number}: {report.findings[0].message}"
+        for finding in validate(storage, number, level="full").findings:
+            if finding.path not in known:
+                return f"checkpoint {number}: {finding.message}"
     return ""
 
 

@@ -1,5 +1,5 @@
-"""Every byte of every object of tiny stores flipped, objects cut at every length, zeroed, removed,
-swapped, grown old.
+"""Every byte of every object of tiny stores flipped, objects cut at every third length, zeroed,
+removed, swapped, grown old.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.truth, pytest.mark.timeout(3600)]
 
 NOTES = {
     corruption.NEWEST: "the one before is the newest then, by design",
-    f"{corruption.CUT}: segment": "both ends, and every third length between",
+    **{
+        f"{corruption.CUT}: {sort}": "both ends, and every third length between"
+        for sort in ("record", "manifest", "segment")
+    },
 }
 
 

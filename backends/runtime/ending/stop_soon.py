@@ -90,7 +90,9 @@ class SoonStop:
         yet, as the end of a sentence.
         """
         if newest is None:
-            sentence = "the job was asked to stop soon, and did before its first checkpoint; the next start begins anew"
+            sentence = (
+                "the job was asked to stop soon, and did so before its first checkpoint; the next start begins anew"
+            )
         else:
             is_there = "is published and committed" if not left else f"is published; {left}"
             since = "" if taken else ", and nothing was read after it"
