@@ -27,7 +27,7 @@ from tests.tally import Tally
 SEEDS = 100
 DRAWN = 300
 BLOCK = 20
-SEARCHED = 300
+SEARCHED = 500
 """A mutation is found among so many seeds. Whatever changes the order of things moves the ones that
 find it.
 """
