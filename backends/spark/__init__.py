@@ -3,8 +3,8 @@
 ``data_source`` goes the other way: ``spark.read.format("stateformat")`` reads state.
 ``bootstrap`` begins a job with DataFrames as its state.
 
-Needs the extra ``spark``. Importing this package imports no pyspark. To follow an epoch, read
-``driver``, then ``protocol``, then ``worker``; ``sources`` and ``rewrite`` stand beside them.
+Needs the extra ``spark``. Importing this package does not import pyspark. To follow an epoch, read
+``driver``, then ``protocol``, then ``worker``. ``sources`` and ``rewrite`` are separate.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each state is one job of two stages. In the first, the rows of a partition are converted to the
 state's columns and assigned to subtasks; the exchange carries frames, as in a rewrite. In the
-second, each subtask writes one segment. The driver collects one row for each; nothing names what
-else a task that ran twice has written.
+second, each subtask writes one segment. The driver collects one row per segment. If a task runs
+twice, nothing refers to the extra segments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTITION_ROWS: Final = 1 << 40
-"""More rows than any partition has: its sequence numbers begin at a multiple of this."""
+"""More rows than any partition has. Its sequence numbers begin at a multiple of this."""
 
 
 def bootstrap(
@@ -92,12 +92,12 @@ def bootstrap(
 
 @dataclass(frozen=True)
 class _SparkEngine:
-    """Writes DataFrames by Spark, and everything else in this process."""
+    """Writes DataFrames on Spark, and everything else in this process."""
 
     others: local.ThreadEngine = local.ThreadEngine()  # noqa: RUF009 - it has no state
 
     def schema(self, where: str, rows: Any) -> tuple[pa.Schema, Any]:
-        """Return the columns of a DataFrame, as Arrow has them."""
+        """Return the Arrow columns of a DataFrame, and the DataFrame."""
         if not _is_frame(rows):
             return self.others.schema(where, rows)
         check(rows.sparkSession)
@@ -130,7 +130,7 @@ def _is_frame(rows: Any) -> bool:
 
 
 def _in_job_session(frame: DataFrame) -> DataFrame:
-    """Return the same rows in a session with our settings, which leaves the user's as it is."""
+    """Return the same rows in a session with our settings. The user's session stays as it is."""
     name = f"stateformat_{uuid.uuid4().hex}"
     spark = frame.sparkSession
     frame.createTempView(name)
@@ -147,7 +147,7 @@ def _bytes_of(frame: DataFrame) -> int:
 
 
 def deal_rows(task: bytes) -> Stage:
-    """Turn rows of a partition into frames (target int, payload binary). ``task``: an input."""
+    """Turn a partition's rows into frames (target int, payload binary). ``task``: pickled input."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -170,7 +170,7 @@ def deal_rows(task: bytes) -> Stage:
 def write_subtasks(task: bytes, written: Any) -> Stage:
     """Turn frames into one row (snapshot binary, rows_read long) per subtask that has any.
 
-    ``task`` is (context, input), pickled. The accumulator ``written`` counts rows for users.
+    ``task`` is a pickled (context, input). The accumulator ``written`` counts rows for users.
     """
 
     def write(target: int, rows: Batches) -> bytes:

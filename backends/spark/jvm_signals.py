@@ -1,9 +1,9 @@
-"""SIGTERM to the JVM of a Spark driver, which would stop Spark under a job that takes a checkpoint.
+"""Handles SIGTERM to the JVM of a Spark driver, which would stop Spark during a job's checkpoint.
 
-Under ``spark-submit`` the process that a user or a scheduler ends is the JVM, and Python is its
-child, which hears nothing. In other programs the JVM is a child of Python, and hears what is sent
-to the whole group (systemd). Spark's own answer is to stop at once. So a handler in the JVM takes
-its place, which tells Python; what becomes of the job is decided there.
+Under ``spark-submit``, a user or a scheduler ends the JVM. Python is its child and gets no signal.
+In other programs the JVM is a child of Python, and gets signals sent to the whole group (systemd).
+Spark's own handler stops Spark at once. So a handler in the JVM replaces it and calls Python, which
+decides what happens to the job.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _Handler:
 
 
 def forward_sigterm(spark: SparkSession, heard: Callable[[], None]) -> Callable[[], None]:
-    """Call ``heard``, in a thread, for each SIGTERM to the JVM, instead of what Spark does.
+    """Call ``heard``, in a thread, for each SIGTERM to the JVM, instead of Spark's handler.
 
-    Returns what puts Spark's own handler back. A JVM that allows no handler keeps Spark's.
+    Returns a function that restores Spark's handler. A JVM that allows no other handler keeps it.
     """
     from pyspark.java_gateway import ensure_callback_server_started
 

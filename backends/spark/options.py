@@ -11,11 +11,11 @@ from ..runtime import Options, RuntimeOptions, check_whole
 
 @dataclass(frozen=True)
 class SparkOptions(Options):
-    """As :class:`~stateformat.backends.runtime.options.Options`; every epoch ends in a checkpoint.
+    """:class:`~stateformat.backends.runtime.options.Options` for Spark.
 
-    So ``checkpoint_interval_us`` limits how long sources read in an epoch, and ``checkpoint_rows``
-    the rows of all sources together. An epoch ends earlier if there are no more rows. The next
-    epoch begins at once if there is work other than rows.
+    Every epoch ends in a checkpoint. So ``checkpoint_interval_us`` limits how long sources read in
+    an epoch, and ``checkpoint_rows`` limits the rows of all sources together. An epoch ends earlier
+    if there are no more rows. The next epoch begins at once if there is work other than rows.
     """
 
     least_epoch_us: int = 0
@@ -23,7 +23,7 @@ class SparkOptions(Options):
     idle_us: int = 1_000_000
     """How long the job waits after an epoch that found nothing to do, in µs."""
     cache_bytes: int = 2 << 30
-    """How many bytes of state a Python worker keeps in memory; the rest is on local disk."""
+    """How many bytes of state a Python worker keeps in memory. The rest is on local disk."""
 
     def __post_init__(self) -> None:
         """Raise ``InvalidInput`` for invalid numbers, and for options that Spark does not have."""

@@ -57,8 +57,8 @@ class SparkRuntime(Runtime[SparkRun]):
 
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> SparkRun:
         assert isinstance(options, SparkOptions)
-        # Made here, so that it has the views and functions that the user's session has when the run
-        # begins.
+        # The session is made here, so that it has the views and functions that the user's session
+        # has when the run begins.
         return SparkRun(
             job_session(check(self._spark)), self.store, restored, options, retries, self._clock, self._soon
         )

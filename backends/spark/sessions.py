@@ -46,14 +46,13 @@ EVERYWHERE: Final[Mapping[str, str]] = {
 
 JOB: Final[Mapping[str, str]] = {
     **_CHECKSUMS,
-    # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows
-    # alone.
+    # Rows may be megabytes, so a batch for Python is limited by bytes, not only by the number of
+    # rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
-    # Our functions give Arrow's small types.
+    # Our functions return Arrow's small types.
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
-    # Our stages have the right number of partitions; planning them again between stages only takes
-    # time.
+    # Our stages have the right number of partitions, so planning them again would only cost time.
     "spark.sql.adaptive.enabled": "false",
 }
 """SQL settings of stateformat's own jobs, whatever the user's session has."""
@@ -72,7 +71,7 @@ LOCAL: Final[Mapping[str, str]] = {
 
 
 def configure(builder: Any) -> Any:
-    """Set what every session needs on a ``SparkSession.builder``, and return that.
+    """Set what every session needs on a ``SparkSession.builder``, and return the builder.
 
     Sets ``PYSPARK_PYTHON`` to this interpreter if the user has not set it. The caller sets master,
     memory and name.
@@ -134,8 +133,8 @@ def job_session(spark: SparkSession) -> SparkSession:
 def check(active: SparkSession) -> SparkSession:
     """Return the same session if our code can run on it. Raises ``InvalidInput`` if not.
 
-    It must be one of Spark Classic, not be stopped, and its workers on this machine must run our
-    interpreter and find our package. What a cluster's machines have cannot be seen from here.
+    It must be a session of Spark Classic that has not been stopped, and its workers on this machine
+    must run our interpreter and find our package. The machines of a cluster cannot be checked.
     """
     if not isinstance(active, _session_class()):
         raise _unusable(
@@ -208,8 +207,8 @@ def active_session() -> SparkSession | None:
 def _log_is_configured() -> bool:
     """Return whether the user has set what Spark logs: a log4j file, or ``spark.log.level``.
 
-    Otherwise Spark writes some hundred lines for each job, and ours would be lost among them. Only
-    under ``spark-submit``, where a JVM already runs.
+    Otherwise Spark writes some hundred lines per job, and our lines would be lost among them. Call
+    this only under ``spark-submit``, where a JVM already runs.
     """
     from pyspark import SparkConf, SparkContext
 

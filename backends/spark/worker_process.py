@@ -1,16 +1,16 @@
-"""What a Python worker of Spark does once, before our first task in it, and before each task.
+"""Prepares a Python worker of Spark once, before our first task in it, and before each later task.
 
-PySpark's daemon collects all garbage after every task of a worker that it uses again. That looks at
-each object of the process, among them some 90,000 of imported modules, and takes 25 to 40 ms: ten
-times what a task with a row takes; the jobs of a session add theirs. So what has survived a
-collection is put aside before the next task: the one after it looks at what that task has made.
-Behind one of many tasks everything is looked at, for what was put aside and is garbage by now:
-cycles in a user's operator, say. Operator chains of ours have none.
+After every task of a reused worker, PySpark's daemon runs a full garbage collection. It visits
+every object of the process, some 90,000 of them from imported modules, and takes 25 to 40 ms, ten
+times as long as a task with one row. The jobs of a session add more objects. So before each task,
+objects that survived a collection are frozen, and the collection after the task only visits what
+the task has made. Every hundredth collection visits all objects, in case frozen ones have become
+garbage, such as cycles in a user's operator. Our own operator chains have no cycles.
 
-The JVM sends a task in several small writes, and over TCP the second one waits until the first one
-is acknowledged. Linux puts that off for 40 ms on a socket that has been used for a while. So a
-worker asks for acknowledgements at once, before each task, since the system forgets it as soon as
-something is sent.
+The JVM sends a task in several small writes. Over TCP, the second waits until the first is
+acknowledged, and Linux delays acknowledgements by 40 ms on a socket that has been used for a while.
+So a worker asks for immediate acknowledgements. It does so before each task, since the system
+forgets it as soon as something is sent.
 """
 
 from __future__ import annotations
@@ -26,20 +26,18 @@ from functools import cache
 from typing import IO, Any
 
 Main = Callable[[IO[bytes], IO[bytes]], None]
-"""What PySpark's daemon calls for each task of a worker, with both ends of its socket."""
+"""The function that PySpark's daemon calls per task, with both files of the worker's socket."""
 
 LOOK_EVERY = 100
-"""Behind one of so many tasks, garbage is looked for everywhere."""
+"""After every this many tasks, the collection visits all objects."""
 
 
 @cache
 def settle() -> None:
-    """Prepare this worker. Only the first call does anything, and none outside of workers that are
-    used again.
-    """
+    """Prepare this worker. Only the first call has an effect, and only in workers that are reused."""
     if "SPARK_REUSE_WORKER" not in os.environ:
         return
-    # The daemon looks for it anew for each task, in the module that it was started with.
+    # For each task, the daemon looks it up again in the module that it was started with.
     module: Any = sys.modules.get(sys.argv[1]) if len(sys.argv) > 1 else None
     if hasattr(module, "main"):
         module.main = prepared(module.main)
@@ -48,8 +46,8 @@ def settle() -> None:
 
 
 def prepared(main: Main) -> Main:
-    """Return the same, with what is there put aside before it, on a socket that neither waits for
-    acknowledgements nor lets others wait.
+    """Wrap ``main``: freeze existing objects before it, and use a socket without delays: it neither
+    waits for acknowledgements nor delays its own.
     """
     tasks = itertools.count(1)
 
@@ -58,7 +56,7 @@ def prepared(main: Main) -> Main:
             gc.freeze()
         else:
             gc.unfreeze()
-        # Unix sockets and pipes refuse, and need none of it.
+        # Unix sockets and pipes refuse these options, and do not need them.
         with (
             contextlib.suppress(OSError),
             socket.fromfd(infile.fileno(), socket.AF_INET, socket.SOCK_STREAM) as sock,

@@ -1,4 +1,4 @@
-"""The channels between tasks of one process, and those that a task may take from.
+"""The channels between tasks of one process, and which of them a task may take from now.
 
 Read ``queue`` (one channel), ``edge_log`` (all channels of a wide edge), then ``ready_inputs`` and
 ``outputs``.

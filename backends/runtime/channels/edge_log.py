@@ -1,18 +1,18 @@
-"""A wide edge: what a sender sends to all receivers is stored once, however many there are.
+"""A wide edge: what a sender sends to all receivers is stored once, not once per receiver.
 
 Theory of operation. If every sender reaches every receiver, watermarks, barriers and ends go to all
-receivers alike. A sender appends them to one log of the edge; a receiver reads on in the log at its
-next step. A channel has a queue of its own only if something has to wait there: rows, and what
-follows them or a barrier that blocks. So the elements of a channel are, in this order: those in its
-queue, those that the receiver has read but not taken yet, and those of its sender in the rest of
-the log.
+receivers alike. A sender appends them to the edge's one log, and a receiver reads on in the log at
+its next step. A channel has its own queue only if something must wait there: rows, and elements
+that follow rows or a barrier that blocks. So the elements of a channel are, in this order: those in
+its queue, those that the receiver has read but not taken, and its sender's in the rest of the log.
 
-1. Rows go into the queue. What their sender has appended before goes there first, so it stays
-   before them (:meth:`SendingEnd.queue_to`).
-2. What a receiver reads of a channel whose queue holds something, or that is blocked, goes into the
-   queue (:meth:`ReceivingEnd.take`). The rest is taken, equal elements of all channels in one step.
-3. An entry is kept until every receiver has taken it. A sender that has ``CAPACITY`` of them waits.
-4. If channels are visited one by one, as for an unaligned barrier, everything goes into the queues.
+1. Rows go into the queue. Earlier entries of their sender are moved there first, to stay before
+   them (:meth:`SendingEnd.queue_to`).
+2. If a channel is blocked or its queue holds something, the entries that its receiver reads go into
+   the queue (:meth:`ReceivingEnd.take`). Other entries are taken, equal ones of all channels in one
+   step.
+3. An entry is kept until every receiver has taken it. A sender with ``CAPACITY`` kept entries waits.
+4. If channels must be visited one by one, as for an unaligned barrier, all goes into the queues.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ...dataflow.task import Task
 from .queue import CAPACITY, Queue
 
 TOGETHER_MIN: Final = 16
-"""A task with this many channels takes watermarks, barriers and ends of all of them at once."""
+"""A task with this many channels takes watermarks, barriers and ends of all channels at once."""
 
 
 def is_wide(channels: int) -> bool:
-    """Return whether a task with so many channels takes what is alike of them in one step."""
+    """Return whether a task with this many channels takes equal elements of them in one step."""
     return channels >= TOGETHER_MIN
 
 
@@ -41,12 +41,12 @@ class EdgeLog:
     """All channels of an edge on which every sender reaches every receiver."""
 
     def __init__(self, leaving: Sequence[tuple[ev.Channel, ...]], arriving: Sequence[tuple[ev.Channel, ...]]) -> None:
-        """The channels by sender, and by receiver, each in order."""
+        """``leaving``: the channels of each sender; ``arriving``: of each receiver; in order."""
         self.senders: list[int] = []
-        """Of each entry that is kept, like ``elements``."""
+        """The sender of each kept entry, parallel to ``elements``."""
         self.elements: list[ev.Element] = []
         self.first = 0
-        """The number of the first entry that is kept."""
+        """The number of the first kept entry."""
         self.end = 0
         """The number of the next entry."""
         self.sending = [SendingEnd(self, sender, channels) for sender, channels in enumerate(leaving)]
@@ -56,14 +56,14 @@ class EdgeLog:
         self._kept = [0] * len(leaving)
         """By sender, how many entries are kept."""
         self.full: set[int] = set()
-        """Senders that wait."""
+        """The senders that wait for room."""
         self.asleep = list(self.receiving)
-        """Receivers that have taken everything."""
+        """The receivers that have taken everything."""
         self._unconfirmed = [len(arriving)] * len(leaving)
         """By sender, how many receivers have not processed all of its data."""
 
     def tell(self, sender: int, element: ev.Element) -> None:
-        """Append what a sender sends to all receivers."""
+        """Append an element that a sender sends to all receivers."""
         self.senders.append(sender)
         self.elements.append(element)
         self.end += 1
@@ -93,7 +93,7 @@ class EdgeLog:
     def confirm(self, channels: Iterable[ev.Channel]) -> list[int]:
         """Note that receivers have processed all data of these channels.
 
-        Returns the senders that have nothing left to process.
+        Returns the senders whose data has now been processed by all receivers.
         """
         done: list[int] = []
         for _, sender, _ in channels:
@@ -109,7 +109,7 @@ class SendingEnd:
     def __init__(self, log: EdgeLog, sender: int, channels: tuple[ev.Channel, ...]) -> None:
         self.channels = channels
         self.queues: list[Queue] = []
-        """Those that there are."""
+        """The queues of its channels that exist."""
         self.on_queue: Callable[[Queue], object] = _no_queue
         """Called with every queue that is made."""
         self.on_full: Callable[[EdgeLog], object]
@@ -122,7 +122,7 @@ class SendingEnd:
         self._log.tell(self._sender, element)
 
     def queue_to(self, receiver: int) -> Queue:
-        """Return the queue of a channel, in which all lies that was told on it and is not taken."""
+        """Return the queue of a channel, with all its untaken entries moved into it."""
         return self._log.receiving[receiver].queue_from(self._sender)
 
 
@@ -138,15 +138,15 @@ class ReceivingEnd:
         self.awake = False
         """Whether there is something to take."""
         self.taken = 0
-        """Entries before this number are taken, or lie in queues."""
+        """Entries before this number have been taken, or are in queues."""
         self._log = log
         self._receiver = receiver
         self._queues: dict[int, Queue] = {}
-        """By sender, those that there are."""
+        """The queues that exist, by sender."""
         self._read = 0
-        """Entries before this number were read."""
+        """Entries before this number have been read."""
         self._senders: list[int] = []
-        """Of each entry that was read and not taken, like ``_elements``."""
+        """The sender of each entry read but not taken, parallel to ``_elements``."""
         self._elements: list[ev.Element] = []
 
     @property
@@ -155,7 +155,7 @@ class ReceivingEnd:
         return len(self._elements) + self._log.end - self._read
 
     def queue_from(self, sender: int) -> Queue:
-        """Return the queue of a channel, in which all lies that was told on it and is not taken."""
+        """Return the queue of a channel, with all its untaken entries moved into it."""
         queue = self._queue(sender)
         if self._log.told[sender] > self.taken:
             self._read_on()
@@ -171,7 +171,7 @@ class ReceivingEnd:
         return queue
 
     def to_queues(self) -> None:
-        """Put everything that waits into the queues."""
+        """Move everything that waits into the queues."""
         self._read_on()
         for sender, element in zip(self._senders, self._elements, strict=True):
             self._queue(sender).put(element)
@@ -179,8 +179,8 @@ class ReceivingEnd:
         self._settle()
 
     def take(self, task: Task) -> tuple[list[ev.Channel], list[ev.Element]]:
-        """Take the first element that may be taken now, and what is like it of other channels: all
-        watermarks, or the same barrier or end. What has to wait in its queue goes there.
+        """Take the first element that may be taken now, and those like it from other channels: all
+        watermarks, or the same barrier or end. Move what must wait into its channel's queue.
         """
         self._read_on()
         channels = [*map(self.channels.__getitem__, self._senders)]
@@ -194,7 +194,7 @@ class ReceivingEnd:
         return channels, taken
 
     def _take_some(self, task: Task) -> tuple[list[ev.Channel], list[ev.Element]]:
-        """As :meth:`take`, entry by entry."""
+        """Do the same as :meth:`take`, entry by entry."""
         entries = zip(self._senders, self._elements, strict=True)
         self._senders, self._elements = [], []
         left: set[int] = set()
@@ -232,7 +232,7 @@ class ReceivingEnd:
             self._read = log.end
 
     def _settle(self) -> None:
-        """Something was taken: let go of the log what is not needed any more."""
+        """After something was taken, release log entries that are no longer needed."""
         if self._elements or self.taken == self._read:
             return
         self.taken = self._read

@@ -12,8 +12,8 @@ from .queue import Queue
 class Outputs:
     """The output channels of one task, by edge: queues, or the task's end of a wide edge.
 
-    ``overtaken``: edges whose records unaligned barriers pass, which receivers are told by
-    ``announce``. ``on_room`` is called when one that was full has room again.
+    ``overtaken``: edges on which unaligned barriers overtake records; ``announce`` tells receivers
+    of such a barrier. ``on_room`` is called when a full channel has room again.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Outputs:
             edge: {queue.channel.receiver: queue for queue in some}.__getitem__ for edge, some in queues.items()
         }
         """By edge, the queue to a receiver, for records."""
-        self._calls = self._fill, self._make_room  # Made once: queues may be very many.
+        self._calls = self._fill, self._make_room  # Made once, as there may be very many queues.
         for some in queues.values():
             for queue in some:
                 self._watch(queue)
@@ -45,7 +45,7 @@ class Outputs:
 
     @property
     def full(self) -> bool:
-        """Whether there may be no room for what the task would emit."""
+        """Whether some channel may have no room for what the task would emit."""
         return bool(self._filled)
 
     def put(self, element: ev.Element) -> None:
@@ -81,9 +81,9 @@ class Outputs:
 
 
 def _end_logs(queues: Iterable[Queue], number: int) -> None:
-    """End the logs: what follows a barrier is not part of the epoch before it.
+    """End logging: what follows a barrier does not belong to the epoch before it.
 
-    The barrier of an aborted checkpoint may come late, and ends no log.
+    The barrier of an aborted checkpoint may come late. It does not end a later checkpoint's log.
     """
     for queue in queues:
         if queue.logged_for == number:

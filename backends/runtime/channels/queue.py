@@ -13,18 +13,18 @@ from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
 
 CAPACITY = 8
-"""Elements that a channel holds before its sender waits.
+"""How many elements a channel holds before its sender waits.
 
-Feedback channels have no limit, so that loops turn.
+Feedback channels have no limit, so that loops do not block.
 """
 
 
 class LoopFill:
-    """How much was fed back to one subtask of a loop's head and is waiting there.
+    """How much data was fed back to one subtask of a loop's head and waits there.
 
-    Nothing may block a loop, or it would wait for itself. So what is fed back always has room, and
-    from half of ``bytes_max`` on it is taken before input from outside. A loop that still grows
-    feeds back more than it takes in: with more than ``bytes_max`` it fails.
+    Nothing may block a loop, or it would wait for itself. So there is always room for what is fed
+    back, and once it exceeds half of ``bytes_max``, it is taken before input from outside. A loop
+    that still grows feeds back more than it takes in; above ``bytes_max``, it fails.
     """
 
     def __init__(self, head: ev.TaskId, bytes_max: int) -> None:
@@ -38,7 +38,7 @@ class LoopFill:
         return 2 * self.size_bytes > self._bytes_max
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add a batch. Raises ``FailsAgain`` of kind ``LIMIT_EXCEEDED`` if that is too much."""
+        """Add a batch. Raises ``FailsAgain`` of kind ``LIMIT_EXCEEDED`` above the limit."""
         self.size_bytes += _size_of(batch)
         if self.size_bytes > self._bytes_max:
             raise FailsAgain(
@@ -54,7 +54,7 @@ class LoopFill:
 
 
 def _size_of(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch; many batches of one row take more than their rows do."""
+    """Return the bytes of a batch, with its overhead, which matters for batches of one row."""
     return int(batch.nbytes) + 1024
 
 
@@ -63,7 +63,7 @@ def _ignore(_: Queue) -> None:
 
 
 class Queue:
-    """One channel: first in, first out. It calls back when it becomes full or empty, or not."""
+    """One channel, a FIFO. It calls back when it fills up or has room, gets its first or is empty."""
 
     __slots__ = (
         "capacity",
@@ -80,12 +80,12 @@ class Queue:
     def __init__(self, channel: ev.Channel, *, capacity: int | None, fill: LoopFill | None = None) -> None:
         self.channel = channel
         self.fill = fill
-        """Of a feedback channel, that of its head."""
+        """The fill of the head, for a feedback channel."""
         self.capacity = capacity
-        # Few elements lie in a list, of which a new one is much smaller: channels may be very many.
+        # A list for few elements: a new one is much smaller, and there may be very many channels.
         self.elements: list[ev.Element] | deque[ev.Element] = deque() if capacity is None else []
         self.logged_for: int | None = None
-        """The unaligned barrier for whose snapshot the receiver logs what comes in, if any."""
+        """The unaligned barrier, if any, for whose snapshot the receiver logs arriving records."""
         self.on_full: Callable[[Queue], object] = _ignore
         self.on_room: Callable[[Queue], object] = _ignore
         self.on_element: Callable[[Queue], object] = _ignore

@@ -10,7 +10,7 @@ from .edge_log import ReceivingEnd
 from .queue import LoopFill, Queue
 
 _LOOKS_A_STEP, _LOOKS_A_FIND, _WORTH_MAX = 8, 16, 1 << 16
-"""Looks at heads of channels that a step may cost, and those that cost as much as a step saved."""
+"""How many looks at channel heads one step may cost, and how many each step saved is worth."""
 
 
 class ReadyInputs:
@@ -25,18 +25,15 @@ class ReadyInputs:
         self._place: dict[Queue, int] = {}
         self._aside: dict[Queue, None] = {}
         self._worth = 0
-        """Looks at channels that have paid, or are still to pay where it is below zero."""
+        """The balance of looks at channels: what they saved, less what they cost."""
         self._releases = task.releases
         self.fill: LoopFill | None = None
-        """What waits at the head of a loop."""
+        """How much waits at the head of a loop, if the task is one."""
         self.told: list[ReceivingEnd] = []
-        """The ends of wide edges: what all channels without a queue hold."""
+        """The ends of wide edges, which hold the elements of channels without a queue."""
 
     def add(self, queue: Queue) -> bool:
-        """Add a channel; return whether it is the only one that may be open.
-
-        If so, the task may have become ready.
-        """
+        """Add a channel. Return whether no other may be open, so the task may have become ready."""
         place = len(self._open)
         self._place[queue] = place
         self._open.append(queue)
@@ -63,9 +60,9 @@ class ReadyInputs:
         return False
 
     def draw(self, choose: random.Random) -> Queue | ReceivingEnd:
-        """One of the open channels, each with the same chance; of a loop that presses, its own.
+        """Draw an open channel, all with the same chance; if a loop presses, only its feedback.
 
-        For channels of a wide edge without a queue, the end of that edge.
+        For a channel of a wide edge without a queue, return the receiving end of that edge.
         """
         self._check_releases()
         if self.fill is not None and self.fill.presses:
@@ -85,7 +82,7 @@ class ReadyInputs:
             self._put_aside(queue)
 
     def _told_at(self, number: int) -> ReceivingEnd:
-        """Return the end that holds the entry of this number, of all that wait."""
+        """Return the end that holds the entry of this number, counting all waiting entries."""
         for end in self.told:
             if number < end.waiting:
                 return end
@@ -93,10 +90,10 @@ class ReadyInputs:
         raise AssertionError("no entry of this number waits")
 
     def take_alike(self, drawn: Queue, element: ev.Element) -> tuple[list[ev.Channel], list[ev.Element]]:
-        """Take what is like an element that was drawn, no records, from the heads of the other open
-        channels of its edge: all watermarks, or the same barrier or end.
+        """Take elements like one that was drawn from the heads of the edge's other open channels:
+        all watermarks, or the same barrier or end. Not for records.
 
-        Looks at all channels, but not where that has found too little of late.
+        Looks at all channels, unless that has recently found too little.
         """
         if self._worth < 0:
             self._worth += _LOOKS_A_STEP
@@ -114,7 +111,7 @@ class ReadyInputs:
         self._worth = min(self._worth + _LOOKS_A_FIND * len(found) - len(self._open), _WORTH_MAX)
         if 4 * len(found) < len(self._open):
             return [queue.channel for queue in found], [queue.get() for queue in found]
-        # As get() does, but for the channels that are empty now.
+        # Like get(), but emptied channels are removed all at once.
         elements = []
         for queue in found:
             behind = queue.elements

@@ -2,12 +2,13 @@
 
 ``spark.read.format("stateformat").option("operator", "counts").option("state", "total").load(url)``
 
-Spark finds it by itself where the wheel is installed: ``pyspark_stateformat`` stands beside the
-package then. Elsewhere :func:`register_data_source` makes it known to a session.
+Where the wheel is installed, Spark finds the data source by itself: the wheel puts the module
+``pyspark_stateformat`` next to the package. Elsewhere, :func:`register_data_source` registers it in
+a session.
 
 Read ``options`` (the options of a read), ``source`` (what Spark calls first), ``streams`` (what is
-read), ``reader`` (its tasks), ``filters`` (keys from filters), ``types`` (columns of Spark),
-``failures`` (errors as sentences).
+read), ``reader`` (the tasks of a read), ``filters`` (from filters to keys), ``types`` (Spark's
+columns), ``failures`` (errors as sentences).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How errors of a read reach the user through Spark's workers: as one sentence."""
+"""Errors of a read pass through Spark's workers and reach the user as one sentence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stateformat.errors import CheckpointError
 from ..worker_process import settle
 
 _NO_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""What Spark's workers look at before they send an error to the JVM."""
+"""The environment variable that Spark's workers check before they send an error to the JVM."""
 
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """Let Spark show errors of ours as a sentence on a line of its own, without a traceback.
+    """Make Spark show our errors as a sentence on its own line, without a traceback.
 
-    For code in Spark's workers only: one that has failed ends, and with it the environment that is
-    changed here. Any other error is a fault of the program and keeps its traceback.
+    Use it only in Spark's workers: it changes the environment of the process, and a worker that
+    failed exits. Any other error is a bug in the program and keeps its traceback.
     """
     settle()
     try:

@@ -1,7 +1,7 @@
-"""From filters on all key columns to keys.
+"""Finds the keys to read from filters on all key columns.
 
-A filter that gave keys is still applied by Spark: what is read may have rows too many, never too
-few. So whatever is not certain here is left to Spark.
+Spark still applies every filter itself. So a read may return too many rows, but never too few, and
+any filter that is in doubt here is left to Spark.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stateformat.reading import StateRows
 from .streams import Readable
 
 KEYS_MAX: Final = 10_000
-"""More keys than this are not looked for: reading everything costs less."""
+"""If the filters allow more keys than this, everything is read: that costs less."""
 
 
 def with_keys_of(rows: Readable, filters: Sequence[Filter]) -> Readable:
-    """Return only the rows with keys that the filters, all of them true, allow; or all rows."""
+    """Return only the rows whose keys can pass all filters; all rows if that is in doubt."""
     if not isinstance(rows, StateRows) or rows.keys is not None:
         return rows
     types = {field.name: field.type for field in rows.task.schema}
@@ -36,11 +36,11 @@ def with_keys_of(rows: Readable, filters: Sequence[Filter]) -> Readable:
     try:
         return rows.at_keys(keys)
     except InvalidInput:
-        return rows  # Python has the values of a filter in another type.
+        return rows  # In Python, the value of a filter may have another type.
 
 
 def _values(name: str, filters: Sequence[Filter]) -> Sequence[Any] | None:
-    """Return the fewest values that one filter leaves to a column; None where each leaves any."""
+    """Return the values that the strictest filter allows for a column; None if none limits it."""
     fewest: Sequence[Any] | None = None
     for one in filters:
         if getattr(one, "attribute", None) != (name,):

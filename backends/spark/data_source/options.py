@@ -1,6 +1,6 @@
 """The options of a read by the data source, parsed and checked.
 
-Spark hands options over as text, their names in any case.
+Spark passes options as text, and their names in any case.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from stateformat.paths import savepoint_url
 from stateformat.storage import checkpoint_address, is_id, split_name, without_secrets
 
 STORAGE_PREFIX: Final = "option."
-"""``option.KEY`` goes to the storage as KEY: as ``ckpt --option KEY=VALUE``."""
+"""``option.KEY`` is passed to the storage as KEY, like ``ckpt --option KEY=VALUE``."""
 _STORAGE: Final = ("endpoint_url",)
-"""Options of the storage that need no prefix. Others could be ours: S3 has a ``key``."""
+"""Storage options that need no prefix. Others may clash with ours: S3 has an option ``key``."""
 OPTIONS: Final = (
     *("operator", "state", "checkpoint", "columns", "key", "changes_from", "changes_to", "every", "table"),
     *("push_filters", "partitions", "with_expired", "allow_outside", *_STORAGE),
 )
-"""The options of a read, beside ``option.KEY``."""
+"""The options of a read, besides ``option.KEY``."""
 ALL: Final = "all"
-"""``checkpoint`` of a read of all checkpoints of the history."""
+"""The value of ``checkpoint`` that reads all checkpoints of the history."""
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What is to be read: a state, its changes between two checkpoints, or a table of metadata."""
+    """What to read: a state, its changes between two checkpoints, or a table of metadata."""
 
     url: str
     checkpoint: int | None = None
-    """By default the newest."""
+    """None: the newest."""
     all_checkpoints: bool = False
     operator: str | None = None
     state: str | None = None
@@ -43,15 +43,15 @@ class ReadOptions:
     key: str | None = None
     """One key or an array of them, as JSON."""
     changes: tuple[int, int | None] | None = None
-    """From which checkpoint to which; None: to the newest."""
+    """The first and the last checkpoint; a last of None is the newest."""
     every: bool = False
-    """Changes of each checkpoint in between, too."""
+    """Whether to read the changes of each checkpoint in between, too."""
     table: str | None = None
     push_filters: bool | None = None
-    """Whether filters may choose what is read; None: where Spark does it right."""
+    """Whether filters may limit what is read; None: only where Spark handles that correctly."""
     partitions: int | None = None
     with_expired: bool = False
-    """Rows that had expired at their checkpoint, too."""
+    """Whether to read rows that had expired at their checkpoint, too."""
     allow_outside: bool = False
     storage: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,9 +62,10 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Parse the options of a read, their names in lower case.
+    """Parse the options of a read, whose names are in lower case.
 
-    Raises ``InvalidInput`` for one that is unknown, of another type, or contradicts another.
+    Raises ``InvalidInput`` for an option that is unknown, has the wrong type, or contradicts
+    another.
     """
     rest = dict(given)
     url, checkpoint = _address(rest)
@@ -108,7 +109,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def _address(rest: dict[str, str]) -> tuple[str, int | None]:
-    """Take the address out of the options: URL, and the id of ``URL@ID``."""
+    """Take the address out of the options: the URL, and the id if it is ``URL@ID``."""
     if "paths" in rest:
         raise InvalidInput("load() takes one store, and several paths are given; read each, and union them")
     path = rest.pop("path", "")
@@ -116,7 +117,7 @@ def _address(rest: dict[str, str]) -> tuple[str, int | None]:
         raise InvalidInput(
             "load() names no store; give the path or URL of one: load('s3://bucket/store')", kind=ErrorKind.INVALID_URL
         )
-    # Hadoop's name of S3.
+    # Hadoop calls S3 s3a.
     url, checkpoint = checkpoint_address(f"s3://{path[6:]}" if path.lower().startswith("s3a://") else path)
     if url.lower().startswith("memory:"):
         raise InvalidInput(
@@ -127,7 +128,7 @@ def _address(rest: dict[str, str]) -> tuple[str, int | None]:
 
 
 def _checkpoint(url: str, rest: Mapping[str, str]) -> tuple[str, int | None]:
-    """Return what the option ``checkpoint`` says: an id, all, or the name of a savepoint."""
+    """Return the URL and id for the option ``checkpoint``: an id, all, or a savepoint's name."""
     given = rest["checkpoint"].strip()
     if given.lower() == ALL:
         return url, None
@@ -162,7 +163,7 @@ def _partitions(text: str | None) -> int | None:
 
 
 def _columns(text: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them, or an array of JSON for names that have commas."""
+    """Parse names separated by commas, or a JSON array for names that contain commas."""
     if text is None:
         return None
     names: Any = [name.strip() for name in text.split(",")]

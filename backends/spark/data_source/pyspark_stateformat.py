@@ -1,9 +1,9 @@
-"""What Spark looks for: a module named ``pyspark_…`` with a ``DefaultSource``.
+"""The module that Spark looks for: it is named ``pyspark_…`` and has a ``DefaultSource``.
 
-In a wheel this file stands beside the package, not in it. At the first use of a data source, a
-worker of Spark's imports every such module on its path, and one that raises ends the query of
-whoever asked, for whatever source. So nothing is raised here: without ``DefaultSource`` Spark goes
-on, and says that it does not know ``stateformat``.
+The wheel puts this file next to the package, not into it. At the first use of any data source, a
+Spark worker imports every such module on its path. If one raises, the query fails, whichever source
+it uses. So this module never raises: without ``DefaultSource`` Spark goes on, and says that it does
+not know ``stateformat``.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A reader, which plans the tasks of a read, and what each of them does."""
+"""The reader: it plans the tasks of a read, and runs in each of them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SPARK_KEEPS_FILTERS_APART: Final = hasattr(DataSourceReader, "pushLimit")
-"""Whether what was read for the filters of one query is read for that query only.
+"""Whether Spark plans the filters of each query separately.
 
-In Spark 4.3 it is not: a DataFrame keeps what it last planned with filters, and reads no more for
-any other query, nor for another use in the same one; rows are missing without a word. That was
-mended together with the pushing down of limits (SPARK-58551).
+Spark 4.3 does not: a DataFrame keeps the plan that it last made with filters, and reads no more
+than that for any other query, or for another use in the same query. Rows are missing without a
+warning. The fix came with the pushdown of limits (SPARK-58551).
 """
 _FILTERS_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The program of a worker that plans a read with filters."""
+"""The module that a worker runs to plan a read with filters."""
 
 
 def reader_of(options: ReadOptions, found: Readable, columns: StructType) -> DataSourceReader:
-    """Return a reader of these columns: those of the stream, or some that a user named."""
+    """Return a reader of these columns: all of the stream, or those that a user named."""
     pushes = SPARK_KEEPS_FILTERS_APART if options.push_filters is None else options.push_filters
     kind = StateReaderWithFilters if pushes and _plans_filters() else StateReader
     return kind(options.partitions, chosen(found, columns), arrow_columns(columns))
 
 
 class Part(InputPartition):  # type: ignore[misc]
-    """What one task reads: ``value`` is a part of the stream."""
+    """What one task reads: ``value`` is one part of the stream."""
 
 
 class StateReader(DataSourceReader):  # type: ignore[misc]
-    """Reads a stream, split for tasks."""
+    """Reads a stream in parallel tasks."""
 
     def __init__(self, parts: int | None, stream: Readable, schema: pa.Schema) -> None:
         self._parts = parts
@@ -52,7 +52,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
 
     def __getstate__(self) -> dict[str, Any]:
-        # It travels to every task, where its partition says what is read.
+        # The reader is sent to every task, whose partition says what to read.
         return {**self.__dict__, "_stream": None}
 
     def partitions(self) -> list[InputPartition]:
@@ -69,10 +69,10 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
 
 class StateReaderWithFilters(StateReader):
-    """A reader that looks at filters. Spark refuses it where pushing filters down is off."""
+    """A reader that uses filters. Spark refuses it where filter pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
-        """Read only the keys that filters on all key columns allow. Spark applies all of them."""
+        """Read only the keys that filters on all key columns allow. Spark still applies each."""
         assert self._stream is not None
         with without_traceback():
             self._stream = with_keys_of(self._stream, filters)
@@ -80,7 +80,7 @@ class StateReaderWithFilters(StateReader):
 
 
 def chosen(stream: Readable, columns: StructType) -> Readable:
-    """Return the stream with these columns only. ``InvalidInput`` unless it has them, so typed."""
+    """Return the stream with only these columns. ``InvalidInput`` if names or types differ."""
     whole = spark_columns(stream.schema)
     if whole == columns:
         return stream
@@ -102,10 +102,10 @@ def chosen(stream: Readable, columns: StructType) -> Readable:
 
 
 def _plans_filters() -> bool:
-    """Return whether this worker plans a read with filters: it does where pushing them down is on.
+    """Return whether this worker plans a read with filters, that is, filter pushdown is on.
 
-    No setting of the session reaches a worker that plans, but each kind of planning has a program
-    of its own: a module that a daemon has imported, or that Python was started with.
+    A planning worker does not see the session's settings. But each kind of planning runs its own
+    module: either the daemon has imported it, or Python was started with it.
     """
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _FILTERS_WORKER in sys.modules or (started is not None and started.name == _FILTERS_WORKER)

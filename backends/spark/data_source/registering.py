@@ -1,4 +1,4 @@
-"""Makes the data source known to a session, where Spark does not find it by itself."""
+"""Registers the data source in a session, where Spark does not find it by itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def register_data_source(spark: SparkSession) -> None:
     """Register ``spark.read.format("stateformat")`` in a session. May be called again.
 
-    Needed if the package is imported from a checkout or came with ``--py-files``; Spark finds an
-    installed package by itself. The machines of a cluster must have the package in any case.
+    Call this if the package is imported from a checkout or came with ``--py-files``; Spark finds an
+    installed package by itself. In both cases, every machine of a cluster must have the package.
     """
     from .source import StateDataSource
 

@@ -1,12 +1,12 @@
-"""What Spark calls first: the data source.
+"""The data source: what Spark calls first.
 
-``schema`` runs in one worker, when a user calls ``load``; ``reader`` and ``partitions`` in another,
-once for a DataFrame; ``read`` in those of the tasks. Between them the objects travel pickled. So
-``schema`` finds the checkpoint, and the source keeps what was found: all that becomes of a
-DataFrame reads the same one, whatever is published meanwhile.
+``schema`` runs in one worker, when a user calls ``load``. ``reader`` and ``partitions`` run in
+another, once per DataFrame, and ``read`` runs in the workers of the tasks. The objects are pickled
+in between. ``schema`` finds the checkpoint and the source keeps it. So everything computed from a
+DataFrame reads the same checkpoint, even if others are published in the meantime.
 
-Spark imports this module in each session that uses a data source, ours or not. So what it needs is
-imported when it is used.
+Spark imports this module in every session that uses a data source, ours or not. So the module
+imports what it needs only when it is used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class StateDataSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """Return what users give to ``format``."""
+        """Return the name that users pass to ``format``."""
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns, from metadata; from now on this source reads what is found here."""
+        """Return the columns, from metadata. This source then reads the checkpoint found here."""
         with without_traceback():
             from .streams import stream_of
             from .types import spark_columns
@@ -49,18 +49,18 @@ class StateDataSource(DataSource):  # type: ignore[misc]
             return spark_columns(self._found.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of these columns: those of :meth:`schema`, or some that a user named."""
+        """Return a reader of these columns: all of :meth:`schema`, or those a user named."""
         with without_traceback():
             from .reader import reader_of
             from .streams import stream_of
 
             options = self._options()
-            # The source travels to every task; what was found goes no further than the reader.
+            # The source is sent to every task, but only the reader needs what was found.
             found, self._found = self._found or stream_of(options), None
             return reader_of(options, found, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - Spark's
-        """Raise ``InvalidInput``: one DataFrame is not all the state of a dataflow."""
+        """Raise ``InvalidInput``: one DataFrame does not hold all the state of a dataflow."""
         with without_traceback():
             raise InvalidInput(
                 "one DataFrame is not a checkpoint, and df.write takes no others; "

@@ -1,4 +1,4 @@
-"""What a read reads: a stream that is planned once, and split for Spark's tasks."""
+"""What a read returns: a stream that is planned once and split among Spark's tasks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from stateformat.store import CheckpointStore, open as open_at
 from .options import ReadOptions
 
 PART_BYTES_MAX: Final = 64 * 2**20
-"""There are more partitions than cores if one would have more stored state than this."""
+"""If a partition would have more stored state than this, there are more of them than cores."""
 PART_BYTES_MIN: Final = 4 * 2**20
-"""There are fewer partitions than cores if one would have less than this."""
+"""If a partition would have less stored state than this, there are fewer of them than cores."""
 
 
 Readable = StateRows | StateRange | StateChanges | MetadataRows
 
 
 def open_store(options: ReadOptions) -> CheckpointStore:
-    """Return the store of a read. Reads nothing, save where it may be ``STORE@NAME``."""
+    """Return the store of a read. Reads nothing, unless the URL may be ``STORE@NAME``."""
     return open_at(options.url, allow_outside=options.allow_outside, **options.storage)
 
 
 def stream_of(options: ReadOptions) -> Readable:
-    """Find the checkpoints of a read, and what of them is read. Picklable.
+    """Find the checkpoints and the rows that a read asks for. The result is picklable.
 
-    Raises ``InvalidInput`` for a table, operator, state, column or key that is not there,
+    Raises ``InvalidInput`` for a table, operator, state, column or key that does not exist,
     ``NotFound``, and whatever a damaged checkpoint raises.
     """
     found = _whole(open_store(options), options)
@@ -64,11 +64,11 @@ def _whole(store: CheckpointStore, options: ReadOptions) -> Readable:
 
 
 def parts_of(stream: Readable, parts: int | None) -> Sequence[Readable]:
-    """Split a stream for tasks: ``parts``, else one for each core or 64 MiB."""
+    """Split a stream into ``parts``; if None, into as many as :func:`part_count` returns."""
     return stream.split(parts or part_count(stream.stored_bytes))
 
 
 def part_count(size_bytes: int) -> int:
-    """Tasks for so much stored state. Workers know nothing of the session but the machine."""
+    """Return how many tasks read this much stored state. A worker knows only its own cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(-(-size_bytes // PART_BYTES_MAX), min(cores, size_bytes // PART_BYTES_MIN), 1)

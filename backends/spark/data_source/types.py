@@ -1,4 +1,4 @@
-"""Columns and batches as Spark wants them."""
+"""Columns and batches in the form that Spark needs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def spark_columns(schema: pa.Schema) -> StructType:
-    """Return the Spark columns of Arrow columns; timestamps without a zone are ``timestamp_ntz``.
+    """Return the Spark columns for Arrow columns; timestamps without a zone are ``timestamp_ntz``.
 
-    Raises ``InvalidInput`` for two names that differ in case only: Spark would not tell them apart.
+    Raises ``InvalidInput`` for two names that differ only in case: Spark would confuse them.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -33,7 +33,7 @@ def spark_columns(schema: pa.Schema) -> StructType:
 
 
 def arrow_columns(columns: StructType) -> pa.Schema:
-    """Return the Arrow columns that Spark expects of a source with these columns."""
+    """Return the Arrow columns that Spark expects from a source with these columns."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema: pa.Schema = to_arrow_schema(columns, timezone="UTC")
@@ -41,9 +41,9 @@ def arrow_columns(columns: StructType) -> pa.Schema:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch in exactly this schema; its columns have the same names and like types.
+    """Return a batch with exactly this schema, whose columns have the same names in this order.
 
-    Values are copied only where Spark has another width (binary of a fixed size).
+    Values are copied only where Spark uses another width (binary of a fixed size).
     """
     pairs = zip(batch.columns, schema, strict=True)
     columns = [column if column.type == field.type else column.cast(field.type) for column, field in pairs]

@@ -1,7 +1,7 @@
-"""Cancels the Spark job of an epoch when a run that was to stop soon has used up its grace.
+"""Cancels the Spark job of an epoch when a run that must stop soon has used up its grace period.
 
-The run's own thread waits for Spark, and a signal handler must not talk to the JVM in the middle of
-that call. So a separate thread does it.
+The run's own thread is waiting for Spark, and a signal handler must not call the JVM in the middle
+of that call. So a separate thread cancels the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 0.2
-"""A job submitted only after grace is over is cancelled after this time."""
+"""Cancelling is repeated after this time, for a job submitted after the grace period."""
 
 
 class Cancelling:
-    """A context around the jobs of one run. Its thread sleeps until the job must stop soon."""
+    """A context manager for each Spark job of a run. Its thread sleeps until it must stop soon."""
 
     def __init__(self, spark: SparkSession, soon: SoonStop, clock: Clock, tag: str) -> None:
         self._context = spark.sparkContext
@@ -44,7 +44,7 @@ class Cancelling:
     def __exit__(self, *_: object) -> None:
         try:
             self._context.removeJobTag(self._tag)
-        except Exception as error:  # The session may be gone, which the epoch says better.
+        except Exception as error:  # The session may be gone. The epoch reports that better.
             logger.debug("the tag of a job stays: %s", error)
 
     def close(self) -> None:

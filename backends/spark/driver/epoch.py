@@ -1,7 +1,7 @@
 """One epoch as one Spark job: a line of levels, and the reports at its end.
 
-Nothing is computed twice, nothing is cached, and there is one action. Its RDDs are rebuilt for each
-try, since Spark would not run the first levels of the same ones again.
+Nothing is computed twice, nothing is cached, and there is one action. Each try builds new RDDs,
+since Spark would not run the first levels of the old ones again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIES = 4
-"""How often an epoch is tried before the run is given up."""
+"""How often an epoch is tried before the run is discarded."""
 
 
 def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
-    """The level of each vertex that runs, its longest distance from a source; and the last level.
+    """Return the level of each running vertex, its longest distance from a source; and the last.
 
-    Feedback does not count, but with loops the last level is one more.
+    Feedback edges do not count, but a job with loops has one more level at the end.
     """
     gone = set(finished)
     level: dict[str, int] = {}
@@ -53,7 +53,7 @@ def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict
 
 @dataclass
 class EpochJob:
-    """One epoch, with the same mail and the same ranges in each try. See :class:`Level`."""
+    """One epoch, with the same mail and ranges in each try. See :class:`Level`."""
 
     spark: SparkSession
     setup: Setup
@@ -66,10 +66,10 @@ class EpochJob:
     """Whether there is no time for another try."""
     tries: int = 0
     lost_us: int = 0
-    """The time of the tries that failed."""
+    """The total time of failed tries."""
 
     def __call__(self) -> dict[ev.TaskId, TaskReport]:
-        """Run it up to :data:`TRIES` times; return the reports, or raise what broke the last try.
+        """Run it up to :data:`TRIES` times. Return the reports, or raise what broke the last try.
 
         Raises ``FailsAgain`` if the job's code fails twice in the same way or cannot be imported.
         """
@@ -120,7 +120,7 @@ class EpochJob:
         return 1 + max(spec.task.subtask for spec in self.specs)
 
     def levels(self) -> Iterator[Level]:
-        """Yield the levels in order; each but the first reads what the one before has sent."""
+        """Yield the levels in order. Each but the first reads what the one before it sent."""
         by_level: dict[int, dict[int, list[Spec]]] = defaultdict(lambda: defaultdict(list))
         heads: dict[int, tuple[ev.TaskId, ...]] = defaultdict(tuple)
         for spec in self.specs:
@@ -139,7 +139,11 @@ class EpochJob:
 
 
 def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, TaskReport]:
-    """Return the reports by task. Raises ``EpochBroken`` if they do not fit or a task failed."""
+    """Return the reports by task.
+
+    Raises ``EpochBroken`` if one came twice, and, unless a task failed, if any are missing or do
+    not agree.
+    """
     by_task: dict[ev.TaskId, TaskReport] = {}
     of_inputs: dict[str, Any] = {}
     for report in reports:
@@ -163,7 +167,7 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """Return an error in one line: what a Python worker raised, if that caused Spark's error."""
+    """Return an error in one line: what a Python worker raised, if that is the cause."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -173,8 +177,8 @@ def first_line(error: Exception) -> str:
         if line.startswith("Traceback (most recent call last)"):
             return next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)[:500]
     if lines and lines[0].startswith("\tat "):
-        # The JVM's last exception only wraps others: one cause names a file that cannot be read,
-        # another says why.
+        # The JVM's outermost exception only wraps others: one cause names a file that cannot be
+        # read, another says why.
         causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
         own = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
         return "; ".join(own or lines)[:500]
@@ -182,7 +186,7 @@ def first_line(error: Exception) -> str:
 
 
 def _is_wrapper(line: str) -> bool:
-    """Whether a line is what Py4J says before the JVM's own words, or the JVM of having waited."""
+    """Return whether a line is a preamble of Py4J, or the JVM's "thrown in awaitResult"."""
     return line.startswith("An error occurred while calling ") or line.strip().endswith(
         "Exception thrown in awaitResult:"
     )
@@ -196,7 +200,7 @@ _PASSING: Final = (
 
 
 def raised_in_python(error: Exception) -> str | None:
-    """The type and message of what Python raised in a worker; None for others and bad luck."""
+    """Return type and message of what Python raised in a worker; None if another try may help."""
     if "Traceback (most recent call last)" not in str(error):
         return None
     raised = first_line(error)
@@ -204,7 +208,7 @@ def raised_in_python(error: Exception) -> str | None:
 
 
 def refused_by_spark(error: Exception) -> str | None:
-    """What Spark's analysis, or a storage that it reads, says of a plan; None for bad luck."""
+    """Return why Spark's analysis, or a storage, refuses a plan; None if another try may help."""
     from pyspark.errors import AnalysisException, ParseException
 
     said = first_line(error)
@@ -212,7 +216,7 @@ def refused_by_spark(error: Exception) -> str | None:
 
 
 def is_refusal(said: str) -> bool:
-    """Return whether a storage refuses: no permission, no bucket, no such file system."""
+    """Return whether a storage refuses access: no permission, no bucket, no such file system."""
     return re.search(_REFUSALS, said) is not None
 
 
@@ -220,11 +224,11 @@ _REFUSALS: Final = (
     r"\b(AccessDeniedException|AccessControlException|NoSuchBucket|UnknownStoreException|"
     r"UnsupportedFileSystemException|NoAuthWithAWSException|InvalidAccessKeyId|SignatureDoesNotMatch)\b"
 )
-"""What Hadoop's file systems raise when another try cannot help."""
+"""Errors of Hadoop's file systems for which another try cannot help."""
 
 
 def is_import_error(raised: str) -> bool:
-    """Return whether what Python raised says that something cannot be imported or unpickled."""
+    """Return whether an error of Python says that something cannot be imported or unpickled."""
     kinds = {"ImportError", "ModuleNotFoundError", "PicklingError", "UnpicklingError"}
     return _type_of(raised) in kinds or "Can't get attribute" in raised
 

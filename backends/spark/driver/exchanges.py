@@ -1,7 +1,7 @@
-"""The exchange between two levels: RDDs of bytes, from the parts of PySpark's ``partitionBy``.
+"""The exchange between two levels: RDDs of bytes, built from parts of PySpark's ``partitionBy``.
 
 ``partitionBy`` itself pickles lists of pairs, and holds ten pairs for each partition before it
-sends any; ours may be megabytes each. Here each payload is sent at once, and nothing is pickled.
+sends any; our payloads may be megabytes each. Here each payload is sent at once, without pickling.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def nothing(context: SparkContext, partitions: int) -> RDD[bytes]:
-    """Return this many empty partitions."""
+    """Return an RDD with this many empty partitions."""
     return _of_bytes(context._jsc.parallelize([], partitions), context)
 
 
 def column_of(frame: DataFrame) -> RDD[bytes]:
-    """Return the one column of a DataFrame, which is binary. Spark analyses and plans it here."""
+    """Return the single binary column of a DataFrame. Spark analyses and plans it here."""
     context = frame.sparkSession.sparkContext
     assert context._jvm is not None
     binary = context._jvm.org.apache.spark.sql.Encoders.BINARY()
@@ -29,14 +29,14 @@ def column_of(frame: DataFrame) -> RDD[bytes]:
 
 
 def transformed(rdd: RDD[bytes], function: Callable[[int, Iterator[bytes]], Iterator[bytes]]) -> RDD[bytes]:
-    """Apply a function to each partition and its number."""
+    """Apply a function to each partition's number and payloads."""
     made: Any = rdd.mapPartitionsWithIndex(function)
     made._bypass_serializer = True
     return made
 
 
 def exchanged(rdd: RDD[bytes], partitions: int) -> RDD[bytes]:
-    """Turn ``frames.keyed`` into the payloads, each in the partition given before it."""
+    """Send the payloads of ``frames.keyed`` to the partitions given before each."""
     jvm: Any = rdd.context._jvm
     pairs = jvm.PairwiseRDD(rdd._jrdd.rdd()).asJavaPairRDD()
     there = pairs.partitionBy(jvm.PythonPartitioner(partitions, 0))

@@ -1,8 +1,8 @@
 """One run of a job on Spark, epoch after epoch: from a restore to its end, failure, or stop.
 
 :meth:`SparkRun.step` is one epoch. The driver assigns splits and fixes ranges, the coordinator
-begins its barrier, and one Spark job runs. The coordinator gets the events of its reports, in order
-of levels; it publishes, and sinks commit. Completion is the first mail of the next epoch.
+begins its barrier, and one Spark job runs. The coordinator gets the events of the job's reports,
+in order of levels; it publishes, and sinks commit. Completion is the first mail of the next epoch.
 
 A finished task no longer needs its operators; neither does a task stopped at a barrier. The driver
 delivers their mail between epochs, so that a job needs no epoch to end (:meth:`SparkRun._settle`).
@@ -74,13 +74,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAIT_MAX_US: Final = 1_000_000
-"""How long a job that waits for its next epoch does not check for a stop."""
+"""A job that waits for its next epoch checks for a stop at least this often."""
 _LIVE: Final[WeakValueDictionary[str, SparkRun]] = WeakValueDictionary()
 """The active runs of this process, in any session, by id."""
 
 
 class SparkRun(Run):
-    """One run on Spark, of which each step is an epoch."""
+    """One run on Spark. Each step is an epoch."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SparkRun(Run):
         self._turns_loops = False
         """Whether the last epoch fed records back."""
         self._next_us = 0
-        """When the next epoch may begin, if it would only wait for rows."""
+        """When the next epoch may begin, if it would only bring rows."""
         self._timers_us = 0
         """When the next epoch may begin, if a timer of processing time is due."""
         self._metrics: dict[str, Any] = {}
@@ -143,7 +143,7 @@ class SparkRun(Run):
         inputs: list[DataFrameInput] = []
         if self._soon.until_us is not None:
             self._tell_of_soon_stop()
-        # Also while a loop is turned, where one barrier begins when the one before is complete.
+        # Also while a loop runs, where each barrier begins when the one before is complete.
         self._requests.poll()
         if self.in_flight is None:
             if self._wait():
@@ -160,7 +160,7 @@ class SparkRun(Run):
             self._epoch(inputs, begun)
 
     def _wait(self) -> bool:
-        """Wait if the next epoch is not due and could bring only rows; return whether it did."""
+        """Wait if the next epoch is not due and could only bring rows. Return whether it waited."""
         now_us, next_us = self._clock.now_us(), self._next_us
         timer_us = self._next_timer_us
         if timer_us is not None:
@@ -172,7 +172,7 @@ class SparkRun(Run):
 
     @property
     def _next_timer_us(self) -> int | None:
-        """When the next timer of processing time is due, or a reader idle."""
+        """When the next timer of processing time is due, or a reader becomes idle."""
         due = (task.wakes_at_us for task in self._running if task.core.may_fire)
         return min((time for time in due if time is not None), default=None)
 
@@ -316,7 +316,7 @@ class SparkRun(Run):
                 whole = None if point is None else [operator.snapshot for operator in point.operators.values()]
                 for snapshot in report.snapshots if whole is None else whole:
                     checkpoint.add(snapshot)
-            # Messages first: the last acknowledgement publishes, and what was sent before it is
+            # Messages first: the last acknowledgement publishes, and messages sent before it are
             # part of the checkpoint.
             for uid, message, taken in report.messages:
                 self._driver.inbox.append(MessageToCoordinator(uid, subtask, message, taken))
@@ -361,7 +361,7 @@ class SparkRun(Run):
         task.know_copies(report.token if report.copied else None, self._version)
 
     def _keep_committables(self, reports: Mapping[ev.TaskId, TaskReport], context: WriteContext) -> None:
-        """Keep what sinks have prepared, for the next checkpoint: this one was not published."""
+        """Keep what sinks have prepared for the next checkpoint, as this one was not published."""
         for report in reports.values():
             for snapshot in report.snapshots:
                 handles = [handle for handle in snapshot.handles if handle.mode == Mode.COMMITTABLES and handle.rows]
@@ -378,7 +378,7 @@ class SparkRun(Run):
                 return
 
     def _settle(self) -> bool:
-        """Deliver mail to the cores that need no operators; return whether there was any."""
+        """Deliver mail to cores that need no operators. Return whether there was any."""
         found = False
         for task in self._running:
             while task.needs_no_operators and not task.gone:
@@ -408,12 +408,12 @@ class SparkRun(Run):
                 self._finish_task(task)
                 self._driver.inbox.append(ev.TaskEnded(name))
             case ev.NotifyComplete() | ev.NotifyAborted() | ev.Close() | ev.HoldSource():
-                pass  # Its chain has ended, or does with the run.
+                pass  # Its chain has ended, or ends with the run.
             case _:
                 raise AssertionError(f"{name} is to {command} without its operators")
 
     def _finish_task(self, task: DriverTask) -> None:
-        """Tell the senders of a task that has left the job that it has processed everything."""
+        """Remove a task from the job, and tell its senders that it has processed everything."""
         task.gone = True
         task.mail.clear()
         task.restore_point = None
@@ -455,7 +455,7 @@ class SparkRun(Run):
         if shared is not None:
             try:
                 shared[1].destroy()
-            except Exception as error:  # The session may be gone, and then why the run has ended is what matters.
+            except Exception as error:  # The session may be gone. Why the run ended matters more.
                 logger.warning("The job's broadcast variable could not be destroyed: %s", first_line(error))
 
     def has_progress(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once

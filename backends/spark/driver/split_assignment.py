@@ -1,4 +1,4 @@
-"""What sources read in an epoch, fixed before its barrier begins."""
+"""Decides what sources read in an epoch, before its barrier begins."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS_AHEAD_MAX: Final = 64
-"""How many splits a reader gets at once. One that has used up all gets twice as many next time."""
+"""The most splits a reader gets at once. One that used up all gets twice as many next time."""
 
 
 class SplitAssigner:
-    """Assigns splits to readers, and fixes the ranges of DataFrames. Called between epochs."""
+    """Assigns splits to readers and fixes the ranges of DataFrames. Called between epochs."""
 
     def __init__(self, job: Job, driver: Driver, spark: SparkSession) -> None:
         self._job = job
         self._driver = driver
         self._spark = spark
         self._next: dict[str, int] = {}
-        """By source, the subtask that is first to get a split."""
+        """By source, the subtask that gets the next split first."""
         self.waits = False
-        """Whether the loops of the job hold so much that no source is to read in the next epoch."""
+        """Whether the job's loops hold so much that no source may read in the next epoch."""
 
     def close(self) -> None:
-        """The run has ended."""
+        """Close the enumerators of ranges, as the run has ended."""
         for enumerator in self._driver.enumerators.values():
             if isinstance(enumerator, RangeEnumerator):
                 enumerator.close()
 
     def rows_for_each(self, readers: int, rows: int | None) -> int | None:
-        """How many rows each reader may read in the next epoch, of so many in all; None: any."""
+        """Return how many of ``rows`` each reader may read in the next epoch; None: any number."""
         if self.waits:
             return 0
         return None if rows is None else math.ceil(rows / max(readers, 1))
 
     def assign(self, running: Sequence[DriverTask]) -> list[DataFrameInput]:
-        """Mail splits to the readers among these tasks. Returns the ranges of the next epoch."""
+        """Mail splits to the readers among these tasks. Return the ranges of the next epoch."""
         inputs: list[DataFrameInput] = []
         for vertex in () if self.waits else self._job.vertices:
             readers = [task for task in running if task.wired.vertex is vertex and task.may_read]
@@ -80,10 +80,10 @@ class SplitAssigner:
         return [DataFrameInput(found, InputEncoder(uid, parallelism, column, source.schema))]
 
     def _assign_splits(self, uid: str, readers: Sequence[DriverTask]) -> None:
-        """One for each reader in turn, and in the next epoch for the next one first.
+        """Assign splits to the readers in turn. The next epoch begins with the next reader.
 
-        So what comes one by one does not all go to the first reader, and the others, for which
-        event time waits, get their share.
+        Otherwise, splits that appear one by one would all go to the first reader, while event time
+        waits for the others.
         """
         for reader in readers:
             reader.was_deferred = False

@@ -1,7 +1,7 @@
-"""What goes between driver and workers. Read ``messages`` first: what a task gets and reports.
+"""What driver and workers send each other. Read ``messages`` first: what a task gets and reports.
 
-``restore_point`` and ``driver_task`` are what the driver knows of a task between epochs; ``frames``
-go between tasks, and ``dataframe_input`` makes them of a DataFrame's rows.
+``restore_point`` and ``driver_task`` hold what the driver knows about a task between epochs. Tasks
+send each other ``frames``; ``dataframe_input`` makes frames of a DataFrame's rows.
 """
 
 from __future__ import annotations

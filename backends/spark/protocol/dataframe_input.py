@@ -1,7 +1,7 @@
-"""The rows of a DataFrame on their way to the readers of their source, as frames.
+"""Sends the rows of a DataFrame to the readers of their source, as frames.
 
-Every Spark partition of a range sends its batches to the subtasks in turn, without regard to time,
-and tells all of them the greatest event time that it has seen. It reports like a task.
+Every Spark partition of a range sends its batches to the subtasks in turn, whatever their event
+time. At the end it sends all subtasks the greatest event time it has seen, and reports like a task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS: Final = pa.schema([("part", pa.binary())])
 
 
 class InputReport(NamedTuple):
-    """The last thing that a partition sends: its token, and how many frames it sent to whom."""
+    """The last thing that a partition sends: its token, and how many frames each task gets."""
 
     name: str
     token: bytes
@@ -37,13 +37,13 @@ class InputReport(NamedTuple):
 
 
 def input_channel(uid: str, subtask: int) -> ev.Channel:
-    """Return the channel on which rows of Spark come to a reader. It is no edge of the job."""
+    """Return the channel that brings Spark's rows to a reader. It belongs to no edge of the job."""
     return ev.Channel(f"rows of {uid}", 0, subtask)
 
 
 @dataclass(frozen=True)
 class InputEncoder:
-    """Makes frames of the rows of one partition."""
+    """Turns the rows of one partition into frames."""
 
     uid: str
     parallelism: int
@@ -51,7 +51,7 @@ class InputEncoder:
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From batches in the order of ``schema``, under any names, to ``frames.keyed`` as rows."""
+        """Turn batches, with columns ordered as ``schema``, into rows of ``frames.keyed``."""
         for sent in self._sent(batches):
             yield pa.record_batch([pa.array([*frames.keyed(sent)], pa.binary())], schema=PARTS)
 
@@ -93,9 +93,9 @@ class DataFrameInput:
     encoder: InputEncoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the frames of its rows (:data:`PARTS`), built anew for each try.
+        """Return the frames of its rows (:data:`PARTS`), built again for each try.
 
-        Raises ``OperatorError`` for what the user's code raises; errors of Spark stay as they are.
+        Raises ``OperatorError`` for errors of the user's code; errors of Spark stay as they are.
         """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -106,6 +106,6 @@ class DataFrameInput:
             raise
         except Exception as error:
             raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
-        # PySpark looks columns up by unquoted names: a dot in one would mean a field.
+        # PySpark looks up columns by unquoted names, in which a dot would mean a field.
         numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
         return numbered.mapInArrow(self.encoder, "part binary")

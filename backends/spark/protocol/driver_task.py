@@ -1,4 +1,4 @@
-"""What the driver keeps of a task between two epochs."""
+"""What the driver keeps for a task between two epochs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ...runtime import Mail, MessageToSubtask, SplitAssigned, TaskChannels
 from .restore_point import RestorePoint
 
 TOKENS_KEPT: Final = 64
-"""How many epochs a worker may be behind and still catch up."""
+"""How many epochs behind a worker may be and still catch up."""
 ENDED: Final = (TaskState.WAITING, TaskState.STOPPING, TaskState.ENDED)
-"""States of a task whose logic has ended, and its chain with it."""
+"""The states of a task whose logic has ended, and with it its chain."""
 
 
 @dataclass(eq=False)
@@ -25,21 +25,21 @@ class DriverTask:
 
     wired: TaskChannels
     restore_point: RestorePoint | None
-    """None: its chain has ended."""
+    """None if its chain has ended."""
     mail: deque[Mail] = field(default_factory=deque)
     tokens: dict[bytes, int] = field(default_factory=dict)
-    """Of its last accepted reports, with their versions."""
+    """The tokens of its last accepted reports, with their versions."""
     copies: dict[bytes, int] = field(default_factory=dict)
-    """Of its accepted reports whose workers have left copies that can still catch up."""
+    """The tokens, with versions, of accepted reports that left a copy which can still catch up."""
     started: bool = False
     number: int = 0
-    """The last barrier that it took."""
+    """The last barrier that it took (``Worker.snapshot_taken``)."""
     wakes_at_us: int | None = None
-    """The processing time at which a timer is due, or its reader idle."""
+    """The processing time at which a timer is due, or its reader becomes idle."""
     holder: Holder | None = None
-    """Which split of its reader was behind at the end of its last epoch."""
+    """The split of its reader that was behind the others at the end of its last epoch."""
     active: dict[str, int] = field(default_factory=dict)
-    """When its reader, and each split, had rows last."""
+    """When its reader, and each split, last had rows."""
     gone: bool = False
     no_more_splits: bool = False
     wants_split: bool = True
@@ -53,7 +53,7 @@ class DriverTask:
             del self.tokens[next(iter(self.tokens))]
 
     def know_copies(self, token: bytes | None, version: int) -> None:
-        """Add a copy, if there is a token, and forget those that cannot catch up any more."""
+        """Add a copy, if there is a token, and forget those that can no longer catch up."""
         if token is not None:
             self.copies[token] = version
         point = self.restore_point
@@ -77,12 +77,12 @@ class DriverTask:
 
 
 def is_work(mail: Mail) -> bool:
-    """Whether mail lets a task do something: a completed epoch and the lack of a split do not."""
+    """Return whether mail gives a task work. A completed epoch and the lack of a split do not."""
     if isinstance(mail, ev.Completed):
         return mail.loop is not None
     return not (isinstance(mail, SplitAssigned) and isinstance(mail.split, NoSplit))
 
 
 def is_for_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:
-    """Return whether mail is for the core alone, and can be delivered without operators."""
+    """Return whether mail is only for the core, so that it can be delivered without operators."""
     return not isinstance(mail, SplitAssigned | MessageToSubtask | ev.Triggered)

@@ -1,14 +1,15 @@
-"""Frames: what goes between the tasks of an epoch, through Spark's shuffle.
+"""Frames: what the tasks of an epoch send each other through Spark's shuffle.
 
-What goes through an exchange is bytes, each with the slot to which it goes. They begin with the
-level at which they are read; then comes a frame, or a report. A frame is a run of elements from one
-task to another, over all channels between the two, in the order of sending: a pickled header, then
-record batches as Arrow IPC messages without their schemas. It has about four megabytes at most.
+An exchange carries payloads of bytes, each with the slot that receives it. A payload begins with
+the level that reads it, followed by a frame or a report. A frame is a run of elements from one task
+to another, over all channels between the two, in the order in which they were sent: a pickled
+header, then record batches as Arrow IPC messages without their schemas. It has about four megabytes
+at most.
 
-Each frame has its sender, the token of the sender's attempt, and a number. A receiver takes the
+Each frame names its sender, the token of the sender's attempt, and a number. A receiver takes the
 frames of a sender in order, and refuses a gap, a repeated number and a second token: a map task
-that Spark ran again may have sent something else than others have read. Reports say how many frames
-a task sent to whom and consumed of whom; the driver compares the two.
+that Spark ran again may have sent something other than what was read before. Reports say how many
+frames a task sent to each receiver and consumed from each sender. The driver compares the two.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from stateformat.tables import rebatch
 from ...dataflow import events as ev
 
 Sent = tuple[int, bytes]
-"""The slot to which something goes, and its bytes."""
+"""The slot that receives a payload, and its bytes."""
 REPORT: Final = 2**30
-"""The level of reports: only the driver reads them."""
+"""The level of reports, which only the driver reads."""
 FRAME_BYTES_MAX: Final = 4 << 20
 _PREFIX: Final = struct.Struct("<ii")
-"""The level, and the size of the header."""
+"""The level and the size of the header."""
 _ALIGNMENT: Final = 64
 _FRAME_ROWS_MAX: Final = 1 << 20
 _FLUSH_BYTES: Final = 16 << 20
 
 
 Address = ev.TaskId | str
-"""A sender: a task, or by name one partition of a DataFrame."""
+"""A sender: a task, or the name of one partition of a DataFrame."""
 Entries = tuple[tuple[ev.Channel, ev.Element | int], ...]
-"""By channel, an element, or how many batches of it lie in the frame."""
+"""Channels, each with an element, or with how many batches of it follow in the frame."""
 
 
 class EpochBroken(CheckpointError):
-    """Senders and receivers of an epoch disagree, so it must be run again."""
+    """Senders and receivers of an epoch disagree, so the epoch must run again."""
 
 
 class Header(NamedTuple):
-    """What stands before the batches of a frame."""
+    """What precedes the batches of a frame."""
 
     sender: Address
     receiver: ev.TaskId
@@ -59,7 +60,7 @@ class Header(NamedTuple):
 
 
 def pack(level: int, header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """Return a frame for a level. Batches are aligned, so that they can be used where they lie."""
+    """Return a frame for a level. Batches are aligned, so that they can be used without a copy."""
     head = pickle.dumps(header, protocol=5)
     parts = [_PREFIX.pack(level, len(head)), head, _padding(_PREFIX.size + len(head))]
     for batch in batches:
@@ -69,7 +70,7 @@ def pack(level: int, header: Header, batches: Iterable[pa.RecordBatch]) -> bytes
 
 
 def keyed(sent: Iterable[Sent]) -> Iterator[bytes]:
-    """As Spark's exchange reads it: before each payload its slot, as a long of Java."""
+    """Yield what Spark's exchange reads: before each payload its slot, as a Java long."""
     for target, payload in sent:
         yield target.to_bytes(8, "big")
         yield payload
@@ -80,7 +81,7 @@ def _padding(size: int) -> bytes:
 
 
 def unpack(payload: bytes) -> tuple[Header, pa.Buffer]:
-    """Return the header of a frame, and what follows it."""
+    """Return the header of a frame and the bytes that follow it."""
     _, size = _PREFIX.unpack_from(payload)
     end = _PREFIX.size + size
     header: Header = pickle.loads(memoryview(payload)[_PREFIX.size : end])  # noqa: S301 - sent by our own tasks
@@ -93,19 +94,19 @@ def level_of(payload: bytes) -> int:
 
 
 def pack_report(report: object) -> bytes:
-    """Return a report, which every level passes on."""
+    """Return a report as a payload, which every level passes on."""
     return _PREFIX.pack(REPORT, 0) + pickle.dumps(report, protocol=5)
 
 
 def unpack_report(payload: bytes) -> Any:
-    """Return what :func:`pack_report` was given."""
+    """Return the report that :func:`pack_report` packed."""
     return pickle.loads(memoryview(payload)[_PREFIX.size :])  # noqa: S301 - from our own workers
 
 
 def elements(
     header: Header, rest: pa.Buffer, schemas: Mapping[str, pa.Schema]
 ) -> Iterator[tuple[ev.Channel, ev.Element]]:
-    """The elements of a frame, in order. ``schemas``: those of the edges."""
+    """Yield the elements of a frame in order. ``schemas``: the schemas of edges, by id."""
     position = 0
     for channel, element in header.entries:
         if not isinstance(element, int):
@@ -122,20 +123,20 @@ _Waiting = list[tuple[ev.Channel, ev.Element | list[pa.RecordBatch]]]
 
 
 class Outbox:
-    """What one task sends in one attempt of an epoch."""
+    """Collects what one sender sends in one attempt of an epoch."""
 
     def __init__(self, sender: Address, token: bytes) -> None:
         self.sent: dict[ev.TaskId, int] = defaultdict(int)
         self.sent_bytes = 0
         self._sender = sender
         self._token = token
-        # The head of a loop reads at its own level and at the last; both may come from one sender.
+        # The head of a loop reads at its own level and at the last. One sender may send to both.
         self._waiting: dict[tuple[ev.TaskId, int], _Waiting] = defaultdict(list)
         self._numbers: dict[tuple[ev.TaskId, int], int] = defaultdict(int)
         self._size = 0
 
     def put(self, receiver: ev.TaskId, level: int, channel: ev.Channel, element: ev.Element) -> None:
-        """Send an element on a channel; it is read at ``level``."""
+        """Send an element on a channel, for the receiver to read at ``level``."""
         waiting = self._waiting[receiver, level]
         if not isinstance(element, ev.Records):
             waiting.append((channel, element))
@@ -183,7 +184,7 @@ def _frames(waiting: _Waiting) -> Iterator[tuple[Entries, list[pa.RecordBatch]]]
 
 
 def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of batches of one channel, in pieces neither tiny nor larger than a frame."""
+    """Yield the rows of one channel's batches in pieces, neither tiny nor larger than a frame."""
     if not batches[0].num_columns:
         yield from batches
         return
@@ -192,16 +193,16 @@ def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class Inbox:
-    """The frames of one receiver, put into the order in which each sender has sent them."""
+    """Puts the frames of one receiver into the order in which each sender sent them."""
 
     def __init__(self, receiver: ev.TaskId) -> None:
         self.consumed: dict[Address, tuple[bytes, int]] = {}
-        """By sender: the token of its attempt, and how many frames were taken."""
+        """By sender, the token of its attempt and how many frames were taken."""
         self._receiver = receiver
         self._early: dict[Address, dict[int, tuple[Header, pa.Buffer]]] = defaultdict(dict)
 
     def take(self, header: Header, rest: pa.Buffer) -> Iterator[tuple[Header, pa.Buffer]]:
-        """Take a frame in, and yield those that can be read now. May raise :class:`EpochBroken`."""
+        """Take a frame, and yield those that can be read now. May raise :class:`EpochBroken`."""
         token, count = self.consumed.setdefault(header.sender, (header.token, 0))
         if token != header.token:
             raise EpochBroken(f"{self._receiver} got frames of two attempts of {header.sender}")
@@ -215,7 +216,7 @@ class Inbox:
             self.consumed[header.sender] = (token, count)
 
     def check(self) -> None:
-        """When all have come: raise :class:`EpochBroken` if frames are missing before others."""
+        """Raise :class:`EpochBroken` if a frame is missing before others. Call it at the end."""
         for sender, early in self._early.items():
             if early:
                 raise EpochBroken(f"{self._receiver} misses a frame of {sender} before number {min(early)}")
@@ -225,10 +226,10 @@ def compare(
     reports: Mapping[Address, tuple[bytes, Mapping[ev.TaskId, int]]],
     consumed: Mapping[ev.TaskId, Mapping[Address, tuple[bytes, int]]],
 ) -> None:
-    """Raise :class:`EpochBroken` unless every frame was consumed of the attempt that is reported.
+    """Raise :class:`EpochBroken` unless every frame of the reported attempts was consumed.
 
-    ``reports``: by sender, its token and how many frames it sent to whom. ``consumed``: by receiver
-    and sender, a token and how many frames were taken.
+    ``reports``: by sender, its token and how many frames it sent to each receiver. ``consumed``: by
+    receiver and sender, a token and how many frames were taken.
     """
     for sender, (token, sent) in reports.items():
         for receiver, count in sent.items():

@@ -39,7 +39,7 @@ class Setup:
     loop_bytes_max: int
 
     def pickled(self) -> bytes:
-        """As it goes to workers. ``InvalidInput`` if a step cannot be pickled."""
+        """Return the setup as bytes for workers. ``InvalidInput`` if a step cannot be pickled."""
         from pyspark import cloudpickle
 
         try:
@@ -72,14 +72,15 @@ class Epoch:
     """What all tasks of one epoch share."""
 
     version: int
-    """That of the states which they write."""
+    """The version of the states that they write."""
     checkpoint_id: CheckpointId
     attempt_id: AttemptId
     read_rows: int | None
-    """How many rows a source reads at most, unless they come as frames; then, how long."""
+    """The most rows that a source reads, unless its rows come as frames; None: no limit."""
     read_us: int | None
+    """For how long such a source reads at most; None: no limit."""
     processing_time_us: int
-    """The wall-clock time for all that it does, the same in each try."""
+    """The wall-clock time for everything in the epoch, the same in each try."""
     gone: frozenset[ev.TaskId]
     """The tasks that have left the job."""
     live: frozenset[str]
@@ -95,75 +96,75 @@ class Spec:
     """Its state machine, pickled."""
     mail: tuple[Mail, ...]
     triggered: ev.Triggered | None
-    """The coordinator's trigger, delivered when the task has read."""
+    """The coordinator's trigger, delivered after the task has read its input."""
     restore_point: RestorePoint | None
-    """None: its chain has ended."""
+    """None if its chain has ended."""
     tokens: Mapping[bytes, int]
-    """Of its accepted reports, with their versions: the last ones, and those that left copies."""
+    """Accepted reports' tokens and versions: the last reports, and those that left copies."""
     started: bool
     """Whether its core was started in an earlier epoch."""
     number: int
-    """The last barrier that it took."""
+    """The last barrier that it took (``Worker.snapshot_taken``)."""
     reads_frames: bool
     """Whether it is a source whose rows come as frames."""
     active: Mapping[str, int]
-    """When its reader, and each split, had rows last."""
+    """When its reader, and each split, last had rows."""
 
 
 @dataclass
 class TaskReport:
-    """What a task reports of one epoch."""
+    """What a task reports about one epoch."""
 
     task: ev.TaskId
     token: bytes = field(default_factory=lambda: os.urandom(16))
     core: bytes = b""
     number: int = 0
-    """The last barrier that it took."""
+    """The last barrier that it took (``Worker.snapshot_taken``)."""
     barrier: int = 0
-    """That of ``snapshots``; 0: no barrier asked for them."""
+    """The barrier of ``snapshots``; 0 if no barrier asked for them."""
     checkpoint_id: int = 0
     snapshots: tuple[Snapshot, ...] = ()
     replays: bool = False
     presses: bool = False
-    """Of a head: so much was fed back that it is to be processed before more is read."""
+    """Whether so much was fed back to this head that it must process that before sources read."""
     ended: bool = False
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
     errors: list[tuple[str, bytes]] = field(default_factory=list)
-    """By the sentences in ``events``, the exceptions behind them (``pack_error``)."""
+    """The reasons in ``events``, each with its exception (``pack_error``)."""
     messages: list[tuple[str, bytes | None, int]] = field(default_factory=list)
-    """To coordinators: the uid, the message (None: a marker), the sender's last barrier."""
+    """Messages to coordinators: uid, message (None: a marker), the sender's last barrier."""
     lost: set[str] = field(default_factory=set)
     """Operators to which a coordinator's message came too late."""
     confirmed: list[ev.Channel] = field(default_factory=list)
     wants_split: bool = False
     ran_dry: bool = False
-    """Whether a source read all that it could."""
+    """Whether a source has read everything that was there."""
     kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """By uid and keyed state, how many layers stay underneath."""
+    """By uid and keyed state, how many of the lower layers are kept."""
     reported: dict[str, ReportedProgress] = field(default_factory=dict)
     """By uid, the progress of its inputs."""
     pickled: dict[str, bytes] = field(default_factory=dict)
-    """By uid, the operators that go on as they are (``operator_pickling``)."""
+    """By uid, the pickled operators that continue in the next epoch (``operator_pickling``)."""
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
     consumed: dict[frames.Address, tuple[bytes, int]] = field(default_factory=dict)
     rows_read: int = 0
     late_rows: int = 0
     sent_bytes: int = 0
     wakes_at_us: int | None = None
-    """The processing time at which a timer is due, or its reader idle; None: neither."""
+    """The processing time at which a timer is due, or its reader becomes idle; None: neither."""
     holder: Holder | None = None
-    """Which split of its reader is behind the others."""
+    """The split of its reader that is behind the others."""
     active: dict[str, int] = field(default_factory=dict)
-    """When its reader, and each split, had rows last (``SourceReader.active``)."""
+    """When its reader, and each split, last had rows (``SourceReader.active``)."""
     opened: str = ""
-    """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
+    """How it got its chain: ``kept``, ``caught_up`` or ``restored``; empty if it needs none."""
 
     copied: bool = False
     """Whether its worker has left a copy of the states for others."""
 
     @property
     def wrote_base(self) -> bool:
-        """Whether it has written a keyed state whole."""
+        """Whether it has written a keyed state in full."""
         return any(
             handle.mode == Mode.KEYED and handle.rows and not self.kept.get(handle.operator, {}).get(handle.state, 0)
             for snapshot in self.snapshots
@@ -171,7 +172,7 @@ class TaskReport:
         )
 
     def sent_on(self) -> frames.Sent:
-        """As it goes through the rest of the epoch."""
+        """Return the report as a payload that the remaining levels pass on."""
         return self.task.subtask, frames.pack_report(self)
 
     @property
@@ -180,7 +181,7 @@ class TaskReport:
 
 
 class EpochLink:
-    """A worker's environment (``WorkerEnvironment``) in an epoch: all goes into the report."""
+    """The ``WorkerEnvironment`` of an epoch: it puts everything into the report."""
 
     def __init__(self, report: TaskReport, epoch: Epoch, context: WriteContext) -> None:
         self.report = report
@@ -200,7 +201,7 @@ class EpochLink:
         self.report.lost.add(uid)
 
     def request_split(self, task: ev.TaskId) -> None:  # noqa: ARG002 - the report's
-        """To the enumerator, which answers before the next epoch."""
+        """Ask the enumerator, which answers before the next epoch."""
         self.report.wants_split = True
 
     def context(self, number: int) -> WriteContext:  # noqa: ARG002 - an epoch has one
@@ -211,14 +212,14 @@ class EpochLink:
         self.report.barrier, self.report.checkpoint_id = number, int(self._context.checkpoint_id)
 
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:  # noqa: ARG002
-        """False: what coordinators sent before the epoch lies before its barrier."""
+        """Return False: what coordinators sent before the epoch comes before its barrier."""
         return False
 
     def confirm(self, channels: Iterable[ev.Channel]) -> None:
         self.report.confirmed.extend(channels)
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
-        """Return the same: barriers of epochs are aligned."""
+        """Return the barrier itself: barriers of epochs are aligned."""
         return barrier
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
@@ -234,7 +235,7 @@ class EpochLink:
         self.report.events.append(ev.TaskEnded(task))
 
     def wake(self, worker: Worker) -> None:
-        """Nothing: no worker sleeps in an epoch."""
+        """Do nothing: no worker sleeps in an epoch."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
@@ -243,5 +244,5 @@ class EpochLink:
         return self._epoch.processing_time_us
 
     def clock_at(self, time_us: int) -> int:
-        """In no epoch: its wall-clock time stands still, and the driver waits."""
+        """Return when the clock would show this time. It stands still here; the driver waits."""
         return self.now_us() + time_us - self._epoch.processing_time_us

@@ -1,4 +1,4 @@
-"""Exceptions on their way from Spark's workers to the driver."""
+"""Sends exceptions from Spark's workers to the driver."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...dataflow.chain import chain_of
 
 
 class RemoteError(Exception):
-    """Stands for an exception of a worker that cannot be pickled, and names its type."""
+    """Replaces an exception of a worker that cannot be pickled, and names its type."""
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Return an error, its causes and its trace as bytes; as text, what cannot be pickled."""
+    """Return an error, its causes and its trace as bytes. What cannot be pickled becomes text."""
     trace = "".join(traceback.format_exception(error))
     return pickle.dumps(([_pickle(each) for each in chain_of(error)], trace), protocol=5)
 
@@ -23,7 +23,7 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:
         data = pickle.dumps(error, protocol=5)
-        pickle.loads(data)  # noqa: S301 - what this process has pickled. Many exceptions can be pickled and not be read again.
+        pickle.loads(data)  # noqa: S301 - pickled just now. Many exceptions can be pickled but not unpickled.
     except Exception:
         return None, text
     return data, text
@@ -42,6 +42,6 @@ def unpack_error(data: bytes) -> BaseException:
 def _unpickle(data: bytes | None, text: str) -> BaseException:
     try:
         error = None if data is None else pickle.loads(data)  # noqa: S301 - from our own workers
-    except Exception:  # Its class can be imported in the worker only.
+    except Exception:  # Its class can be imported only in the worker.
         error = None
     return error if isinstance(error, BaseException) else RemoteError(text)

@@ -1,9 +1,10 @@
-"""What a task begins an epoch from: where its states lie after the epoch before, published or not.
+"""What a task begins an epoch from: where the epoch before left its states, published or not.
 
 A snapshot names everything that it consists of (``state_layers.merge_snapshot``), so the next
 restore point follows from the reports alone; no manifest is read. Each layer of keyed state has the
-*version* of the epoch that wrote it; the layers of a restored checkpoint have none. A worker with
-the state of version v reads only the layers above v, unless the lowest one is younger than v.
+*version* of the epoch that wrote it; the layers of a restored checkpoint have none. A worker that
+has the state of version v reads only the layers above v. If even the lowest layer is above v, the
+worker cannot catch up and reads them all.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ class RestorePoint:
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
     """By uid."""
     reported: Mapping[str, ReportedProgress] = field(default_factory=dict)
-    """The progress of inputs that the operator wrote last in this run."""
+    """By uid, the progress of its inputs that the operator last wrote in this run."""
     barrier: int = 0
-    """The barrier of the snapshot; 0: no barrier asked for it."""
+    """The barrier of the snapshot; 0 if no barrier asked for it."""
     checkpoint_id: int = 0
     replays: bool = False
     """Whether the snapshot has in-flight records, which the task processes first."""
     pickled: Mapping[str, bytes] = field(default_factory=dict)
-    """By uid, the operators that go on as they were (``operator_pickling``)."""
+    """By uid, the pickled operators that continue (``operator_pickling``)."""
 
     def layers(self, uid: str) -> Mapping[str, Sequence[Layer]]:
         """Return the layers of the keyed states of an operator, lowest first."""
         return layers_of(self.operators[uid]) if uid in self.operators else {}
 
     def read_tasks(self, context: WriteContext, uid: str, *, above: int | None = None) -> Mapping[str, ReadTask]:
-        """How to read an operator's states; of keyed ones, the layers of versions ``above``."""
+        """Return how to read an operator's states; of keyed ones, only versions above ``above``."""
         operator = self.operators.get(uid)
         if operator is None:
             return {}
@@ -68,7 +69,7 @@ class RestorePoint:
         return any(any(operator.versions.values()) for operator in self.operators.values())
 
     def can_catch_up(self, version: int) -> bool:
-        """Return whether later layers turn every state of this version into the present one."""
+        """Return whether the layers after this version turn each of its states into the current."""
         return all(
             not versions or not _is_after(versions[0], version)
             for operator in self.operators.values()
@@ -77,7 +78,7 @@ class RestorePoint:
 
 
 class _ReadTasks(Mapping[str, ReadTask]):
-    """By state, how to read what an operator wrote in this run. A task is made on request."""
+    """By state, how to read what an operator wrote in this run. Tasks are made on request."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ def read_task(
 ) -> ReadTask:
     """Return a task that reads what was written in this run, published or not.
 
-    ``ttl_now_us``: what the clock said then by which rows of the state expire.
+    ``ttl_now_us``: the time of the clock by which rows of the state expire, when it was written.
     """
     state = next(item for item in context.states if (item.operator, item.name) == (uid, name))
     state = replace(state, ttl_now_us=ttl_now_us)
@@ -135,7 +136,7 @@ def read_task(
 
 
 def restore_points(restored: Restored) -> Mapping[ev.TaskId, RestorePoint]:
-    """Return what each task of a run begins from, by a restore plan. Empty on a first run."""
+    """Return what each task of a run begins from, given its restore. Empty on a first run."""
     return {
         task: RestorePoint(parts, replays=bool(restored.in_flight(restored.job.vertex(task.vertex), task.subtask)))
         for task, parts in restored_states(restored)

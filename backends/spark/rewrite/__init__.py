@@ -1,5 +1,6 @@
-"""The engines that rewrite on Spark: ``engine`` runs on the driver, ``executor`` in workers;
-``repartition`` does both for the checkpoints of Structured Streaming queries.
+"""The engines that rewrite on Spark: ``engine`` runs on the driver, ``executor`` in workers.
+
+``repartition`` has both parts for the checkpoints of Structured Streaming queries.
 """
 
 from .engine import SparkEngine, check_reachable, collect, task_count

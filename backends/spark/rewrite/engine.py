@@ -1,15 +1,16 @@
 """The rewrite on Spark: the driver's side.
 
-Moves need no shuffle and are one stage: ``spark.range`` gives a partition for each task, which
+Moves need no shuffle and run as one stage: ``spark.range`` makes one partition per task, which
 holds one number, and the Python worker runs the task of that number. No row of state enters the
-JVM. Small moves share a task, because a task costs some 50 ms whatever it does.
+JVM. Small moves share a task, because any task costs some 50 ms.
 
-Rehashing is two stages with one exchange between them. It carries *frames*: a target's number and
-an Arrow record batch of some megabytes. Spark's shuffle then moves bytes, about three times as fast
-as typed columns. ``repartitionById`` sends a frame to the partition that its target names.
+Rehashing runs as two stages with one exchange between them. The exchange carries *frames*: the
+number of a target and an Arrow record batch of some megabytes. So Spark's shuffle moves bytes,
+which is about three times as fast as typed columns. ``repartitionById`` sends a frame to the
+partition that its target names.
 
-Workers publish nothing. The driver collects one row per segment; Spark sees to it that there is
-one, whatever ran twice.
+Workers publish nothing. The driver collects one row per segment. Spark guarantees exactly one, even
+if a task runs twice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES: Final = 64 * 2**20
-"""There are more tasks than cores if a task would have more stored state than this."""
+"""If a task would have more stored state than this, there are more tasks than cores."""
 WATCH_S: Final = 0.5
 """How often progress is reported while a job runs."""
 
@@ -76,8 +77,8 @@ class SparkEngine:
             ]
             read = executor.distribute_sources(sources)
             frames = _numbers(spark, len(sources)).mapInArrow(read, executor.FRAME_SCHEMA)
-            # Spark takes the target modulo the number of partitions. A partition's targets wait in
-            # a temporary file of its worker.
+            # Spark takes the target modulo the number of partitions. The frames of a partition wait
+            # in a temporary file of its worker.
             size = sum(source.bytes for source in plan.sources)
             shuffled = frames.repartitionById(task_count(len(targets), size, cores), "target")
             written = spark.sparkContext.accumulator(0)
@@ -101,7 +102,7 @@ def task_count(units: int, size_bytes: int, cores: int) -> int:
 
 
 def evened(units: Sequence[Work], cores: int) -> list[list[Work]]:
-    """Moves or sources in groups of similar size, one per task. The largest are assigned first."""
+    """Group moves or sources by task, in similar sizes. The largest are assigned first."""
     count = task_count(len(units), sum(unit.bytes for unit in units), cores)
     groups: list[list[Work]] = [[] for _ in range(count)]
     smallest = [(0, 0, number) for number in range(count)]
@@ -117,12 +118,12 @@ def _pickled(task: Any) -> bytes:
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """Return the numbers 0 … count − 1, each in a partition of its own."""
+    """Return the numbers 0 … count − 1, each in its own partition."""
     return spark.range(0, count, 1, numPartitions=count)
 
 
 def _collect(results: DataFrame, written: Any, done: Callable[[int], None], seen: Seen) -> list[Handle]:
-    """Run the job. ``done`` takes what the accumulator ``written`` says, at the end the truth."""
+    """Run the job and return its handles. ``done`` gets row counts, in the end the exact total."""
     handles = []
     rows, counted = collect(results, written, done)
     for row in rows:
@@ -134,9 +135,10 @@ def _collect(results: DataFrame, written: Any, done: Callable[[int], None], seen
 
 
 def collect(results: DataFrame, written: Any, done: Callable[[int], None]) -> tuple[list[Any], int]:
-    """Run a job. Returns its rows, and how many rows of state ``done`` has heard of.
+    """Run a job. Return its rows, and how many rows of state were passed to ``done``.
 
-    Meanwhile ``done`` takes what the accumulator ``written`` says. Raises the error of a task.
+    While the job runs, ``done`` gets each increase of the accumulator ``written``. Raises the error
+    of a failed task.
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException

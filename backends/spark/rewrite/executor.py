@@ -1,11 +1,11 @@
-"""The rewrite on Spark: what runs in Python workers, between Arrow batches and Arrow batches.
+"""The rewrite on Spark: what runs in Python workers, from Arrow batches to Arrow batches.
 
-Each function here makes a function for ``mapInArrow``, which carries a list of pickled tasks; a
-worker opens only its own. Results are rows (``Snapshot.to_bytes``), of which Spark takes exactly
-one per task, whatever was retried or ran twice; the segments of the others are garbage.
+The stages are functions for ``mapInArrow``. Each carries a list of pickled tasks, and a worker
+unpickles only its own. Results are rows (``Snapshot.to_bytes``). Spark takes the rows of exactly
+one attempt per task, even if others were retried or ran twice; the segments of others are garbage.
 
-Our errors travel as JSON in the message of an exception, because Spark keeps nothing else of it:
-see :func:`decode`.
+Our errors travel as JSON in the message of an exception, because Spark keeps only the message: see
+:func:`decode`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ FRAME_SCHEMA: Final = "target int, payload binary"
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 RESULT_SCHEMA: Final = "snapshot binary, rows_read long"
 _READ: Final = b"rows_read"
-"""In the metadata of a frame's schema: how many rows its source has read in all."""
+"""In the metadata of a frame's schema: how many rows its source has read in total."""
 _MARK: Final = "stateformat-error:"
 
 
 def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
-    """From rows (id long) to a row (snapshot binary, rows_read long) for each place of a move.
+    """Turn rows (id long) into one row (snapshot binary, rows_read long) per place of a move.
 
-    Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for
-    users.
+    Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for the
+    progress shown to users.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
 
 
 def distribute_sources(tasks: Sequence[bytes]) -> Stage:
-    """From rows (id long) to frames (target int, payload binary).
+    """Turn rows (id long) into frames (target int, payload binary).
 
     Task *id* is a pickled list of sources. The last frame of a source has no rows: it tells the
     first target of its state how many were read.
@@ -91,9 +91,10 @@ def distribute_sources(tasks: Sequence[bytes]) -> Stage:
 
 
 def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
-    """From frames to one row (snapshot binary, rows_read long) per target that has any.
+    """Turn frames into one row (snapshot binary, rows_read long) per target that has any.
 
-    Task *target* is (context, place, whether row keys must be compared), pickled.
+    Task *target* is a pickled (context, place, whether row keys must be compared). The accumulator
+    ``written`` counts rows.
     """
 
     def write(target: int, rows: Batches) -> bytes:
@@ -106,7 +107,7 @@ def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
 
 
 def gather_targets(write: Callable[[int, Batches], bytes]) -> Stage:
-    """From frames to one row (snapshot binary, rows_read long) per target that has any.
+    """Turn frames into one row (snapshot binary, rows_read long) per target that has any.
 
     ``write`` takes a target and the rows of all its frames, which wait in a temporary file, and
     returns the snapshot.
@@ -142,15 +143,15 @@ def _unframed(frames: Batches, seen: Callable[[int], None]) -> Iterator[pa.Recor
 
 
 def ids(batches: Batches) -> Iterator[int]:
-    """The numbers of the tasks that a partition has: the column ``id`` of its rows."""
+    """Yield the numbers of a partition's tasks, from the column ``id``."""
     for batch in batches:
         yield from batch["id"].to_pylist()
 
 
 def frames_of(target: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The frames that carry a batch to a target.
+    """Yield the frames that carry a batch to a target.
 
-    The key group is left out: to hash the keys again costs less than to carry it.
+    They leave out the key group: hashing the keys again costs less than carrying it.
     """
     for part in cut(batch, batch.num_rows, FRAME_BYTES):
         kept = [name for name in part.schema.names if name != KEY_GROUP.name]
@@ -158,15 +159,15 @@ def frames_of(target: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _framed(target: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a frame: a row of the target and a batch as a compressed Arrow IPC stream.
+    """Return a frame: one row with the target, and the batch as a compressed Arrow IPC stream.
 
-    The JVM handles a frame byte by byte, several times, so fewer bytes are worth the compression.
+    The JVM processes every byte of a frame several times, so compression pays off.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as stream:
         stream.write_batch(batch)
     payload = sink.getvalue()
-    # Made of the buffer itself: megabytes need not be copied into a Python object first.
+    # Built on the buffer itself, so that megabytes are not copied into a Python object.
     bounds = pa.py_buffer(struct.pack("ii", 0, payload.size))
     made = pa.Array.from_buffers(pa.binary(), 1, [None, bounds, payload])
     return pa.record_batch([pa.array([target], pa.int32()), made], ["target", "payload"])
@@ -182,7 +183,7 @@ def _result(snapshot: bytes, rows_read: int) -> pa.RecordBatch:
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function; an error of ours becomes one that :func:`decode` understands."""
+    """Run a function. Turn one of our errors into an error that :func:`decode` understands."""
     try:
         return function(*arguments)
     except CheckpointError as error:
@@ -191,7 +192,7 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def decode(message: str) -> CheckpointError:
-    """The error that a worker raised, from Spark's message; if not ours, a ``StorageError``."""
+    """Return the error of a worker from Spark's message; if it is not ours, a ``StorageError``."""
     for line in message.splitlines():
         _, mark, text = line.partition(_MARK)
         if mark:

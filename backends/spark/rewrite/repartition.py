@@ -1,13 +1,13 @@
-"""A repartition of a Structured Streaming checkpoint on Spark, for states that outgrow one machine.
+"""A repartition of a Structured Streaming checkpoint on Spark, for state that outgrows one machine.
 
-One job of the two functions that every engine runs (``backends.foreign.spark.repartition``): a task
-for each partition of each store reads it, proves that its keys lie where their hash says, and deals
-it; after one exchange other tasks write. What the exchange carries are compressed pieces of files,
-not rows. No task writes before all have read, so nothing is written for a checkpoint that is
-refused.
+One job runs the two functions that every engine runs (``backends.foreign.spark.repartition``). In
+its first stage, one task per partition of each store reads it, proves that its keys are where their
+hash says, and deals them out. After an exchange, other tasks write. The exchange carries compressed
+pieces of files, not rows. No task writes before all have read, so nothing is written for a
+checkpoint that is refused.
 
-A task that runs twice sorts its pieces by where they come from, writes the same bytes, and leaves a
-file that is there.
+A task that runs twice sorts its pieces by source, writes the same bytes, and leaves a file that
+exists already.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SparkRepartition:
     def run(
         self, plan: RepartitionPlan, folder: Storage, target: Storage, proven: Callable[[], None], progress: Progress
     ) -> list[Result]:
-        """Read, prove, then write; see ``foreign.spark.repartition.Engine``."""
+        """Read, prove, then write. See ``foreign.spark.repartition.Engine``."""
         for url in (folder.url, target.url):
             if url.startswith("memory:"):
                 raise InvalidInput(
@@ -93,9 +93,9 @@ class SparkRepartition:
 
 
 def deal_sources(tasks: Sequence[bytes], order: dict[Target, int], seen: Any) -> Stage:
-    """From rows (id long) to pieces; every target gets at least an empty one.
+    """Turn rows (id long) into pieces. Every target gets at least an empty one.
 
-    Task *id* is (folder, source), pickled. The accumulator ``seen`` counts stored bytes for users.
+    Task *id* is a pickled (folder, source). The accumulator ``seen`` counts stored bytes read.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,16 +114,16 @@ def deal_sources(tasks: Sequence[bytes], order: dict[Target, int], seen: Any) ->
 
 
 def _own(source: Source) -> Iterator[Target]:
-    """Yield the targets of which this source says that they exist: each of one source only."""
+    """Yield the targets that this source announces. Each is announced by only one source."""
     unit = source.unit
     for partition in range(source.partition, unit.targets, unit.before if unit.keyed else 1):
         yield Target(unit.number, partition)
 
 
 def write_targets(work: bytes, targets: Sequence[Target], written: Any) -> Stage:
-    """From pieces to one row (target, keys, files, size_bytes) per target.
+    """Turn pieces into one row (target, keys, files, size_bytes) per target.
 
-    ``work`` is (folder, units), pickled. The accumulator ``written`` counts targets for users.
+    ``work`` is a pickled (folder, units). The accumulator ``written`` counts targets written.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -168,7 +168,7 @@ def _packed(rows: pa.RecordBatch) -> bytes:
 
 
 def _collect(results: DataFrame, told: Callable[[], None]) -> list[Any]:
-    """Run a job; ``told`` is called now and then, to report progress."""
+    """Run a job and return its rows. Call ``told`` now and then, and at the end, for progress."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

@@ -1,8 +1,8 @@
-"""A user's functions on their way to Spark's workers.
+"""Sends a user's functions to Spark's workers.
 
-Plain pickle sends a function as the name of its module, which a worker may not have: a file in the
-driver's directory. Functions of such modules are sent by value instead, with what they use of other
-modules that are not installed. Installed modules go by name.
+Plain pickle sends a function by the name of its module. A worker may not have that module, if it is
+a file in the driver's directory. So functions of such modules are sent by value, with what they use
+from other modules that are not installed. Installed modules are sent by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INSTALLED: Final = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class Shipped:
-    """A function that is pickled by value. A worker loads it once."""
+    """A function that was pickled by value. A worker loads it once."""
 
     data: bytes
 
@@ -43,7 +43,7 @@ def _loaded(data: bytes) -> Any:
 def with_shipped_functions(plan: RewritePlan) -> RewritePlan:
     """Return the plan with functions that any worker can load.
 
-    Raises ``InvalidInput`` for a function that holds what cannot be sent.
+    Raises ``InvalidInput`` for a function that uses something that cannot be sent.
     """
     known: dict[tuple[str, str], Transformation] = {}
 

@@ -1,7 +1,7 @@
 """DataFrames as sources. Read ``offsets``, then ``source``; then ``files``, ``offset_table``.
 
-``position_log`` keeps what grows without end, and ``look_ahead`` asks what comes next while an
-epoch runs. ``arrow`` checks columns and ``row_buffer`` leads rows to readers.
+``position_log`` stores positions that grow without end, and ``look_ahead`` finds the end of the
+next range while an epoch runs. ``arrow`` checks columns and ``row_buffer`` passes rows to readers.
 """
 
 from __future__ import annotations

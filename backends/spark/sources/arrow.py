@@ -1,9 +1,9 @@
-"""From the rows of a DataFrame to Arrow batches of a declared schema.
+"""Converts the rows of a DataFrame to Arrow batches of a declared schema.
 
-Only the way in which Arrow writes a value may differ from what the source declares: the time zone
-on an instant, names of items, sizes of offsets. Any other type is refused: a cast belongs into the
-SQL, where its author sees it. Spark's columns of files are nullable whatever they hold, so every
-batch is checked for nulls.
+Types may differ from the declared ones only in how Arrow represents a value: the time zone of an
+instant, the names of items, the size of offsets. Any other type is refused: a cast belongs in the
+SQL, where its author sees it. Spark reports all columns of files as nullable, so every batch is
+checked for nulls.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
-    """Return the Arrow schema of Spark's columns: all nullable, timestamps in UTC, in order.
+    """Return the Arrow schema of Spark's columns, in order: all nullable, timestamps in UTC.
 
-    Raises ``InvalidInput``, which names ``what``, for two columns of one name, and for a type that
+    Raises ``InvalidInput``, naming ``what``, for two columns of the same name, and for a type that
     Arrow does not have (``void``, intervals of months, variants).
     """
     from pyspark.errors import PySparkException
@@ -71,7 +71,7 @@ def _types_in(kind: DataType) -> Iterator[DataType]:
 
 
 def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
-    """Raise ``InvalidInput`` unless Spark's columns are those of ``schema``, in any order."""
+    """Raise ``InvalidInput`` unless Spark's columns match ``schema``, in any order."""
     found = arrow_schema_of(what, columns)
     if sorted(found.names) != sorted(schema.names):
         raise InvalidInput(
@@ -90,19 +90,19 @@ def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
 
 
 def to_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of Spark in exactly this schema. ``InvalidInput`` for a null in a not-null column."""
+    """Convert a batch to exactly this schema. ``InvalidInput`` for a null in a not-null column."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
         _check_nulls(field.name, column, field)
-        # Nested types compare equal whatever their items are called.
+        # Nested types compare equal even if the names of their items differ.
         plain = column.type == field.type and not pa.types.is_nested(field.type)
         columns.append(column if plain else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type without what may differ: a time zone, names of items, size of offsets, nullability."""
+    """Remove what may differ: time zone, names of items, size of offsets, nullability."""
     types = pa.types
     if types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
@@ -131,7 +131,7 @@ def _check_nulls(name: str, column: pa.Array, field: pa.Field) -> None:
 
 
 def _inside(column: pa.Array, kind: pa.DataType) -> Iterator[tuple[pa.Field, Any]]:
-    """The fields of a nested type with their values, where the column itself is not null."""
+    """Yield the fields of a nested type with their values, where the column is not null."""
     if pa.types.is_struct(kind):
         values = column.filter(pc.is_valid(column))
         for index in range(kind.num_fields):

@@ -1,16 +1,16 @@
-"""A directory of files as a source of DataFrames: what is there, or what is added to it for ever.
+"""A directory of files as a source of DataFrames: the files in it, or also those added later.
 
-A file is whole when it appears and never changes. Files are read in the order of (time of
-modification, path), each once. If the directory does not grow, the position is the list of files
-that are left. If it grows, the position has the files whose time is less than ``window`` behind the
-newest one read, the time before which all are forgotten (``/floor``), and how many those are
-(``/forgotten``). An unknown file from before the floor came late, and is refused: if there are more
-files before the floor than were read, or if it was not there at the look before. (Right after a
-restart, with as many files removed as came late, it cannot be known.) A file that is remembered, or
-was there at the look before, and has another size or time now, is refused as well.
+A file must be complete when it appears, and must never change. Files are read once each, in the
+order of (modification time, path). If the directory does not grow, the position is the list of
+unread files. If it grows, the position has the files at most ``window`` older than the newest one
+read, the time before which files are forgotten (``/floor``), and how many are (``/forgotten``). An
+unknown file from before the floor came too late and is refused. It is detected because more files
+are older than the floor than were read, or because the last listing did not have it. (Right after a
+restart, a late file goes unnoticed if as many old files were removed.) A file is also refused if it
+is remembered, or was in the last listing, and its size or time has changed.
 
-The driver lists files on a local disk itself. Others (s3a, hdfs, abfss, …) Spark lists, with the
-credentials that it reads with: a job over its ``binaryFile`` format that opens no file.
+The driver itself lists files on a local disk. Other files (s3a, hdfs, abfss, …) are listed by
+Spark, with the credentials for reading: a job over the format ``binaryFile`` that opens no file.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
-"""Names in a position that are no files: paths in it are relative."""
+"""Names in a position that are not files. Paths in a position are relative."""
 _NO_FLOOR = -(2**63)
 _MS = datetime.timedelta(milliseconds=1)
 _EXACT: Mapping[str, str] = {
-    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for
-    # patterns once more, when it looks for columns in the names of folders, and reads what they
-    # match again: rows would be repeated.
+    # File names are names, not patterns. Without the second setting, Spark 4.3 treats them as
+    # patterns again when it looks for columns in folder names, and rereads what they match: rows
+    # would be repeated.
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
-    # A session that ignores what it cannot read would lose rows.
+    # A session that skips unreadable files would lose rows.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
 
 
 class _Stat(NamedTuple):
-    """What identifies a file, beside its path. Sorts in the order of reading."""
+    """What identifies a file, besides its path. Sorts in the order of reading."""
 
     modified_ms: int
     size_bytes: int
@@ -128,14 +128,14 @@ class DirectoryFrames(Offsets):
         self._window_ms = None if window is None else window // _MS
         self.bounded = not grows or until is not None
         self.remembers = grows
-        # What was seen in the directory. It holds for the position that was given out last.
+        # What was found in the directory. It is valid for the position returned last.
         self._root: str | None = None
         self._looked: _Files | None = None
         self._waiting: list[str] = []
         self._last: Position | None = None
-        self._known: _Files = {}  # Those of the position that was given out last.
+        self._known: _Files = {}  # The files of the position returned last.
         self._fresh: Position | None = None
-        # Shared by the copies that runs work on: the next run would not notice what this one has
+        # Shared by the copies that runs use: the next run would not notice what this one has
         # refused.
         self._refused: dict[str, tuple[_Stat, InvalidInput]] = {}
 
@@ -146,15 +146,15 @@ class DirectoryFrames(Offsets):
         return f"the directory {self._path}"
 
     def first(self, spark: SparkSession) -> Position:
-        """Nothing has been read; in a directory that does not grow, all files are left."""
+        """Return an empty position; if the directory does not grow, one with all files unread."""
         return {} if self._grows else _written(self._look(spark))
 
     def ended(self, position: Position) -> bool:
-        """Whether nothing is left, or all that came before the file ``until`` has been read."""
+        """Return whether no files are left, or all before the file ``until`` have been read."""
         return _OVER in position if self._grows else not position
 
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """Return the files that come next. Looks again when all that it found have been read."""
+        """Return the position after the next files. Lists again once all found have been read."""
         if not self._grows:
             left = _read_back(position)
             taken = set(self._taken(sorted(left, key=lambda path: (left[path].modified_ms, path)), left))
@@ -168,7 +168,7 @@ class DirectoryFrames(Offsets):
     def _next(self, spark: SparkSession, position: Position, known: _Files) -> Position:
         fresh = not self._waiting
         if fresh:
-            # The file that marks the end comes last, so it is looked for first.
+            # The file that marks the end is written last, so check for it first.
             over = self._until is not None and self._is_there(spark, self._until)
             files = self._look(spark)
             self._check(files, known, position)
@@ -198,9 +198,9 @@ class DirectoryFrames(Offsets):
         return taken
 
     def _behind(self, position: Position, known: _Files, taken: _Files) -> Position:
-        """The position behind some more files. It has all of them, since the range is made of it.
+        """Return the position after more files. It has all of them: the range is built from it.
 
-        The floor never passes a file that waits: files are taken in order, so those are newer.
+        The floor never passes a waiting file: files are taken in order, so waiting ones are newer.
         """
         floor = _floor_of(position)
         if self._window_ms is not None:
@@ -215,7 +215,7 @@ class DirectoryFrames(Offsets):
         return stop
 
     def _check(self, files: _Files, known: _Files, position: Position) -> None:
-        """Raise ``InvalidInput`` for files that were written again or came too late."""
+        """Raise ``InvalidInput`` for files that were rewritten or came too late."""
         for path, (refused, why) in self._refused.items():
             if files.get(path) == refused:
                 raise why
@@ -238,8 +238,8 @@ class DirectoryFrames(Offsets):
             self._refused.update({path: (files[path], error) for path in late})
             raise error
         for path in set(files) - set(known) - set(old):
-            # All that was there before has been read: this file is forgotten, and younger than the
-            # floor now.
+            # All files of the last listing have been read. So this file was forgotten, and is newer
+            # than the floor now.
             if before is not None and path in before:
                 try:
                     self._check_same(path, before[path], files[path])
@@ -259,12 +259,12 @@ class DirectoryFrames(Offsets):
             )
 
     def sample(self, spark: SparkSession) -> DataFrame:
-        """Return an empty DataFrame of the columns, also those that Spark hides (``_metadata``)."""
-        # Of no file: the directory may not be there yet.
+        """Return an empty DataFrame with the columns, including hidden ones (``_metadata``)."""
+        # It reads no file, since the directory may not exist yet.
         return self._reader(spark).schema(self._schema(spark)).load([])
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """Return the files between. Checks that they have not changed, unless just found."""
+        """Return the rows of the files in between, checked for changes unless just listed."""
         files = self._between(start, stop)
         if not files:
             return self.sample(spark)
@@ -286,7 +286,7 @@ class DirectoryFrames(Offsets):
         return spark.read.format(self._format).options(**{**self._options, **_EXACT})
 
     def _schema(self, spark: SparkSession) -> StructType:
-        """As given, or as Spark finds it now; found once, so that all ranges have the same."""
+        """Return the given schema, or the one Spark infers, once, so that all ranges share it."""
         if isinstance(self._columns, str):
             self._columns = spark.createDataFrame([], self._columns).schema
         elif self._columns is None:
@@ -312,13 +312,13 @@ class DirectoryFrames(Offsets):
         return address.removeprefix("file:") if urlsplit(address).scheme == "file" else None
 
     def _look(self, spark: SparkSession) -> _Files:
-        """Return every file that is output, with its size and time."""
+        """Return every file to read, with its size and time."""
         local = self._local(spark)
         try:
             found = dict(_walk(local, self._recursive)) if local is not None else self._listed(spark)
         except (FileNotFoundError, NotADirectoryError) as error:
             if local is None and self._grows:
-                # An object store has no empty directories: the first file makes it.
+                # An object store has no empty directories: the first file creates one.
                 logger.warning("%s has nothing yet. Waiting for the first file.", self)
                 return {}
             raise InvalidInput(
@@ -341,8 +341,8 @@ class DirectoryFrames(Offsets):
         local = self._local(spark)
         if local is not None:
             return {path: stat for path in files if (stat := _stat(f"{local}/{path}")) is not None}
-        # One listing costs less than a question for each file, and a file that is gone would fail a
-        # read of these.
+        # One listing costs less than a request per file, and a missing file would fail a read of
+        # these paths.
         wanted = set(files)
         return {path: stat for path, stat in self._look(spark).items() if path in wanted}
 
@@ -388,7 +388,7 @@ def _stat(path: str) -> _Stat | None:
 
 
 def _is_hidden(name: str) -> bool:
-    """As Spark sees it."""
+    """Return whether Spark treats a name as hidden."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
@@ -397,7 +397,7 @@ def _written(files: _Files) -> dict[str, int | str]:
 
 
 def _floor_of(position: Position) -> int:
-    """Return the time before which all files are forgotten, ms."""
+    """Return the time, in ms, before which all files are forgotten."""
     return int(position.get(_FLOOR, _NO_FLOOR))
 
 

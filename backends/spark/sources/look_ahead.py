@@ -1,7 +1,7 @@
-"""Asks how far the next epoch reads while one runs: a thread of its own, with its own connection.
+"""Finds where the next epoch's range ends while an epoch runs, in a thread with its own connection.
 
-The answer is a little older than one that is asked for when it is needed, and is right all the
-same: it depends on the position and on what was there. Where nothing was there, it is asked again.
+The answer may be slightly out of date when it is used, but it is still valid: it depends only on
+the position and on what existed then. If nothing new existed, the caller asks again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS: Final = 0.2
 CANCELS: Final = 5
-"""How often a question under way is cancelled when a run ends, and after what time again."""
+"""When a run ends, a running query is cancelled up to this often, ``CANCEL_SECONDS`` apart."""
 
 
 class LookAhead:
-    """The one question of a run that is under way."""
+    """Runs one such query at a time, for one run."""
 
     def __init__(self, offsets: Offsets, spark: SparkSession) -> None:
         self._offsets = offsets
@@ -38,17 +38,17 @@ class LookAhead:
         self._thread.start()
 
     def ask(self, position: Position) -> None:
-        """Ask how far the epoch reads that begins there. Returns at once."""
+        """Ask where the epoch that begins at this position ends. Returns at once."""
         self._asked = position, Future()
         self._questions.put(self._asked)
 
     def answer(self, position: Position) -> Position | None:
-        """Wait for the answer, once. None: this was not asked. Raises what ``latest`` raised."""
+        """Wait for the answer, once. None if this was not asked. Raises what ``latest`` raised."""
         asked, self._asked = self._asked, None
         return asked[1].result() if asked is not None and asked[0] is position else None
 
     def close(self) -> None:
-        """The run has ended. A question under way is cancelled, and not waited for for long."""
+        """End the thread, as the run has ended. Cancels a running query, and waits only briefly."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked[1].cancel()
@@ -59,7 +59,7 @@ class LookAhead:
                 return
             try:
                 self._spark.sparkContext.cancelJobsWithTag(self._tag)
-            except Exception as error:  # The session may be gone, and the question with it.
+            except Exception as error:  # The session may be gone, and the query with it.
                 logger.debug("what comes next is still asked for: %s", error)
 
     def _work(self) -> None:

@@ -1,13 +1,13 @@
-"""A table with a column that only grows, read by ranges of it.
+"""A table with a column that only grows, read in ranges of that column.
 
-A range has the rows behind offset *low* up to *high*, which the table is asked for before the
-epoch. That is exact as long as the table keeps two promises: a row never changes its offset and is
-not removed before it is read, and **no row appears at or below an offset that has been read**. If
-transactions commit in another order than they got their numbers, read so far behind (``lag``) that
-none is open any more.
+A range has the rows after offset *low* up to offset *high*, which is queried before the epoch. This
+is exact if the table keeps two promises: a row never changes its offset and is not removed before
+it is read, and **no row appears at or below an offset that has been read**. If transactions may
+commit in another order than they got their numbers, read far enough behind (``lag``) that all of
+them are closed.
 
-The position is ``read``, the greatest offset that has been read, and ``until``, if there is an end:
-numbers (timestamps in µs, dates in days), or, of strings and decimals, text.
+The position is ``read``, the greatest offset that has been read, and ``until``, if there is an end.
+Both are numbers (timestamps in µs, dates in days), or text for strings and decimals.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ Step = int | datetime.timedelta
 
 
 class OffsetKind(NamedTuple):
-    """How offsets of a type are kept, and given to Spark."""
+    """How offsets of a type are stored, and passed to Spark."""
 
     kept: Callable[[Column], Column]
-    """From a value to a number or a text."""
+    """From a column of values to one of numbers or text, as stored."""
     literal: Callable[[Any], Column]
-    """Back to the value. Foldable, so that filters reach the files."""
+    """From what is stored to a column of the value. Foldable, so that filters reach the files."""
     given: Callable[[Any], int | str]
+    """From a value that a user gave to what is stored."""
     steps: bool = True
+    """Whether offsets can be counted, for ``step`` and ``lag``."""
     order: Callable[[Any], Any] = lambda kept: kept
-    """A key that sorts what is kept in Spark's order."""
+    """A sort key for stored offsets that gives Spark's order."""
 
 
 class OffsetTable(Offsets):
@@ -119,7 +121,7 @@ class OffsetTable(Offsets):
         return self._read(spark)
 
     def first(self, spark: SparkSession) -> Position:
-        """Begin after ``since``. Reads the whole column once: for nulls, and for the end."""
+        """Begin after ``since``. Reads the whole column once, to find nulls and the end."""
         from pyspark.sql import functions
 
         rows, kind = self._rows(spark)
@@ -139,7 +141,7 @@ class OffsetTable(Offsets):
             if "read" in position and kind.order(position["read"]) >= kind.order(position["until"]):
                 raise InvalidInput(f"since={self._since!r} is not below until={self._until!r}: nothing lies between.")
         elif self.bounded:
-            # A table without rows behind `since` ends where it begins.
+            # A table without rows after `since` ends where it begins.
             end = [value for value in (newest, position.get("read")) if value is not None]
             position["until"] = max(end, key=kind.order, default="nothing")
             if newest is None:
@@ -170,9 +172,9 @@ class OffsetTable(Offsets):
             return position
         high = newest - self._steps(kind, "lag", self._lag) if self._lag is not None else newest
         if "until" in position:
-            high = min(position["until"], high, key=kind.order)  # The same number written in two ways: as the end is.
+            high = min(position["until"], high, key=kind.order)  # If equal, as the end is written.
         if kind.order(least) > kind.order(high):
-            # Nothing is left up to the end, or up to the lag.
+            # No rows are left before the end, or before the lag.
             return {**position, "read": position["until"]} if "until" in position else position
         if self._step is not None:
             high = min(high, least + self._steps(kind, "step", self._step) - 1)
@@ -248,7 +250,7 @@ def _text(value: Any) -> str:
 
 
 def _kind_of(what: str, kind: DataType) -> OffsetKind:
-    """Return how offsets of a type are kept. ``InvalidInput`` for one without a reliable order."""
+    """Return how a type's offsets are stored. ``InvalidInput`` if it has no reliable order."""
     from pyspark.sql import functions as f, types
 
     if isinstance(kind, types.ByteType | types.ShortType | types.IntegerType | types.LongType):
@@ -258,8 +260,7 @@ def _kind_of(what: str, kind: DataType) -> OffsetKind:
     if isinstance(kind, types.TimestampType):
         return OffsetKind(f.unix_micros, lambda v: f.timestamp_micros(f.lit(v).cast("bigint")), _instant)
     if isinstance(kind, types.TimestampNTZType):
-        # Never by way of a timestamp with a zone: wall time has hours that come twice, or not at
-        # all.
+        # Never through a timestamp with a zone: in wall time, some hours come twice or not at all.
         zero = f.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
         return OffsetKind(
             lambda c: f.timestamp_diff("MICROSECOND", zero, c),

@@ -1,8 +1,8 @@
 """How far a source of DataFrames has been read: the interface that kinds of such sources implement.
 
-A *position* says what has been read, and, if the source has an end, where that is. It is all that a
-checkpoint keeps. An epoch reads what lies between two positions, both fixed before its job starts,
-so a job that is run again reads the same rows. ``docs/spark-sources.md`` shows how Kafka fits in.
+A *position* says what has been read, and where the source ends, if it does. A checkpoint stores
+nothing else. An epoch reads the rows between two positions, both fixed before its job starts, so a
+job that runs again reads the same rows. ``docs/spark-sources.md`` shows how Kafka fits in.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Position: TypeAlias = Mapping[str, int | str]
 
 
 class Offsets(ABC):
-    """Something whose rows between two positions Spark can read. It stays in the driver.
+    """Rows that Spark can read between two positions. The object stays in the driver.
 
-    The object that a source gets is a prototype: each run works on a shallow copy.
+    The object given to a source is a prototype: each run uses a shallow copy.
     """
 
     bounded: bool = False
-    """Whether there is a position where it has :meth:`ended`."""
+    """Whether it has a position at which it has :meth:`ended`."""
 
     remembers: bool = False
-    """Whether a position gains names, such as files, for as long as the job lives.
+    """Whether a position gains names, such as files, as long as the job lives.
 
-    Names that do not begin with "/" are then in a log, to which a checkpoint adds those that were
-    added, changed or removed. Otherwise each checkpoint has the whole position.
+    If so, names that do not begin with "/" go to a log, and each checkpoint writes only those that
+    were added, changed or removed. Otherwise each checkpoint writes the whole position.
     """
     looks_ahead: bool = False
-    """Whether :meth:`latest` is called for the next epoch while one runs.
+    """Whether :meth:`latest` is called for the next epoch while an epoch runs.
 
-    It is then called in a thread, so it must not change what other methods use.
+    The call is then made in another thread, so it must not change what other methods use.
     """
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class Offsets(ABC):
 
     @abstractmethod
     def sample(self, spark: SparkSession) -> DataFrame:
-        """Return a DataFrame with the columns that are read. Only its schema is used."""
+        """Return a DataFrame with the columns to read. Only its schema is used."""
 
     @abstractmethod
     def first(self, spark: SparkSession) -> Position:
@@ -57,7 +57,7 @@ class Offsets(ABC):
 
     @abstractmethod
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """Return where an epoch that begins at ``position`` ends: no more than one should read.
+        """Return where an epoch that begins at ``position`` ends. This limits what it reads.
 
         Returns a new object, equal to ``position`` if there is nothing to read now.
         """
@@ -69,19 +69,19 @@ class Offsets(ABC):
         Called for each attempt of an epoch, and must return the same rows each time.
         """
 
-    def ended(self, position: Position) -> bool:  # noqa: ARG002 - what has no end has none anywhere
-        """Return whether everything has been read at this position, by the position alone."""
+    def ended(self, position: Position) -> bool:  # noqa: ARG002 - without an end, no position is one
+        """Return whether everything has been read, judging by the position alone."""
         return False
 
     def start_at(self, position: Position) -> Position:
-        """Return the position for a job that begins after one that a user gave.
+        """Return the position for a job that begins at a position given by a user.
 
-        Raises ``InvalidInput`` for one where no job can begin.
+        Raises ``InvalidInput`` if no job can begin there.
         """
         return position
 
     def rows_estimate(self, start: Position, stop: Position) -> int | None:  # noqa: ARG002 - most kinds do not know
-        """Return about how many rows lie between; None if unknown. 0 is exact: there are none."""
+        """Return about how many rows lie between; None if unknown; 0 only if there are none."""
         return None
 
     def __str__(self) -> str:

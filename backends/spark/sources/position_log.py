@@ -1,9 +1,9 @@
-"""What a position remembers, as the log of an enumerator has it.
+"""The log of an enumerator, which stores the names that a position remembers.
 
-A row is a name and what a move has made of it: its number or its text, or neither, if the name is
-gone. Of a name's rows that of the latest move counts. So a checkpoint writes what a move has
-changed. When most rows have been overtaken, all that is remembered is written anew, and so it is by
-a run that begins.
+Each *move* of the position adds rows for the names it changed: a name with its new number or text,
+or with neither if the name was removed. A name's row of the latest move counts. So a checkpoint
+writes only what has changed. When most rows are outdated, the log is written anew with only the
+current names. A run that restored outdated rows does so first.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ...connectors.sources import not_null
 from .offsets import Position
 
 SPARE_ROWS = 512
-"""How many rows that were overtaken do not matter, beside one for each name."""
+"""How many outdated rows are tolerated in any case, besides one for each name."""
 
 
 def is_remembered(name: str) -> bool:
-    """Return whether a name lies in the log, of a position that remembers."""
+    """Return whether a name is stored in the log, if the position has one."""
     return not name.startswith("/")
 
 
 class PositionLog:
-    """The log of one source, and what it says."""
+    """The log of one source, and its current names."""
 
     columns = pa.schema(
         [*not_null(move=pa.int64(), name=pa.string()), pa.field("number", pa.int64()), pa.field("text", pa.string())]
@@ -31,16 +31,16 @@ class PositionLog:
 
     def __init__(self) -> None:
         self.known: dict[str, int | str] = {}
-        """What the rows say that were given out or restored."""
+        """The names and values according to the rows returned or restored so far."""
         self.is_whole = False
-        """Whether the rows that were given out last are the whole log, in place of all before."""
+        """Whether the rows returned last are the whole log, which replaces all earlier rows."""
         self._rows = 0
         self._move = 0
         self._at: Position | None = None
         self._overtaken = False
 
     def restore(self, rows: pa.Table) -> None:
-        """Take back all rows, in any order."""
+        """Load all rows, in any order."""
         names, numbers, texts = (rows.sort_by("move")[name].to_pylist() for name in self.columns.names[1:])
         said = zip(names, numbers, texts, strict=True)
         found = {name: text if number is None else number for name, number, text in said}
@@ -49,7 +49,7 @@ class PositionLog:
         self._move = max(rows["move"].to_pylist(), default=0)
 
     def rows_for(self, position: Position | None) -> pa.Table:
-        """The rows that the log gains with a position, or, with :attr:`is_whole`, all anew."""
+        """Return the rows to add for a position, or the whole log if :attr:`is_whole` is set."""
         self.is_whole = False
         if position is None or position is self._at:
             return self.columns.empty_table()
@@ -65,7 +65,7 @@ class PositionLog:
 
 
 def columns_of(values: Position | dict[str, int | str | None]) -> dict[str, list[int | str | None]]:
-    """Names with their numbers or texts, by column."""
+    """Return names with their numbers or texts, by column."""
     return {
         "name": [*values],
         "number": [value if isinstance(value, int) else None for value in values.values()],

@@ -1,9 +1,9 @@
-"""The rows of a DataFrame on their way from a task to the reader of its source.
+"""Passes the rows of a DataFrame from a task to the reader of its source.
 
-A task makes a :class:`RowBuffer` for one reader and one epoch, gives the reader its ``split``, adds
-batches and lets the reader read, in turns, and closes the buffer. Then the split ends, and the
-reader's watermark follows all of its rows (``Source.unordered``). A split finds its buffer by a
-token, in this process only, and is never part of a checkpoint.
+A task makes a :class:`RowBuffer` for one reader and one epoch, and gives the reader its ``split``.
+Then the task adds batches and the reader reads them, in turn, until the task closes the buffer.
+Then the split ends, and the reader's watermark comes after all of its rows (``Source.unordered``).
+A split finds its buffer by a token, in this process only, and is never part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...dataflow.api import Chunk, Split
 
 
 class RowBuffer:
-    """Rows for one reader in one epoch. Its split can be read as long as the object lives."""
+    """Rows for one reader in one epoch. Its split can be read as long as this object lives."""
 
     def __init__(self, split_id: str) -> None:
         self.split = Split(split_id, uuid.uuid4().bytes)
-        """For the reader, which must not have had one of this id: use the epoch's number."""
+        """The split for the reader. The reader must not have had its id: use the epoch's number."""
         self._batches: deque[pa.RecordBatch] = deque()
         self._newest_us: int | None = None
         self._closed = False
@@ -40,14 +40,14 @@ class RowBuffer:
             self._batches.append(batch)
 
     def observe(self, newest_us: int) -> None:
-        """Take the greatest event time of some rows of the epoch, of whichever subtask, µs."""
+        """Take the greatest event time, in µs, of some rows of the epoch, for any subtask."""
         self._newest_us = newest_us if self._newest_us is None else max(self._newest_us, newest_us)
 
     def close(self) -> None:
         self._closed = True
 
     def chunks(self) -> Iterator[Chunk]:
-        """What has been added, each batch once; empty chunks while there is nothing."""
+        """Yield what has been added, each batch once, and empty chunks while there is nothing."""
         position = 0
         while self._batches or not self._closed:
             batch = self._batches.popleft() if self._batches else None
@@ -63,7 +63,7 @@ class RowBuffer:
 
 
 def chunks_of(split: Split) -> Iterator[Chunk]:
-    """Read the buffer of a split. ``InvalidState`` without one, and for a split that was begun."""
+    """Read the buffer of a split. ``InvalidState`` without one, or if the split was begun."""
     buffer = _OPEN.get(split.payload)
     if buffer is None or split.position:
         why = "this process does not have its rows" if buffer is None else "the rows before were given already"

@@ -1,14 +1,14 @@
 """Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, epoch by epoch.
 
-In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets``), of which a checkpoint
-writes as a log what grows without end (``position_log``). It gives out the next :class:`Range`
-before an epoch begins, which moves the position, so the checkpoint that ends the epoch has the
-position behind the range. While the epoch runs, it may ask how far the next one reads
-(``look_ahead``). In the JVM the range is read and transformed, and beside it Python makes frames of
-the rows (``protocol.dataframe_input``). In the workers they come to the source's subtasks as the
-one split of the epoch (``row_buffer``).
+In the driver, a :class:`RangeEnumerator` keeps the *position* (``offsets``). A checkpoint writes
+the part of it that grows without end as a log (``position_log``). Before an epoch begins, the
+enumerator returns the next :class:`Range`, which moves the position, so the checkpoint that ends
+the epoch has the position after the range. While the epoch runs, the enumerator may query where the
+next one ends (``look_ahead``). The JVM reads and transforms the range, and Python workers turn the
+rows into frames (``protocol.dataframe_input``). The source's subtasks get them as the only split of
+the epoch (``row_buffer``).
 
-A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
+A pickled :class:`SparkSource` has only its schema: no Spark objects, no functions, no position.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Range(NamedTuple):
     """The rows that one epoch reads."""
 
     frame: Callable[[SparkSession], DataFrame]
-    """Builds the DataFrame, in the columns of the source, for each try of the epoch.
+    """Builds the DataFrame, with the columns of the source, for each try of the epoch.
 
-    Raises ``InvalidInput`` for columns that are not those declared, and what Spark raises.
+    Raises ``InvalidInput`` if the columns differ from those declared, and whatever Spark raises.
     """
     label: str
-    """Where they come from, as Spark's UI shows it."""
+    """Where the rows come from, for Spark's UI."""
 
 
 class SparkSource(Source):
@@ -128,14 +128,14 @@ class SparkSource(Source):
         return self._schema
 
     def enumerator(self) -> RangeEnumerator:
-        """Return a new enumerator, which keeps the position. One made in a worker has no ranges."""
+        """Return a new enumerator, which keeps the position. In a worker, it has no ranges."""
         return RangeEnumerator(copy(self._offsets), self._conforming, remembers=self._remembers)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         return chunks_of(split)
 
     def behind(self, position: Position) -> StartingPoint:
-        """Begin after a position of its ``Offsets``.
+        """Return a starting point after a position of its ``Offsets``.
 
         ``offsets.latest(spark, offsets.first(spark))`` is the end of what exists now.
         """
@@ -145,7 +145,7 @@ class SparkSource(Source):
         return StartingPoint(enumerator.whole(), (), f"behind {dict(list(position.items())[:3])}")
 
     def _conforming(self, rows: DataFrame) -> DataFrame:
-        """Return the records of the rows of a range: transformed, in the columns of the source."""
+        """Return the rows of a range as records: transformed, with the columns of the source."""
         records = self._transformed(rows)
         check_fits(str(self._offsets), records.schema, self._schema)
         return records.select(*("`" + name.replace("`", "``") + "`" for name in self._schema.names))
@@ -172,14 +172,14 @@ class SparkSource(Source):
 
 
 class RangeEnumerator(SplitEnumerator):
-    """Keeps how far a :class:`SparkSource` has been read. Gives ranges to epochs.
+    """Keeps how far a :class:`SparkSource` has been read, and returns ranges for epochs.
 
     Its rows: ``name`` (utf8), ``number`` (int64) and ``text`` (utf8), a row for each name of the
     position with its number or its text. Once reading has begun, there is also a row whose name is
     null, with the number of ranges read.
 
-    Of ``Offsets`` that remember, what they remember lies in the log. Without one they begin at a
-    position that was given, and behind checkpoints of earlier releases.
+    If the ``Offsets`` remember, the names they remember are in the log. These rows have them, too,
+    at a position given by a user, and in checkpoints of earlier releases.
     """
 
     columns = pa.schema([pa.field("name", pa.string()), pa.field("number", pa.int64()), pa.field("text", pa.string())])
@@ -197,15 +197,15 @@ class RangeEnumerator(SplitEnumerator):
         self._over = False
 
     def begin_at(self, position: Position) -> None:
-        """Begin behind a position, before anything is read."""
+        """Begin after a position. Called before anything is read."""
         self._position = position
 
     def next_range(self, spark: SparkSession) -> Range | NoSplit:
-        """Return what the next epoch reads. Moves the position behind it.
+        """Return what the next epoch reads, and move the position after it.
 
-        Called once for an epoch, before its barrier begins. Returns ``LATER`` if there is nothing
-        now, and ``NEVER`` when the last range was that of an epoch before. Raises what ``Offsets``
-        raise, and leaves the position as it was.
+        Called once per epoch, before its barrier begins. Returns ``LATER`` if there is nothing to
+        read now, and ``NEVER`` once everything has been read. Raises what ``Offsets`` raise, and
+        then leaves the position as it was.
         """
         if self._offsets is None:
             raise InvalidInput(
@@ -225,14 +225,14 @@ class RangeEnumerator(SplitEnumerator):
         return NoSplit.NEVER
 
     def _latest(self, offsets: Offsets, spark: SparkSession, position: Position) -> Position:
-        """What was found while the epoch before ran; or what there is now, if that was nothing."""
+        """Return what was found during the last epoch, or what exists now if that was nothing."""
         found = self._ahead.answer(position) if self._ahead is not None else None
         return offsets.latest(spark, position) if found is None or found == position else found
 
     def look_ahead(self, spark: SparkSession) -> None:
-        """Ask what comes behind the range that was given out last, while its epoch runs.
+        """Begin to query what follows the range returned last, while its epoch runs.
 
-        Only what is worth it does. What goes wrong, :meth:`next_range` raises.
+        Does nothing unless ``Offsets.looks_ahead``. :meth:`next_range` raises what goes wrong.
         """
         offsets, position = self._offsets, self._position
         if offsets is not None and offsets.looks_ahead and position is not None and not offsets.ended(position):
@@ -240,7 +240,7 @@ class RangeEnumerator(SplitEnumerator):
             self._ahead.ask(position)
 
     def close(self) -> None:
-        """End what :meth:`look_ahead` has begun. The run has ended."""
+        """End what :meth:`look_ahead` began, as the run has ended."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
@@ -250,7 +250,7 @@ class RangeEnumerator(SplitEnumerator):
         return Range(lambda spark: self._conforming(offsets.frame(spark, start, stop)), label)
 
     def next_split(self, subtask: int, parallelism: int) -> NoSplit:  # noqa: ARG002 - the same for all
-        """Splits come with ranges: ``LATER``; ``NEVER`` once :meth:`next_range` has said so."""
+        """Return ``LATER``, as splits come with ranges; ``NEVER`` once :meth:`next_range` did."""
         return NoSplit.NEVER if self._over else NoSplit.LATER
 
     def snapshot(self) -> pa.Table:
@@ -259,7 +259,7 @@ class RangeEnumerator(SplitEnumerator):
         return self._rows({name: value for name, value in self._position.items() if not is_remembered(name)})
 
     def whole(self) -> pa.Table:
-        """Return the rows of a snapshot that needs no log."""
+        """Return the rows of a snapshot with the whole position, which needs no log."""
         return self.columns.empty_table() if self._position is None else self._rows(self._position)
 
     def _rows(self, position: Position) -> pa.Table:
@@ -289,7 +289,7 @@ class RangeEnumerator(SplitEnumerator):
 
 
 def _checked(offsets: Offsets, position: object) -> Position:
-    """The same position. ``InvalidInput``, the fault of the ``Offsets``, if it cannot be kept."""
+    """Return the position. ``InvalidInput``, the ``Offsets``' fault, if it cannot be stored."""
     if not isinstance(position, dict):
         raise InvalidInput(f"{offsets} gave {type(position).__name__} for a position. It must give a dict.")
     for name, value in position.items():

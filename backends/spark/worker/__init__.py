@@ -1,4 +1,4 @@
-"""What runs in the Python workers of Spark. Read ``level``, ``task_run``, ``loop_end``.
+"""What runs in Spark's Python workers. Read ``level``, ``task_run``, ``loop_end``.
 
 ``task_cache`` and ``operator_pickling`` keep operators from one epoch to the next.
 """

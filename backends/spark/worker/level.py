@@ -1,7 +1,7 @@
 """What Spark runs: one level of an epoch in one slot.
 
-A slot runs, one after the other, every task of the level with the slot's number as its subtask, and
-passes on what is for other levels. Frames are read one by one, and output is sent when it is much.
+A slot runs every task of the level whose subtask is the slot's number, and passes on payloads for
+other levels. It reads frames one by one, and sends output whenever enough has gathered.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pyspark import Broadcast
 
 _SETUPS: Final[dict[str, Setup]] = {}
-"""By run, the setups that this process has unpickled."""
+"""The setups that this process has unpickled, by run."""
 
 
 def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Setup:
-    """Return the setup of a run. ``FailsAgain`` if it cannot be unpickled. Releases ended runs."""
+    """Return the setup of a run, and release ended runs. ``FailsAgain`` if it cannot be loaded."""
     ended = [other for other in _SETUPS if other not in live and other != run]
     if ended:
         for other in ended:
@@ -49,7 +49,7 @@ def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Set
 
 @dataclass(frozen=True)
 class Level:
-    """What each slot of one level does, with what came for it."""
+    """One level of an epoch: a function that Spark runs on the payloads of each slot."""
 
     run: str
     setup: Broadcast[bytes]
@@ -58,10 +58,10 @@ class Level:
     specs: Mapping[int, bytes]
     """By slot, the pickled specs of its tasks."""
     heads: Mapping[int, tuple[ev.TaskId, ...]]
-    """By slot, the heads of loops that end the epoch here."""
+    """By slot, the heads of loops, which end the epoch at this level; only at the last level."""
 
     def __call__(self, slot: int, received: Iterator[bytes]) -> Iterator[bytes]:
-        """From payloads to payloads behind their slots. Spark tries again upon ``EpochBroken``."""
+        """Turn payloads into slots and payloads. Spark tries again on ``EpochBroken``."""
         return frames.keyed(self._sent(slot, received))
 
     def _sent(self, slot: int, received: Iterator[bytes]) -> Iterator[frames.Sent]:
@@ -69,7 +69,7 @@ class Level:
         try:
             setup = _setup_of(self.run, lambda: self.setup.value, self.epoch.live)
         except FailsAgain as error:
-            # Reported, not raised: Spark would try again, as often as it may.
+            # Reported, not raised: Spark would retry an error as often as it is allowed to.
             for spec in specs:
                 events: list[ev.CoordinatorEvent] = [ev.TaskFailed(None, str(error))]
                 yield TaskReport(spec.task, events=events, errors=[(str(error), pack_error(error))]).sent_on()

@@ -1,8 +1,9 @@
-"""The head of a loop at the last level of an epoch, where it gets what was fed back.
+"""The head of a loop at the last level of an epoch, where it receives what was fed back.
 
-At its own level a head has written its states and sent the barrier into its loop. It goes on to the
-last level as a frame to itself, with a snapshot that is still open. There, all that was fed back in
-the epoch becomes the in-flight state of the snapshot (FLIP-16), processed first in the next epoch.
+At its own level, a head writes its states and sends the barrier into its loop. Then it sends itself
+to the last level as a frame, with a snapshot that is still open. There, everything that was fed
+back in the epoch becomes the snapshot's in-flight state (FLIP-16), which the next epoch processes
+first.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from ...runtime import LoopFill, Worker
 from ..protocol import Epoch, EpochLink, Setup, TaskReport, frames
 
 _ITSELF = -1
-"""The number of the frame that is a head."""
+"""The frame number of a head that sends itself."""
 
 
 class Suspended(NamedTuple):
-    """A head on its way."""
+    """A head on its way to the last level."""
 
     report: TaskReport
     snapshot: OpenSnapshot | None
     is_own: bool
-    """Whether a barrier that writes has asked for the snapshot."""
+    """Whether a barrier that writes asked for the snapshot."""
 
     def sent_on(self, level: int) -> frames.Sent:
         task = self.report.task
@@ -40,7 +41,7 @@ class Suspended(NamedTuple):
 
 
 class NoChain:
-    """In place of an operator chain: it holds nothing, and has nothing to tell of checkpoints."""
+    """Stands in for an operator chain. It holds no batches, and ignores news of checkpoints."""
 
     def flush(self) -> None:
         pass
@@ -53,9 +54,10 @@ class NoChain:
 
 
 class _NextEpoch(NoChain):
-    """In place of the chain: takes what the next epoch is to process.
+    """Stands in for the chain, and collects what the next epoch is to process.
 
-    The snapshot has it by channel, and what is fed back is not combined.
+    It ignores ``edge_id`` and ``combined``: the snapshot keeps batches by channel, and what is fed
+    back is never combined.
     """
 
     def __init__(self, fill: LoopFill) -> None:
@@ -80,7 +82,7 @@ class LoopEnd:
         self._head: Suspended | None = None
 
     def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[frames.Sent]:
-        """Take a frame in, also the one that is the head. Sends nothing before the end."""
+        """Take a frame, or the head itself. Sends nothing before :meth:`finish`."""
         if header.number != _ITSELF:
             self._frames += self._inbox.take(header, rest)
         elif self._head is None:
@@ -90,7 +92,7 @@ class LoopEnd:
         yield from ()
 
     def finish(self) -> Iterator[frames.Sent]:
-        """The report of the head. Nothing if it failed at its own level, where it has reported."""
+        """Send the head's report; nothing if it failed at its own level and reported there."""
         self._inbox.check()
         if self._head is None:
             return
@@ -109,7 +111,7 @@ class LoopEnd:
         )
         later: Any = _NextEpoch(LoopFill(self._task, self._setup.loop_bytes_max))
         worker.operators = later
-        # A snapshot that no barrier has asked for is written here, not by the worker.
+        # If no barrier asked for the snapshot, it is written here, not by the worker.
         own = None if is_own else snapshot
         try:
             for header, rest in self._frames:

@@ -1,9 +1,10 @@
-"""Operators with union state, which go from worker to worker pickled between two epochs.
+"""Operators with union state, which are pickled to move between workers from epoch to epoch.
 
-A new chain would be restored from the snapshot of the epoch before. At a restore of union state
-every subtask gets the entries of all and takes its share in ``open``, so all would have to be
-restored together, which is impossible while some have finished. So the operator is pickled behind
-its snapshot and goes on with its own entries, with the context and states of its new chain.
+A new chain is normally restored from the snapshot of the epoch before. But when union state is
+restored, every subtask gets the entries of all subtasks and takes its share in ``open``. So all
+subtasks would have to be restored together, which is impossible once some have finished. Instead,
+the operator is pickled after its snapshot and continues with its own entries, in the context and
+with the states of its new chain.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def pickle_operators(job: Job, chain: OperatorChain) -> dict[str, bytes]:
-    """By uid, those of a chain. ``InvalidState``, its fault, if one cannot be pickled."""
+    """Pickle those of a chain, by uid. ``InvalidState``, its fault, if one cannot be pickled."""
     union = {uid for uid in chain.operators if any(state.mode is Mode.UNION for state in job.states_of(uid))}
     return {uid: _pickle(operator) for uid, operator in chain.operators.items() if uid in union}
 
@@ -53,7 +54,7 @@ def _pickle(operator: ChainedOperator) -> bytes:
 
 
 def unpickle_operators(chain: OperatorChain, pickled: Mapping[str, bytes]) -> dict[str, Operator]:
-    """Return the operators that were pickled, with the contexts and states of a new chain."""
+    """Return the pickled operators, with the contexts and states of a new chain."""
     return {uid: _unpickle(data, chain.operators[uid]) for uid, data in pickled.items()}
 
 
@@ -64,10 +65,10 @@ def _unpickle(data: bytes, operator: ChainedOperator) -> Operator:
         def persistent_load(self, name: Any) -> object:
             return own[name]
 
-    logic: Operator = Unpickler(io.BytesIO(data)).load()  # From a worker of ours.
+    logic: Operator = Unpickler(io.BytesIO(data)).load()  # From our own worker.
     return logic
 
 
 def _own(operator: ChainedOperator) -> dict[str, object]:
-    """What belongs to a chain and not to the operator, by a name that it has in every worker."""
+    """Return what belongs to the chain, not the operator, by a name that is the same everywhere."""
     return {"context": operator.context, **{f"state {name}": state for name, state in operator.states.all.items()}}

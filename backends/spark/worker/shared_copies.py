@@ -1,18 +1,17 @@
-"""Copies of tasks' states on the local disk that all workers of a host share.
+"""Copies of tasks' states on the local disk, shared by all workers of a host.
 
-A worker that has nothing of a task, or something too old, would read the whole state from the
-store. With many workers most visits are of that kind. So whoever had to read a state whole, or has
-written it whole, leaves a copy, and others begin with that and read only what has changed since.
+A worker whose state of a task is missing or too old would have to read all of it from the store.
+With many workers, this is the usual case. So a worker that had to read a state in full, or has
+written it in full, leaves a copy. Other workers load the copy and read only what has changed since.
 
-A copy is a directory named by version and token; as in a worker's own cache it counts only if the
-driver names the token, so copies of attempts that were not accepted are never used. It comes into
-being by a rename, and is never changed. Whatever goes wrong with one is told to the log: the store
-has everything.
+A copy is a directory named after its version and token. As in a worker's own cache, a copy counts
+only if the driver names its token, so copies of attempts that were not accepted are never used. A
+copy appears by a rename and never changes. Its errors are only logged, as the store has everything.
 
 YARN and Spark's standalone workers give all executors of an application on a host one directory,
-and remove it with the application; copies lie there. It must be ours alone: copies hold states of
-the job, and are read as they are. Elsewhere they lie in the executor's own directory, which goes
-with the executor.
+and remove it with the application. Copies are kept there, in a directory that nobody else may
+read or write: they hold states of the job, and are loaded without checks. Elsewhere, copies are
+kept in the executor's own directory, which is removed with the executor.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ logger = logging.getLogger(__name__)
 _ROOT: Final = "stateformat-copies"
 _UNFINISHED: Final = "."
 _OF_APPLICATION: Final = "application_", "executor-"
-"""How names of directories begin that an application has on a host: YARN's, the standalone's."""
+"""Prefixes of the directory of an application on a host: YARN's and the standalone worker's."""
 
 
 class Copy(NamedTuple):
-    """States of a task as one report left them."""
+    """A copy of a task's states, as they were at one report."""
 
     token: bytes
     version: int
@@ -47,9 +46,9 @@ class Copy(NamedTuple):
 
 
 class SharedCopies:
-    """The copies of a host, as an executor sees them.
+    """The copies of a host that one executor can use.
 
-    ``directory``: the executor's own.
+    ``directory``: the executor's own directory.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -65,7 +64,7 @@ class SharedCopies:
             return None
         newest = max(known, key=lambda copy: copy.version)
         try:
-            os.utime(newest.directory)  # The least recently used one goes first.
+            os.utime(newest.directory)  # The least recently used copy is removed first.
         except OSError:
             return None
         return newest
@@ -80,10 +79,11 @@ class SharedCopies:
         tokens: Mapping[bytes, int],
         limit_bytes: int,
     ) -> bool:
-        """Copy states under a token and a version. Whether it was done.
+        """Copy states under a token and a version. Return whether it was done.
 
-        ``tokens``: those that count now. Of the task's copies with these the newest stays, since
-        this attempt may not be accepted. Others of any task go until all have ``limit_bytes``.
+        ``tokens``: the tokens that count now. Removes the task's older copies except the newest
+        with one of these tokens, since this attempt may not be accepted. Then removes the least
+        recently used copies of any task, until all copies have at most ``limit_bytes``.
         """
         size = sum(each.size_bytes for each in states.values())
         if size > limit_bytes:
@@ -136,7 +136,7 @@ class SharedCopies:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make a directory, unless it is there. Whether nobody else can read it or put anything in."""
+    """Make a directory if there is none. Return whether nobody else can read or write it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
@@ -146,20 +146,20 @@ def _is_private(folder: Path) -> bool:
 
 
 def file_name(uid: str) -> str:
-    """Return a name of a file for a uid, which may hold any character."""
+    """Return a file name for a uid, which may contain any character."""
     return uid.encode().hex()
 
 
 def _copies(folder: Path) -> Iterator[Copy]:
     for found in _entries(folder):
-        # One that is being made, and whatever else lies there, is none.
+        # Skips unfinished copies and other files.
         named = re.fullmatch(r"([0-9]{1,18})-((?:[0-9a-f]{2})+)", found.name)
         if named is not None:
             yield Copy(bytes.fromhex(named[2]), int(named[1]), found)
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what lies in a directory; nothing if it has gone in the meantime."""
+    """Return the entries of a directory; none if it cannot be read, or no longer exists."""
     try:
         return [Path(entry) for entry in os.scandir(folder)]
     except OSError:

@@ -1,10 +1,10 @@
 """What a Python worker keeps from one epoch to the next: the operator chains of its tasks.
 
-Spark serves a task in any worker, so every worker comes to hold every task, a few epochs behind. A
-cached task has the token of the report with which its epoch ended. It counts only if that token is
-among those that the driver sends: the tokens of accepted reports, with their versions. States over
-the limit go to the executor's local disk; Spark removes the files when the executor ends. What a
-worker does not have, another one of its host may have left there (``shared_copies``).
+Spark runs a task in any worker, so in time every worker holds every task, a few epochs behind. A
+cached task has the token of the report that ended its epoch. It counts only if the driver sends
+that token: the driver sends the tokens of accepted reports, with their versions. States over the
+limit move to the executor's local disk; Spark removes the files when the executor ends. For a task
+that a worker does not have, another worker of its host may have left a copy (``shared_copies``).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Key = tuple[str, ev.TaskId]
 
 @dataclass
 class CachedTask:
-    """A task as one report left it."""
+    """A task as it was at one report."""
 
     token: bytes
     version: int
     chain: OperatorChain | None
-    """None: its states lie in ``directory``."""
+    """None if its states are in ``directory``."""
     output: Any = None
     directory: Path | None = None
     size_bytes: int = 0
     is_shared: bool = False
-    """Whether others may use the directory, too."""
+    """Whether other workers may use the directory, too."""
 
     def states(self, empty: Mapping[str, SubtaskStates]) -> Mapping[str, SubtaskStates]:
-        """Its states by uid, loaded from disk into ``empty``. ``InvalidInput`` if that fails."""
+        """Return its states by uid, loaded into ``empty`` if on disk, or raise ``InvalidInput``."""
         if self.chain is not None:
             return self.chain.states
         assert self.directory is not None
@@ -71,21 +71,21 @@ class TaskCache:
 
     @property
     def shared(self) -> SharedCopies | None:
-        """What all workers of this host share; None if Spark gives no local directory."""
+        """The copies that workers of this host share; None without a local directory of Spark."""
         directory = local_directory()
         if self._shared is None and directory is not None:
             self._shared = SharedCopies(directory)
         return self._shared
 
     def copy_of(self, key: Key, tokens: Mapping[bytes, int]) -> CachedTask | None:
-        """Return a task that another worker has left, with one of these tokens."""
+        """Return a copy of a task, with one of these tokens, that some worker has left."""
         found = self.shared.find(*key, tokens) if self.shared is not None else None
         if found is None:
             return None
         return CachedTask(found.token, found.version, None, directory=found.directory, is_shared=True)
 
     def take(self, key: Key, tokens: Mapping[bytes, int]) -> CachedTask | None:
-        """Remove and return a task, if its token is among these."""
+        """Remove a task; return it if its token is one of these."""
         cached = self._tasks.pop(key, None)
         if cached is None or cached.token in tokens:
             return cached
@@ -93,7 +93,7 @@ class TaskCache:
         return None
 
     def keep(self, key: Key, cached: CachedTask, *, limit_bytes: int) -> None:
-        """Add a task. Others go to disk until those in memory have at most ``limit_bytes``."""
+        """Add a task. The least recently used go to disk while memory holds more than the limit."""
         older = self._tasks.pop(key, None)
         if older is not None:
             older.release()
@@ -129,7 +129,7 @@ class TaskCache:
 
 
 def local_directory() -> str | None:
-    """Where Spark lets this worker put files; None: the system's directory for temporary files."""
+    """Return where Spark lets this worker put files; None: in the system's temporary directory."""
     first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return first if first and Path(first).is_dir() else None
 

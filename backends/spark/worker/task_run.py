@@ -1,11 +1,11 @@
 """One task in one epoch, in a Python worker: from its restore point and mail to its report.
 
-The operator chain is the one that this worker has cached, or is opened from the restore point. The
-same ``Worker`` as in every executor processes first what was fed back into a loop, then mail, then
-records; its channels end in frames. When nothing more can come, the barrier has passed everywhere,
-and the snapshot is written. An epoch without a barrier that writes is a cut as well, since nothing
-is under way when it ends: the states are written as they are then. The head of a loop goes on at
-the last level, with an open snapshot (``loop_end``).
+The operator chain is the one that this worker has cached, or a new one opened from the restore
+point. A ``Worker``, as in every executor, first processes what was fed back into a loop, then mail,
+then records; its channels end in frames. When all input has arrived, the barrier has passed, and
+the snapshot is written. An epoch without a barrier that writes is a consistent cut as well, since
+nothing is in flight when it ends: the states are written as they are at its end. The head of a loop
+continues at the last level, with an open snapshot (``loop_end``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class _SendingEnd(Queue):
-    """The sending end of a channel whose other end is in another worker."""
+    """The sending end of a channel whose receiver runs in another worker."""
 
     __slots__ = ("level", "outbox", "receiver")
 
@@ -56,12 +56,12 @@ class _SendingEnd(Queue):
 
 
 def _combined(edge_id: str) -> str:
-    """Return the name under which combined rows of an edge travel; no edge of the job has it."""
+    """Return the edge id for sending combined rows of an edge; no edge of the job has it."""
     return f"combined rows of {edge_id}"
 
 
 class _Output:
-    """What a chain writes to (``ChainOutput``): the worker of this epoch. A chain outlives it."""
+    """A chain's ``ChainOutput``. It leads to the worker of the epoch, which the chain outlives."""
 
     worker: Worker
 
@@ -87,7 +87,7 @@ class _Output:
 
 
 class _EndedChain(NoChain):
-    """In place of the chain of a task whose logic ended in an epoch before."""
+    """Stands in for the chain of a task whose logic ended in an earlier epoch."""
 
     late_records = 0
 
@@ -105,7 +105,7 @@ class _EndedChain(NoChain):
 class TaskRun:
     """One task. Call :meth:`begin`, :meth:`receive` for every frame, then :meth:`finish`.
 
-    Each yields what is to be sent.
+    Each yields what to send.
     """
 
     def __init__(self, setup: Setup, epoch: Epoch, spec: Spec, context: WriteContext, cache: TaskCache) -> None:
@@ -121,7 +121,7 @@ class TaskRun:
         self._inbox = frames.Inbox(spec.task)
         self._queues = setup.queues(spec.task)
         self._input = input_channel(self._vertex.id, spec.task.subtask)
-        # A source that reads frames and is asked to end does so behind the range of the epoch.
+        # A source that reads frames ends, if asked to, only after the range of the epoch.
         self._last_mail = [item for item in spec.mail if spec.reads_frames and isinstance(item, ev.EndSource)]
         combiners = combiners_of(setup.job, self._vertex.inputs)
         self._combined = {_combined(edge_id): edge_id for edge_id in combiners}
@@ -130,7 +130,7 @@ class TaskRun:
             self._schemas[self._input.edge] = setup.job.step(self._vertex.id).schema
             self._rows = RowBuffer(f"epoch {epoch.version}")
         self._output = _Output(combiners_of(setup.job, self._vertex.outputs))
-        self._choose = random.Random(0)  # noqa: S311 - which of the channels that have something comes first
+        self._choose = random.Random(0)  # noqa: S311 - which channel with elements is next
         self._worker = Worker(
             spec.task,
             self._vertex,
@@ -154,9 +154,9 @@ class TaskRun:
         return ends
 
     def begin(self) -> Iterator[frames.Sent]:
-        """Open, process what had been fed back, timers of processing time, and mail.
+        """Open, then process what was fed back, timers of processing time, and mail.
 
-        A source without frames reads.
+        A source whose rows do not come as frames also reads.
         """
         worker = self._worker
         try:
@@ -204,7 +204,7 @@ class TaskRun:
             self._worker.step(self._choose)
 
     def finish(self) -> Iterator[frames.Sent]:
-        """All frames have come: send the report, or the head of a loop for the last level."""
+        """Send the report, or a loop's head to the last level. Call it after the last frame."""
         self._inbox.check()
         if self.spec.reads_frames and not self._worker.gone:
             self._rows.close()
@@ -239,7 +239,7 @@ class TaskRun:
             self._worker.step(self._choose)
 
     def _process_held(self) -> None:
-        """Let operators process the batches that waited for others: the epoch is over."""
+        """Let operators process the batches that they have gathered: the epoch is over."""
         if not self._worker.gone:
             try:
                 self._worker.operators.flush()
@@ -247,7 +247,7 @@ class TaskRun:
                 self._worker.fail(error)
 
     def _read(self) -> Iterator[frames.Sent]:
-        """Let a source read until its share of the epoch is over, or nothing is there."""
+        """Let a source read until its share of the epoch is used up, or nothing is left to read."""
         worker, epoch = self._worker, self._epoch
         end_us = None if epoch.read_us is None else worker.now_us() + epoch.read_us
         while epoch.read_rows != 0 and worker.ready(worker.now_us()):
@@ -300,7 +300,7 @@ class TaskRun:
                 chain.reader.go_on(self.spec.active)
 
     def _restored(self, cached: CachedTask | None, point: RestorePoint) -> OperatorChain:
-        """A new chain: with cached states and what has changed since, or with none, to be read."""
+        """Return a new chain: with cached states brought up to date, or without, to be restored."""
         job, subtask, vertex = self._setup.job, self.spec.task.subtask, self._vertex
         self.report.opened = "restored"
         if cached is None:
@@ -313,7 +313,7 @@ class TaskRun:
                 found = cached.states(empty)
             except InvalidInput as error:
                 logger.warning("States on the local disk are read from the store again: %s", error)
-        cached.release()  # Its operators may hold what is out of date; the states go on.
+        cached.release()  # Its operators may hold outdated values. Its states are used again.
         if found is None:
             return OperatorChain(job, vertex, subtask, self._output, gathers=True)
         for uid, states in found.items():
@@ -333,7 +333,7 @@ class TaskRun:
                     self._worker.operators.process(edge, batch)
 
     def _write(self) -> tuple[OpenSnapshot | None, bool]:
-        """Write what no barrier has written, and put the chain away.
+        """Write the snapshot, unless a barrier has had it written, and cache the chain.
 
         Returns the snapshot of a loop head, which stays open, and whether a barrier asked for it.
         """
@@ -359,7 +359,7 @@ class TaskRun:
         return snapshot, is_own
 
     def _put_away(self) -> None:
-        """Cache the chain for the next epoch, or end it if its logic has ended."""
+        """Cache the chain for the next epoch, or release it if its logic has ended."""
         chain, report = self._worker.operators, self.report
         report.kept = {uid: dict(states.layers_kept) for uid, states in chain.states.items()}
         if self._core.state in ENDED:
@@ -375,8 +375,8 @@ class TaskRun:
         except InvalidState as error:
             self._worker.fail(error)
         if report.failure or any(isinstance(event, ev.SnapshotFailed) for event in report.events):
-            # A snapshot that failed was written once more, so its states are not at the version of
-            # the epoch.
+            # After a failed snapshot, the states were written again, so they are not at the epoch's
+            # version.
             self._worker.release()
             return
         self._leave_copy(chain)
@@ -384,7 +384,7 @@ class TaskRun:
         self._cache.keep(self._key, cached, limit_bytes=self._setup.cache_bytes)
 
     def _leave_copy(self, chain: OperatorChain) -> None:
-        """Copy states for other workers that were read or written whole in this epoch."""
+        """Copy states for other workers if this epoch read or wrote them in full."""
         report, shared, point = self.report, self._cache.shared, self.spec.restore_point
         was_read = report.opened == "restored" and point is not None and point.has_layers
         if shared is None or not (was_read or report.wrote_base):
