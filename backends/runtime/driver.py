@@ -1,7 +1,7 @@
-"""The driver of a run: it carries out the coordinator's commands, and talks to the store.
+"""The driver of a run: it carries out the coordinator's commands, and accesses the store.
 
-It begins, publishes and expires checkpoints, and lets sinks commit with the permit. The
-coordinators of operators and the enumerators of sources live here too.
+It begins, publishes and expires checkpoints, and lets sinks commit with the permit. It also holds
+the coordinators of operators and the enumerators of sources.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from .worker import Mail, MessageToSubtask, SplitAssigned
 logger = logging.getLogger(__name__)
 
 EXPIRED_IN = 10
-"""How often, in the time that checkpoints are kept for, the store is looked through for older
-ones."""
+"""How many times per retention period (``keep_for_us``) the store is searched for older
+checkpoints."""
 
 _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
-"""The running state holds a key once, and computes key groups as the format does."""
+"""Running state holds each key once, and computes key groups as the format does."""
 
 FATAL = (er.PublishConflict, er.JobMismatch, er.CheckpointExpired, GraceExceeded)
-"""Another run has taken the job, or the grace of this one is over: it is not started again."""
+"""Errors that end the job: another run has taken it over, or this run's grace period is over."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class MessageToCoordinator:
     uid: str
     subtask: int
     message: bytes | None
-    """None: a marker, returned to the subtask after the answers to all earlier messages."""
+    """None: a marker, which returns to the subtask after the answers to all earlier messages."""
     snapshot_taken: int
     """The last barrier for which the subtask had taken its snapshot."""
 
 
 @dataclass(frozen=True)
 class SplitRequested:
-    """A reader asks for a split."""
+    """A reader's request for a split."""
 
     task: ev.TaskId
 
@@ -77,16 +77,16 @@ class TaskMessenger(ABC):
 
     @abstractmethod
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
-        """Put mail into a task's mailbox; messages to an ended task are :meth:`Driver.lost`."""
+        """Put mail into a task's mailbox. Pass messages to an ended task to :meth:`Driver.lost`."""
 
     @abstractmethod
     def overtake(self, barrier: ev.Barrier) -> None:
-        """Turn the barrier in flight unaligned in all channels, also where it is still to come."""
+        """Make the barrier in flight unaligned in all channels, even where it has yet to arrive."""
 
     @property
     @abstractmethod
     def late_rows(self) -> int:
-        """Rows dropped as late since the job began, as far as checkpoints know of earlier runs."""
+        """Rows dropped as late since the job began; of earlier runs, as recorded in checkpoints."""
 
     @abstractmethod
     def drop_in_flight(self) -> None:
@@ -118,10 +118,10 @@ class Driver:
         self.failed_stops: list[ev.StopFailed] = []
         self.stop_properties: dict[str, dict[str, str]] = {}
         self.savepoints: list[tuple[CommitPermit, str]] = []
-        """Checkpoints to copy, each for a request."""
+        """Checkpoints to copy, each with its request."""
         self.failed_savepoints: list[ev.SavepointFailed] = []
         self.copied: set[int] = set()
-        """Checkpoints that are being copied: expiry keeps them, and those above."""
+        """Checkpoints that are being copied. Expiry keeps them and all later ones."""
         self._store = store
         self._job = restored.job
         self._coordinator = coordinator
@@ -141,9 +141,9 @@ class Driver:
         self._logs = EnumeratorLogs(restored.enumerator_log)
         self.coordinators: dict[str, OperatorCoordinator] = {}
         self._errors: dict[str, BaseException] = {}
-        """What was raised, by the reason that the coordinator got."""
+        """Exceptions, by the reason given to the coordinator."""
         self._lost: set[str] = set()
-        """Operators that were warned about because a message was lost."""
+        """Operators for which a lost message has been reported."""
         self.sinks = sinks_of(restored.job.flow)
         self._carry: Mapping[type, Callable[[Any], None]] = {
             ev.Begin: self._begin,
@@ -162,10 +162,10 @@ class Driver:
         }
 
     def open_coordinators(self, restored: Mapping[str, pa.Table], finished: Collection[str]) -> None:
-        """Make the coordinators of all operators but those of ``finished`` vertices.
+        """Make the coordinators of all operators except those of ``finished`` vertices.
 
-        ``restored``: the rows of each, by uid. Messages that were on their way are delivered first.
-        Raises ``OperatorError`` for what a coordinator raises.
+        ``restored``: the rows of each, by uid. In-flight messages are delivered first. Raises
+        ``OperatorError`` for what a coordinator raises.
         """
         for vertex in self._job.vertices:
             for uid in () if vertex.id in finished else vertex.operators:
@@ -190,7 +190,7 @@ class Driver:
             own = rows.filter(rows["message"].is_null())
             coordinator.restore(own.drop_columns(["message_from", "message"]))
             for row in rows.filter(rows["message"].is_valid()).select(["message_from", "message"]).to_pylist():
-                # At a smaller parallelism another subtask has taken over from the sender.
+                # With a smaller parallelism, another subtask may have taken over from the sender.
                 coordinator.receive(row["message_from"] % vertex.parallelism, row["message"])
 
     def _sender(self, uid: str, vertex: Vertex) -> Sender:
@@ -210,14 +210,14 @@ class Driver:
 
     @property
     def _behind(self) -> int:
-        """The barrier behind which the coordinators of operators write now."""
+        """The barrier of the checkpoint in flight, after which coordinators write; 0 for none."""
         current = self.in_flight
         return current.barrier.number if current is not None and current.checkpoint is not None else 0
 
     def lost(self, uid: str, subtask: int) -> None:
         """Warn, once per operator, of a coordinator's message to a subtask whose logic had ended.
 
-        After a stop without drain it is not lost: the next run sends it again.
+        After a stop without drain, the message is not lost: the next run sends it again.
         """
         if uid in self._lost or self._coordinator.is_suspended:
             return
@@ -233,16 +233,16 @@ class Driver:
         self.warnings.append(sentence)
 
     def tell(self, sentence: str) -> None:
-        """Show what has happened to the job, in the log and beside its progress."""
+        """Show what has happened to the job, in the log and next to its progress."""
         logger.info("%s", sentence)
         self.news.append(sentence)
 
     def note(self, reason: str, error: BaseException) -> None:
-        """Keep an exception: the cause, if the run is discarded for this reason."""
+        """Keep an exception as the cause, in case the run is discarded for this reason."""
         self._errors[reason] = error
 
     def step(self) -> None:
-        """Handle the oldest item of the inbox."""
+        """Handle the oldest item in the inbox."""
         item = self.inbox.popleft()
         if isinstance(item, SplitRequested):
             self.assign_split(item.task)
@@ -322,7 +322,7 @@ class Driver:
             self._messenger.mail(task, ev.Triggered(command.barrier))
 
     def new_checkpoint(self, stop: ev.StopOf | None = None) -> PendingCheckpoint:
-        """Begin a checkpoint on top of the newest. An unpublished one does not exist."""
+        """Begin a checkpoint on top of the newest. Until it is published, it does not exist."""
         return self._store.begin(
             job_id=self._job.flow.job_id,
             job_name=self._job.flow.name,
@@ -335,7 +335,7 @@ class Driver:
         )
 
     def add_committables(self, uid: str, committables: pa.Table) -> None:
-        """Add what a sink prepared for a checkpoint that was not published to the next one."""
+        """Add to the next checkpoint what a sink prepared for one that was not published."""
         before = self._retries.get(uid)
         if before is not None:
             committables = pa.concat_tables([before, committables.select(before.column_names)])
@@ -373,7 +373,7 @@ class Driver:
             self.inbox.append(ev.Published(number))
 
     def _mark(self, current: InFlightCheckpoint, command: ev.Publish) -> frozenset[str]:
-        """Mark the subtasks that had ended before; returns the fully finished operators."""
+        """Mark the subtasks that had ended before. Return the fully finished operators."""
         assert current.checkpoint is not None
         finished: dict[str, list[int]] = defaultdict(list)
         for task in current.plan.finished:
@@ -388,7 +388,7 @@ class Driver:
         return frozenset(done)
 
     def _add_coordinators(self, current: InFlightCheckpoint, done: frozenset[str]) -> None:
-        """Write the state of running coordinators, and what sinks have still to commit."""
+        """Write the state of running coordinators, and what sinks have yet to commit."""
         checkpoint = current.checkpoint
         assert checkpoint is not None
         for uid in self._job.graph.by_uid:
@@ -416,7 +416,7 @@ class Driver:
             self.inbox.append(ev.Committed(command.number))
 
     def commit_rest(self, until_us: int | None = None) -> str:
-        """Commit what sinks have put off. Returns what is left at a time, in words, or nothing."""
+        """Commit what sinks have put off. Return in words what is left at ``until_us``, or ""."""
         if self.permit is not None:
             self._retries = commit_rest(self.permit, self.sinks, self._retries, self._clock, until_us)
         return left_words(self._retries)
@@ -431,8 +431,8 @@ class Driver:
         self._expire()
 
     def _expire(self) -> None:
-        """Remove what retention does not keep. What is kept for a time is looked at now and then:
-        each look reads every record that is kept.
+        """Remove checkpoints past retention. If it is a time, this looks only now and then, since
+        each look reads the record of every kept checkpoint.
         """
         now_us = self._clock.now_us()
         if self._keep is None or now_us < self._expires_at_us:
@@ -451,7 +451,7 @@ class Driver:
         current, self.in_flight = self.in_flight, None
         logger.info("aborted the checkpoint of barrier %d: %s", command.number, command.reason)
         self._messenger.drop_in_flight()
-        for task in sorted(command.tasks):  # In the same order in every process, as the seed asks.
+        for task in sorted(command.tasks):  # In the same order in every process, so that a seed reproduces a run.
             self._messenger.mail(task, ev.Aborted(command.number))
         if current is not None and current.checkpoint is not None:
             checkpoint_id = int(current.checkpoint.checkpoint_id)

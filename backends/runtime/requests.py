@@ -1,4 +1,4 @@
-"""Requests to a running job: those in its store, their answers, and what its end means to them."""
+"""Requests to a running job: finds them in its store, and answers them, also at the job's end."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ class RequestService:
         self._counts_from = self._rescales.counts_from(self._restored_from)
         self._seen: set[str] = set(filter(None, [self._rescales.request]))
         self._stops: dict[str, rq.RequestKind] = {}
-        """The stops that the coordinator was asked for, and that have not failed."""
+        """The stops requested from the coordinator that have not failed."""
         self._graph = restored.job.graph
         self._savepoint_options = schedule.savepoint_options
         self._poll_us: int | None = None if self._every_us is None else clock.now_us()
-        """When the store is read for requests again."""
+        """When to look for requests in the store again."""
         self.answers: dict[str, rq.RequestAnswer] = {}
-        """What became of requests, by id."""
+        """The answers to requests, by id."""
         self._savepoints = Savepoints(store, driver, clock, self._savepoint_options, self._answer)
 
     @property
     def next_us(self) -> int | None:
-        """When to :meth:`poll` and :meth:`settle` again, whatever happens; None: never."""
+        """When to :meth:`poll` and :meth:`settle` again at the latest; None: at no set time."""
         return min((at_us for at_us in (self._poll_us, self._savepoints.next_us) if at_us is not None), default=None)
 
     def poll(self) -> None:
-        """Read the requests in the store, if it is time to."""
+        """Read the requests in the store, if it is time for that."""
         now_us = self._clock.now_us()
         if self._every_us is None or self._poll_us is None or now_us < self._poll_us:
             return
         self._poll_us = now_us + self._every_us
         for request in sorted(waiting_requests(self._store), key=rq.asking_order):
             if request.id in self.answers:
-                answer_request(self._store, self.answers[request.id])  # It could not be written before.
+                answer_request(self._store, self.answers[request.id])  # Writing it failed before.
             if request.id in self._seen or self._waits(request):
                 continue
             if not rq.counts_for(request, self._counts_from):
@@ -84,15 +84,16 @@ class RequestService:
                 self._turn_down(request, rq.RequestOutcome.REFUSED, str(error))
 
     def _waits(self, request: rq.JobRequest) -> bool:
-        """Return whether a request is looked at when the stop that has begun has ended or failed.
+        """Return whether a request must wait until the stop that has begun has ended or failed.
 
-        A job that stops for good then answers all; one that is rescaled goes on, and obeys.
+        A job that stops for good answers all requests then. One that is rescaled goes on, and
+        carries them out.
         """
         rescale = rq.RequestKind.RESCALE
         return rescale in self._stops.values() or (bool(self._stops) and request.kind is rescale)
 
     def _hand_over(self, request: rq.JobRequest) -> None:
-        """Begin what is requested. Raises ``InvalidInput``, with the reason, if it is refused."""
+        """Begin what is requested. Raises ``InvalidInput`` with the reason for refusing it."""
         match request:
             case rq.StopRequest():
                 self.request_stop(request.id, request.mode, request.savepoint)
@@ -102,7 +103,7 @@ class RequestService:
                 self.request_savepoint(request)
 
     def _answer_missed(self, request: rq.JobRequest) -> None:
-        """Answer a request to an earlier run that may have died before it could answer."""
+        """Answer a request to an earlier run, which may have died before it could answer."""
         self._seen.add(request.id)
         try:
             known = rq.rescale_outcome(self._store.storage, request) if isinstance(request, rq.RescaleRequest) else None
@@ -124,17 +125,17 @@ class RequestService:
         answer_request(self._store, answer)
 
     def request_stop(self, request: str, mode: StopMode, savepoint: str | None) -> None:
-        """Raises ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
+        """Begin a stop. ``InvalidInput`` for a savepoint URL with secrets or inside the store."""
         check_place(self._store, savepoint)
         self._stop(request, mode, savepoint, {})
 
     def request_savepoint(self, request: rq.SavepointRequest) -> None:
-        """Raises ``InvalidInput`` as :meth:`request_stop` does."""
+        """Begin a savepoint. Raises ``InvalidInput`` as :meth:`request_stop` does."""
         self._savepoints.ask(request)
         self._seen.add(request.id)
 
     def request_rescale(self, request: rq.RescaleRequest) -> None:
-        """Begin to stop, in order to go on at another parallelism.
+        """Begin to stop, so that the job can go on at another parallelism.
 
         Raises ``InvalidInput`` and ``RestoreRefused`` for what a start at that parallelism would
         refuse.
@@ -169,7 +170,7 @@ class RequestService:
         self._driver.inbox.append(ev.StopRequested(mode, request))
 
     def _answer_rescale(self) -> None:
-        """Answer the rescale that this run continues, once its outcome is known."""
+        """Answer the rescale from which this run goes on, once its outcome is known."""
         for answer in self._rescales.answers(self._driver.published):
             if answer.outcome is rq.RequestOutcome.FAILED:
                 self._driver.warn(answer.message)
@@ -178,7 +179,7 @@ class RequestService:
             self._answer(answer)
 
     def settle(self) -> None:
-        """Answer what has failed or is done, and begin copies; called after a step."""
+        """Answer what has failed or is done, and begin copies. Called after each step."""
         self._answer_rescale()
         while self._driver.failed_stops:
             failed = self._driver.failed_stops.pop(0)
@@ -191,16 +192,16 @@ class RequestService:
         self._savepoints.settle()
 
     def interrupted(self, until_us: int) -> None:
-        """Answer this run's requests until then, as the program was told to end."""
+        """Answer this run's requests until ``until_us``, as the program has to end."""
         self.settle()
         self._savepoints.finish_by(until_us, self._driver.permit, "the job goes on at its next start")
 
     def close(self) -> None:
-        """End with the run, though maybe not with its job: its successor answers the rest."""
+        """End with the run. The job may go on, and then the next run answers the rest."""
         self._savepoints.close()
 
     def outcome(self, ended: ev.JobEnded) -> JobOutcome:
-        """Return how the job has ended, after every task; makes the savepoint of a stop."""
+        """Return how the job has ended, after all its tasks. Makes the savepoint of a stop."""
         self._answer_rescale()
         permit = self._driver.permit
         options = self._savepoint_options
@@ -216,7 +217,7 @@ class RequestService:
 
 
 def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
-    """Return the requests without an answer; none if they cannot be read now."""
+    """Return the unanswered requests; none if they cannot be read now."""
     try:
         return store.requests()
     except (CheckpointError, OSError) as error:
@@ -225,7 +226,7 @@ def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
 
 
 def answer_request(store: CheckpointStore, answer: rq.RequestAnswer) -> None:
-    """Write an answer; failing to write it is not a failure of the job."""
+    """Write an answer. If that fails, the job does not."""
     try:
         store.answer_request(answer)
     except (CheckpointError, OSError) as error:
@@ -239,7 +240,7 @@ def _stopped(permit: CommitPermit, stop: Stop) -> str:
 def end_finished(
     store: CheckpointStore, permit: CommitPermit | None, savepoint_options: Mapping[str, Any], *, before: bool = False
 ) -> JobOutcome:
-    """Answer every request of a job that has ended by itself, now or ``before`` this run."""
+    """Answer all requests to a job that has ended by itself, now or ``before`` this run."""
     newest = permit.ref.checkpoint_id if permit else None
     if before:
         sentence = f"the job had finished: in checkpoint {newest} every operator has ended, and nothing was started"
@@ -282,7 +283,7 @@ def save_stop(store: CheckpointStore, permit: CommitPermit, savepoint_options: M
     record = permit.record
     wanted = rq.savepoint_of_stop(store.url, record)
     try:
-        # A record may be another writer's: its text is shown and stored for everybody to read.
+        # A record may come from another writer, and its text is shown and stored for all to read.
         check_no_secrets(wanted, "the savepoint's URL")
         store.copy(permit.checkpoint(), sf.open(wanted, **savepoint_options))
     except (CheckpointError, OSError) as error:

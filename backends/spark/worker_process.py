@@ -34,7 +34,7 @@ LOOK_EVERY = 100
 
 @cache
 def settle() -> None:
-    """Prepare this worker. Only the first call has an effect, and only in workers that are reused."""
+    """Prepare this worker. Only the first call has an effect, and only in a reused worker."""
     if "SPARK_REUSE_WORKER" not in os.environ:
         return
     # For each task, the daemon looks it up again in the module that it was started with.

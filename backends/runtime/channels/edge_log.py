@@ -11,7 +11,7 @@ its queue, those that the receiver has read but not taken, and its sender's in t
 2. If a channel is blocked or its queue holds something, the entries that its receiver reads go into
    the queue (:meth:`ReceivingEnd.take`). Other entries are taken, equal ones of all channels in one
    step.
-3. An entry is kept until every receiver has taken it. A sender with ``CAPACITY`` kept entries waits.
+3. An entry is kept until every receiver has taken it. A sender with ``CAPACITY`` of them waits.
 4. If channels must be visited one by one, as for an unaligned barrier, all goes into the queues.
 """
 

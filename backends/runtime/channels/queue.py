@@ -63,7 +63,7 @@ def _ignore(_: Queue) -> None:
 
 
 class Queue:
-    """One channel, a FIFO. It calls back when it fills up or has room, gets its first or is empty."""
+    """One channel, first in, first out. It calls back when it becomes full, empty, or neither."""
 
     __slots__ = (
         "capacity",

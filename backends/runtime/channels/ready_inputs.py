@@ -91,7 +91,7 @@ class ReadyInputs:
 
     def take_alike(self, drawn: Queue, element: ev.Element) -> tuple[list[ev.Channel], list[ev.Element]]:
         """Take elements like one that was drawn from the heads of the edge's other open channels:
-        all watermarks, or the same barrier or end. Not for records.
+        all watermarks, or the same barrier or end. ``element`` is never records.
 
         Looks at all channels, unless that has recently found too little.
         """

@@ -1,19 +1,19 @@
-"""The rescale of a running job: the check before it stops, the start from there, and the way back.
+"""The rescale of a running job: the check before the stop, the start after it, and the fallback.
 
-A rescale is a stop without drain whose record gives the parallelism at which the job goes on. So
-whatever ends the process in between, the next start finds it in the newest record:
+A rescale is a stop without drain whose record has the parallelism at which the job goes on. So even
+if the process ends in between, the next start finds that parallelism in the newest record:
 
 =====================================  =========================================================
 newest checkpoint                      what a start does
 =====================================  =========================================================
 the stop                               makes its savepoint, and starts at the new parallelism
 the stop, after such a start failed    starts at the old parallelism, and answers ``failed``
-a later one                            goes on from it. If this process has made it, the request
+a later one                            goes on from it. If this process made it, the request
                                        is answered ``rescaled``, and the new parallelism stays
 =====================================  =========================================================
 
 A start at the new parallelism has failed if anything raises before its first checkpoint is
-published. A run that is discarded without a failure simply begins again.
+published. A run that is discarded without a failure just begins again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class SavedStop:
     """The savepoint of a stop."""
 
     url: str | None
-    """None: the copy failed."""
+    """None if the copy failed."""
     words: str
     """The end of a sentence: where it is, or why there is none."""
 
 
 @dataclass
 class _GoingOn:
-    """A job that goes on from the stop of a rescale, until its next checkpoint is published."""
+    """A job that goes on after the stop of a rescale, until its next checkpoint is published."""
 
     request: str
     stop: ParentRef
@@ -54,7 +54,7 @@ class _GoingOn:
     """Which operators, at which parallelism."""
     in_force_before: Mapping[str, int]
     counts_from: int
-    """The checkpoint from which requests count, as for the run that has stopped."""
+    """The checkpoint that decides which requests count, as for the run that has stopped."""
     failure: str = ""
     """Why the start at the new parallelism failed."""
     is_back: bool = False
@@ -75,7 +75,7 @@ class Rescales:
 
     def __init__(self, check: Callable[[CommitPermit | None, Mapping[str, int]], object] = _refuse) -> None:
         self.in_force: Mapping[str, int] = {}
-        """The parallelism by uid. It overrides the program's as long as this process lives."""
+        """The parallelism by uid, which overrides the program's as long as this process lives."""
         self._check = check
         self._going_on: _GoingOn | None = None
         self._answers: list[rq.RequestAnswer] = []
@@ -87,7 +87,7 @@ class Rescales:
         """Decide at which parallelism the run starts; ``save`` makes the savepoint of a stop."""
         current = self._going_on
         if current is not None and (permit is None or permit.ref != current.stop):
-            # Its checkpoint was published, but the run ended before it knew.
+            # Its checkpoint was published, but the run ended before it noticed.
             self._conclude(current)
             self._going_on = None
         wanted = rescale_of(permit.record) if permit is not None else None
@@ -113,7 +113,7 @@ class Rescales:
         logger.info("the job goes on from its stop at checkpoint %s: %s", permit.ref.checkpoint_id, wanted.describe())
 
     def fell_back(self, error: Exception) -> bool:
-        """Return whether to go on at the old parallelism, since this failed at the new one."""
+        """Return whether to go on at the old parallelism, as a run at the new one failed."""
         current = self._going_on
         if current is None or current.failure:
             return False
@@ -135,7 +135,7 @@ class Rescales:
     def check(self, request: rq.RescaleRequest, graph: JobGraph, permit: CommitPermit | None) -> str:
         """Return what the rescale would move, in words; "" for nothing.
 
-        ``graph`` is the run's, ``permit`` the newest checkpoint's. Raises what a start would.
+        ``graph`` is the run's, ``permit`` is the newest checkpoint's. Raises what a start would.
         """
         finished = _finished(permit.record) if permit is not None else frozenset()
         for uid in request.operators:
@@ -157,7 +157,7 @@ class Rescales:
         return moved
 
     def answers(self, published: int) -> list[rq.RequestAnswer]:
-        """Return the answers that are due in a run that has published so many checkpoints."""
+        """Return the answers that are due once a run has published this many checkpoints."""
         current = self._going_on
         if current is not None and (published or current.is_back):
             self._conclude(current)
@@ -167,7 +167,7 @@ class Rescales:
         return found
 
     def end_failed(self, error: BaseException) -> list[rq.RequestAnswer]:
-        """Return the answer of a job that could go on at neither parallelism, and has failed."""
+        """Return the answer for a job that failed at both parallelisms."""
         current = self._going_on
         if current is not None:
             current.is_back, current.failure = True, current.failure or str(error)
@@ -196,7 +196,7 @@ class Rescales:
 
 
 def moved_words(before: JobGraph, after: Mapping[str, int]) -> str:
-    """Which operators get another parallelism: ``'in', 'op' at 4, not 2; 'out' at 1, not 2``."""
+    """Return which operators change parallelism: ``'in', 'op' at 4, not 2; 'out' at 1, not 2``."""
     moved: dict[tuple[int, int], list[str]] = {}
     for operator in before.operators:
         now = after.get(operator.uid, operator.parallelism)
@@ -206,7 +206,7 @@ def moved_words(before: JobGraph, after: Mapping[str, int]) -> str:
 
 
 def parallelism_words(record: Record, topology: JobGraph) -> str:
-    """Which operators start at another parallelism than the record's, as a sentence; "" if none.
+    """Say which operators start at another parallelism than the record's; "" if none.
 
     A topology of ``plan_of`` differs from the record only where the program says so.
     """
@@ -227,6 +227,6 @@ def _finished(record: Record) -> frozenset[str]:
 
 
 def _some(words: Sequence[str], between: str = ", ", most: int = 5) -> str:
-    """Return the first few of many words, and how many more there are."""
+    """Join the first few words, and say how many more there are."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return between.join(words[:most]) + more
