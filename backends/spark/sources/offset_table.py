@@ -3,8 +3,8 @@
 A range has the rows after offset *low* up to offset *high*, which is queried before the epoch. This
 is exact if the table keeps two promises: a row never changes its offset and is not removed before
 it is read, and **no row appears at or below an offset that has been read**. If transactions may
-commit in another order than they got their numbers, read far enough behind (``lag``) that all of
-them are closed.
+commit in another order than they got their numbers, read far enough behind (``lag``) that none of
+them is still open.
 
 The position is ``read``, the greatest offset that has been read, and ``until``, if there is an end.
 Both are numbers (timestamps in µs, dates in days), or text for strings and decimals.

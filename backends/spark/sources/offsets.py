@@ -57,7 +57,7 @@ class Offsets(ABC):
 
     @abstractmethod
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """Return where an epoch that begins at ``position`` ends. This limits what it reads.
+        """Return where an epoch that begins at ``position`` ends. Limit here how much it reads.
 
         Returns a new object, equal to ``position`` if there is nothing to read now.
         """

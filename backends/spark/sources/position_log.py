@@ -2,8 +2,8 @@
 
 Each *move* of the position adds rows for the names it changed: a name with its new number or text,
 or with neither if the name was removed. A name's row of the latest move counts. So a checkpoint
-writes only what has changed. When most rows are outdated, the log is written anew with only the
-current names. A run that restored outdated rows does so first.
+writes only what has changed. When most rows are outdated, the log is rewritten with only the
+current names. A run that restored outdated rows rewrites it first.
 """
 
 from __future__ import annotations
