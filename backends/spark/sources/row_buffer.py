@@ -40,7 +40,7 @@ class RowBuffer:
             self._batches.append(batch)
 
     def observe(self, newest_us: int) -> None:
-        """Take the greatest event time, in µs, of some rows of the epoch, even of other subtasks."""
+        """Take the greatest event time, in µs, of rows of the epoch, even of other subtasks."""
         self._newest_us = newest_us if self._newest_us is None else max(self._newest_us, newest_us)
 
     def close(self) -> None:
