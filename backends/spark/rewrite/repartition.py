@@ -64,7 +64,7 @@ class SparkRepartition:
     def run(
         self, plan: RepartitionPlan, folder: Storage, target: Storage, proven: Callable[[], None], progress: Progress
     ) -> list[Result]:
-        """Read, prove, then write. See ``foreign.spark.repartition.Engine``."""
+        """Call ``proven``, then read, prove and write in one job. See ``repartition.Engine``."""
         for url in (folder.url, target.url):
             if url.startswith("memory:"):
                 raise InvalidInput(
