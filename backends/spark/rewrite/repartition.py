@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import Storage
 from stateformat.tables import Spill
 
@@ -35,7 +34,7 @@ from ...foreign.spark.repartition import (
 )
 from ..sessions import check, job_session, session
 from ..worker_process import settle
-from .engine import WATCH_S, task_count
+from .engine import WATCH_S, check_reachable, task_count
 from .executor import Stage, decode, ids, reported
 
 if TYPE_CHECKING:
@@ -66,11 +65,7 @@ class SparkRepartition:
     ) -> list[Result]:
         """Call ``proven``, then read, prove and write in one job. See ``repartition.Engine``."""
         for url in (folder.url, target.url):
-            if url.startswith("memory:"):
-                raise InvalidInput(
-                    f"{url} exists only in this process, not in Spark's workers; use the engine local",
-                    kind=ErrorKind.INVALID_URL,
-                )
+            check_reachable(url)
         spark = job_session(check(self.spark) if self.spark else session("ckpt rescale"))
         proven()
         targets = list(plan.targets())
