@@ -1,15 +1,16 @@
-"""Run the tests on the cores there are, in two processes: ``python -m tests.side_by_side fast|truth
-[arguments of pytest]``.
+"""Run the tests in two processes: ``python -m tests.side_by_side fast|truth [pytest arguments]``.
 
-Theory of operation. One process of pytest uses little more than one core: most tests wait now and
-then, for Spark, a server, a fault to pass. So some files run *beside* the others, in a process of
-their own: of the fast tests those that need Spark, which is started once then, and some that
-compute; of those marked ``truth`` those that do nothing but compute on a local store, at a lower
-priority, so that they get what the others leave and disturb no measured time. All other files run
-as ever, new ones too. A process that has come to the end of its files goes on with those of the
-other, from the last one back, until they meet: both collect all tests, and who creates the file of
-a claim runs the file of tests. What the process beside says comes after the first's, with a table
-of its own; the exit status tells of both.
+Theory of operation. One pytest process uses little more than one core, because most tests wait now
+and then: for Spark, a server, or the end of a fault. So some test files run *beside* the others, in
+a second process. Of the fast tests these are the files that need Spark, so that it is started only
+once, and some that compute. Of the tests marked ``truth`` they are the files that only compute on a
+local store. Those run at a lower priority, so that they use only idle time and do not disturb
+measured times. All other files, including new ones, run in the first process.
+
+A process that has finished its own files goes on with those of the other, from the last one
+backwards, until the two meet. Both collect all tests, and a process claims a test file by creating
+a file for it. The output of the second process is printed after that of the first, with its own
+table. The exit status covers both.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Suite(NamedTuple):
-    """Which tests are chosen, which files of them run beside the others, and how much lower their
-    priority is.
+    """Which tests are chosen, which of their files run beside the others, and at how much lower
+    priority.
     """
 
     marked: str
@@ -91,12 +92,12 @@ class Shared:
         self._claimed: dict[Path, bool] = {}
 
     def _place(self, path: Path) -> int | None:
-        """Where a file stands in the list of those that run beside; None: nowhere."""
+        """Return a file's position in the list of those that run beside; None: not in it."""
         return next((number for number, folder in enumerate(self._beside) if path.is_relative_to(folder)), None)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Own files first, then those of the other process, from the last one back."""
+        """Order the files: own ones first, then those of the other process, from the last back."""
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:
             files.setdefault(item.path, []).append(item)
@@ -106,7 +107,7 @@ class Shared:
         items[:] = [item for path in [*own, *reversed(other)] for item in files[path]]
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Pass over a test whose file is the other's."""
+        """Skip a test whose file the other process has claimed."""
         if item.path not in self._claimed:
             self._claimed[item.path] = self._claim(item.path)
         return None if self._claimed[item.path] else True
@@ -120,7 +121,7 @@ class Shared:
 
 
 def run_part(name: str, part: str, claims: str, *rest: str) -> int:
-    """One of the two processes: pytest's exit status."""
+    """Run one of the two processes; return pytest's exit status."""
     suite, is_beside = SUITES[name], part == "beside"
     how = ["-m", suite.marked, *rest]
     if is_beside:
@@ -130,7 +131,7 @@ def run_part(name: str, part: str, claims: str, *rest: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """0 if all tests of both processes passed."""
+    """Return 0 if all tests of both processes passed."""
     name, *rest = arguments
     with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as claims:
 
@@ -143,7 +144,7 @@ def main(arguments: list[str]) -> int:
             second = beside.wait()
         finally:
             if beside.poll() is None:
-                # As by the keyboard: it ends what it has begun.
+                # As from the keyboard, so that it ends what it has started.
                 beside.send_signal(signal.SIGINT)
                 beside.wait()
             said.seek(0)

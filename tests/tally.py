@@ -1,7 +1,7 @@
 """The table that `make test-truth` prints: kind of fault, how often tried, noticed, wrong.
 
-A test that tries many faults adds a line for each kind, and then asserts as any test does; the
-table is for people.
+A test that tries many faults adds a line for each kind, and asserts like any other test. The table
+is for people.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """One kind of fault. ``noticed`` is None where there is nothing to notice (a race has a winner,
-    and no damage).
+    """One kind of fault. ``noticed`` is None if there is nothing to notice (a race has a winner,
+    but no damage).
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Tally:
 
     @contextmanager
     def trying(self, kind: str, *, tried: int = 1) -> Iterator[None]:
-        """Count what the block tries; an exception that leaves it is counted as wrong."""
+        """Count what the block tries; if it raises, count one as wrong."""
         try:
             yield
         except BaseException:
@@ -48,11 +48,11 @@ class Tally:
         self.add(kind, tried=tried, wrong=0)
 
     def skip(self, kind: str, why: str) -> None:
-        """Say that a kind was not tried here."""
+        """Record that a kind was not tried here, and why."""
         self._lines[kind] = Line(kind, 0, None, 0, f"skipped: {why}")
 
     def table(self) -> list[str]:
-        """The lines of the table; none where nothing was counted."""
+        """Return the lines of the table; none if nothing was counted."""
         return list(_rows(self._lines.values())) if self._lines else []
 
 

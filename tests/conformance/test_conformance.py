@@ -1,4 +1,4 @@
-"""The same dataflows on both executors, with the same result."""
+"""The same dataflows on both executors give the same result."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ OWNED = {
     1: [4, 6, 8, 13, 19, 21],
     2: [0, 3, 5, 10, 11, 14, 15, 16, 17, 18, 22, 23],
 }
-"""Of the keys 0 to 23, int64 with 128 key groups, those that each of three subtasks owns."""
+"""Which of the keys 0 to 23 (int64, 128 key groups) each of three subtasks owns."""
 
 
 def sorted_lists(given: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -127,7 +127,7 @@ def test_each_end_is_told_once_and_in_order_though_one_input_ends_early(stage: P
 
 
 def ended_in_part(stage: PlayedStage, out: Out) -> tuple[Gated, Dataflow]:
-    """Two readers, each with a forward line of its own through an operator into a sink."""
+    """Return a job with two readers, each with its own forward line to an operator and a sink."""
     source = Gated(stage.directory / "in", batches(range(0, 12, 2), 2), batches(range(1, 12, 2), 2), shut=True)
     flow = Dataflow("in part", parallelism=2)
     flow.source(source, uid="in").apply(Told(stage.calls), uid="op", chain=False).apply(out, uid="out", chain=False)
@@ -135,7 +135,7 @@ def ended_in_part(stage: PlayedStage, out: Out) -> tuple[Gated, Dataflow]:
 
 
 def has_ended_in_part(stage: PlayedStage, out: Out) -> bool:
-    """Whether the first of the two lines has finished, and of the other four rows have come."""
+    """Return whether the first line has finished, and four rows have come from the other."""
     return len(out.values) == 10 and stage.statuses()["out"][1] == [0]
 
 

@@ -1,4 +1,4 @@
-"""What a failure has cost stands in the progress, the log, the records and `ckpt watch`."""
+"""What a failure has cost is shown in the progress, the log, the records and `ckpt watch`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_failure_costs_the_time_and_the_rows_behind_the_newest_checkpoint(
     assert outcome.restarts == 1
     cost = FailureCost(shown[-1].failures, shown[-1].lost_us, shown[-1].rows_again)
     assert cost.failures == 1
-    assert cost.lost_us > 0 or executor == "spark"  # Whose clock stands still.
+    assert cost.lost_us > 0 or executor == "spark"  # Spark's clock stands still here.
     assert 0 < cost.rows_again <= 12
     said = f"since it was started, {cost.words}"
     assert [record.message for record in caplog.records if "the job goes on from" in record.message] == [

@@ -1,5 +1,5 @@
 """A directory that grows, on both executors: no file is lost or repeated, and a checkpoint writes
-what is new of the files that were dealt.
+only the newly assigned files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOTH = pytest.mark.parametrize("executor", ["local", "spark"])
 
 
 class Folder(GrowingFolder):
-    """Read by a source that runs on both executors."""
+    """A growing folder, read by a source that runs on both executors."""
 
     def flow(self, parallelism: int = 2, source: type[ParquetSource] = ParquetSource, out: Out | None = None) -> Any:
         flow = df.Dataflow("directory", parallelism=parallelism)
@@ -119,7 +119,7 @@ def test_a_copy_and_a_checkpoint_that_was_gone_back_to_know_their_own_files(stag
 
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_files_that_come_one_by_one_go_to_the_readers_in_turn_on_spark(stage: PlayedStage, parallelism: int) -> None:
-    """A reader that got no file would hold time up. In process it is chance who asks first."""
+    """A reader that got no file would hold back time. In process, chance decides who asks first."""
     folder = Folder(stage, "spark")
     flow = df.Dataflow("one by one", parallelism=parallelism)
     files = flow.source(ParquetSource(folder.path, schema=ROWS, grows=True, until=END), uid="in", event_time="at")
@@ -128,7 +128,7 @@ def test_files_that_come_one_by_one_go_to_the_readers_in_turn_on_spark(stage: Pl
     for _ in range(4 * parallelism):
         folder.add(1)
         folder.read(run)
-    # The row of a file has its number as its time.
+    # The event time of a file's row is the number of the file.
     assert run.progress().watermark == folder.files - parallelism
     folder.end()
     to_end(run)

@@ -1,4 +1,4 @@
-"""A job of which version after version goes on with other columns, on both executors."""
+"""A job whose versions go on, one after the other, with different columns, on both executors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance_jobs import Versioned
 from tests.played_stage import EVERYWHERE, PlayedStage
 
 STEP = 8
-"""Rows that a version reads."""
+"""How many rows a version reads."""
 
 
 class Evolving:
@@ -31,7 +31,7 @@ class Evolving:
         self.let = 0
 
     def start(self, columns: Mapping[str, pa.DataType], counted: str, *, read: int, **said: Any) -> list[int]:
-        """Run a version until ``read`` rows were read, and stop it; what it has emitted."""
+        """Run a version until ``read`` rows are read, and stop it; return what it emitted."""
         before = Counter(self._out.values)
         options: dict[str, Any] = {"drop": said.pop("drop", ())}
         flow = Dataflow("versions", parallelism=2)
@@ -47,7 +47,7 @@ class Evolving:
         return sorted((Counter(self._out.values) - before).elements())
 
     def rows(self, state: str) -> list[dict[str, Any]]:
-        """The rows of a state in the newest checkpoint, without what the format adds."""
+        """Return the rows of a state in the newest checkpoint, without keys and format columns."""
         own = ("key", "_map_key", "_index")
         return [
             {name: value for name, value in row.items() if name not in own} for row in self._stage.state("op", state)
@@ -80,7 +80,7 @@ def test_columns_are_renamed_and_dropped_and_again_after_a_rollback(stage: Playe
     stage.store.rollback(before)
     job.let = STEP
     assert job.start(**last, read=2 * STEP, **said) == [3] * 4 + [4] * 4
-    # Dropped and declared again is a new column; what is written in it stays.
+    # A column that is dropped and declared again is new; what is written to it stays.
     again = {**last["columns"], "old": long, "n": long}
     for nth in (2, 3):
         counts = job.start(again, "count", read=(nth + 1) * STEP, **said)

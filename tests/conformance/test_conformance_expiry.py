@@ -17,7 +17,7 @@ from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
 
 
 def primed(stage: PlayedStage, job: ExpiringJob, run: Run) -> Run:
-    """A run that knows what time it is."""
+    """Step a run until it has a watermark, and return it."""
     waiting = job.primed(lambda: stage.newest_id)
     until(run, lambda: next(waiting, True))
     return run
@@ -42,7 +42,7 @@ def test_crashes_and_a_lost_driver_change_nothing(stage: PlayedStage, executor: 
     job.stream.let(0, 9)
     lose(run, published=run.published + 1)
     job.stream.let(0)
-    # Of each row one of the two subtasks hears.
+    # Only one of the two subtasks gets each row.
     for call in ("op/0 snapshot", *(f"op/{subtask} row {row}" for subtask in (0, 1) for row in (33, 41, 50))):
         job.calls.fails(call)
     executor = other(executor) if executor != "cluster" else executor
@@ -63,7 +63,7 @@ def test_a_rollback_and_another_parallelism_find_what_had_not_expired_then(stage
     stopped(run, StopMode.NO_DRAIN, lambda: len(job.out.seen) > 100)
     stage.store.rollback(before)
 
-    # What was committed in between stays in the sink; the second time everything comes again.
+    # What was committed in between stays in the sink, and everything comes a second time.
     twice = job.out.seen - seen[0], job.once.seen - seen[1]
     job.out._committed = {place: rows for place, rows in job.out._committed.items() if place[0] <= before}
     job.once._committed = {place: rows for place, rows in job.once._committed.items() if place[0] <= before}
@@ -99,7 +99,7 @@ def _last(job: ExpiringJob, count: int) -> int:
 
 
 class Wall(VirtualClock):
-    """A clock on a wall that is set by hand."""
+    """A wall clock that is set by hand."""
 
     def __init__(self, wall_us: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_what_expires_in_processing_time_does_so_while_the_job_stands_still(stag
     options: dict[str, Any] = {"clock": "processing_time", "lives_us": 10**9}
     start_us = 1_800_000_000_000_000
     moments: list[int] = []
-    # Where the wall has gone back behind what the checkpoint has seen, time stands still.
+    # If the wall clock is behind the time of the checkpoint, time stands still.
     for after_us in (0, -(10**12), 10**9):
         moments += [start_us + max(after_us, 0)] * 5
         job.stream.let(0, len(moments))
@@ -136,7 +136,7 @@ def test_what_expires_in_processing_time_does_so_while_the_job_stands_still(stag
 def test_what_expires_in_processing_time_does_so_alike_with_crashes_and_a_lost_driver(
     stage: PlayedStage, executor: str, seed: int
 ) -> None:
-    # A restart waits for a second, so some rows expire meanwhile, and others do not.
+    # A restart waits for a second, so some rows expire meanwhile and others do not.
     job, clock, lives_us = ExpiringJob(stage.directory, seed=seed), VirtualClock(us_per_event=50_000), 3_000_000
     flow = job.flow(2, clock="processing_time", lives_us=lives_us)
     run = stage.begin(executor, flow, clock=clock)
@@ -176,7 +176,7 @@ def test_rows_go_on_under_another_clock_from_its_own_time(
         assert {state.ttl_now_us for state in stage.newest.states if state.name in ("written", "list")} == {now_us}
         executor = other(executor) if executor != "cluster" else executor
     passed = job.batches[: 4 * len(clocks)]
-    # Nothing is as old as that by either clock.
+    # No row is old enough to expire by either clock.
     expected = said(passed, {value: 0 for batch in passed for value in batch["value"].to_pylist()})
     for kind in ("written", "read", "map", "list"):
         assert {row for row in job.out.seen if row[0] == kind} == {row for row in expected if row[0] == kind}

@@ -1,4 +1,4 @@
-"""What goes wrong in a job goes wrong alike on both executors, and comes right."""
+"""Failures of a job are the same on both executors, and the job recovers from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.played_stage import EVERYWHERE, PlayedStage, other
 
 @pytest.fixture
 def line(stage: PlayedStage, executor: str) -> Line:
-    """The job."""
+    """Return the job."""
     return Line(stage, executor)
 
 
@@ -116,7 +116,7 @@ def test_what_was_prepared_and_not_committed_when_the_driver_was_lost_is_committ
 
 
 class Union:
-    """A job with union state, of three splits; sums what all subtasks have counted."""
+    """A job with union state and three splits; sums what all subtasks have counted."""
 
     def __init__(self, stage: PlayedStage) -> None:
         splits = [batches(range(first, 60, 3), 4) for first in range(3)]
@@ -127,7 +127,7 @@ class Union:
 
     @property
     def counted(self) -> Counter[int]:
-        """By part, how many rows were counted by all."""
+        """How many rows all subtasks have counted, by part."""
         found: Counter[int] = Counter()
         for part, count, _ in self.out.seen.elements():
             found[part] += count

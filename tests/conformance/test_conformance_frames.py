@@ -1,5 +1,5 @@
-"""DataFrames of a directory that grows, on a played Spark: a checkpoint writes what is new of the
-files that it remembers, forgets old ones, and no file is lost or repeated.
+"""DataFrames of a directory that grows, on a simulated Spark: a checkpoint writes only new files of
+those that it remembers, old ones are forgotten, and no file is lost or repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOW_S = 10
 
 
 class PlayedFiles(DirectoryFrames):
-    """Whose files are read in this process, each as a partition of Spark."""
+    """Files that are read in this process, each as a partition of Spark."""
 
     def _address(self, spark: Any) -> str:
         return f"file:{self._path}"
@@ -56,7 +56,7 @@ class PlayedFiles(DirectoryFrames):
 
 
 class Forgetful(PlayedFiles):
-    """As it was in earlier releases: each checkpoint has the whole position."""
+    """As in earlier releases: each checkpoint has the whole position."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -64,7 +64,7 @@ class Forgetful(PlayedFiles):
 
 
 class Folder(GrowingFolder):
-    """Its files are each a second younger than the one before."""
+    """A growing folder whose files are each a second newer than the one before."""
 
     def stamp(self, file: Path, number: int) -> None:
         os.utime(file, (0, NOON_S + number))
@@ -118,7 +118,7 @@ def test_what_the_window_forgets_leaves_the_log_and_stays_forgotten(folder: Fold
         assert folder.rows_of_log() <= 2 * remembered + 4
         assert len(folder.segments()) <= 2 + math.log2(2 * remembered)
         if step == 15:
-            # A run that begins writes those only that it remembers.
+            # A new run writes only the files that it remembers.
             run.close()
             run = folder.begin(flow)
             until(run, lambda: folder.rows_of_log() == WINDOW_S + 1)

@@ -1,4 +1,4 @@
-"""Inputs without rows hold event time up, until they are idle; on both executors."""
+"""Inputs without rows hold back event time until they are idle; on both executors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def let(place: Path, batches: int | str, split: int = 0) -> None:
 
 
 def windows(stage: PlayedStage, out: Out, *, readers: int, idle_after: int | None = IDLE_AFTER) -> Dataflow:
-    """Two splits of one source, in one reader or in two, into windows."""
+    """Return a job that reads two splits of one source, in one reader or two, into windows."""
     flow = Dataflow("idle", parallelism=2)
     early = [rows(n, key=1, at=n) for n in (10, 110, 1010)]
     late = [rows(n, key=2, at=n) for n in (20, 120, 220, 420, 1020)]
@@ -50,7 +50,7 @@ def counted(stream: Stream, out: Out) -> None:
 
 
 def ended(out: Out) -> set[tuple[int, int]]:
-    """The keys and beginnings of windows that have ended."""
+    """Return the keys and starts of windows that have ended."""
     return {(row[0], row[1]) for row in out.seen}
 
 
@@ -66,11 +66,11 @@ def test_an_idle_split_holds_no_time_up_and_one_that_returns_does(
     until(run, lambda: run.rows_read == 4)
     begun_us = clock.now_us()
     assert not ended(out), "time is at 10"
-    # Now the first is idle, and then the other: time is where the second has been.
+    # First one split becomes idle, then the other: time is where the second split was.
     until(run, lambda: ended(out) == {(1, 0), (2, 0), (2, 100)})
     assert clock.now_us() - begun_us >= IDLE_AFTER - SECOND_US // 2
     until(run, lambda: clock.now_us() - begun_us > 2 * IDLE_AFTER)
-    # It returns with a row that is late, and holds time up at its next ones.
+    # It returns with a late row, and then holds back time.
     let(place, 2)
     until(run, lambda: run.late_rows == 1)
     let(place, 4, 1)
@@ -184,7 +184,7 @@ def test_a_source_without_ranges_is_idle_on_spark(stage: PlayedStage) -> None:
     until(run, lambda: (1, 100) in ended(out))
     assert clock.now_us() - read_us < IDLE_AFTER, "the other has been idle for a while"
     assert run.progress().watermark == 310
-    # It returns, and holds time up where it is.
+    # It returns, and holds back time at its own watermark.
     ranges["b"].ranges.append([[rows(1, key=1, at=320)]])
     ranges["a"].ranges.append([[rows(0, key=0, at=910)]])
     until(run, lambda: run.rows_read == 7)

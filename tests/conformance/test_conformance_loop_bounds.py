@@ -1,4 +1,4 @@
-"""Loops hold no more than they may: what is fed back goes first, and one that grows fails."""
+"""Loops stay within their bound: fed-back records go first, and a loop that grows fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``apply_per_key`` on both executors: crashes, stops, rescales give what plain Python gives."""
+"""``apply_per_key`` on both executors gives what plain Python gives, despite crashes, stops and
+rescales.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of both executors that are rescaled while they run: the same output, whenever it happens."""
+"""Jobs on both executors that are rescaled while they run: the output is always the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESCALED, FAILED = RequestOutcome.RESCALED, RequestOutcome.FAILED
 
 
 class Played:
-    """A job that runs, and a script that asks it: the script goes on after each progress."""
+    """A running job, and a script that makes requests: it goes on after each progress."""
 
     def __init__(self, stage: PlayedStage, executor: str) -> None:
         self.stage, self.executor = stage, executor
@@ -30,7 +30,7 @@ class Played:
         def show(_: Progress) -> None:
             next(script, None)
 
-        # Only idle epochs would move a virtual clock on Spark.
+        # On Spark only idle epochs would advance a virtual clock.
         pace: dict[str, Any] = {"clock": SystemClock(), "idle_us": 1, "requests_every_us": 1}
         if self.executor == "local":
             pace = {"checkpoint_interval_us": 1_000_000, "requests_every_us": 200_000}
@@ -38,7 +38,7 @@ class Played:
         return self.stage.run(self.executor, flow, **options)
 
     def rescaled(self, parallelism: int | None = None, **operators: int) -> Iterator[object]:
-        """Ask, and wait for the answer."""
+        """Request a rescale, and wait for the answer."""
         store = self.stage.store
         while not self.stage.newest_id:
             yield
@@ -205,7 +205,7 @@ def test_a_driver_that_dies_on_the_way_leaves_a_job_that_goes_on_by_itself(
             assert isinstance(begun, Run)
             runs.append(begun)
 
-    # On Spark a step is an epoch; here it is a small part of one.
+    # On Spark a step is an epoch; on the local executor it is a small part of one.
     times = steps if executor != "local" else 40 * steps
     for _ in range(times):
         step()

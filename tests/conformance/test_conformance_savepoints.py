@@ -1,5 +1,5 @@
 """Savepoints of a job that goes on, on both executors: whatever happens to the job, the savepoint
-is whole, and what starts from it has the output that the job had.
+is whole, and a job that starts from it has the same output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL = [*range(24)]
 
 
 class Saved:
-    """A job of two splits, and the savepoint that it was asked for."""
+    """A job with two splits, and the savepoint that is requested from it."""
 
     def __init__(self, stage: PlayedStage, executor: str) -> None:
         self.stage = stage
@@ -45,7 +45,7 @@ class Saved:
         return self.stage.begin(self.executor, self.flow(), **options)
 
     def asked(self, run: Run) -> str:
-        """Ask once there is a store; returns the request's id."""
+        """Request a savepoint once there is a store; return the request's id."""
         until(run, lambda: run.published >= 1 and run.rows_read == 8, steps=100_000)
         return self.stage.store.request_savepoint(self.stage.directory / "kept").id
 
@@ -59,8 +59,8 @@ class Saved:
         return found
 
     def check(self, answer: RequestAnswer | None) -> None:
-        """The savepoint is whole, and who starts from it commits what is missing, on the other
-        executor and at another parallelism.
+        """Check that the savepoint is whole, and that a job that starts from it commits what is
+        missing, on the other executor and at another parallelism.
         """
         assert answer is not None
         assert answer.outcome is RequestOutcome.SAVED, answer

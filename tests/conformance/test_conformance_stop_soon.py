@@ -17,7 +17,7 @@ from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
 
 @pytest.fixture
 def line(stage: PlayedStage, executor: str) -> Line:
-    """The job."""
+    """Return the job."""
     return Line(stage, executor)
 
 
@@ -48,7 +48,7 @@ def test_told_again_and_again_at_any_step_nothing_is_lost_or_repeated(
     choose = random.Random(7)
     told = 0
     for _ in range(60):
-        # As a program that is started again: the order of things is another each time.
+        # Like a program that is started again: events have a different order each time.
         runtime = stage.runtime(executor, checkpoint_rows=60, seed=told)
         run = runtime.begin(case.flow())
         if isinstance(run, JobOutcome):

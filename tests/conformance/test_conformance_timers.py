@@ -17,7 +17,7 @@ LATE_US = 5 * SECOND_US
 
 
 def reminders(stage: PlayedStage, out: Out, *, parallelism: int = 2, clock: str = "processing_time") -> Dataflow:
-    """Rows, as far as the test lets them come, and their timers."""
+    """Return a job that sets timers for the rows that the test lets through."""
     flow = Dataflow("reminders", parallelism=parallelism)
     source = Gated(stage.directory / "in", [rows(1), rows(2, 103), rows(6), rows(4)], shut=True, endless=True)
     flow.source(source, uid="in", parallelism=1).key_by("key").apply(Reminders(clock), uid="remind").apply(
@@ -27,12 +27,12 @@ def reminders(stage: PlayedStage, out: Out, *, parallelism: int = 2, clock: str 
 
 
 def fired(out: Out) -> dict[int, tuple[int, int]]:
-    """By value: the seconds after which a timer fired, whole, and the moment."""
+    """Return for each value the whole seconds after which its timer fired, and when it fired."""
     return {value: ((now - since) // SECOND_US, now) for _, value, since, now in out.seen.elements()}
 
 
 def pace(executor: str, idle_us: int = SECOND_US // 2) -> dict[str, int]:
-    """The options of a job that takes checkpoints often, and looks for rows now and then."""
+    """Return options of a job that often takes checkpoints and now and then looks for rows."""
     return {"checkpoint_interval_us": SECOND_US // 2, **({} if executor == "local" else {"idle_us": idle_us})}
 
 
@@ -129,7 +129,7 @@ def test_every_try_of_an_epoch_has_its_time(stage: PlayedStage) -> None:
 
     stage.stand.spoil = lose_some
     until(run, lambda: len(out.seen) == 4)
-    # An epoch may begin when the last try of the one before has ended.
+    # An epoch may begin when the last try of the previous one has ended.
     between = {VIRTUAL_ORIGIN_US + at_us for number, at_us in enumerate(tries, 1) if number % 4}
     assert between.isdisjoint({since for _, _, since, _ in out.seen})
     assert between.isdisjoint({now for _, now in fired(out).values()})

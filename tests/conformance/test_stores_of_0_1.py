@@ -1,4 +1,4 @@
-"""A store that a job of 0.1 left when it was killed: both executors go on from it, also after a
+"""Both executors go on from a store that a job of 0.1 left when it was killed, also after a
 rescale.
 """
 
@@ -24,7 +24,7 @@ EACH = 500
 
 
 def job(out: CollectSink) -> Dataflow:
-    """The very job whose store it is."""
+    """Return the job that wrote the store."""
     flow = Dataflow("shards", parallelism=3)
     source = RateSource(total=4 * EACH, shards=4, rows_per_read=25, step_us=1_000)
     rows = flow.source(source, uid="rows", event_time="at")

@@ -1,10 +1,10 @@
-"""Damage of every sort to tiny stores, and what must follow from it.
+"""Damage of every kind to tiny stores, and what must follow from it.
 
-From the pristine objects of a store (``corruption_stores``) a case makes damaged ones, in memory.
-*Noticed*: full validation finds a problem, or refuses, for the newest checkpoint that each damaged
-object feeds. *Read*: all that a damaged object feeds (states whole, slices as another parallelism
-restores them, single handles in ranges) gives the rows of the pristine store, or an error of the
-library. Anything else is *wrong*. ``corruption_runs`` tries all cases.
+From the undamaged objects of a store (``corruption_stores``) a case makes damaged ones, in memory.
+*Noticed*: full validation finds a problem, or refuses, for the newest checkpoint that uses each
+damaged object. *Read*: everything that uses a damaged object (whole states, slices as another
+parallelism restores them, single handles in ranges) gives the rows of the undamaged store, or an
+error of the library. Anything else is *wrong*. ``corruption_runs`` tries all cases.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CUT, REMOVE, SWAP, OLDER = "truncated", "removed", "two objects swapped", "an ol
 
 
 class Case(NamedTuple):
-    """One damage: ``kind`` of it, to the object ``path``; ``first`` and ``second`` are positions,
-    bits or lengths.
+    """One damage of a ``kind`` to the object ``path``; ``first`` and ``second`` are positions, bits
+    or lengths.
     """
 
     store: str
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 class Objects:
-    """A store that is given as bytes and cannot be written. Implements
+    """A read-only store of given bytes. Implements
     :class:`stateformat.storage.protocol.Storage`.
     """
 
@@ -97,14 +97,14 @@ class Objects:
 
 
 def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[Case]:
-    """Every case of a store. With a ``stride`` only every so many'th of each kind, and at least
-    one.
+    """Return every case of a store. With a ``stride``, only every ``stride``-th of each kind, and
+    at least one.
     """
     rng = random.Random(store)
     found: list[Case] = []
     for path, data in sorted(objects.items()):
         size = len(data)
-        # Which bit is a matter of the position, and another one in each object.
+        # Which bit is flipped depends on the position and on the size of the object.
         found += [Case(store, FLIP, path, at, (at + size) % 8) for at in range(size)]
         found += [Case(store, TWO, path, *rng.sample(range(8 * size), 2)) for _ in range(size // 8)]
         found += [Case(store, BLOCK, path, at) for at in range(0, size, BLOCK_BYTES // 8)]
@@ -125,7 +125,7 @@ def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[
 
 
 def _lengths(size: int) -> Iterable[int]:
-    """Lengths to cut an object to: at both ends all of them, between every third."""
+    """Return the lengths to cut an object to: all near both ends, every third in between."""
     return sorted({*range(min(size, 16)), *range(size % 3, size, 3), *range(max(0, size - 16), size)})
 
 
@@ -164,7 +164,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 class Read(NamedTuple):
-    """Something that is read: under a label that says what, from these objects, by a call."""
+    """Something to read: a label, the objects that it is read from, and the call that reads it."""
 
     label: str
     paths: frozenset[str]
@@ -172,8 +172,8 @@ class Read(NamedTuple):
 
 
 def reads_of(opened: Checkpoint) -> Iterator[Read]:
-    """Every way to the rows of a checkpoint: states whole, restored at another parallelism, handles
-    in ranges.
+    """Yield every way to read the rows of a checkpoint: whole states, states restored at another
+    parallelism, handles in ranges.
     """
     for state in opened.states:
         task = opened.read(state.operator, state.name)
@@ -200,16 +200,14 @@ def _read(label: str, task: Any) -> Read:
 
 
 def read_in_ranges(storage: Storage, *, record: Record, handle: Handle) -> pa.Table:
-    """All rows of a handle in ranges: only page checksums are between what is stored and what is
-    read.
-    """
+    """Read all rows of a handle in ranges, where only page checksums can notice damage."""
     reader = SegmentReader(storage, record, record.state(handle.operator, handle.state), handle)
     return pa.concat_tables(call() for call in reader.calls(handle.row_start, handle.rows))
 
 
 @dataclass
 class Outcome:
-    """How many cases of each line were tried, noticed and read; and what went wrong."""
+    """How many cases of each line were tried and noticed, how reads ended, and what went wrong."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[tuple[str, str]] = field(default_factory=list)
@@ -229,13 +227,11 @@ class Outcome:
 
 
 NEWEST = "removed, the newest record"
-"""A line of its own: the checkpoint before it is the newest then, by design (SPEC.md section
-2.3).
-"""
+"""A separate line: by design, the checkpoint before it is then the newest (SPEC.md section 2.3)."""
 
 
 class Bench:
-    """A store before the damage: what reads give, and which checkpoints each object feeds."""
+    """A store before the damage: what reads give, and the newest checkpoint using each object."""
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = dict(objects)
@@ -285,14 +281,14 @@ class Bench:
         return report.ok and report.checkpoint_id == before == store.open().id and not store.strays()
 
     def _readings(self, storage: Storage, touched: set[str]) -> Iterator[str]:
-        """``right``, ``error``, or ``wrong`` and what, for each way to the rows that the damaged
-        objects feed.
+        """Yield ``right``, ``error``, or ``wrong`` and what, for each way to read the rows that use
+        the damaged objects.
         """
         opened = {self.fed[path] for path in touched if not path.startswith(layout.SEGMENTS)}
         for number in opened:
             yield self._reading_anew(storage, number)
         for number in self.ids:
-            # The checkpoint was opened before the damage, as a reader has it that is under way.
+            # The checkpoint was opened before the damage, as by a reader that is under way.
             for read in self.reads[number]:
                 if touched & read.paths and number not in opened:
                     yield self._reading(storage, number, read)
@@ -317,8 +313,8 @@ class Bench:
 
 
 def _notices(storage: Storage, number: CheckpointId, case: Case) -> bool:
-    """Whether full validation finds a problem or refuses. Quick may miss damage of a segment, but
-    must not fail on it.
+    """Return whether full validation finds a problem or refuses. Quick validation may miss damage
+    of a segment, but must not fail on it.
     """
     for level in ("quick", "full") if case.path.startswith(layout.SEGMENTS) else ("full",):
         try:

@@ -1,8 +1,8 @@
-"""Trying all cases of ``corruption``: in this process, or in processes of their own.
+"""Run all cases of ``corruption``: in this process, or in separate processes.
 
-A process is given a range of cases and says before each which one it is at, in memory that both
-ends see. So a crash, or a case that does not end, counts as that case's; the rest of the range goes
-back into the queue, and another process goes on.
+A process gets a range of cases. Before each case it writes the number into shared memory. So a
+crash, or a case that does not end, is attributed to that case. The rest of the range goes back into
+the queue, for another process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEMORY_BYTES_MAX = 8 << 30
 
 
 class _InThisThread:
-    """A pool of threads that starts none: there is nothing to wait for."""
+    """A pool that starts no threads and runs everything at once in this one."""
 
     def __init__(self, threads: int, *, thread_name_prefix: str) -> None:
         pass
@@ -49,8 +49,8 @@ class _InThisThread:
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Read small segments in ranges as large ones are; decode and judge equal bytes once; start no
-    threads.
+    """Read small segments in ranges, like large ones; decode and check equal bytes only once; start
+    no threads.
     """
     records = lru_cache(32)(codec.decode_record)
     manifests = lru_cache(32)(_decoded)
@@ -58,7 +58,7 @@ def prepared() -> Iterator[None]:
 
     def check_content(graph: Any, states: Any, handles: Any, rescaled_from: Any) -> Any:
         if id(handles) not in judged:
-            # Keeps the table alive, so that no other gets its number.
+            # Keeps the table alive, so that no other gets its id.
             judged[id(handles)] = handles, validation_content.check_content(graph, states, handles, rescaled_from)
         return judged[id(handles)][1]
 
@@ -96,9 +96,7 @@ def try_here(stores: Stores, *, stride: int) -> Outcome:
 
 
 def try_apart(stores: Stores, *, stride: int = 1, processes: int = 2) -> Outcome:
-    """All cases, in processes of their own; one that dies or stalls is a wrong outcome of the case
-    that it was at.
-    """
+    """Try all cases in separate processes. If one dies or stalls, its current case is wrong."""
     waiting: deque[tuple[str, int, int]] = deque()
     for name, objects in stores.items():
         count = len(cases(name, objects, stride=stride))
@@ -128,7 +126,7 @@ def try_apart(stores: Stores, *, stride: int = 1, processes: int = 2) -> Outcome
 
 
 class _Worker:
-    """A process that tries the cases it is told to, and says which one it is at."""
+    """A process that tries the cases it gets, and reports which one it is at."""
 
     def __init__(self, stores: Stores, stride: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -150,8 +148,8 @@ class _Worker:
         self.connection.send(block)
 
     def outcome(self) -> Outcome | tuple[tuple[str, int, int], int, str] | None:
-        """What the block came to; or the block, the case that ended the process, and how; None:
-        nothing yet.
+        """Return the outcome of the block; or the block, the case that ended the process, and how;
+        None if there is nothing yet.
         """
         block = self._block
         if block is None:
@@ -168,7 +166,7 @@ class _Worker:
         if at != self._seen:
             self._seen, self._since = at, time.monotonic()
         if at < 0:
-            # It reads the store as it was, which takes seconds and is no case.
+            # It reads the undamaged store, which takes seconds and is not a case.
             assert not gone, f"a process ended before its first case, with status {self._process.exitcode}"
             return None
         if gone:
@@ -186,7 +184,7 @@ class _Worker:
 
 
 def _work(connection: Connection, at: Any, stores: Stores, stride: int) -> None:
-    """The life of a worker: blocks in, outcomes out, until the other end goes away."""
+    """Run a worker: receive blocks and send outcomes, until the other end is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     with prepared():
         _serve(connection, at, stores, stride)

@@ -1,14 +1,15 @@
-"""Tiny stores that together have every mode, kind, layer, status, codec and encoding: what the
-tests of corruption damage.
+"""The tiny stores that the tests of corruption damage. Together they have every mode, kind, layer,
+status, codec and encoding.
 
-Few rows and short names, since every byte is one case; ids and times are the same in every run.
+They have few rows and short names, because every byte is a case. Ids and times are the same in
+every run.
 
 - ``whole``: everything inline, a delta, finished and finishing subtasks; 3 checkpoints, the last
   rescaled from 2 to 3.
 - ``keyed``, ``lists``, ``entries``, ``driver``: the same states in groups, spilled into objects.
-  The last checkpoint is rescaled, but for ``entries``, which has three of one size, so that an
-  older object fits in place of a newer one.
-- ``expiring``: rows that expire, some of which have, and timers of processing time.
+  The last checkpoint is rescaled, except in ``entries``, which has three of the same size, so that
+  an older object fits in place of a newer one.
+- ``expiring``: rows that expire, some of them already expired, and timers of processing time.
 - ``lz4`` … ``none``: one state per codec and encoding, in row groups of two rows.
 """
 
@@ -53,7 +54,7 @@ def _edge(source: str, target: str, partitioner: Partitioner, *keys: str, **more
 
 @cache
 def _key(group: int, other: int = 0) -> str:
-    """The ``other``-th short key of a key group."""
+    """Return the ``other``-th short key of a key group."""
     names = map("".join, product("abcdefghij", "0123456789"))
     return [name for name in names if key_groups(hash_keys([pa.array([name])]), GROUPS)[0] == group][other]
 
@@ -64,7 +65,7 @@ def _keyed(columns: Mapping[str, Any]) -> Callable[[int], pa.Table]:
 
 
 def _graph(uids: str) -> JobGraph:
-    """As much of the job as these operators need."""
+    """Return the part of the job that these operators need."""
     edges = (
         _edge("a", "k", Partitioner.HASH, "k"),
         _edge("b", "k", Partitioner.BROADCAST, input=1),
@@ -97,7 +98,7 @@ def _states() -> dict[tuple[str, str], State]:
 
 
 def _rows(version: int) -> dict[tuple[str, str], Callable[[int], pa.Table]]:
-    """What each subtask writes; another ``version`` has other values of the same size."""
+    """Return what each subtask writes; another ``version`` has other values of the same size."""
     groups = (0, 2, 3, 3, 6)
     keys = [_key(group, i % 2) for i, group in enumerate(groups)]
     senders = pa.array([0, 1, 1], pa.int32())
@@ -149,7 +150,7 @@ def _in_flight(subtask: int, version: int) -> pa.Table:
 
 
 def _delta() -> Callable[[int], pa.Table]:
-    """Of ``v``: an upsert, a delete and a clear."""
+    """Return a delta of ``v``: an upsert, a delete and a clear."""
     return _keyed(
         {
             "k": [_key(0), _key(2, 1), _key(3, 0)],
@@ -197,8 +198,8 @@ def _rescaled(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _codec(codec: Any) -> Callable[[Any], Any]:
-    """Two operators with one state each, by both encodings; two rows of each key group, in row
-    groups of two rows.
+    """Return a builder of two operators with one state each, one per encoding; two rows of each key
+    group, in row groups of two rows.
     """
 
     def build(store: sf.CheckpointStore) -> Any:
@@ -230,7 +231,7 @@ def _codec(codec: Any) -> Callable[[Any], Any]:
 
 
 def _expiring(store: sf.CheckpointStore) -> Any:
-    """At 4 µs the rows last accessed at 1 and 2 µs have expired, and the one at 3 µs has not."""
+    """At 4 µs, the rows last accessed at 1 and 2 µs have expired; the one at 3 µs has not."""
     states = [
         declare.value_state("k", "v", keys=KEYS, values={"n": pa.int64()}, ttl=sf.Ttl(2)),
         declare.timers("k", "t", keys=KEYS, clock="processing_time"),
@@ -260,7 +261,7 @@ _BUILD: Mapping[str, Callable[[Any], Any]] = {
 
 @contextmanager
 def _repeatable(seed: str) -> Iterator[None]:
-    """Ids and times that depend on the seed alone."""
+    """Make ids and times depend on the seed alone."""
     rng = random.Random(seed)
     before = model.os, pending.time
     model.os = SimpleNamespace(**{**vars(os), "urandom": rng.randbytes})  # type: ignore[assignment]

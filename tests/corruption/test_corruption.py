@@ -1,5 +1,5 @@
-"""Damaged checkpoints: always noticed, and never read as rows that are not there. A small part of
-what ``make test-truth`` tries.
+"""Damaged checkpoints: damage is always noticed, and never read as wrong rows. These are a small
+part of the cases of ``make test-truth``.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def test_without_its_newest_record_a_store_is_what_it_was_before(stores: Stores)
 
 
 class Segment:
-    """The state ``v`` of an operator, in one segment without compression, which is read in
-    ranges.
-    """
+    """The state ``v`` of an operator in one segment, which is read in ranges."""
 
     def __init__(self, objects: Mapping[str, bytes], operator: str) -> None:
         self._objects = objects
@@ -129,12 +127,11 @@ class Segment:
 @pytest.mark.parametrize(
     ("operator", "group", "found", "other", "message"),
     [
-        # Two flipped bits between BYTE_STREAM_SPLIT and PLAIN; the checksum of the page stays
-        # right.
+        # Two flipped bits turn BYTE_STREAM_SPLIT into PLAIN, or back; the page checksum still fits.
         ("e", 0, b"\x15\x04\x15\x12\x15\x06\x15\x06", b"\x15\x04\x15\x00\x15\x06\x15\x06", "a page says an encoding"),
         ("p", 0, b"\x15\x04\x15\x00\x15\x06\x15\x06", b"\x15\x04\x15\x12\x15\x06\x15\x06", "a page says an encoding"),
-        # One flipped bit: two values, one of them null, become three, and Arrow still finds as many
-        # rows as it needs.
+        # One flipped bit: two values, one of them null, become three, and Arrow still finds enough
+        # rows.
         ("e", 1, b"\x1c\x15\x04\x15\x12", b"\x1c\x15\x06\x15\x12", "(.*its pages have 3 values|has 3 values)"),
     ],
 )
@@ -148,8 +145,8 @@ def test_a_page_header_that_contradicts_the_footer_is_refused(
 
 
 def _rewritten(objects: Mapping[str, bytes], name: str, **options: Any) -> dict[str, bytes]:
-    """The same store, its segment of operator ``e`` written by another program, with other options
-    of Parquet.
+    """Return the same store, with the segment of operator ``e`` rewritten with other Parquet
+    options, as another program may do.
     """
     storage = MemoryStorage(name)
     for path, data in objects.items():
@@ -164,8 +161,8 @@ def _rewritten(objects: Mapping[str, bytes], name: str, **options: Any) -> dict[
 
 
 def test_data_pages_of_version_2_are_believed_by_the_digest_of_the_whole(stores: Stores) -> None:
-    """Their headers say how long levels are: one flipped bit there gives other rows, and no footer
-    knows better.
+    """Their headers say how long levels are. One flipped bit there gives other rows, and the footer
+    cannot show it.
     """
     rewritten = _rewritten(stores["none"], "pages-2", data_page_version="2.0", use_dictionary=False)
     segment = Segment(rewritten, "e")
@@ -187,7 +184,7 @@ def test_a_page_without_a_checksum_is_a_problem_and_no_slice_of_it_is_read(store
     assert "row group 0: column _key_group: a page has no checksum" in problem.message
     with pytest.raises(DamagedCheckpoint, match="column _key_group: a page has no checksum"):
         Segment(rewritten, "e")
-    # As a whole it is vouched for by its digest.
+    # Read as a whole, it is checked by its digest.
     whole = CheckpointStore(storage).open().read("e", "v").table()
     assert whole.equals(CheckpointStore(cast("Storage", Objects(stores["none"]))).open().read("e", "v").table())
 
@@ -207,7 +204,7 @@ def test_no_two_flipped_bits_of_a_page_header_make_other_rows(
     for operator in "ep":
         segment = Segment(stores[store], operator)
         for column in columns:
-            # Arrow's headers of data pages are of this length here; of a shorter one the page is
+            # Arrow's headers of data pages have this length here. If one is shorter, its page is
             # hit too.
             start = 8 * segment.header(0, column)
             for bits in list(combinations(range(start, start + 8 * 22), 2))[::stride]:
@@ -261,7 +258,7 @@ def test_the_command_notices_damage_in_text_and_in_json(
         messages = [problem["message"] for problem in document.get("problems", ())]
         messages += [document["error"]["message"]] if "error" in document else []
         again, page = ckpt(arguments), capsys.readouterr()
-        # Status 3 is for a checkpoint that is not there, as when its record is gone.
+        # Status 3 means that there is no such checkpoint, as when its record is gone.
         allowed = (1, 3) if case.path.startswith("checkpoints/") else (1,)
         said = _is_sentence("".join(messages)) and _is_sentence(page.out + page.err) and messages
         if status not in allowed or again != status or not said:

@@ -1,10 +1,10 @@
 """Two recorders of the system calls that a program makes below a directory: inside the process, and
 from outside.
 
-:class:`SystemCalls` puts itself between the local storage and the system: it needs nothing, is
-fast, and can make a call fail. :func:`traced` lets ``strace`` watch a process, and so sees what
-really reaches the kernel, whoever asked for it. Both give a list of
-:class:`~tests.crashes.crash_disk.Call`, and a test says that they agree.
+:class:`SystemCalls` sits between the local storage and the system. It needs nothing else, is fast,
+and can make a call fail. :func:`traced` runs a process under ``strace``, so it sees everything that
+reaches the kernel. Both return a list of :class:`~tests.crashes.crash_disk.Call`, and a test checks
+that they agree.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ STRACED = (
     "rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,ftruncate,truncate,fallocate,copy_file_range,sendfile"
 )
 STORE = "run/a/store"
-"""The store below the base directory of a recording."""
+"""Path of the store below the base directory of a recording."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class SystemCalls:
-    """As a context manager: notes the calls that ``LocalStorage`` makes below ``base``, in
-    ``calls``.
+    """Context manager that records in ``calls`` what ``LocalStorage`` calls below ``base``.
 
-    ``before`` is told of every call before it is made, ``open`` of existing files and directories
-    included, and may raise.
+    ``before`` is called with every call before it is made, including ``open`` of existing files and
+    directories, and may raise.
     """
 
     def __init__(self, base: Path, before: Callable[[Call], None] = lambda call: None) -> None:
@@ -49,7 +48,7 @@ class SystemCalls:
         self._patch = pytest.MonkeyPatch()
 
     def mark(self, text: str) -> None:
-        """Note what the program says of itself."""
+        """Record a mark, by which the program reports something."""
         self.calls.append(Call("mark", text))
 
     def __enter__(self) -> SystemCalls:
@@ -120,20 +119,17 @@ class SystemCalls:
 
 
 def _below(path: str, base: str) -> str:
-    """The path relative to the base; empty for the base itself, and as it is where it lies
-    elsewhere.
-    """
+    """Return the path relative to the base: empty for the base itself, unchanged if elsewhere."""
     if path == base:
         return ""
     return path.removeprefix(base + "/")
 
 
 def traced(base: Path, *arguments: str) -> list[Call]:
-    """Run a Python module in a process of its own under ``strace``, and tell what it did below
-    ``base``.
+    """Run a Python module in a separate process under ``strace``; return its calls below ``base``.
 
-    A file ``marks`` beside the store is how the program says something: each write to it is a mark.
-    Raises ``RuntimeError`` with one line where strace cannot run.
+    The program makes a mark by a write to the file ``marks`` in the base directory. Raises
+    ``RuntimeError`` with one line if strace cannot run.
     """
     log = base.with_name(base.name + ".strace")
     command = ["strace", "-f", "-y", "-xx", "-s", "2000000", "-e", f"trace={STRACED}", "-o", str(log)]
@@ -181,7 +177,7 @@ def _parsed(lines: list[str], base: str) -> Iterator[Call]:
 
 
 def _arguments(text: str) -> list[Any]:
-    """Each argument: bytes of a string, ``(path,)`` of a descriptor, or its text."""
+    """Return each argument: the bytes of a string, ``(path,)`` of a descriptor, or its text."""
     found: list[Any] = []
     for match in _ARGUMENT.finditer(text):
         if match[2] is not None:
@@ -196,7 +192,7 @@ def _arguments(text: str) -> list[Any]:
 
 def _call(name: str, arguments: list[Any], result: int, base: str, covers: int) -> Call | None:
     def path(at: int) -> str:
-        """The path that an argument names, below the directory that the one before it names."""
+        """Return the path in an argument, below the directory in the argument before it."""
         named = arguments[at].decode()
         if at and isinstance(arguments[at - 1], tuple) and not named.startswith("/"):
             named = f"{arguments[at - 1][0]}/{named}"
@@ -208,7 +204,7 @@ def _call(name: str, arguments: list[Any], result: int, base: str, covers: int) 
         call = Call("create" if "O_CREAT" in flags else "", where)
         if call.verb and "O_EXCL" not in flags:
             if where == f"{base}/marks":
-                # It stands from the beginning.
+                # The file of marks exists from the beginning.
                 return None
             assert not where.startswith(f"{base}/{STORE}/"), f"{where} may be overwritten"
             call = Call("ensure", where)

@@ -1,14 +1,14 @@
 """A model of a disk: what a crash may leave of a sequence of system calls.
 
-Theory of operation. A file has bytes that everybody sees, those that were synced, and the writes
-since. A directory has entries that everybody sees, and those that were synced; what has changed
-since stands in a list. When the process dies, everything stays. When the power fails, what was
-synced stays, and of the rest *anything* may: every unsynced change of a directory is kept or lost
-by itself, whatever came before or after it (a rename is one change), and the unsynced writes to a
-file are there, are not there, are zeros, or are there in part. That is less than any file system
-promises; what survives it survives on all of them.
+Theory of operation. A file has its visible bytes, its synced bytes, and the writes since the sync.
+A directory has its visible entries, its synced entries, and the changes since the sync. When the
+process dies, everything stays. When the power fails, what was synced stays, and *any* part of the
+rest may stay too. Every unsynced change of a directory is kept or lost independently of those
+before and after it (a rename is one change). The unsynced writes to a file are kept, lost, replaced
+by zeros, or kept in part. Every file system promises more than that, so what survives here survives
+on all of them.
 
-:meth:`Disk.apply` refuses what it does not know.
+:meth:`Disk.apply` refuses calls that it does not know.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 Tree = dict[str, bytes | None]
-"""What stands after a crash: bytes of a file, or None for a directory, by path below the base."""
+"""What exists after a crash: bytes of a file, or None for a directory, by path below the base."""
 
 SUBSETS_MAX = 4
-"""Up to so many unsynced changes all their subsets are tried, beyond that some."""
+"""Up to this many unsynced changes, all their subsets are tried; beyond that only some."""
 DRAWS = 12
 
 
@@ -32,20 +32,20 @@ class Call(NamedTuple):
     """One system call below the base directory. ``path`` is relative to it."""
 
     verb: str
-    """mkdir, create, ensure (create unless it is there), write, truncate, sync, link, rename,
-    unlink, rmdir; or mark, which is what the program said of itself.
+    """mkdir, create, ensure (create unless it exists), write, truncate, sync, link, rename, unlink,
+    rmdir; or mark, by which the program reports something.
     """
     path: str
     data: bytes = b""
     target: str = ""
     covers: int = 0
-    """Of a sync: how many calls had returned when it began."""
+    """For a sync: how many calls had returned when it began."""
     offset: int | None = None
-    """Of a write: where, None for the end of the file. Of a truncation: the size."""
+    """For a write: where, None for the end of the file. For a truncation: the size."""
 
 
 class Write(NamedTuple):
-    """An unsynced write, or a truncation to ``offset`` where there are no bytes."""
+    """An unsynced write; without ``data``, a truncation to ``offset``."""
 
     number: int
     offset: int
@@ -54,19 +54,19 @@ class Write(NamedTuple):
 
 @dataclass(eq=False)
 class File:
-    """Bytes as they are seen, those that a power failure leaves, and what lies between them."""
+    """The visible bytes, those that a power failure leaves, and the writes between the two."""
 
     data: bytearray = field(default_factory=bytearray)
     synced: bytearray = field(default_factory=bytearray)
     writes: list[Write] = field(default_factory=list)
 
     def write(self, write: Write) -> None:
-        """Do it, unsynced."""
+        """Apply a write, unsynced."""
         _apply(self.data, write)
         self.writes.append(write)
 
     def sync(self, covers: int) -> bool:
-        """Make the writes up to a call durable; whether there were any."""
+        """Make the writes up to a call durable; return whether there were any."""
         done = [write for write in self.writes if write.number <= covers]
         for write in done:
             _apply(self.synced, write)
@@ -85,7 +85,7 @@ def _apply(data: bytearray, write: Write) -> None:
 
 @dataclass(eq=False)
 class Directory:
-    """Entries as they are seen, and as they are on the disk."""
+    """The visible entries, those that are durable, and the changes between the two."""
 
     entries: dict[str, Node] = field(default_factory=dict)
     synced: dict[str, Node] = field(default_factory=dict)
@@ -96,7 +96,7 @@ Node = File | Directory
 
 
 class Change(NamedTuple):
-    """An unsynced change of a directory: the name leads to ``node`` now, or to nothing."""
+    """An unsynced change of a directory: the name now refers to ``node``, or to nothing."""
 
     number: int
     name: str
@@ -111,10 +111,10 @@ def _whole(file: File) -> bytes:
 
 
 def _kept(file: File, keep: Callable[[int, int, int], tuple[int, int]]) -> bytes:
-    """The synced bytes, and of each unsynced write those from one place to another.
+    """Return the synced bytes, with a range of each unsynced write applied.
 
-    ``keep`` is asked with the number of the write, and where it begins and ends among all unsynced
-    bytes.
+    ``keep`` gets the number of the write, and where it begins and ends among all unsynced bytes. It
+    returns where the range begins and ends, in the same count.
     """
     data, begin = bytearray(file.synced), 0
     for number, write in enumerate(file.writes):
@@ -150,7 +150,7 @@ def _first_half(file: File) -> bytes:
 
 def _second_half(file: File) -> bytes:
     middle, end_of_all = (_unsynced_bytes(file) + 1) // 2, _unsynced_bytes(file)
-    # What is not there of a file that has grown is zeros.
+    # Missing bytes of a file that has grown are zeros.
     return _kept(file, lambda number, begin, end: (middle, end_of_all)).ljust(len(file.data), b"\0")
 
 
@@ -162,7 +162,7 @@ CONTENTS: tuple[Content, ...] = (_cut, _zeros, _first_half, _second_half, _every
 
 
 class Disk:
-    """The disk below a base directory. Everything that stands at the beginning is durable."""
+    """The disk below a base directory. Everything that exists at the beginning is durable."""
 
     def __init__(self, base: Path) -> None:
         self.root = Directory()
@@ -180,7 +180,7 @@ class Disk:
             directory.entries[path.name] = directory.synced[path.name] = node
 
     def apply(self, call: Call) -> bool:
-        """Carry out the next call. Of a sync: whether it made anything durable that was not."""
+        """Apply the next call. For a sync, return whether it made anything durable that was not."""
         self.number += 1
         if call.verb == "write":
             file = self._file(call.path)
@@ -211,11 +211,11 @@ class Disk:
         return False
 
     def look(self) -> Tree:
-        """What everybody sees."""
+        """Return what is visible now."""
         return self._tree({change.number for change in self._changes()}, _whole)
 
     def crashes(self, draw: random.Random) -> Iterator[tuple[str, Tree]]:
-        """What a crash at this moment may leave, with the kind of crash. Many are the same."""
+        """Yield what a crash now may leave, with the kind of crash. Many trees are equal."""
         numbers = sorted(change.number for change in self._changes())
         everything = set(numbers)
         yield "process death", self.look()
@@ -249,7 +249,7 @@ class Disk:
                     tree[prefix + name] = None
                     walk(node, f"{prefix}{name}/")
                 elif node is not None:
-                    # A file has one content, under however many names.
+                    # A file has the same content under all of its names.
                     if id(node) not in contents:
                         contents[id(node)] = content(node)
                     tree[prefix + name] = contents[id(node)]
@@ -300,7 +300,7 @@ class Disk:
 
 
 def put(tree: Tree, base: Path) -> None:
-    """Make a tree stand in an empty directory."""
+    """Create a tree in an empty directory."""
     for path, data in tree.items():
         if data is None:
             (base / path).mkdir(parents=True, exist_ok=True)

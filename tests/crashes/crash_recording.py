@@ -1,5 +1,5 @@
-"""A scenario acted out once, and every crash of it replayed; also of a second run after a first
-that died.
+"""A recorded scenario, and the replay of every crash of it; also of a second run after a first that
+died.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SEED = 20_261
 
 
 class Recording:
-    """A scenario that was prepared and acted out once: the disk before it, its calls, and a judge
-    of what they leave.
+    """A scenario that was prepared and run once: the disk before it, its calls, and a judge of what
+    they leave.
     """
 
     def __init__(self, workspace: Path, name: str, *, durable: bool = True, record: Any = None) -> None:
@@ -41,33 +41,34 @@ class Recording:
             self.judge.learn(disk.look())
 
     def replay(self, calls: list[Call] | None = None, **how: Any) -> Replay:
-        """Judge every crash of these calls, by default of those recorded."""
+        """Judge every crash during these calls, by default those recorded."""
         replay = Replay(self.judge, copy.deepcopy(self.disk), promised(self.disk.look()))
         return replay.run(self.calls if calls is None else calls, random.Random(SEED), **how)
 
     def syncs(self) -> list[int]:
-        """The numbers of the calls that sync."""
+        """Return the numbers of the calls that sync."""
         return [number for number, call in enumerate(self.calls) if call.verb == "sync"]
 
     def after(self, verb: str) -> list[int]:
-        """How many calls had been made when each of a kind returned."""
+        """Return how many calls had been made when each call of a kind returned."""
         return [number + 1 for number, call in enumerate(self.calls) if call.verb == verb]
 
     def missed_without(self, number: int, *, closely: bool = False) -> bool:
-        """Whether leaving out one sync goes unnoticed: where something was told, or closely
-        everywhere.
+        """Return whether leaving out one sync goes unnoticed.
+
+        Looks at every mark; ``closely``: looks closely, after every call.
         """
         calls = [*self.calls[:number], Call("mark", ""), *self.calls[number + 1 :]]
         return not self.replay(calls, stop=True, only_marks=not closely, closely=closely).problems
 
 
 def second_run(recording: Recording, workspace: Path, died_after: int, *, closely: bool = True) -> Replay:
-    """The first dies after so many calls, a second acts on what is seen then, and the power fails
-    at any time.
+    """Let the first run die after ``died_after`` calls, run a second on what is visible then, and
+    judge a power failure at every mark of the second.
     """
     disk = copy.deepcopy(recording.disk)
     promises = promised(disk.look())
-    # What the first would have written had it lived is not what must stand now.
+    # A new judge: what the first run would have written had it lived need not exist now.
     judge = Judge(workspace, recording.judge.scenario)
     judge.learn(disk.look())
     for call in recording.calls[:died_after]:

@@ -1,13 +1,13 @@
-"""What is done to a local store while it crashes, and what must hold of whatever the crash leaves.
+"""Scenarios that use a local store while it crashes, and what must hold afterwards.
 
 A scenario prepares a base directory, then acts on a store in it while its system calls are
-recorded, and says by marks what it was told: the path of every object, once its writing has
-returned. :class:`Judge` looks at a tree that a crash may have left of that: nothing torn under a
-final name, every checkpoint whole, what was told still there, leftovers found and removed, and a
-fresh run goes on.
+recorded. It marks every object whose writing has returned, by its path: such an object must
+survive. :class:`Judge` looks at a tree that a crash may have left: no object is torn under its
+final name, every checkpoint is whole, marked objects still exist, leftovers are found and removed,
+and a new run goes on.
 
-Run as a module (``python -m tests.crash_scenarios <name> <base>``) it acts once, for a recorder
-that looks from outside.
+Run as a module (``python -m tests.crashes.crash_scenarios <name> <base>``) it acts once, for a
+recorder that watches from outside.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ TEMPORARY = re.compile(r"(?:segments/(\d{20})/|manifests/|checkpoints/)\.tmp-[0-
 
 
 def job() -> Job:
-    """Two small segments in each checkpoint."""
+    """Return a job with two small segments in each checkpoint."""
     return counts_job(parallelism=2, keys=40)
 
 
 def storage_at(place: Path, *, durable: bool = True) -> LocalStorage:
-    """The store below a base directory."""
+    """Return the storage at a place."""
     return LocalStorage(place, durable=durable)
 
 
 def publish(storage: LocalStorage, permit: CommitPermit | None, mark: Mark = str) -> CommitPermit:
-    """One checkpoint on the permit held, every segment an object of its own."""
+    """Publish one checkpoint on the permit held, with every segment in a separate object."""
     store = CheckpointStore(storage, sleep=lambda seconds: None)
     permit = job().publish(store, permit, options=WriteOptions(inline_bytes_max=0))
     mark(layout.record_path(permit.ref.checkpoint_id))
@@ -65,8 +65,8 @@ def publish(storage: LocalStorage, permit: CommitPermit | None, mark: Mark = str
 
 @contextlib.contextmanager
 def in_small_steps(mark: Mark) -> Iterator[None]:
-    """Within the block a segment is several write calls, and every object is marked when it is
-    closed or made durable.
+    """Within the block, write a segment by several calls, and mark every object that is closed or
+    made durable.
     """
 
     def close_and_mark(output: Any) -> None:
@@ -81,11 +81,11 @@ def in_small_steps(mark: Mark) -> Iterator[None]:
 
     close, make_durable = local._LocalOutput._publish, LocalStorage.make_durable
     with pytest.MonkeyPatch.context() as patch:
-        # They are looked up where a file is opened; smaller ones make more system calls and nothing
-        # else.
+        # The sizes of buffers are read when a file is opened. Small ones only make more system
+        # calls.
         patch.setattr(local, "_WRITE_BUFFER_BYTES", BUFFER_BYTES)
         patch.setattr(segment_writer, "_SINK_BUFFER_BYTES", BUFFER_BYTES)
-        # One after the other, so that every run makes the same calls.
+        # Copy objects one after the other, so that every run makes the same calls.
         patch.setattr(copied_objects, "STREAMS", 1)
         patch.setattr(local._LocalOutput, "_publish", close_and_mark)
         patch.setattr(LocalStorage, "make_durable", make_durable_and_mark)
@@ -93,8 +93,8 @@ def in_small_steps(mark: Mark) -> Iterator[None]:
 
 
 def restart(storage: LocalStorage, mark: Mark = str) -> CommitPermit | None:
-    """What a run begins with. From the permit on it may commit, so the checkpoint may not vanish
-    any more.
+    """Start as a run does. With the permit it may commit, so from now on the checkpoint must not
+    vanish.
     """
     permit = CheckpointStore(storage).start(JOB)
     if permit is not None:
@@ -103,7 +103,7 @@ def restart(storage: LocalStorage, mark: Mark = str) -> CommitPermit | None:
 
 
 def go_on(storage: LocalStorage, mark: Mark = str) -> None:
-    """A run from the newest that publishes once."""
+    """Run from the newest checkpoint and publish once."""
     publish(storage, restart(storage, mark), mark)
 
 
@@ -125,7 +125,7 @@ def _prepare_garbage(base: Path) -> None:
         for path in (f"segments/{number:020}/dead-1.parquet", f"manifests/{number:020}-dead.parquet"):
             with storage.open_output(path) as output:
                 output.write(b"dead" * 100)
-            # And what a writer that died left half-written.
+            # And what a writer that died has left half-written.
             directory, _, name = path.rpartition("/")
             (base / STORE / directory / f".tmp-{number:016x}-{name}").write_bytes(b"half")
         (base / STORE / f"checkpoints/.tmp-{number:016x}-{number:020}.json").write_bytes(b"")
@@ -144,7 +144,7 @@ def _link(base: Path, storage: LocalStorage, mark: Mark) -> None:
 
 def _copy(base: Path, storage: LocalStorage, mark: Mark) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        # As between two file systems.
+        # As if between two file systems.
         patch.setattr(LocalStorage, "link_from", lambda *_: None)
         _link(base, storage, mark)
 
@@ -156,10 +156,10 @@ def _rollback(base: Path, storage: LocalStorage, mark: Mark) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``prepare(base)``, then what is recorded: ``act(base, storage, mark)``; ``again`` is what is
-    done after a crash.
+    """``prepare(base)``; ``act(base, storage, mark)``, which is recorded; and ``again``, called
+    like ``act`` after a crash.
 
-    Both are called :func:`in_small_steps`.
+    The recorders call both within :func:`in_small_steps`.
     """
 
     prepare: Callable[[Path], None]
@@ -179,34 +179,35 @@ SCENARIOS = {
 
 
 def promised(disk_look: Tree) -> set[str]:
-    """What must stand whatever happens: the newest record of the store as it is."""
+    """Return the path that must exist whatever happens: the newest record of the store now."""
     records = sorted(path for path in disk_look if path.startswith(f"{STORE}/checkpoints/0"))
     return {records[-1].removeprefix(f"{STORE}/")} if records else set()
 
 
 class Judge:
-    """Looks at what crashes have left. Trees that it has seen are not judged again."""
+    """Judges what crashes have left. Trees that it has seen are not judged again."""
 
     def __init__(self, workspace: Path, scenario: Scenario) -> None:
         self._place = workspace / "left"
         self.scenario = scenario
         self._known: dict[tuple[Any, ...], str] = {}
         self.final: dict[str, bytes] = {}
-        """By path, the bytes of every object that was ever given its final name."""
+        """By path, the bytes of every object that ever had its final name."""
 
     @property
     def judged(self) -> int:
-        """How many different trees were looked at."""
+        """How many different trees were judged."""
         return len(self._known)
 
     def learn(self, look: Tree) -> None:
-        """Take the bytes of the objects as they are seen now, whole, for what they have to be."""
+        """Learn from the visible tree which bytes its objects must have."""
         for path, data in _objects(look):
             assert self.final.setdefault(path, data) == data, f"{path} has changed"
 
     def problem(self, tree: Tree, promises: Collection[str], *, closely: bool = True) -> str:
-        """What is wrong with it; empty if nothing is. Unless ``closely``, only its files are looked
-        at, which is quick.
+        """Return what is wrong with a tree; empty if nothing is.
+
+        Unless ``closely``, compare only its files, which is quick.
         """
         for path, data in _objects(tree):
             if self.final.get(path) != data:
@@ -242,7 +243,7 @@ class Judge:
         return "" if after[-1:] > before[-1:] or after == before == [1] else f"nothing was published after {before}"
 
     def _tidy(self, storage: LocalStorage) -> str:
-        """Collect garbage: what is left are the checkpoints, and what lies above the newest."""
+        """Collect garbage: only the checkpoints may be left, and what is newer than the newest."""
         store = CheckpointStore(storage)
         newest = record_ids(storage)[-1]
         hidden = sorted(path for path, id_ in temporary_files(storage) if id_ is None or id_ <= newest)
@@ -262,9 +263,9 @@ def _objects(tree: Tree) -> Iterator[tuple[str, bytes]]:
 
 
 def whole(storage: LocalStorage, strays: Iterable[int] = ()) -> str:
-    """What is wrong with the checkpoints of a store, each validated in full; empty if nothing is.
+    """Validate every checkpoint in full; return what is wrong, empty if nothing is.
 
-    That there are these strays is known: they are not validated, and warnings of them do not count.
+    ``strays`` are known: they are not validated, and findings about them do not count.
     """
     known = {layout.record_path(CheckpointId(stray)) for stray in strays}
     for number in record_ids(storage):
@@ -277,15 +278,15 @@ def whole(storage: LocalStorage, strays: Iterable[int] = ()) -> str:
 
 
 def _broken_off(storage: LocalStorage) -> str:
-    """Which records the newest does not reach. With one publisher there are none: a parent goes
-    before its children.
+    """Return which records the newest does not reach. With one publisher there are none: a parent
+    is removed before its children.
     """
     strays = CheckpointStore(storage).strays()
     return f"{strays} are strays" if strays else ""
 
 
 def temporary_files(storage: LocalStorage) -> list[tuple[str, int | None]]:
-    """Temporary files below the store, with the id in their path, found without the library."""
+    """Return temporary files below the store, with the id in their path; without the library."""
     root = Path(storage._tree.root)
     found = []
     for path in root.rglob(".tmp-*"):
@@ -297,7 +298,7 @@ def temporary_files(storage: LocalStorage) -> list[tuple[str, int | None]]:
 
 
 def needed(storage: LocalStorage) -> set[str]:
-    """The objects that the records of a store need, the records too, row by row."""
+    """Return the records of a store and the objects that they need, by the rows of manifests."""
     found = set()
     for number in record_ids(storage):
         record = load_record(storage, CheckpointId(number))
@@ -317,14 +318,14 @@ class Replay:
     closely: bool = True
     states: int = 0
     problems: list[str] = field(default_factory=list)
-    """One for each prefix and kind of crash at most."""
+    """At most one for each prefix and kind of crash."""
     useless: set[int] = field(default_factory=set)
     """Numbers of the syncs that had nothing to do."""
 
     def run(
         self, calls: list[Call], draw: Any, *, stop: bool = False, only_marks: bool = False, closely: bool = True
     ) -> Replay:
-        """``stop`` at the first problem; ``only_marks`` looks just where something was promised."""
+        """Judge after every call, or ``only_marks``; ``stop`` at the first problem."""
         self.closely = closely
         offset = self.disk.number
         if not only_marks:
@@ -352,7 +353,7 @@ class Replay:
 
 
 def main(name: str, base: str) -> None:
-    """Act once, and write marks to the file beside the store."""
+    """Act once, and write marks to the file ``marks`` in the base directory."""
     marks = os.open(f"{base}/marks", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def mark(text: str) -> None:

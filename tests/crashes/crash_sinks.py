@@ -1,10 +1,9 @@
-"""A job with a file sink and a SQL sink while it crashes, and what must hold of whatever a crash
-leaves of its places.
+"""Crashes of a job with a file sink and a SQL sink, and what must hold afterwards.
 
-Run as a module (``python -m tests.crash_sinks <base>``) it runs the job to its end, for a recorder
-that looks from outside: neither SQLite nor Arrow's files go through Python. :class:`SinkJudge` puts
-a tree that a crash may have left, runs the job again, and compares files and table with all rows,
-each once.
+Run as a module (``python -m tests.crashes.crash_sinks <base>``) it runs the job to its end, for a
+recorder that watches from outside: neither SQLite nor Arrow's files go through Python.
+:class:`SinkJudge` creates a tree that a crash may have left, runs the job again, and checks that
+files and table have every row once.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ SEED = 20_717
 
 
 def run(base: Path, *, durable: bool = True) -> None:
-    """Run the job to its end: several checkpoints, each with rows for both sinks. Again where it
-    has ended: commit again.
+    """Run the job to its end: several checkpoints, each with rows for both sinks. If it has ended,
+    commit again.
     """
     flow = Dataflow("crashes")
     rows = flow.source(MemorySource(pa.table({"n": ROWS}), batch_rows=2), uid="rows")
@@ -49,12 +48,12 @@ def run(base: Path, *, durable: bool = True) -> None:
 
 
 def recorded(base: Path) -> list[Call]:
-    """The calls of the job, run in a process of its own."""
+    """Run the job in a separate process and return its calls."""
     return traced(base, "tests.crashes.crash_sinks", str(base))
 
 
 class SinkJudge:
-    """Looks at what crashes have left. Trees that it has seen are not judged again."""
+    """Judges what crashes have left. Trees that it has seen are not judged again."""
 
     def __init__(self, workspace: Path) -> None:
         self._place = workspace / "left"
@@ -64,19 +63,19 @@ class SinkJudge:
 
     @property
     def judged(self) -> int:
-        """How many different trees were looked at."""
+        """How many different trees were judged."""
         return len(self._known)
 
     def learn(self, tree: Tree) -> None:
-        """Take the bytes of committed files for what they have to be."""
+        """Learn from a tree which bytes committed files must have."""
         for path, data in tree.items():
             if path.startswith("out/part-") and data is not None:
                 self._files[path] = data
 
     def problem(self, tree: Tree) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """Return what is wrong with a tree; empty if nothing is."""
         self.states += 1
-        # What lies under the name of an unfinished file is removed unread, whatever is in it.
+        # Files with the name of an unfinished file are removed unread, so their bytes do not count.
         key = tuple(sorted((path, b"" if UNFINISHED.search(path) else data) for path, data in tree.items()))
         if key not in self._known:
             self._known[key] = self._look(tree)
@@ -91,8 +90,8 @@ class SinkJudge:
         put(tree, self._place)
         try:
             run(self._place, durable=False)
-            # What a crashed attempt prepared, and what came back of checkpoints that stand, goes
-            # when those are past.
+            # What a crashed attempt prepared, and what came back from published checkpoints, is
+            # removed once these have expired.
             CheckpointStore(storage_at(self._place / STORE, durable=False)).expire(1)
             run(self._place, durable=False)
             return self._differs()
@@ -130,11 +129,10 @@ class SinkRecording:
         removals: bool = False,
         stop: bool = False,
     ) -> list[str]:
-        """What is wrong after a crash at any of these calls, on a disk; by default of those
-        recorded, on the first disk.
+        """Return what is wrong after a crash at any of these calls on a disk.
 
-        ``removals``: look only where a sink has just removed something, and at the end. ``stop`` at
-        the first problem.
+        By default: the recorded calls, on the disk before them. ``removals``: look only after a
+        sink has removed something, and at the end. ``stop`` at the first problem.
         """
         calls, disk = calls or self.calls, copy.deepcopy(disk or self.disk)
         learning, draw, found = copy.deepcopy(disk), random.Random(SEED), []
@@ -157,14 +155,14 @@ class SinkRecording:
         return found
 
     def without(self, path: str) -> list[Call]:
-        """The calls, without the syncs of what a pattern matches whole."""
+        """Return the calls without the syncs of paths that a pattern matches in full."""
         return [
             Call("mark", "") if call.verb == "sync" and re.fullmatch(path, call.path) else call for call in self.calls
         ]
 
     def moments(self) -> list[int]:
-        """After how many calls the first run has done what the second relies on: a folder, a link,
-        the end of a journal.
+        """Return after how many calls the first run has done something that the second relies on: a
+        folder, a link, the end of a journal.
         """
         return [
             number + 1
@@ -174,8 +172,8 @@ class SinkRecording:
         ]
 
     def second_run(self, died_after: int) -> list[str]:
-        """The first dies after so many calls, a second runs on what is seen then, and the power
-        fails.
+        """Let the first run die after ``died_after`` calls, run a second on what is visible then,
+        and return what is wrong if the power fails.
         """
         disk = copy.deepcopy(self.disk)
         for call in self.calls[:died_after]:

@@ -1,8 +1,8 @@
 """Crashes of a local store, enumerated: after every system call, with everything that was not
 synced kept or lost.
 
-The fast tests record the calls inside the process; the truth tests have the kernel's word for them.
-Then: a second run after a first that died, and calls that fail.
+The fast tests record the calls inside the process, the truth tests with strace. Other tests have a
+second run after a first that died, and calls that fail.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRUTH = [pytest.mark.truth, pytest.mark.timeout(900)]
 
 
 def by_the_kernel(tally: Tally) -> Callable[[Path, str], list[Call]]:
-    """Records with strace; skips where that cannot run."""
+    """Return a recorder that uses strace, and skips the test if strace cannot run."""
 
     def record(base: Path, name: str) -> list[Call]:
         try:
@@ -77,8 +77,8 @@ def test_a_crash_after_any_call_leaves_only_whole_checkpoints_and_all_that_were_
 
 
 def shapes(calls: list[Call]) -> list[tuple[str, str, int]]:
-    """What was done, without the random parts of names. Timestamps and ids have the same length in
-    every run.
+    """Return what was done, without the random parts of names. Timestamps and ids have the same
+    length in every run.
     """
     return [(call.verb, call.path.rpartition("/")[0], len(call.data)) for call in calls if call.verb != "mark"]
 
@@ -89,7 +89,7 @@ def test_the_two_recorders_agree(tmp_path: Path, name: str, tally: Tally) -> Non
     (tmp_path / "outside").mkdir()
     inside = shapes(Recording(tmp_path / "inside", name).calls)
     outside = shapes(Recording(tmp_path / "outside", name, record=by_the_kernel(tally)).calls)
-    # The time in a record may have a digit more or less after its zeros are left out.
+    # The time in a record may have a digit more or less, because trailing zeros are left out.
     assert [call[:2] for call in inside] == [call[:2] for call in outside]
     assert sum(call[2] for call in inside) == pytest.approx(sum(call[2] for call in outside), abs=64)
 
@@ -105,7 +105,7 @@ def test_the_two_recorders_agree(tmp_path: Path, name: str, tally: Tally) -> Non
     ],
 )
 def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str, tally: Tally) -> None:
-    """The others are of directories that another process may have made, or filled, a moment before
+    """The other syncs are of directories that another process may have made, or filled, just before
     it died.
     """
     recording = Recording(tmp_path, name)
@@ -118,8 +118,8 @@ def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str,
     assert missed == []
     assert needed
     if name == "first publish":
-        # Useless is that of the directory in which the first missing one is made: it stood before
-        # us.
+        # The useless one is of the directory in which the first missing directory is made: it
+        # existed before.
         assert ([recording.calls[number].path for number in useless], len(needed)) == ([""], 14)
 
 
@@ -153,7 +153,7 @@ def test_what_a_run_relies_on_survives_though_its_writer_died_before_it_was_dura
     recording = Recording(tmp_path, name)
     moments = recording.after("link") + recording.after("mkdir")
     if anywhere:
-        # What is seen after the other calls was seen one call before, or is of no object.
+        # The other calls change nothing that is visible, or no object.
         seen = ("write", "mark", "sync")
         moments = [0, *(number + 1 for number, call in enumerate(recording.calls) if call.verb not in seen)]
     found = [second_run(recording, tmp_path, moment, closely=anywhere) for moment in moments]
@@ -175,7 +175,7 @@ def test_a_restart_that_trusts_what_it_sees_would_be_noticed(tmp_path: Path, mon
 
 
 class Fails:
-    """Raises at the call of a number, counted from 0, of those with these verbs."""
+    """Raises at the ``number``-th call, counted from 0, with one of these verbs."""
 
     def __init__(self, number: int, verbs: tuple[str, ...], code: int, *, under: str = "") -> None:
         self.left, self.verbs, self.code, self.under = number, verbs, code, under
@@ -225,7 +225,7 @@ def test_a_publish_of_which_a_call_fails_tells_the_truth(
         where = f"{code} at {fails.hit.verb} {fails.hit.path}: {told!r}"
         assert descriptors() == before, where
         ids = record_ids(LocalStorage(base / STORE)) if (base / STORE).exists() else []
-        # Published: it stands. Not known: either. Another error: it does not stand.
+        # Published: it exists. Outcome unknown: either. Another error: it does not exist.
         assert published is None or ids == [1], where
         assert published is not None or isinstance(told, OutcomeUnknown) or ids == [], where
         assert whole(storage) == "", where
@@ -260,7 +260,7 @@ def test_the_outcome_of_a_create_of_which_a_call_fails_is_the_truth(
         if fails.hit is None:
             break
         assert outcome is None
-        # It may be tried again, and then it is there.
+        # It may be tried again, and then it exists.
         assert storage.create(record, b"first") is (CreateOutcome.CONFLICT if stands else CreateOutcome.CREATED)
         assert storage.leftovers() == []
     assert number > 1
@@ -268,7 +268,7 @@ def test_the_outcome_of_a_create_of_which_a_call_fails_is_the_truth(
 
 @pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO], ids=["EEXIST", "EIO"])
 def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """As on NFS, where the client repeats a request and meets the link that its first try made."""
+    """As on NFS, where the client repeats a request and finds the link that its first try made."""
     real = os.link
 
     def link_and_fail(*arguments: Any, **more: Any) -> None:
@@ -285,8 +285,8 @@ def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_conflict_is_told_when_what_stands_there_is_durable(tmp_path: Path) -> None:
-    """The answer leads to reading back, and what is read may be our own of a copy that died: it
-    gets a permit.
+    """After a conflict the record is read back. It may be our own, left by a copy that died, and
+    then gets a permit.
     """
     storage = LocalStorage(tmp_path / "store")
     storage.create("checkpoints/x", b"first")
@@ -299,7 +299,7 @@ def test_a_conflict_is_told_when_what_stands_there_is_durable(tmp_path: Path) ->
 
 
 def after_link(calls: SystemCalls, do: Callable[[], Any], *, at: str) -> Callable[[Call], None]:
-    """A hook that does something just before the first link of a name that begins so."""
+    """Make ``calls`` call ``do`` just before the first link to a name that begins with ``at``."""
     done = []
 
     def hook(call: Call) -> None:
@@ -350,7 +350,7 @@ def test_a_worker_whose_temporary_segment_was_collected_is_told_to_restart(tmp_p
 
 
 def test_a_record_keeps_standing_when_gc_takes_its_other_name(tmp_path: Path) -> None:
-    """Between the link and the unlink of its writer: the writer finds its temporary name gone, and
+    """gc runs between the writer's link and unlink: the writer finds its temporary name gone, and
     goes on.
     """
     storage = LocalStorage(tmp_path / "store")

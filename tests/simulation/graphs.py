@@ -58,13 +58,13 @@ class SourceSpec:
 
     @property
     def grows(self) -> bool:
-        """Whether its splits appear one after the other, as files in a directory; not drawn, so
-        other seeds stay as they are.
+        """Whether its splits appear one after the other, as files in a directory. Not drawn, so
+        that other seeds stay as they are.
         """
         return len(self.splits) % 2 == 0
 
     def row(self, split: int, position: int) -> Row:
-        """The record at a position of a split. The same whoever asks."""
+        """Return the record at a position of a split: always the same one."""
         number = self.number * 1_000_000 + split * 1_000 + position
         mixed = (number * 2_654_435_761) >> 7
         late = (mixed % 5 == 0) * 70
@@ -93,7 +93,7 @@ class OpSpec:
 
 @dataclass(frozen=True)
 class Graph:
-    """Sources and operators, topological but for feedback."""
+    """Sources and operators, in topological order apart from feedback."""
 
     sources: tuple[SourceSpec, ...]
     ops: tuple[OpSpec, ...]
@@ -113,7 +113,7 @@ class Graph:
         return next(op for op in self.ops if op.uid == uid)
 
     def describe(self) -> str:
-        """For the story of a failure."""
+        """Return a description for the story of a failure."""
         lines = [
             f"{source.uid}: splits {source.splits}{'' if source.bounded else ', unbounded'}, group {source.group}"
             for source in self.sources
@@ -126,7 +126,7 @@ class Graph:
 
 
 def passed_on(kind: str, uid: str, row: Row) -> Row | None:
-    """What an operator of a kind lets out for a record, whenever it does; None where it takes the
+    """Return what an operator of a kind emits for a record, now or later; None if it takes the
     other half.
     """
     key, hops = row.key, row.hops
@@ -145,7 +145,7 @@ def passed_on(kind: str, uid: str, row: Row) -> Row | None:
 
 
 class _Drawing:
-    """A graph under way."""
+    """A graph that is being drawn."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -244,13 +244,13 @@ class _Drawing:
         self.add(kind, tuple(inputs), group)
 
     def halves(self, *kinds: str) -> None:
-        """Two operators of which each takes what the other does not."""
+        """Add two operators, each of which takes what the other does not."""
         edge, group = self.edge(keyed=False)
         for kind in kinds:
             self.add(kind, (edge,), group)
 
     def loop(self) -> None:
-        """A head, and behind it what goes round and what leaves."""
+        """Add a loop head, and after it the operators for what goes around and what leaves."""
         rng = self.rng
         keyed = rng.random() < 0.6
         edge, group = self.edge(keyed=keyed)

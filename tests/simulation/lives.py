@@ -1,10 +1,10 @@
-"""What a counter remembers for a while only, judged by what it has said of each record.
+"""Check what a counter remembers for a limited time, by what it has said about each record.
 
 A counter says of each record of a key: at what watermark it came, how many had come since the rows
-of the key had last expired, and which record it has looked at again and again. So for each key the
-whole history of its rows is known, but for the moments of the clock that nobody tells of: before
-the first watermark, at the end of time, and where a watermark of less follows at another
-parallelism. There either answer is taken, and the history goes on from it.
+of the key had last expired, and which record it has looked at again and again. So the whole history
+of each key's rows is known, except while the clock is unknown: before the first watermark, at the
+end of time, and when a lower watermark follows at another parallelism. Then either answer is
+accepted, and the history goes on from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stateformat.backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
 LIVES_US = 12
 """How long the rows live."""
 LOOKED_EVERY = 4
-"""Every so many-th record of a key is the one that is looked at."""
+"""Every this-many-th record of a key is the one that is looked at."""
 
 Span = tuple[float, float]
 _INF = float("inf")
@@ -26,7 +26,7 @@ _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - the type has no time zo
 
 
 class Said(NamedTuple):
-    """Of one record: the watermark, how many lately, and what was looked at (0: nothing)."""
+    """For one record: the watermark, how many came lately, and what was looked at (0: nothing)."""
 
     watermark: int
     lately: int
@@ -51,7 +51,7 @@ class _Row:
         if now[1] == -_INF:
             return True, False
         low, high = self.span
-        # What nobody has told the time of was accessed at the first one, whenever that was.
+        # A row accessed before any time was known counts as accessed at the first known time.
         high = max(high, now[0]) if low == -_INF else high
         return high + LIVES_US > now[0], low + LIVES_US <= max(now[1], latest)
 

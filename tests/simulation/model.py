@@ -1,4 +1,4 @@
-"""The oracle: what any checkpoint and the output up to it must say, computed from the graph alone.
+"""The oracle: what any checkpoint and the output up to it must hold, computed from the graph alone.
 
 Theory of operation. A checkpoint is a cut. At a cut each record that a source has read is in
 exactly one place for each path that it takes: in output that was prepared (in this checkpoint or
@@ -7,9 +7,9 @@ known (:meth:`Model.fate`), and so the fates of all records at all places, added
 fates of the records read: a record lost, repeated or gone astray shows at the first checkpoint
 after it.
 
-Beside this: counters and the counts written into records, windows and their timers, broadcast
-copies, coordinators, who has finished, and how far each split was read. Nothing here uses the
-runtime; checkpoints are read through ``stateformat``.
+The model also checks counters and the counts written into records, windows and their timers,
+broadcast copies, coordinators, who has finished, and how far each split was read. Nothing here uses
+the runtime; checkpoints are read through ``stateformat``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.simulation.witness import Facts, Violation
 from tests.simulation.work import held_rows, window_end
 
 Fate = tuple[str, int, str]
-"""A sink, a record's id, and the path on which it came there."""
+"""A sink, a record's id, and the path on which the record reached the sink."""
 Stored = list[dict[str, Any]]
 
 
@@ -59,7 +59,7 @@ class Cut:
 
 
 class Model:
-    """The fates of records in one graph, and the judgement of checkpoints."""
+    """Computes the fates of records in one graph, and judges checkpoints."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -107,7 +107,7 @@ class Model:
     # Fates ----------------------------------------------------------------------------------------
 
     def fate(self, row: Row, uid: str, number: int = 0) -> tuple[Fate, ...]:
-        """Where a record that has come to an operator ends up."""
+        """Return where a record that has reached an operator ends up."""
         if self.kinds[uid] == "sink":
             return ((uid, row.id, row.path),)
         if self.kinds[uid] == "join" and number == 1:
@@ -124,7 +124,7 @@ class Model:
         return known
 
     def fate_of_read(self, source: str, split: int, position: int) -> tuple[Fate, ...]:
-        """Where the record at a position of a split ends up."""
+        """Return where the record at a position of a split ends up."""
         place = (source, split, position)
         if place not in self._read:
             spec = next(item for item in self.graph.sources if item.uid == source)
@@ -136,13 +136,13 @@ class Model:
         return self._read[place]
 
     def everything(self) -> dict[tuple[str, int], int]:
-        """All splits read to their ends."""
+        """Return the positions at which all splits are read to their ends."""
         return {
             (source.uid, split): length for source in self.graph.sources for split, length in enumerate(source.splits)
         }
 
     def fates_of(self, positions: dict[tuple[str, int], int]) -> Counter[Fate]:
-        """The fates of all records below positions."""
+        """Return the fates of all records below positions."""
         found: Counter[Fate] = Counter()
         for (source, split), end in positions.items():
             for position in range(end):
@@ -163,11 +163,11 @@ class Model:
     def check_output(
         self, output: dict[tuple[Any, ...], tuple[str, ...]], positions: dict[tuple[str, int], int]
     ) -> None:
-        """Output is that of all records below positions, each exactly once."""
+        """Check that the output is that of all records below positions, each exactly once."""
         self._same("the output", Counter(place for place, _ in outputs(output)), self.fates_of(positions))
 
     def drained(self, found: Iterable[Fate], least: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-        """How far each split was read, from what came of it: sources that are drained end
+        """Return how far each split was read, judging by the fates found: drained sources may end
         anywhere.
         """
         furthest = dict(least)
@@ -181,7 +181,7 @@ class Model:
     # Checkpoints ----------------------------------------------------------------------------------
 
     def judge(self, storage: MemoryStorage, record: Record, parent: Cut | None, *, full: bool = True) -> Cut:
-        """Read a checkpoint, and stop with a :class:`Violation` where it says anything wrong.
+        """Read a checkpoint and check it; raise :class:`Violation` if anything in it is wrong.
         ``full``: validate it too.
         """
         if full:
@@ -211,16 +211,16 @@ class Model:
 
 
 def check_valid(storage: MemoryStorage, checkpoint_id: int | None = None) -> None:
-    """A checkpoint, the newest if none is named, has no problems."""
+    """Check that a checkpoint, by default the newest, has no problems."""
     report = validate(storage, checkpoint_id, level="full")
-    # A stray may stay behind a process that died before it withdrew it.
+    # A process that died before it withdrew a stray may leave it behind.
     found = [str(problem) for problem in report.problems if problem.severity == "error" or problem.clause != "SPEC 8.1"]
     if found:
         raise Violation(f"checkpoint {report.checkpoint_id} of {report.url}: {found}")
 
 
 def outputs(output: dict[tuple[Any, ...], tuple[str, ...]]) -> Iterator[tuple[Fate, dict[str, Any]]]:
-    """The rows of prepared output with where they came."""
+    """Yield the rows of prepared output, each with its fate."""
     for key, lines in output.items():
         for line in lines:
             row = json.loads(line)
@@ -228,7 +228,7 @@ def outputs(output: dict[tuple[Any, ...], tuple[str, ...]]) -> Iterator[tuple[Fa
 
 
 def _values(row: dict[str, Any], columns: Iterable[str]) -> str:
-    """What a row has in some columns, as a text that tells values apart."""
+    """Return the values of some columns of a row, as a text that tells values apart."""
     return repr([row[name] for name in columns])
 
 
@@ -250,7 +250,7 @@ class _Reading:
             self._states[operator, state].append((subtask, self._merged(operator, state, stored)))
 
     def _merged(self, operator: str, state: str, layers: list[tuple[int, Stored]]) -> Stored:
-        """What layers come to, row by row (SPEC.md section 5.4)."""
+        """Merge layers, row by row (SPEC.md section 5.4)."""
         if not any(number for number, _ in layers):
             return [row for _, rows in layers for row in rows]
         declared = self.record.by_state[operator, state]
@@ -266,7 +266,7 @@ class _Reading:
         return [*found.values()]
 
     def _read(self, handle: dict[str, Any]) -> Stored:
-        """The rows of a handle, by Arrow alone."""
+        """Return the rows of a handle, read by Arrow alone."""
         data = handle["inline"] or self.checkpoint.storage.read(handle["path"])
         found: Stored = (
             pq.ParquetFile(pa.BufferReader(data)).read().slice(handle["row_start"], handle["rows"]).to_pylist()
@@ -274,7 +274,7 @@ class _Reading:
         return found
 
     def rows(self, operator: str, state: str) -> Stored:
-        """Everything stored of a state, subtask by subtask."""
+        """Return everything that is stored of a state, subtask by subtask."""
         return [row for _, rows in self._states[operator, state] for row in rows]
 
     def fail(self, what: str) -> None:
@@ -283,7 +283,7 @@ class _Reading:
     # The cut --------------------------------------------------------------------------------------
 
     def cut(self) -> Cut:
-        """What later checkpoints depend on."""
+        """Return what later checkpoints depend on."""
         disturbed = {op.uid for op in self.graph.operators if op.status is Status.PARTIALLY_FINISHED}
         if self.parent is not None:
             disturbed |= self.parent.disturbed
@@ -332,7 +332,7 @@ class _Reading:
         return found
 
     def _left(self, source: SourceSpec) -> list[int]:
-        """The splits that no reader has been given."""
+        """Return the splits that no reader has been assigned."""
         kept = [row["split"] for row in self._coordinator(source.uid) if row["split"] is not None]
         if not source.grows:
             return kept
@@ -371,7 +371,7 @@ class _Reading:
     # What must hold -------------------------------------------------------------------------------
 
     def statuses(self) -> None:
-        """Who has finished stays so; union state and partial finishing exclude each other."""
+        """Check that finished stays finished, and that union state is never partially finished."""
         if self.parent is not None and self.record.kind is not CheckpointKind.ROLLBACK:
             lost = self.parent.facts.fully_finished - {
                 op.uid for op in self.graph.operators if op.status is Status.FULLY_FINISHED
@@ -431,7 +431,7 @@ class _Reading:
                 self._lives(uid, counts[uid], said, cut)
 
     def _lives(self, uid: str, counts: dict[tuple[int, str], int], said: dict[tuple[int, str], Said], cut: Cut) -> None:
-        """What a counter remembers for a while is there as long, and no longer."""
+        """Check that what a counter remembers for a limited time lives that long and no longer."""
         histories: dict[int, KeyHistory] = defaultdict(KeyHistory)
         for n, place in sorted((n, place) for place, n in counts.items()):
             key = self.model.key_at[place]
@@ -467,7 +467,7 @@ class _Reading:
             self.fail(f"counter {uid} says {stored}, and {expected} have passed")
 
     def windows(self) -> None:
-        """Every record that is held has a timer, every timer a record."""
+        """Check that every held record has a timer, and every timer a record."""
         for uid, kind in self.model.kinds.items():
             if kind == "window" and self.graph.by_uid[uid].status is not Status.FULLY_FINISHED:  # type: ignore[index]
                 held = {(row["key"], window_end(row["ts"])) for row in self.rows(uid, "window")}
@@ -476,7 +476,7 @@ class _Reading:
                     self.fail(f"{uid} holds windows {sorted(held)} and timers {sorted(timers)}")
 
     def copies(self, cut: Cut) -> None:
-        """Every copy of a broadcast state is the same: all that its source has sent, each once."""
+        """Check that all copies of a broadcast state are equal: all its source has sent, once."""
         for op in self.model.graph.ops:
             operator = self.graph.by_uid[op.uid]  # type: ignore[index]
             if op.kind != "join" or operator.status is Status.FULLY_FINISHED:
@@ -497,8 +497,8 @@ class _Reading:
                         self.fail(f"copy {subtask} of {op.uid} has {sorted(copy)}, and {expected} were sent")
 
     def coordinators(self, cut: Cut) -> None:
-        """A coordinator knows, or will be told again, of every record that has come to its
-        operator; each once.
+        """Check that a coordinator knows every record that has reached its operator, or will be
+        told again; each once.
         """
         arrived: dict[str, set[str]] = defaultdict(set)
         for row in self.everywhere(cut):

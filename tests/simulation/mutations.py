@@ -1,8 +1,7 @@
-"""The core broken on purpose, in twenty ways that somebody could break it without noticing. The
-simulator must.
+"""The core broken on purpose, in twenty ways that could go unnoticed. The simulator must notice.
 
-Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS`
-names them as issue and README do; ``tests/test_simulation.py`` shows that each is found.
+Each mutation is a context manager that replaces one rule by a plausible mistake. :data:`MUTATIONS`
+names them as issue and README do; ``tests/simulation/test_simulation.py`` shows that each is found.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def commit_before_publish() -> AbstractContextManager[Any]:
 
 
 def skip_the_read_back() -> AbstractContextManager[Any]:
-    """A create without an answer is taken for one that was done."""
+    """A create without an answer counts as done."""
     return patch.dict(
         MOVES, {(Step.CREATE, Observation.NO_ANSWER): Step.LIST, (Step.CREATE_AGAIN, Observation.NO_ANSWER): Step.LIST}
     )
@@ -120,8 +119,8 @@ def end_inputs_again_after_a_restore() -> AbstractContextManager[Any]:
 
 
 def count_feedback_edges_for_roots() -> AbstractContextManager[Any]:
-    """A loop's tail counts as a predecessor of its head: a head whose sources have finished is no
-    root.
+    """A loop's tail counts as a predecessor of its head, so a head whose sources have finished is
+    not a root.
     """
     right = roster.make_plan
 
@@ -149,7 +148,7 @@ def forget_the_union_refusal() -> Iterator[None]:
 
 
 def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
-    """A subtask that has no copy of its own gets two."""
+    """A subtask without its own copy gets two."""
     right = stateformat.redistribution.broadcast.copy_broadcast
 
     def copy_broadcast(handles: Any, states: Any) -> Slices:
@@ -184,7 +183,7 @@ def end_on_any_checkpoint() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def let_a_watermark_fall_back() -> Iterator[None]:
-    """A restore forgets how far time had come."""
+    """A restore forgets how far time had advanced."""
     right = Restored.progress
 
     def progress(self: Restored, vertex: Any, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
@@ -198,7 +197,7 @@ def let_a_watermark_fall_back() -> Iterator[None]:
 
 
 def a_zombie_publishes() -> AbstractContextManager[Any]:
-    """A run begins its checkpoint from the newest that is there, not from the one that it holds."""
+    """A run begins its checkpoint from the newest that exists, not from the one that it holds."""
     right = Driver._begin
 
     def begin(self: Driver, command: Any) -> None:
@@ -227,13 +226,13 @@ def expire_the_highest_first() -> AbstractContextManager[Any]:
 
 
 def roll_back_without_looking() -> AbstractContextManager[Any]:
-    """A rollback does not look whether its source still stands once its manifest is written."""
+    """A rollback does not check whether its source still exists once its manifest is written."""
     return patch.object(pending.PendingCheckpoint, "_check_before_creating", lambda self: None)
 
 
 @contextlib.contextmanager
 def name_parents_by_id_only() -> Iterator[None]:
-    """Whoever stands under the parent's id is the parent."""
+    """Any record with the parent's id counts as the parent."""
 
     def see_child(found: Any, ours: Any) -> Observation:
         named = found.parent.checkpoint_id if found is not None and found.parent is not None else None
@@ -254,7 +253,7 @@ def name_parents_by_id_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forget_what_a_sink_put_off() -> Iterator[None]:
-    """What a sink wants to commit later is not carried on."""
+    """What a sink wants to commit later is dropped."""
 
     def commit(*args: Any) -> dict[str, Any]:
         right(*args)
@@ -282,7 +281,7 @@ def expire_by_event_time_only() -> AbstractContextManager[Any]:
 
 
 def name_only_the_newest_part_of_a_log() -> AbstractContextManager[Any]:
-    """A checkpoint names what a log has gained since the last one, and not what it had."""
+    """A checkpoint names only what a log has gained since the last one."""
     return patch.object(enumerator_logs._Log, "staying", [])
 
 

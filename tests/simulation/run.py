@@ -54,22 +54,22 @@ JOB = "simulated"
 STEPS_MAX = 12_000
 """A run of a few hundred records that takes more steps hangs."""
 ZOMBIE_STEPS_MAX = 2_000
-"""A zombie that has nothing to publish any more may idle for ever."""
+"""A zombie that has nothing left to publish may idle forever."""
 ATTEMPTS_MAX = 40
 RESCALED_SEEDS = 7
-"""In one of so many seeds running jobs are rescaled."""
+"""In one of this many seeds running jobs are rescaled."""
 PRESSING_SEEDS = 16
-"""In one of so many seeds loops always hold as much as they may."""
+"""In one of this many seeds loops always hold as much as they may."""
 STOPPED_SOON_SEEDS = 5
-"""In one of so many seeds programs are told to end, as by SIGTERM."""
+"""In one of this many seeds programs are told to end, as by SIGTERM."""
 STALLS = 0.35
-"""How many runs stall before they create a record, while another runs the job."""
+"""The share of runs that stall before they create a record, while another runs the job."""
 IDLE_AFTER = 20_000
 """When splits of timed sources with an odd number of them are idle, µs."""
 TENDED = 0.6
-"""How often somebody looks after the store between two runs."""
+"""How often the store is maintained between two runs."""
 LEGAL = (CheckpointError, OSError, UserError)
-"""With what a run may end that is given up; anything else is a fault of the product."""
+"""Errors with which a run may be given up; any other is a fault of the product."""
 
 
 class Failed(AssertionError):
@@ -173,7 +173,7 @@ class Simulation:
         """The parallelism of each such request, by group."""
         self.runs = 0
         self.ended = False
-        """The job has come to its end: nobody runs it any more."""
+        """The job has come to its end and is not run again."""
 
     def _some(self) -> int:
         return self.rng.choice((1, 1, 2, 2, 3, 4))
@@ -186,7 +186,7 @@ class Simulation:
             # What is fed back goes first, always: a loop must not wait for itself.
             presses = mock.patch.object(LoopFill, "presses", new=True)
             pressing = presses if self.seed % PRESSING_SEEDS == 9 else contextlib.nullcontext()
-            # In half of the seeds tasks take what is alike of all their channels, as wide ones do.
+            # In half of the seeds tasks handle equal elements together, as wide tasks do.
             together = mock.patch.object(edge_log, "TOGETHER_MIN", 2 if self.seed % 2 else edge_log.TOGETHER_MIN)
             with drawn_ids(self.seed), mock.patch.object(driver, "_OPTIONS", self.options), pressing, together:
                 self._history()
@@ -255,14 +255,14 @@ class Simulation:
         return newest is not None and newest.record.stop is not None
 
     def newest(self) -> Cut | None:
-        """What the chain ends with."""
+        """Return the cut of the newest checkpoint in the chain."""
         return self.cuts[self.disk.chain[-1].ref] if self.disk.chain else None
 
     # One attempt ----------------------------------------------------------------------------------
 
     def _attempt(self, *, kind: bool, resume: bool, limit: int | None = None) -> JobOutcome | None:
-        """Run the job, to its end or until something ends the run. ``limit``: killed behind so many
-        checkpoints.
+        """Run the job, to its end or until something ends the run. ``limit``: kill it after that
+        many checkpoints.
         """
         rng = self.rng
         zombies = len(self.zombies)
@@ -273,8 +273,8 @@ class Simulation:
         faults, hooks = (NO_FAULTS, {}) if kind else self._faults()
         going_on = self._going_on()
         if going_on is not None:
-            # What the witness expects is that of the new parallelism, so nothing may keep the run
-            # from it but the death of its process.
+            # The witness expects the new parallelism, so only the death of its process may keep the
+            # run from it.
             self.parallelism = going_on
             faults = replace(NO_FAULTS, die=faults.die, budget=faults.budget)
             hooks.pop("open", None)
@@ -481,7 +481,7 @@ class Simulation:
             self.say(f"asked to go on at {parallelism}")
 
     def _going_on(self) -> list[int] | None:
-        """The parallelism of the rescale for which the job has stopped."""
+        """Return the parallelism of the rescale for which the job has stopped."""
         newest = self.newest()
         stop = newest.record.stop if newest is not None and rescale_of(newest.record) is not None else None
         return self.asked[stop.request] if stop is not None else None
@@ -508,15 +508,13 @@ class Simulation:
     # Between runs ---------------------------------------------------------------------------------
 
     def plain_store(self, meanwhile: Callable[[str, str], None] | None = None) -> CheckpointStore:
-        """The store without faults, for those who look after it."""
+        """Return the store without faults, for its maintenance."""
         storage = FaultyStorage(self.disk, NO_FAULTS, self.rng)
         storage.meanwhile = meanwhile
         return CheckpointStore(storage, sleep=lambda seconds: None)
 
     def _between(self) -> None:
-        """Somebody looks after the store between two runs; somebody else may do so at the same
-        time.
-        """
+        """Maintain the store between two runs, perhaps with a rival at the same time."""
         rng = self.rng
         newest = self.newest()
         stop = newest.record.stop if newest else None
@@ -628,7 +626,7 @@ class Simulation:
     # Checks ---------------------------------------------------------------------------------------
 
     def absorb(self) -> None:
-        """Judge every checkpoint that has come to be."""
+        """Judge every checkpoint that has been created since the last call."""
         while self.absorbed < len(self.disk.chain):
             record = self.disk.chain[self.absorbed]
             self.absorbed += 1
@@ -651,7 +649,7 @@ class Simulation:
             self._count(cut)
 
     def _count(self, cut: Cut) -> None:
-        """What is worth knowing of what seeds have come to."""
+        """Count what is worth knowing about a checkpoint."""
         counts = self.tally.counts
         counts["checkpoints with records in flight"] += cut.in_flight > 0
         counts["checkpoints with partially finished operators"] += any(
@@ -662,7 +660,7 @@ class Simulation:
     def _check_saving(
         self, run: LocalRun, before: tuple[int, frozenset[Any]] | None
     ) -> tuple[int, frozenset[Any]] | None:
-        """Whoever takes part in the savepoint of a stop stays until it is complete."""
+        """Check that a task that takes part in a stop's savepoint stays until it is complete."""
         barrier = run.in_flight.barrier if run.in_flight else None
         if barrier is None or barrier.purpose not in (BarrierKind.STOP_DRAIN, BarrierKind.STOP_NO_DRAIN):
             return None
@@ -674,7 +672,7 @@ class Simulation:
         return barrier.number, gone
 
     def _check_stopped(self, outcome: JobOutcome) -> None:
-        """Behind the barrier of a stop without drain nothing happens, and nothing is read on."""
+        """Check that nothing happens or is read after the barrier of a stop without drain."""
         cut, witness = self.newest(), self.witness
         assert witness is not None
         if not self.thorough:
@@ -696,8 +694,8 @@ class Simulation:
             raise Violation(f"these did something behind the barrier of the stop: {late}")
 
     def _check_runs_nothing(self, outcome: JobOutcome) -> None:
-        """Who runs a job again that has ended, or was stopped and is not told to go on, is told so
-        at once.
+        """Check that a job that has ended, or was stopped and is run without ``resume``, returns at
+        once.
         """
         again = self._attempt(kind=True, resume=False)
         assert self.witness is not None
@@ -713,7 +711,7 @@ class Simulation:
             raise Violation(f"committed, and no part of the newest checkpoint's history: {sorted(surplus)[:4]}")
 
     def _check_rescales(self) -> None:
-        """A rescale that was answered as done has the parallelism that was asked for."""
+        """Check that a rescale that was answered as done has the requested parallelism."""
         chain = {record.checkpoint_id: record for record in self.disk.chain}
         groups = {step.uid: step.group for step in (*self.graph.sources, *self.graph.ops)}
         for request, parallelism in self.asked.items():
@@ -754,7 +752,7 @@ class Simulation:
 
 @contextlib.contextmanager
 def drawn_ids(seed: int) -> Iterator[None]:
-    """Attempt ids, write ids and request ids follow from the seed too."""
+    """Make attempt ids, write ids and request ids follow from the seed too."""
     draw = random.Random(f"ids {seed}").randbytes
     # The second is what ``secrets`` draws from.
     with mock.patch.object(os, "urandom", draw), mock.patch.object(random, "_urandom", draw):
@@ -763,6 +761,6 @@ def drawn_ids(seed: int) -> Iterator[None]:
 
 def simulate(seed: int, *, thorough: bool = True) -> Tally:
     """Run one seed. Raises :class:`Failed` with its story. ``thorough``: validate every checkpoint,
-    not the last of each run.
+    not only the last of each run.
     """
     return Simulation(seed, thorough=thorough).run()

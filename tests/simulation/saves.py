@@ -1,7 +1,7 @@
-"""Savepoints that are asked for while a job goes on, and what must hold of each.
+"""Savepoints that are requested while a job goes on, and what must hold for each.
 
-One that is answered ``saved`` is a valid store of its own, with a checkpoint of the chain, of which
-the model says the same as of the chain's. Who asked in the store is answered at the end of the job.
+A savepoint that is answered ``saved`` is a valid store with a checkpoint of the chain, and the
+model reads the same from both. Requests in the store are answered by the end of the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
 SHARE = 0.3
-"""In how many seeds somebody asks for savepoints."""
+"""The share of seeds in which savepoints are requested."""
 
 
 class Saves:
@@ -43,11 +43,11 @@ class Saves:
             plan.setdefault(self._rng.randint(1, 400), []).append("save")
 
     def begin(self) -> int:
-        """How long it takes a run that begins to copy, in µs."""
+        """Return how long a copy takes in a run that begins, in µs."""
         return self._rng.choice((0, 20_000, 500_000)) if self._asks else 20_000
 
     def ask(self, run: LocalRun, step: int) -> None:
-        """Somebody asks, for a place of its own or the default one, the store or the run."""
+        """Request a savepoint, at a new place or the default one, from the store or the run."""
         simulation, place = self._simulation, None
         if self._rng.random() < 0.5:
             self._places += 1
@@ -60,7 +60,7 @@ class Saves:
             self._direct.append((run, run.request_savepoint(place)))
 
     def check_run(self, run: LocalRun) -> None:
-        """A run that comes to its end answers whoever asked it."""
+        """Check that a run that has ended has answered its requests."""
         for request in (request for one, request in self._direct if one is run):
             answer = run.request_answer(request)
             if answer is None:
@@ -68,7 +68,7 @@ class Saves:
             self._check(answer)
 
     def check(self, *, ended: bool = False) -> None:
-        """Judge what has been answered. ``ended``: then everything must be."""
+        """Judge the answers. ``ended``: every request must have one."""
         store = self._simulation.plain_store()
         for request, newest in list(self._waiting.items()):
             answer = store.request_answer(request)
@@ -83,7 +83,7 @@ class Saves:
             store.withdraw_request(request)
 
     def _check(self, answer: RequestAnswer) -> Cut | None:
-        """The checkpoint of which it is a savepoint."""
+        """Check a savepoint; return the cut of its checkpoint."""
         simulation = self._simulation
         simulation.tally.counts[f"savepoints {answer.outcome}"] += 1
         simulation.say(f"savepoint {answer.outcome}: {answer.message}")
@@ -111,6 +111,6 @@ class Saves:
 
 
 def _is_last(cut: Cut) -> bool:
-    """Whether the job stopped or finished there."""
+    """Return whether the job stopped or finished at this cut."""
     operators = {op.uid for op in cut.record.graph.operators}
     return cut.record.stop is not None or cut.facts.fully_finished == operators

@@ -1,11 +1,11 @@
 """A storage that fails as storages do, and knows the truth about what was published.
 
 Theory of operation. A :class:`Disk` holds the objects; it never fails and is asked by the checks.
-Every run works through a :class:`FaultyStorage` of its own over the disk. Each of its requests
-draws a :class:`Do` from the run's random numbers: the request is refused, or carried out and its
-answer lost, or dropped, or carried out later, or the process dies there. After a death nothing of
-that process reaches the disk any more, whatever its handlers try. What was begun and not ended
-shows as a leftover and never under a final name, as with every storage of ours.
+Every run works through its own :class:`FaultyStorage` over the disk. Each of its requests draws a
+:class:`Do` from the run's random numbers: the request is refused, or carried out and its answer
+lost, or dropped, or carried out later, or the process dies there. After a death nothing from that
+process reaches the disk any more, whatever its handlers try. An object that was begun and not
+finished is a leftover and never has its final name, as with all our storages.
 
 The disk decodes each record as it appears: a record that was created as the newest is in the chain
 from then on, whether its publisher ever hears of it or not (``publish-protocol``). That chain is
@@ -37,7 +37,7 @@ class Crash(BaseException):
 
 
 class Do(Enum):
-    """What becomes of a request."""
+    """What happens to a request."""
 
     IT = "carry it out and answer"
     FAIL = "an error, and nothing was done"
@@ -50,7 +50,7 @@ class Do(Enum):
 
 @dataclass(frozen=True)
 class Faults:
-    """How often, of a thousand requests. ``budget``: how many faults at most, deaths among them."""
+    """How often, per thousand requests. ``budget``: most faults in all, deaths included."""
 
     fail: int = 0
     lose: int = 0
@@ -60,10 +60,10 @@ class Faults:
     budget: int = 0
 
     def draw(self, rng: random.Random, verb: str) -> Do:
-        """What becomes of one request. Only creating can be late or be answered wrongly.
+        """Draw what happens to one request. Only a create can be late or be answered wrongly.
 
-        A record is created once for hundreds of other requests, and it is what everything hangs on:
-        five times as often.
+        Faults of a create are five times as frequent: a record is created only once in hundreds of
+        requests, and everything depends on it.
         """
         dice = rng.randrange(200 if verb == "create" else 1000)
         for share, do in (
@@ -103,11 +103,11 @@ class Disk:
         MemoryStorage.reset(self.name)
 
     def newest_id(self) -> int:
-        """The greatest id that stands."""
+        """Return the greatest id of a record that exists."""
         return max((int(item.path.split("/")[1][:20]) for item in self.storage.list(layout.RECORDS)), default=0)
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create an object, and note a record where it is one."""
+        """Create an object; if it is a record, note it."""
         newest = self.newest_id() if path.startswith(layout.RECORDS) else 0
         outcome = self.storage.create(path, data)
         if outcome is CreateOutcome.CREATED and path.startswith(layout.RECORDS):
@@ -120,8 +120,8 @@ class Disk:
         return outcome
 
     def delete(self, path: str) -> None:
-        """Delete an object. A checkpoint of the chain goes only by retention, so never before one
-        beneath it (SPEC 9).
+        """Delete an object. Only retention removes a checkpoint of the chain, so never before an
+        older one (SPEC 9).
         """
         checkpoint_id = layout.record_id(path)
         gone = {ref for ref in self.standing if ref.checkpoint_id == checkpoint_id}
@@ -193,14 +193,14 @@ class FaultyStorage:
                 self.disk.leftovers.remove(leftover)
 
     def _ask(self, verb: str, path: str, carry_out: Callable[[], Any]) -> Any:
-        """Draw what becomes of a request, and let it become of it."""
+        """Draw what happens to a request, and let it happen."""
         if self.dead:
             raise Crash
         self.requests += 1
         self._land()
         if self.meanwhile is not None and threading.current_thread() is threading.main_thread():
             self.meanwhile(verb, path)
-        # The order of requests of several threads is no matter of the seed: they are spared.
+        # The order of requests from several threads does not follow from the seed: no faults there.
         spared = self.budget <= 0 or threading.current_thread() is not threading.main_thread()
         do = Do.IT if spared else self.faults.draw(self._rng, verb)
         if do is Do.IT:
@@ -227,7 +227,7 @@ class FaultyStorage:
         raise Crash
 
     def _land(self) -> None:
-        """Carry out what was late and is due."""
+        """Carry out late requests that are due."""
         due = [carry_out for at, carry_out in self._late if at <= self.requests]
         self._late = [late for late in self._late if late[0] > self.requests]
         for carry_out in due:

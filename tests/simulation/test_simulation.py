@@ -1,5 +1,5 @@
 """The runtime core under random dataflows, interleavings and faults (``tests/simulation``), and
-that the simulator sees.
+that the simulator finds mistakes.
 
 ``make simulate SEEDS=N FIRST=F`` runs more seeds; each replays exactly.
 """
@@ -28,7 +28,7 @@ SEEDS = 100
 DRAWN = 300
 BLOCK = 20
 SEARCHED = 500
-"""A mutation is found among so many seeds. Whatever changes the order of things moves the ones that
+"""A mutation is found among this many seeds. Any change in the order of events changes which seeds
 find it.
 """
 FINDS = {
@@ -60,14 +60,14 @@ them anew.
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Thousands of restarts, each with its warnings."""
+    """Disable logging: there are thousands of restarts, each with warnings."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 FAST = BLOCK
-"""So many are tried first; the others are among the tests that take longer."""
+"""This many seeds are among the fast tests, the others among the truth tests."""
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_every_mutation_has_its_seeds() -> None:
 
 
 def fails(seed: int) -> bool:
-    """Whether a seed finds something."""
+    """Return whether a seed finds something."""
     try:
         simulate(seed)
     except Failed:

@@ -1,9 +1,9 @@
-"""Who watches a run from inside: every hook of every operator reports here before it does anything.
+"""Watches a run from inside: every hook of every operator reports here before it does anything.
 
-A :class:`Witness` belongs to one run. It knows what the checkpoint says that the run goes on from
-(:class:`Facts`), and stops the whole simulation with a :class:`Violation` when a hook is called
-that must not be: an operator opened that is fully finished, a record after ``finish``, an input
-ended twice in a published history, time going back. It also lets hooks fail, each once and at the
+A :class:`Witness` belongs to one run. It knows the facts of the checkpoint that the run goes on
+from (:class:`Facts`). It stops the whole simulation with a :class:`Violation` when a hook is called
+that must not be: an operator is opened though fully finished, a record comes after ``finish``, an
+input ends twice in a published history, time goes back. It also lets hooks fail, each once, at the
 call that the seed has drawn.
 
 The :class:`Ledger` outlives runs: what sinks have made visible, checked against what was published.
@@ -82,16 +82,14 @@ class Seen:
 
 
 class Ledger:
-    """What all sinks together have made visible, by what it was prepared under."""
+    """What all sinks have made visible, by sink, checkpoint id, attempt id and name."""
 
     def __init__(self, absorb: Callable[[], None]) -> None:
         self.published: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        """Every committable that stands in a checkpoint of the chain, with its content."""
+        """Every committable in a checkpoint of the chain, with its content."""
         self.committed: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self.prepared: set[tuple[Any, ...]] = set()
-        """What sinks have prepared and neither committed nor removed: their temporary files, as it
-        were.
-        """
+        """What sinks have prepared and neither committed nor removed, like temporary files."""
         self.permitted: set[tuple[int, str]] = set()
         """Every checkpoint that was the newest when it was created."""
         self.left_behind: set[tuple[Any, ...]] = set()
@@ -108,7 +106,7 @@ class Ledger:
         self.prepared = {key for key in self.prepared if key[0] != uid or key[1] > newest_id or key in kept}
 
     def commit(self, uid: str, permit: Any, rows: list[dict[str, Any]]) -> None:
-        """A sink makes output visible; twice is once."""
+        """A sink makes output visible; committing it again changes nothing."""
         self._absorb()
         if tuple(permit.ref) not in self.permitted:
             raise Violation(f"{uid} commits with a permit for {permit.ref}, which was never the newest")
@@ -205,7 +203,7 @@ class Witness:
         seen.finished = True
 
     def snapshot(self, uid: str, subtask: int) -> Seen:
-        """``snapshot``: what is to be kept of this life."""
+        """``snapshot``; returns what has happened to the subtask."""
         seen = self.active[uid, subtask]
         if seen.closed:
             self._violated(uid, subtask, "snapshot after close")
@@ -219,7 +217,7 @@ class Witness:
         self.fault("close", f"{uid}[{subtask}]")
 
     def read(self, split: str, position: int) -> None:
-        """A reader has come to a position."""
+        """A reader has reached a position."""
         self.read_to[split] = max(position, self.read_to.get(split, 0))
 
     def _violated(self, uid: str, subtask: int, what: str) -> None:

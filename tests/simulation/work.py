@@ -1,12 +1,12 @@
 """The sources, operators and sinks of the simulator: small, and every hook reports to the
 :class:`Witness` first.
 
-Every operator adds its uid to the path of a record when it lets it out (``graphs.passed_on``), and
-keeps records that it does not let out yet in declared states, whole. Counters write their count
-into the record's ``marks``. So any cut through a run tells where each record is, and the output
-tells what the states were.
+Every operator adds its uid to the path of a record when it emits it (``graphs.passed_on``), and
+keeps records that it does not emit yet in declared states, whole. Counters write their count into
+the record's ``marks``. So any cut through a run shows where each record is, and the output shows
+what the states were.
 
-Rows are handled one by one: there are some dozens of them.
+Rows are handled one by one: there are only some dozens of them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Rows = list[dict[str, Any]]
 AT = pa.schema([pa.field("at_us", pa.int64())])
 DELAY_US = 9_000
 FRESH_US = 30_000
-"""How long an element of a list lives by the clock."""
+"""How long an element of a list lives in processing time."""
 
 
 def batch_of(rows: Rows, schema: pa.Schema = RECORD) -> pa.RecordBatch:
@@ -83,15 +83,13 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
 
 
 def let_out(spec: OpSpec, row: dict[str, Any]) -> Rows:
-    """What an operator emits for a record: one row, or none where it takes the other half."""
+    """Return what an operator emits for a record: one row, or none if it takes the other half."""
     passed = passed_on(spec.kind, spec.uid, Row(row["id"], row["key"], row["ts"], row["hops"], row["path"]))
     return [] if passed is None else [{**passed._asdict(), "marks": row["marks"]}]
 
 
 class Watched(Operator):
-    """An operator whose every hook is witnessed. ``take``, ``due`` and ``rest`` are what kinds
-    differ in.
-    """
+    """An operator whose every hook is witnessed. Kinds differ in ``take``, ``due`` and ``rest``."""
 
     holds: tuple[Descriptor, ...] = ()
     keeps_life = True
@@ -115,7 +113,7 @@ class Watched(Operator):
         self.begin()
 
     def _check_life(self) -> None:
-        """Where nothing has changed its own entries come back, and nobody else's."""
+        """Check that, if nothing has changed, exactly the subtask's own entries come back."""
         facts = self.witness.facts
         if facts.settled.get(self.uid) != self.context.parallelism:
             return
@@ -170,19 +168,19 @@ class Watched(Operator):
         """After opening."""
 
     def take(self, rows: Rows, input: int) -> Rows:
-        """Records come in; what is let out now."""
+        """Take records; return what to emit now."""
         return rows
 
     def due(self, timers: Rows) -> Rows:
-        """Timers are due; what is let out now."""
+        """Take timers that are due; return what to emit now."""
         return []
 
     def told(self, message: bytes) -> Rows:
-        """The coordinator says something; what is let out now."""
+        """Take a message from the coordinator; return what to emit now."""
         return []
 
     def rest(self) -> Rows:
-        """At the end: all that is held."""
+        """Return, at the end, everything that is held."""
         return []
 
     def put_down(self) -> None:
@@ -190,7 +188,7 @@ class Watched(Operator):
 
 
 class Pass(Watched):
-    """Lets everything out at once. Keeps nothing."""
+    """Emits everything at once. Keeps nothing."""
 
     keeps_life = False
 
@@ -261,7 +259,7 @@ class Count(Remembering):
 
 
 class Window(Watched):
-    """Holds records until their window is over; late ones go out at once."""
+    """Holds records until their window is over; emits late ones at once."""
 
     holds = (ListState("window", KEY, VALUES), Timers("over", KEY))
 
@@ -299,12 +297,12 @@ class Window(Watched):
 
 
 def window_end(ts: int) -> int:
-    """When the window of a time is over."""
+    """Return when the window of a time is over."""
     return (ts // WINDOW_US + 1) * WINDOW_US
 
 
 class Latest(Remembering):
-    """Holds the newest record of each key in a map, and the others go."""
+    """Holds the newest record of each key in a map, and emits the others."""
 
     holds = (*Remembering.holds, MapState("latest", KEY, pa.string(), {"row": pa.string()}))
 
@@ -354,7 +352,7 @@ class Recent(Watched):
 
 
 class Delay(Remembering):
-    """Holds each record in a timer of processing time; what is left at the end goes out then."""
+    """Holds each record in a timer of processing time; emits what is left at the end."""
 
     holds = (*Remembering.holds, Timers("later", KEY, VALUES, clock="processing_time"))
 
@@ -431,7 +429,7 @@ class Join(Watched):
 
 
 class Ask(Watched):
-    """Lets a record out when the coordinator has said so, or the end comes."""
+    """Emits a record when the coordinator has answered, or at the end."""
 
     holds = (SplitList("waiting", RECORD),)
 
@@ -530,7 +528,7 @@ class Recording(TwoPhaseCommitSink, Watched):
 
 
 class Splits(SplitEnumerator):
-    """Deals the splits of a source, each once."""
+    """Assigns the splits of a source, each once."""
 
     columns = {"split": pa.int64()}  # noqa: RUF012 - the API's own
 
@@ -554,7 +552,7 @@ class Splits(SplitEnumerator):
 
 
 class Appearing(SplitEnumerator):
-    """Splits that appear two at a time, as files in a directory. A log has those it has dealt."""
+    """Splits that appear two at a time, as files in a directory. Assigned ones are in a log."""
 
     columns = {"split": pa.int64()}  # noqa: RUF012 - the API's own
     log_columns = {"split": pa.int64()}  # noqa: RUF012
@@ -597,7 +595,7 @@ class Appearing(SplitEnumerator):
 
 
 class Reader(Source):
-    """Reads records that are a function of their place."""
+    """Reads records that depend only on their split and position."""
 
     def __init__(self, spec: SourceSpec, witness: Witness) -> None:
         self.spec, self.witness = spec, witness

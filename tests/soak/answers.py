@@ -1,4 +1,4 @@
-"""What a job of a soak must have written: the same by SQL over the files that it was fed with."""
+"""What a soak's job must have written, computed by SQL over the files that it was fed."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ EXPECTED = {
         SELECT customer, (at_us // {WINDOW_US} + 1) * {WINDOW_US} AS until_us, count(*) AS orders
         FROM named GROUP BY ALL""",
     "later": 'SELECT "order", customer FROM named',
-    # What begins with no lap left goes round once all the same.
+    # A record that begins without laps still passes the head once.
     "laps": f"""
         SELECT customer, sum(greatest("order" % {LAPS}, 1))::BIGINT AS laps FROM named GROUP BY customer""",
 }
 WRITTEN = {
-    # Of the running totals, the last of each customer.
+    # Only the last running total of each customer.
     "running": "SELECT customer, max(amount) AS amount, max(orders) AS orders FROM written GROUP BY customer",
 }
 
 
 def database(folder: Path) -> duckdb.DuckDBPyConnection:
-    """A database with what a job was fed with: each paid order once, with its segment."""
+    """Return a database of what a job was fed: each paid order once, with its segment."""
     connection = duckdb.connect()
     connection.execute(NAMED.format(folder=folder, customers=CUSTOMERS_FILE))
     return connection
 
 
 def differences(folder: Path) -> dict[str, int]:
-    """By output, how many rows are missing, too many or other than they should be."""
+    """Return for each output how many rows are missing, surplus or different."""
     with database(folder) as connection:
         return {name: _differing(connection, folder / "out" / name, name) for name in EXPECTED}
 

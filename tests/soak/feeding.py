@@ -1,4 +1,4 @@
-"""What a soak feeds a job with: files of orders, one after the other, the same in every run."""
+"""The files of orders that a soak feeds to a job, one after the other, the same in every run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ORDERS = pa.schema(
 )
 ROWS, CUSTOMERS, SEGMENTS = 1_000, 5_000, 7
 REPEATED = 100
-"""Of the rows of a file, those that stood in the file before already."""
+"""How many rows of a file repeat rows of the file before."""
 US_PER_FILE = 1_000_000
 OUT_OF_ORDER_US = 3 * US_PER_FILE
 CUSTOMERS_FILE = "customers.parquet"
 FOLDERS = ("orders", "quiet")
-"""Of the second, a job reads one row at its begin, and then only that no more come."""
+"""From the second, a job reads one row at its start, and later only that no more come."""
 END = "END"
-"""Once a file of this name is there, no more come."""
+"""Once a file of this name exists, no more files come."""
 
 
 def orders_of(number: int) -> pa.Table:
-    """The rows of one file: new orders, then some of the file before once more."""
+    """Return the rows of one file: new orders, then some of the file before once more."""
     before = _new(number - 1).slice(0, REPEATED if number else 0)
     return pa.concat_tables([_new(number), before])
 
@@ -55,7 +55,7 @@ def prepare(folder: Path) -> None:
 
 
 class Feeder(threading.Thread):
-    """Puts a file of orders into each of some folders now and then, until it is told to end."""
+    """Puts a file of orders into each folder every ``every_s`` seconds, until :meth:`end`."""
 
     def __init__(self, folders: list[Path], *, every_s: float) -> None:
         super().__init__(name="feeder", daemon=True)
@@ -65,7 +65,7 @@ class Feeder(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """A file is complete when it appears, so it gets its name last."""
+        """Write files. A file must be complete when it appears, so it is renamed at the end."""
         while not self._over.wait(self._every_s):
             for folder in self._folders:
                 hidden = folder / "orders" / ".being-written"
@@ -77,6 +77,6 @@ class Feeder(threading.Thread):
                 (folder / name / END).touch()
 
     def end(self) -> None:
-        """No more files come: the jobs end when they have read all."""
+        """Stop feeding: the jobs end when they have read all files."""
         self._over.set()
         self.join()

@@ -1,9 +1,8 @@
 """The job of a soak, with every ready-made operator, a loop, state that expires, timers of both
-clocks and a source that falls idle.
+clocks and a source that becomes idle.
 
 ``python -m tests.soak.job local|spark FOLDER`` reads what the feeder writes into FOLDER/orders,
-keeps its checkpoints in FOLDER/store and writes to FOLDER/out. It ends when the feeder has said
-that no more comes.
+keeps its checkpoints in FOLDER/store and writes to FOLDER/out. It ends when the feeder has stopped.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from tests.soak.feeding import CUSTOMERS_FILE, END, ORDERS, OUT_OF_ORDER_US
 
 WINDOW_US = 10_000_000
 FORGOTTEN_US = 6 * WINDOW_US
-"""For how long an order is known: it comes again within a second."""
+"""How long an order is remembered. A repeated order comes within a second."""
 REMEMBERED_US = 2 * WINDOW_US
 LONG_GONE_US = 2 * FORGOTTEN_US
-"""What was written so long ago has expired, whatever the steps of time were."""
+"""Rows written this long ago have expired, whatever the steps of time were."""
 DAY_US = 86_400_000_000
 END_US = 2**63 - 1
 LATER_US = 2_000_000
@@ -39,11 +38,11 @@ PARALLELISM = 2
 CHECKPOINT_US = 1_000_000
 LAP = pa.schema([("customer", pa.int64()), ("laps", pa.int64())])
 LAPS = 4
-"""An order goes round the loop its id modulo so many times."""
+"""An order goes around the loop (its id modulo this number) times."""
 
 
 class Lap(df.Operator):
-    """The head of a loop: every record has one lap less."""
+    """The head of a loop: takes one lap off every record."""
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         return LAP
@@ -92,15 +91,15 @@ class Later(df.Operator):
 BOUGHT = pa.schema([("customer", pa.int64()), ("until_us", pa.int64()), ("orders", pa.int64())])
 COUNT = {"orders": pa.int64()}
 WINDOWS = (
-    # It expires only if the job stands for a day: the timer fails if it finds no count.
+    # It expires only if the job stands still for a day. The timer fails if it finds no count.
     df.MapState("windows", (), pa.int64(), COUNT, ttl=sf.Ttl(DAY_US, "processing_time")),
-    # The same once more. Nothing is ever deleted of it, so it grows unless it expires.
+    # The same counts again. Nothing is ever deleted from it, so it grows unless rows expire.
     df.MapState("recent", (), pa.int64(), COUNT, ttl=sf.Ttl(REMEMBERED_US)),
 )
 
 
 def count_by_window(key: int, rows: np.ndarray, state: Any, timers: Any) -> None:
-    """The orders of one customer by the ends of windows, with a timer at each."""
+    """Count the orders of one customer by the end of their window, with a timer at each end."""
     for at_us in rows["at"].astype(np.int64).tolist():
         until_us = (at_us // WINDOW_US + 1) * WINDOW_US
         if until_us not in state.windows:
@@ -109,9 +108,9 @@ def count_by_window(key: int, rows: np.ndarray, state: Any, timers: Any) -> None
 
 
 def window_has_ended(key: int, timestamp: int, state: Any, timers: Any) -> tuple[int, int, int]:
-    """The count, or -1 if the state beside it has another one or remembers for too long.
+    """Return the count, or -1 if ``recent`` has a different count or remembers for too long.
 
-    The end of time is no time: nothing expires at it.
+    Nothing expires at the end of time.
     """
     count = state.windows.pop(timestamp)
     is_known = state.recent.get(timestamp, count) == count
@@ -120,7 +119,7 @@ def window_has_ended(key: int, timestamp: int, state: Any, timers: Any) -> tuple
 
 
 def soaked(folder: Path) -> df.Dataflow:
-    """Orders, each once, with their customer's segment; in totals, windows and a loop."""
+    """Return the job: each order once, with its customer's segment; totals, windows, a loop."""
     flow = df.Dataflow("soak", parallelism=PARALLELISM)
     customers = flow.source(ParquetSource(folder / CUSTOMERS_FILE), uid="customers", parallelism=1)
     orders = flow.source(
@@ -128,7 +127,7 @@ def soaked(folder: Path) -> df.Dataflow:
         uid="orders",
         event_time=df.EventTime("at", out_of_order_us=OUT_OF_ORDER_US),
     )
-    # Its one row holds time up for all that follows, until it is idle.
+    # Its one row holds back time for everything downstream, until the source is idle.
     quiet = flow.source(
         ParquetSource(folder / "quiet", schema=ORDERS, grows=True, until=END),
         uid="quiet",
@@ -180,7 +179,7 @@ def main(executor: str, folder: Path) -> int:
     else:
         from stateformat.backends.spark import SparkRuntime, local_session
 
-        # The JVM takes its heap at once: else its memory grows with the epochs since it began.
+        # The JVM takes its heap at once. Otherwise its memory grows with the number of epochs.
         heap = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-Xms1g -XX:+AlwaysPreTouch"}
         runtime = SparkRuntime(local_session("soak", **heap), store, **options)
     try:

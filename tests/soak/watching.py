@@ -18,7 +18,7 @@ WARM_UP_S = 20.0
 
 
 SAMPLES_MIN = 30
-"""Of a quarter, for its medians to say anything: a minute of a process that is warm."""
+"""Samples that a quarter needs for meaningful medians: a minute of a warm process."""
 
 
 class Sample(NamedTuple):
@@ -43,8 +43,7 @@ class Sample(NamedTuple):
 
 def sample(folder: Path, pid: int, *, at_s: float, age_s: float) -> Sample:
     pids = family(pid)
-    # What is under way has another name, and all of it may be gone at the next look: ``walk``
-    # passes that over.
+    # Unfinished files have other names. Any file may be gone at the next look; ``walk`` skips it.
     records = {int(path.stem): path for path in (folder / "store" / "checkpoints").glob("[0-9]*.json")}
     newest = max(records, default=0)
     return Sample(
@@ -75,7 +74,7 @@ class Growth(NamedTuple):
     before: float
     after: float
     slack: float = math.inf
-    """By how much the second may be more, besides a quarter. Infinite: it is shown, not judged."""
+    """How much the later figure may exceed 1.25 times the earlier. Infinite: only shown."""
 
     @property
     def is_flat(self) -> bool:
@@ -89,9 +88,9 @@ class Growth(NamedTuple):
 
 
 def growth(samples: Sequence[Sample], *, samples_min: int = SAMPLES_MIN) -> list[Growth]:
-    """The second quarter of the soak against the last, of processes that are warm.
+    """Compare the second quarter of the soak with the last, for processes that are warm.
 
-    None if either has fewer samples than ``samples_min``.
+    Empty if either has fewer samples than ``samples_min``.
     """
     warm = [each for each in samples if each.age_s >= WARM_UP_S]
     quarters = [_quarter(warm, samples[-1].at_s, number) for number in (1, 3)]
@@ -118,7 +117,7 @@ def _quarter(samples: Sequence[Sample], end_s: float, number: int) -> list[Sampl
 
 
 def _rate_ms(samples: Sequence[Sample], time: str, unit: str) -> float:
-    """The median of a time that passes between two samples, for each unit in between."""
+    """Return the median of the time between two samples per unit between them, ms."""
     rates = [
         1000 * (getattr(after, time) - getattr(before, time)) / (getattr(after, unit) - getattr(before, unit))
         for before, after in itertools.pairwise(samples)

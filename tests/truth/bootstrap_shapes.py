@@ -40,14 +40,14 @@ class Keeper(df.Operator):
 
 
 def stream(make: Callable[[int, int], dict[str, Any]], rows: int = ROWS, batch: int = BATCH) -> pa.RecordBatchReader:
-    """Rows made up in batches: ``make`` takes the first and how many."""
+    """Generate rows in batches: ``make`` gets the number of the first row and the count."""
     first = pa.record_batch(make(0, 1))
     parts = (pa.record_batch(make(at, min(batch, rows - at))) for at in range(0, rows, batch))
     return pa.RecordBatchReader.from_batches(first.schema, parts)
 
 
 def spread(first: int, count: int) -> Any:
-    """Numbers in no order, each once."""
+    """Return numbers in no order, each once."""
     return np.arange(first, first + count, dtype=np.int64) * 2654435761 % 2**40
 
 

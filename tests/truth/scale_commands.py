@@ -14,8 +14,8 @@ from tests.ckpt.ckpt_runs import CKPT
 
 @dataclass(frozen=True)
 class Took:
-    """One call: its exit status and output, seconds of processor time, which a busy machine hardly
-    stretches, and the peak of its memory.
+    """One call: its exit status and output, its processor time in seconds (which a busy machine
+    hardly changes), and the peak of its memory.
     """
 
     status: int
@@ -44,7 +44,7 @@ with open(answer, "w") as file:
     seconds = usage.ru_utime + usage.ru_stime
     json.dump([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * 1024], file)
 """
-"""A small process between the tests and the command: a child's peak counts what its parent held."""
+"""A small process between tests and command: a child's peak includes what its parent held."""
 
 
 def call(folder: Path, *arguments: object) -> Took:

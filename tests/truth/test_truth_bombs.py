@@ -1,4 +1,4 @@
-"""Every bomb: a sentence or the right rows, in bounded memory and time."""
+"""Every bomb gives an error with a sentence or the right rows, in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.stateformat.test_bombs import begin, results
 from tests.tally import Tally
 
 TIMEOUT_SECONDS = 1500
-"""Ten times what a quiet machine of two cores takes; a slow bomb shows in its processor time."""
+"""Ten times what a quiet machine with two cores takes; a slow bomb shows in processor time."""
 
 
 @pytest.mark.truth

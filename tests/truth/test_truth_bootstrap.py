@@ -1,4 +1,4 @@
-"""A bootstrap of streams that memory should not hold takes little of it; a process for each."""
+"""A bootstrap of streams larger than memory should hold takes little memory; a process each."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_a_bootstrap_takes_little_memory(tmp_path: Path, shape: str) -> None:
     assert ended.returncode == 0, ended.stderr
     *said, above_mb = ended.stdout.splitlines()
     assert bool(said) is (shape == "one key")
-    # A busy machine returns memory later, and gets a tenth more.
+    # A busy machine returns memory later, so it gets 10 % more.
     assert int(above_mb) <= 1.1 * BUDGET_MB

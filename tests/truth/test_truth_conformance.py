@@ -1,4 +1,4 @@
-"""Jobs that wander from executor to executor, lost or stopped, at another parallelism."""
+"""Jobs that move from executor to executor, lost or stopped, each time at another parallelism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
 
 
 class Wandering:
-    """Runs a job in legs; ``flow(parallelism)`` makes it for each. The last goes to the end."""
+    """Runs a job in legs, each made by ``flow(parallelism)``. The last goes to the end."""
 
     def __init__(self, stage: Stage, seed: int, tally: Tally, **options: Any) -> None:
         self.stage = stage
@@ -45,7 +45,7 @@ class Wandering:
         self.told: list[str] = []
 
     def go(self, flow: Callable[[int], Dataflow], legs: int = 5) -> int:
-        """The parallelism of the last leg that did anything."""
+        """Run the legs; return the parallelism of the last one."""
         executor, parallelism = self.choose.choice(EXECUTORS), 0
         for leg in range(legs):
             parallelism = self.choose.choice([n for n in (1, 2, 3, 4, 5) if n != parallelism])
@@ -58,7 +58,7 @@ class Wandering:
         how = "ended" if last else self.choose.choice(["lost at once", "lost", "lost", "stopped"])
         run = self.stage.runtime(executor, resume=True, requests_every_us=None, **self.options).begin(flow)
         if isinstance(run, JobOutcome):
-            return True  # The leg before had come to the end, and nobody had noticed.
+            return True  # The leg before had already come to the end.
         published = self.choose.randint(1, 3)
         going = True
         while going and (last or run.published < published):
@@ -101,7 +101,7 @@ def test_every_kind_of_state_comes_along(stage: Stage, seed: int, tally: Tally) 
     expected = Counter({row: count for row, count in job.expected(parallelism).items() if row[0] != "broadcast"})
     assert seen == expected
     tables = Counter({row[1:]: count for row, count in job.out.seen.items() if row[0] == "broadcast"})
-    # A subtask that has ended before the job wandered on has told already.
+    # A subtask that ended before the job moved on has emitted its copy already.
     assert {value for _, value in tables} == {100, 200}
 
 

@@ -1,5 +1,5 @@
 """Every byte of every object of tiny stores flipped, objects cut at every third length, zeroed,
-removed, swapped, grown old.
+removed, swapped, replaced by older ones.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Processes that publish, expire and collect garbage until they are killed: what they told stands,
-and the next goes on.
+"""Processes that publish, expire and collect garbage until they are killed: every checkpoint that
+they reported exists, and the next process goes on.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KEPT = 3
 
 
 def work(root: str, told: Connection, seed: int) -> None:
-    """Run in a child until it is killed: publish, expire, collect; tell each checkpoint once its
-    permit is there.
+    """Run in a child until it is killed: publish, expire, collect; report each checkpoint once its
+    permit is held.
     """
     draw = random.Random(seed)
     storage = LocalStorage(root)
@@ -50,13 +50,13 @@ def work(root: str, told: Connection, seed: int) -> None:
                 elif draw.random() < 0.2:
                     store.collect_garbage(delete=True)
         except CheckpointError as error:
-            # Overtaken by the rival, at whatever step.
+            # The rival may overtake it at any step.
             told.send(("error", f"{type(error).__name__}: {error}"))
 
 
 def run_and_kill(root: Path, rivals: int, draw: random.Random) -> tuple[list[tuple[Any, str]], int]:
-    """Start so many children, kill them at a random time after the first checkpoint of one, and
-    hand back what they told.
+    """Start ``rivals`` children, kill them at a random time after the first child's first
+    checkpoint, and return what they reported.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.truth.test_truth_crashes"])
@@ -110,21 +110,21 @@ def test_a_killed_publisher_leaves_whole_checkpoints_and_the_next_goes_on(
         assert rivals > 1 or not errors, errors
         told.update({number: attempt for number, attempt in found if number != "error"})
         newest = store.history(1)[0].checkpoint_id
-        # A rival that stood still may publish at an id that has expired; killed before it looks
-        # again, it leaves a stray (SPEC 8.2), and never tells of it.
+        # A rival that stalled may publish at an id that has expired. If it is killed before it
+        # looks again, it leaves a stray (SPEC 8.2) and never reports it.
         strays = {stray.checkpoint_id: stray.attempt_id for stray in store.strays()}
         assert rivals > 1 or not strays
         assert not strays.items() & told.items()
         assert whole(storage, strays) == ""
         chain = {record.checkpoint_id: record.attempt_id for record in store.history()}
-        # Told and not there any more: only what retention may have removed.
+        # Only what retention may have removed is reported and missing.
         assert max(told) <= newest
         assert {number: chain.get(number) for number in told if number > newest - KEPT} == {
             number: attempt for number, attempt in told.items() if number > newest - KEPT
         }
         ended = sum(owner is None or owner <= newest for _, owner in temporary_files(storage))
-        # While a rival stands still, what its stray names is collected as garbage (SPEC 9): only
-        # retention, which removes strays too, makes such a store tidy.
+        # While a rival stalls, the objects that its stray names are collected as garbage (SPEC 9).
+        # Only retention, which removes strays too, makes such a store tidy.
         garbage = store.expire(KEPT) if strays else store.collect_garbage(delete=True)
         assert garbage.stopped is None
         assert len(garbage.leftovers) == ended

@@ -1,5 +1,5 @@
-"""Files of Flink and of Spark, each damaged in many places: a finding, an error of ours, or the
-same rows. Where a format has no checksum, a flipped bit may be another value, and nobody can know.
+"""Files of Flink and Spark, each damaged in many places: a finding, an error of ours, or the same
+rows. Where a format has no checksum, a flipped bit may give another value, which cannot be noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.fuzz.foreign_targets import FIXTURES, DictFolder, files_of
 from tests.tally import Tally
 
 TRIES = 200
-"""Of each kind of damage, for each checkpoint."""
+"""How many damages of each kind are tried on each checkpoint."""
 CHECKPOINTS: list[tuple[str, Any]] = [
     ("spark-4.3.0/aggregate/checkpoint", formats.spark),
     ("spark-4.3.0/aggregate-rocksdb/checkpoint", formats.spark),
@@ -42,7 +42,7 @@ def removed(files: dict[str, bytes], path: str, chosen: random.Random) -> dict[s
 
 
 def swapped(files: dict[str, bytes], path: str, chosen: random.Random) -> dict[str, bytes]:
-    """With the same file of another partition of Spark, or with another file of Flink's."""
+    """Swap with the same file of another partition (Spark), or with another file (Flink)."""
     if path.startswith("state/"):
         parts = path.split("/")
         others = [other for other in files if other.split("/")[:2] + other.split("/")[3:] == parts[:2] + parts[3:]]
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[dict[str, bytes], str, random.Random], dict[str, byte
 
 
 def rows_of(files: dict[str, bytes], form: Any) -> list[tuple[str, str, str]] | None:
-    """The rows of every state, as text; None where the damage is noticed."""
+    """Return the rows of every state, as text; None if the damage is noticed."""
     folder: Any = DictFolder(files)
     try:
         opened = form(folder, None)
@@ -83,7 +83,7 @@ def rows_of(files: dict[str, bytes], form: Any) -> list[tuple[str, str, str]] | 
 def changes(files: dict[str, bytes], kind: str) -> Iterator[dict[str, bytes]]:
     chosen = random.Random(1)
     newest = max((path for path in files if path.startswith("commits/")), key=lambda path: int(path[8:]), default="")
-    # Without its commit the newest batch is none, and the query is at the one before.
+    # Without its commit, the newest batch does not exist, and the query is at the one before.
     paths = sorted(path for path, data in files.items() if data and (kind, path) != ("removed", newest))
     tries = len(paths) if kind == "removed" else TRIES
     for number in range(tries):
@@ -94,10 +94,10 @@ def changes(files: dict[str, bytes], kind: str) -> Iterator[dict[str, bytes]]:
 
 
 def can_know(place: str, kind: str, path: str) -> bool:
-    """Whether the damage can be told from the files.
+    """Return whether the damage can be noticed from the files alone.
 
-    Flink has checksums only where it compresses, and in RocksDB's files, but not in its metadata;
-    its operator state has no keys that would lie in another place. Spark's schemas have none.
+    Flink has checksums only where it compresses, and in RocksDB's files, but not in its metadata.
+    Its operator state has no keys that could show a swap. Spark's schemas have no checksums.
     """
     if kind == "one bit flipped":
         return not place.startswith("flink") and not path.endswith("/schema")

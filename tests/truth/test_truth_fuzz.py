@@ -18,14 +18,14 @@ from tests.tally import Tally
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 40
 SLACK_SECONDS = 600
-"""What a loaded machine may add before a target is called stuck: hangs are told by the processor
-time of a run, in tests/fuzz/run.py.
+"""How much longer a loaded machine may take before a target counts as stuck. Hangs are detected by
+the processor time of a run, in tests/fuzz/run.py.
 """
 DONE = re.compile(r"Done (\d+) runs")
 
 
 def begin(name: str, place: Path) -> subprocess.Popen[str]:
-    """Fuzz one target in a process of its own; what it finds is written to ``place``."""
+    """Fuzz one target in a separate process; what it finds is written to ``place``."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.run", name, str(SECONDS), "1", f"{place}/"],
         cwd=ROOT,
@@ -37,7 +37,7 @@ def begin(name: str, place: Path) -> subprocess.Popen[str]:
 
 
 def last_read(place: Path, name: str) -> str:
-    """The bytes that the target was at, in hexadecimal."""
+    """Return the bytes that the target read last, in hexadecimal."""
     current = place / f"{name}-current"
     stored = current.read_bytes() if current.exists() else b"\0"
     return stored[1 : 1 + stored[0]].hex()

@@ -1,5 +1,5 @@
-"""Iceberg and Delta tables of state, read by DuckDB with the extensions of its release, in an
-environment of its own. Their wheels are on the package index: without it the test fails.
+"""Iceberg and Delta tables of state, read by DuckDB and its extensions in a separate environment.
+Their wheels come from the package index: without it the tests fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.exporting.export_readers import ROWS, TYPES, types_store
 pytestmark = pytest.mark.truth
 
 RELEASE = "1.5.5"
-"""Of DuckDB: the newest one whose extensions are on the package index."""
+"""The newest DuckDB whose extensions are on the package index."""
 EXTENSIONS = ("avro", "iceberg", "delta")
 """In the order in which they are loaded: Iceberg's manifests are Avro."""
 READ = """
@@ -59,7 +59,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(python: Path, *queries: str) -> list[list[dict[str, Any]]]:
-    """The rows of each query, with values that JSON does not know as Python writes them."""
+    """Return the rows of each query; values that JSON cannot hold are written by ``repr``."""
     done = subprocess.run(
         [python, "-c", READ, ",".join(EXTENSIONS)],
         input=json.dumps(queries),
@@ -82,7 +82,7 @@ def test_duckdb_reads_every_state_by_its_folder(python: Path, tmp_path: Path, fi
         found = document("export", f"{tmp_path / 'store'}@{at}", "--as", file_format, "--to", tmp_path / "lake")
     several = ("--operator", "totals", "--state", "spent", "--checkpoints", "1..5")
     document("export", tmp_path / "store", *several, "--as", file_format, "--to", tmp_path / "several")
-    # An instant as DuckDB gives it out needs pytz.
+    # DuckDB needs pytz to return an instant.
     instant = "* replace (epoch_us(seen) as seen)"
     scans = {
         (one["operator"], one["state"]): f"select * from {file_format}_scan('{one['path']}')" for one in found["states"]

@@ -1,6 +1,4 @@
-"""Gigabytes in bounded memory, and more text than 32-bit offsets reach; a process for each
-action.
-"""
+"""Gigabytes in bounded memory, and more text than 32-bit offsets reach; one process per action."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def test_every_command_takes_little_memory(tmp_path: Path, shape: str) -> None:
     for number in range(3 if shape == "hot" else 1):
         bench_memory.publish(store, shape, delta=0.01 + number / 1e6)
     above |= {action: bench_memory.measured(action, store, shape)[0] for action in ACTIONS}
-    # Peaks are at most 350 MB of 400; a busy machine returns memory later, and gets a tenth more.
+    # Peaks are at most 350 of 400 MB. A busy machine returns memory later, so it gets 10 % more.
     assert max(above.values()) <= 1.1 * bench_memory.BUDGET_MB, above
 
 

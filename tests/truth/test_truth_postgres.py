@@ -1,4 +1,4 @@
-"""The SQL sink on a real PostgreSQL server: the suite of every database, and what servers do."""
+"""The SQL sink on a real PostgreSQL server: the suite for every database, and server faults."""
 
 from __future__ import annotations
 

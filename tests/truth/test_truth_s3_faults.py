@@ -1,8 +1,8 @@
 """Faults between a run and its S3 server: what the run is told is what the server has.
 
-A proxy spoils requests; the truth is asked of the server itself, past the proxy. An undisturbed
+A proxy spoils requests. The server itself is asked for the truth, past the proxy. An undisturbed
 publication, or restore, counts the requests; then each of them is spoilt in each way. One spoilt
-request is nothing. Where every request is spoilt, the error has a sentence, and it is true.
+request has no effect. If every request is spoilt, the error has a sentence, and it is true.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.tally import Tally
 pytestmark = pytest.mark.s3
 
 CLIENT = {"connect_timeout": 2, "read_timeout": 0.6}
-"""Longer than a slow answer, so that a slow answer is no fault, and short enough to wait for."""
+"""Longer than a slow answer, so that it is not a fault, and short enough to wait for."""
 CALM = {"read_timeout": 30}
-"""For counting what is sent where nothing is spoilt, on a machine that may be busy."""
+"""For counting the requests of undisturbed work, on a machine that may be busy."""
 HASTY = {"retries": {"total_max_attempts": 2}}
 """For faults that last."""
 BLOB_BYTES = 1024
@@ -143,16 +143,16 @@ JOB = Job(
     ),
 )
 READ_ROWS = 160
-"""Of subtask 0 in the store that is read, in a few requests."""
+"""Rows of subtask 0 in the store that is read; they take a few requests."""
 
 
 def blobs_of(subtask: int, rows: int) -> pa.Table:
-    """Subtask 0 has so many of its rows, all in three parts; subtask 1 has a few."""
+    """Return the first ``rows`` rows of subtask 0 (all take three parts), or a few of subtask 1."""
     return owned(BLOBS, ["word"], COUNTER, subtask).slice(0, 9 if subtask else rows)
 
 
 def seen_by(subtask: int) -> pa.Table:
-    """What stands in the manifest."""
+    """Return rows so few that they are stored in the manifest."""
     return pa.table({"path": [f"in-{subtask}.csv"], "position": [subtask]})
 
 
@@ -186,7 +186,7 @@ def publish(storage: Storage, rows: int = 1 << 30) -> Told:
 
 
 def lies(site: Site, prefix: str, told: Told) -> str:
-    """What is not true of it; empty for the truth. Nobody else publishes here."""
+    """Return what is untrue in what a publication said, or "". Nobody else publishes here."""
     there = site.attempt_of(prefix, 1)
     if isinstance(told.error, PublishConflict):
         return "a conflict, and nobody else was there"
@@ -206,7 +206,7 @@ def lies(site: Site, prefix: str, told: Told) -> str:
 
 
 def restore(storage: Storage) -> BaseException | str | None:
-    """Restore the job at two parallelisms; what is wrong, None for nothing."""
+    """Restore the job at two parallelisms; return what is wrong, None if nothing is."""
     try:
         permit = CheckpointStore(storage).start(JOB.job_id)
         assert permit is not None
@@ -224,7 +224,7 @@ def restore(storage: Storage) -> BaseException | str | None:
 
 
 Work = Callable[..., Any]
-"""What is disturbed, of a storage."""
+"""The work on a storage that is disturbed."""
 
 
 def sweep(
@@ -239,10 +239,11 @@ def sweep(
     chosen: Callable[[str], bool] = lambda kind: True,
     **config: Any,
 ) -> list[str]:
-    """Count the requests of undisturbed work, then spoil it by a plan at each of them; their kinds.
+    """Count the requests of undisturbed work, then spoil it at each of them; return their kinds.
 
-    ``judge`` gets the prefix of the store, what the work gave, the number of the request and all
-    kinds, and says what is wrong. ``prefix``: of a store to read; otherwise each has its own.
+    ``judge`` gets the prefix of the store, what the work returned, the number of the request and
+    all kinds, and returns what is wrong. ``prefix``: of a store to read; otherwise each try gets a
+    new one.
     """
     site.proxy.reset()
     work(site.storage(prefix or f"counted-{uuid.uuid4().hex}", **CALM))
@@ -268,7 +269,7 @@ def sweep(
 
 
 def from_number(fault: Fault, count: int = 1 << 30) -> Callable[[int], Plan]:
-    """Spoil so many requests from one on."""
+    """Return a plan that spoils ``count`` requests from one on."""
     return lambda first: lambda request: fault if first <= request.number < first + count else None
 
 

@@ -15,19 +15,19 @@ from tests.truth.scale_commands import Took, call
 pytestmark = pytest.mark.truth
 OPERATORS = SUBTASKS = 1000
 SECONDS_MAX = 30.0
-"""Ten on a machine of today; a slower one gets three times as long."""
+"""A machine of today takes ten; a slower one gets three times as long."""
 PEAK_BYTES_MAX_LOOKING = 560_000_000
-"""Of 0.41 to 0.49 GB, a process that has imported pyarrow is 0.08, and all handles are 0.24. A plan
-that is shown keeps 0.09 of them, and its slices are 0.12.
+"""Commands take 0.41 to 0.49 GB: 0.08 for a process that has imported pyarrow, 0.24 for all
+handles. A plan that is shown keeps 0.09 of the handles, and its slices take 0.12.
 """
 PEAK_BYTES_MAX_RESCALED = 1_800_000_000
-"""A rescale makes more than two million handles of the million: nearly each is cut in two."""
+"""A rescale makes more than two million handles from the million: nearly each is cut in two."""
 PAGE_LINES_MAX = 250
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made in a process of its own: the peak of a command's memory begins with its parent's."""
+    """Make the store in a separate process: a command's memory peak starts at its parent's."""
     folder = tmp_path_factory.mktemp("million") / "store"
     make = "import sys, pathlib, benchmarks.scale_stores as s; s.many_handles(pathlib.Path(sys.argv[1]), 1000, 1000)"
     subprocess.run([sys.executable, "-c", make, folder], check=True)

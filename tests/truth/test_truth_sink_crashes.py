@@ -1,8 +1,7 @@
-"""Every crash of a job with a file sink and a SQL sink, by the kernel's record of it: a restart
+"""Every crash of a job with a file sink and a SQL sink, by its recorded system calls: a restart
 completes files and table.
 
-What is run, and what must hold, is told in ``crash_sinks``; what a crash may leave, in
-``crash_disk``.
+``crash_sinks`` has the job and what must hold; ``crash_disk`` has what a crash may leave.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def test_a_sync_that_is_left_out_is_noticed(recording: SinkRecording, tally: Tal
 
 
 def test_a_journal_that_comes_back_is_noticed(recording: SinkRecording, tally: Tally) -> None:
-    """As with ``synchronous=FULL``: the directory is not synced between the end of the journal and
-    that of the rows.
+    """As with ``synchronous=FULL``, the directory is not synced between the removal of the journal
+    and that of the rows.
     """
     calls, gone = [], False
     for call in recording.calls:

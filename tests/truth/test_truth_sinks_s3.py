@@ -1,8 +1,8 @@
 """The file sink on a real S3 server: rivals, faults at every request, and jobs that are killed.
 
-The truth is asked of the server itself, past the proxy and past the library. An undisturbed run
-counts the requests; then each of them is spoilt once, in each way, which nobody may notice, and
-then all from each one on, so that the run fails and is begun again.
+The server itself is asked for the truth, past the proxy and the library. An undisturbed run counts
+the requests. Then each of them is spoilt once, in each way, which must have no effect. Then all
+requests from each one on are spoilt, so that the run fails and starts again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_a_run_that_fails_from_any_request_on_is_begun_again_and_repeats_nothing
 
 
 def _requests(outside: Outside, proxy: FaultProxy) -> list[Request]:
-    """What an undisturbed run asks for."""
+    """Return the requests of an undisturbed run."""
     found: list[Request] = []
     proxy.reset()
     assert run(outside.server, proxy, CALM, lambda: found.extend(proxy.requests)) == 0
@@ -118,7 +118,7 @@ def _requests(outside: Outside, proxy: FaultProxy) -> list[Request]:
 
 
 def run(server: S3Server, proxy: FaultProxy, config: dict[str, Any], ended: Callable[[], object]) -> int:
-    """A job of two checkpoints through the proxy; how often it was begun again."""
+    """Run a job of two checkpoints through the proxy; return how often it started again."""
     counts = (4, 4)
     fresh = Outside(server)
     sink = fresh.sink(proxy.endpoint, config_kwargs=config)
@@ -129,7 +129,7 @@ def run(server: S3Server, proxy: FaultProxy, config: dict[str, Any], ended: Call
 
 
 def _kind(request: Request) -> str:
-    """The verb and what the query asks for."""
+    """Return the verb and the names in the query."""
     operation = "&".join(sorted(part.partition("=")[0] for part in request.query.split("&") if part))
     return f"{request.method} ?{operation}" if operation else request.method
 

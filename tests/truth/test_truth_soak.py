@@ -16,11 +16,11 @@ from tests.tally import Tally
 pytestmark = [pytest.mark.truth, pytest.mark.spark, pytest.mark.timeout(1500)]
 
 OBJECTS_MAX = 80
-"""Of a store that keeps ten checkpoints: three objects each, and the layers below them."""
+"""For a store that keeps ten checkpoints: three objects each, and the layers below them."""
 MEMORY_MAX_MB = {"local": 600, "spark": 4_000}
-"""About twice of what the processes of a job have."""
+"""About twice what the processes of a job use."""
 LEAK_MAX_MB = 50
-"""In three quarters of a minute. The memory of a job in process is the same to 20 MB."""
+"""In three quarters of a minute. The memory of a job in process stays within 20 MB."""
 
 
 def test_a_job_that_is_fed_and_killed_loses_and_repeats_nothing_and_its_store_stays_small(

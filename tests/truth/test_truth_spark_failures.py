@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.truth, pytest.mark.timeout(1200)]
 
 SEEDS, KILLS_EACH = 5, 10
 POINTS = ("kill-before", "kill-after", "commit", "committed")
-"""Where drivers die: before a record is created, behind it, half committed, committed."""
+"""Where drivers die: before a record is created, after it, half committed, committed."""
 HITS = ("seen.process.2", "records-out.prepared.2")
 """Where an executor is killed: a late task of the second level, and of the last."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def drivers(spark: Any) -> Drivers:
 
 @pytest.fixture(scope="module")
 def epoch_s(drivers: Drivers, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """How long an epoch takes here and now, when all is warm."""
+    """Return how long an epoch takes on this machine, when everything is warm."""
     for name in ("cold", "warm"):
         place = Place(tmp_path_factory.mktemp(name))
         process = drivers.start(place)

@@ -1,9 +1,9 @@
 """Storages under races, and the suite of every storage on a real S3 server.
 
-Sixteen at a time create one name, or publish on one parent, round after round: each round has
-exactly one winner, whose bytes stay, and the others are told so. The mock S3 server looks and
-stores in two steps, so only the order of one after the other is asked of it (in the suite); real
-concurrency is asked of the real server.
+Sixteen runners at a time create one name, or publish on one parent, round after round. Each round
+has exactly one winner, whose bytes stay; the others get a conflict. The mock S3 server checks and
+stores in two steps, so it is tested only with one request after the other (in the suite). Real
+concurrency is tested on the real server.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ on_all = pytest.mark.parametrize(("reopen", "rounds"), [*SMALL, *FULL], indirect
 
 
 def create_each(storage: Storage, barrier: Any, runner: int, rounds: int) -> list[str]:
-    """What a runner is told of each round's name, which all create at once."""
+    """Return the outcome that a runner gets for each round's name, which all create at once."""
     told = []
     for number in range(rounds):
         barrier.wait(TIMEOUT_SECONDS)
@@ -98,10 +98,10 @@ def body_of(runner: int) -> bytes:
 def publish_each(
     storage: Storage, barrier: Any, runner: int, rounds: int, held: dict[int, CommitPermit] | None = None
 ) -> list[str]:
-    """The attempts for which a runner got a permit, by round; a dash for a conflict.
+    """Return the attempts for which a runner got a permit, by round; a dash for a conflict.
 
-    All start from the same newest and then publish at once. ``held``: the newest of each round
-    where runners can hand it to one another; otherwise each reads it.
+    All start from the same newest checkpoint and then publish at once. ``held``: the newest permit
+    of each round, if runners can share it; otherwise each reads it.
     """
     store, graph = CheckpointStore(storage), JobGraph((operator("lines", 1),))
     told = []
@@ -122,7 +122,7 @@ def publish_each(
 
 
 def in_threads(race: Callable[..., list[str]], reopen: Reopen, rounds: int, *shared: Any) -> list[list[str]]:
-    """What each of the runners was told, in threads of this process."""
+    """Return what each runner got, in threads of this process."""
     barrier = Barrier(PUBLISHERS)
     with ThreadPoolExecutor(PUBLISHERS) as pool:
         running = [pool.submit(race, reopen(), barrier, runner, rounds, *shared) for runner in range(PUBLISHERS)]
@@ -136,7 +136,7 @@ def in_a_process(
 
 
 def in_processes(race: Callable[..., list[str]], url: str, rounds: int) -> list[list[str]]:
-    """The same, each in a process of its own."""
+    """As :func:`in_threads`, with a process for each runner."""
     forking = multiprocessing.get_context("fork")
     barrier, results = forking.Barrier(PUBLISHERS), forking.Queue()
     processes = [
@@ -157,7 +157,7 @@ def in_processes(race: Callable[..., list[str]], url: str, rounds: int) -> list[
 
 
 def wrong_creates(storage: Storage, told: list[list[str]], rounds: int) -> list[int]:
-    """The rounds without exactly one winner whose body stands."""
+    """Return the rounds without exactly one winner whose body is stored."""
     wrong = []
     for number in range(rounds):
         outcomes = [each[number] for each in told]
@@ -170,7 +170,7 @@ def wrong_creates(storage: Storage, told: list[list[str]], rounds: int) -> list[
 
 
 def wrong_publications(storage: Storage, told: list[list[str]], rounds: int) -> list[int]:
-    """The rounds without exactly one permit, for the checkpoint that stands."""
+    """Return the rounds without exactly one permit, for the checkpoint that exists."""
     wrong = []
     for number in range(rounds):
         permits = [each[number] for each in told if each[number] != "-"]
@@ -198,7 +198,7 @@ def check(race: str, storage: Storage, told: list[list[str]], rounds: int, tally
 def test_exactly_one_of_many_threads_wins(
     reopen: Reopen, rounds: int, race: str, request: pytest.FixtureRequest, tally: Tally
 ) -> None:
-    # Runs in one process hand their permits to one another.
+    # Runs in one process share their permits.
     held: list[Any] = [{}] if race == PUBLISH else []
     told = in_threads(RACES[race][0], reopen, rounds, *held)
     where = request.node.callspec.id.split("-")[0]
@@ -214,7 +214,7 @@ def test_exactly_one_of_many_processes_wins(tmp_path: Path, rounds: int, race: s
 
 
 def check_history(storage: Storage, rounds: int) -> None:
-    """One chain of all rounds, nothing beside it, and the newest is whole."""
+    """Check that there is one chain of all rounds, no stray, and that the newest is whole."""
     store = CheckpointStore(storage)
     assert [record.checkpoint_id for record in store.history()] == list(range(rounds, 0, -1))
     assert store.strays() == []

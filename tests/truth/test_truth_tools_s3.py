@@ -1,8 +1,8 @@
 """Every new tool on a real S3 server: one job's store, compared with itself on local disk.
 
-The job runs, and is stopped, on local disk; its objects are put on the server as they are. Then
-every command is asked of both. What ids, digests, rows and bytes they tell must be the same, since
-the store is. In the end the job goes on in both, and is asked for a savepoint and a rescale.
+The job runs, and is stopped, on local disk; its objects are copied to the server unchanged. Then
+every command runs on both. Ids, digests, rows and bytes in their answers must be equal, because the
+stores are. In the end the job goes on in both, and gets requests for a savepoint and a rescale.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ COUNTS = ("--operator", "counts", "--state", "totals")
 
 
 class Place(NamedTuple):
-    """Where the store lies: its address, the options of ``ckpt``, how an object is taken away from
-    it, and the sizes of its objects by path as the storage itself tells them.
+    """Where the store is: its URL, the options of ``ckpt``, how to remove an object from it, and
+    the sizes of its objects by path, as the storage itself reports them.
     """
 
     url: str
@@ -67,7 +67,7 @@ class Place(NamedTuple):
     sizes: Callable[[], dict[str, int]]
 
     def asked(self, command: str, *rest: object, at: str = "", status: int = 0) -> Any:
-        """The document of a command, without what tells the two places apart."""
+        """Return the document of a command, without what differs between the two places."""
         found = document(command, f"{self.url}{at}", *rest, *self.options, status=status)
         text = json.dumps(found).replace(self.url, "STORE")
         return json.loads(re.sub(r'("moved": )\{[^{}]*\}', r"\1null", text))
@@ -85,7 +85,7 @@ def job(tmp_path: Path) -> str:
 
 @pytest.fixture
 def places(rgw: S3Server, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Place]:
-    """The same store twice: on local disk and on the server, for which variables say who asks."""
+    """Return the same store twice: on local disk, and on the server (with credentials set)."""
     for name, value in (("ACCESS_KEY_ID", rgw.key), ("SECRET_ACCESS_KEY", rgw.secret), ("DEFAULT_REGION", rgw.region)):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", rgw.endpoint)
@@ -101,7 +101,7 @@ def places(rgw: S3Server, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pages = rgw.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{prefix}/")
         objects = [each for found in pages for each in found.get("Contents", ())]
         sizes = {each["Key"].removeprefix(f"{prefix}/"): each["Size"] for each in objects}
-        # The probe of a storage is no object of the store (SPEC.md section 2).
+        # The probe of a storage is not an object of the store (SPEC.md section 2).
         return {path: size for path, size in sizes.items() if not path.endswith(".probe")}
 
     for path in local_sizes():
@@ -119,7 +119,7 @@ def places(rgw: S3Server, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @contextmanager
 def running(job: str, url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """``ckpt run`` in a process of its own, which has ended well when the block ends."""
+    """Run ``ckpt run`` in a separate process; it must end well after the block."""
     command = [str(CKPT), "run", job, url, "--seconds-per-epoch", "0.4", "--keep", "all", "--progress", "none"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -139,7 +139,7 @@ def until(fine: Callable[[], bool]) -> None:
 
 
 def looked_at(place: Place) -> dict[str, Any]:
-    """What the commands that only read say of a store with the pins ``early`` and ``newest``."""
+    """Return what the read-only commands say about a store with pins ``early`` and ``newest``."""
     return {
         "history": place.asked("history"),
         "diff of a pin": place.asked("diff", "@2", at="@early"),
@@ -152,7 +152,7 @@ def looked_at(place: Place) -> dict[str, Any]:
 
 
 def repaired(place: Place, lost: str) -> dict[str, Any]:
-    """A segment is lost, and comes back from a pin."""
+    """Lose a segment, and repair it from a pin."""
     place.lose(lost)
     told = {
         "damage": place.asked("validate", status=1),
@@ -165,21 +165,21 @@ def repaired(place: Place, lost: str) -> dict[str, Any]:
 
 
 def reported(place: Place, file: Path) -> dict[str, Any]:
-    """The facts of a report, without those of when and where it was made, and of shared bytes."""
+    """Return the facts of a report, without when and where it was made, and shared bytes."""
     told = place.asked("report", "--to", file, "--level", "full")
     assert (told["size_bytes"], file.read_text().count("</html>")) == (file.stat().st_size, 1)
     return {name: told[name] for name in told if name not in ("made_at", "made_at_us", "sizes", "size_bytes")}
 
 
 def same(one: dict[str, Any], other: dict[str, Any], tally: Tally) -> None:
-    """Each answer counts as one that was tried."""
+    """Check that the answers are equal; each counts as one try."""
     wrong = {name: list(differing(one[name], other[name])) for name in one if one[name] != other[name]}
     tally.add("tools: same answers on rgw as on local disk", tried=len(one), wrong=len(wrong))
     assert not wrong, json.dumps(wrong, indent=1)
 
 
 def differing(one: Any, other: Any, at: str = "") -> Iterator[str]:
-    """The places where two documents differ, and their values there."""
+    """Yield the places where two documents differ, and their values there."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         for name in one:
             yield from differing(one[name], other[name], f"{at}.{name}")
@@ -191,7 +191,7 @@ def differing(one: Any, other: Any, at: str = "") -> Iterator[str]:
 
 
 def costs(local: Any, remote: Any) -> None:
-    """What pins share by links on local disk is copied on the server, and paid for."""
+    """Check that what pins share by links on local disk is copied, and paid for, on the server."""
     assert local["shared_bytes"] > 0 == remote["shared_bytes"]
     assert local["bytes"] + local["shared_bytes"] == remote["bytes"]
     assert remote["price"]["month"] == pytest.approx(remote["bytes"] / 1e9 * 0.02)
@@ -201,7 +201,7 @@ def costs(local: Any, remote: Any) -> None:
 
 
 def counted_and_read(checkpoint: Checkpoint) -> tuple[int, int]:
-    """The rows that the job has counted, and those that its sources have given."""
+    """Return how many rows the job has counted, and how many its sources have read."""
     counts, splits = checkpoint.state("counts", "totals"), checkpoint.state("numbers", "splits")
     return total(counts.batches(), "rows"), total(splits.batches(), "position")
 
@@ -211,7 +211,7 @@ def total(batches: Iterable[pa.RecordBatch], column: str) -> int:
 
 
 def goes_on(place: Place, job: str, tally: Tally) -> None:
-    """The job goes on: a savepoint, a rescale, a stop; nothing is counted twice or not at all."""
+    """Go on with the job: a savepoint, a rescale, a stop. Every row is counted exactly once."""
     with tally.trying("tools: a job on rgw and on local disk is asked", tried=3):
         with running(job, place.url, "--resume"):
             saved = place.asked("savepoint")
@@ -228,7 +228,7 @@ def goes_on(place: Place, job: str, tally: Tally) -> None:
 
 
 def cleaned(place: Place) -> None:
-    """Without the pins, what is old goes, and no more; sizes are those that the storage tells."""
+    """Remove the pins and collect: only what is old goes, and ``du`` agrees with the storage."""
     for name in ("early", "newest"):
         place.asked("unpin", name)
 

@@ -2,9 +2,9 @@
 
 An :class:`OperatorChain` serves one subtask from ``open`` to ``close``. It decides nothing and
 opens nothing: it reads states through the tasks of a restore plan, writes them through the context
-of a checkpoint, and sends what leaves the chain to a :class:`ChainOutput`. Within the chain a batch
-is a call: the next operators process what one emits before it is asked for more. So between two
-calls the chain holds nothing half-processed, and a snapshot shows one moment.
+of a checkpoint, and sends what leaves the chain to a :class:`ChainOutput`. Within the chain, a
+batch is passed on by a call: the next operators process what one emits before it is asked for more.
+So between two calls the chain holds nothing half-processed, and a snapshot shows one moment.
 
 Time and ends go down the chain: an operator fires its timers, and ends, before those after it do.
 """
@@ -172,7 +172,7 @@ class OperatorChain:
     # Data, time, ends -----------------------------------------------------------------------------
 
     def process(self, edge_id: str, batch: pa.RecordBatch, *, combined: bool = False) -> None:
-        """Process a batch of an edge into the chain, maybe a feedback edge; or combined rows."""
+        """Process a batch, or combined rows, of an edge into the chain (maybe a feedback edge)."""
         self._first.process(batch, self._input_of[edge_id], combined=combined)
 
     def flush(self) -> None:
@@ -232,7 +232,7 @@ class OperatorChain:
             operator.finish()
 
     def receive(self, uid: str, message: bytes) -> None:
-        """Give an operator a message of its coordinator."""
+        """Give an operator a message from its coordinator."""
         if uid not in self.operators:
             raise InvalidInput(
                 f"vertex {self._vertex.id!r} runs no operator {uid!r} that takes messages; it runs "

@@ -24,7 +24,7 @@ from .gathered_batches import GatheredBatches
 if TYPE_CHECKING:
     from stateformat.reading import ReadTask
 TIMER_ROUNDS_MAX: Final = 1000
-"""Most rounds of timers that set due timers. Rounds that advance time do not count."""
+"""Most rounds of timers that set timers already due. Rounds that advance time do not count."""
 
 _END: Final = object()
 _PASSES: Final = {"watermark": "end", "processing_time_us": "go on"}
@@ -154,17 +154,17 @@ class ChainedOperator:
     def _tell_time(self) -> None:
         """Set the time of states whose rows expire."""
         if self.states.expire:
-            # The end of time is not a time: what timers and ``finish`` look for has not expired.
+            # MAX_WATERMARK is not a real time: what timers and ``finish`` read must not expire.
             watermark = self.context.watermark
             event_time_us = None if watermark == MAX_WATERMARK else watermark
             self.states.advance(event_time_us=event_time_us, processing_time_us=self.context.processing_time_us)
 
     def _restored_watermark(self, progress: Iterable[InputProgress]) -> int:
-        # At another parallelism there is a row for each of the old subtasks: the lowest counts.
+        # After rescaling there is a row for each old subtask: the lowest watermark counts.
         found: dict[str, int] = {}
         for edge, watermark, _ in progress:
             found[edge] = min(found.get(edge, watermark), watermark)
-        # The task of a loop head says in what it writes that it holds the end of time back
+        # The progress of a loop head that holds back the end of time does not contain it
         # (``Task.progress``).
         return min(found.get(edge.id, MIN_WATERMARK) for edge in self._inputs)
 
@@ -185,7 +185,7 @@ class ChainedOperator:
             self._run("process", joined, of_input)
 
     def receive(self, message: bytes) -> None:
-        """Pass it a message of its coordinator."""
+        """Pass it a message from its coordinator."""
         self.flush()
         self._run("receive", message)
 
@@ -308,7 +308,7 @@ class ChainedOperator:
             self._write_progress(writer, progress)
 
     def _write_progress(self, writer: SnapshotWriter, progress: tuple[InputProgress, ...]) -> None:
-        """Write the progress of its inputs, or name what was written last if it is the same."""
+        """Write the progress of its inputs, or repeat the last handle if it is unchanged."""
         if self.reported is not None and self.reported.progress == progress:
             writer.repeat(self.reported.handle)
             return
@@ -333,5 +333,5 @@ class ChainedOperator:
             self._committables.clear()
 
     def close(self) -> None:
-        """Close the operator, which releases what it holds."""
+        """Close the operator, so that it releases what it holds."""
         self._call("close")

@@ -1,7 +1,7 @@
-"""What a two-phase-commit sink has prepared in one subtask and may not have been committed.
+"""Committables that a two-phase-commit sink has prepared in one subtask and may not be committed.
 
-Every snapshot holds all of it, each row under the checkpoint and attempt it was prepared for. So a
-published checkpoint carries what no earlier one did.
+Every snapshot holds all of them, each row with the checkpoint and attempt it was prepared for. So a
+published checkpoint also carries what was prepared for checkpoints that were never published.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Committables:
         return pa.concat_tables(tables) if tables else None
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all committables."""
         self._outstanding.clear()
 
     def complete(self, number: int) -> None:

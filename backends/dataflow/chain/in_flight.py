@@ -62,7 +62,7 @@ class OpenSnapshot:
 
 
 class InFlightLog:
-    """What is logged of the channels of one edge into one subtask, for one snapshot."""
+    """The records logged from the channels of one edge into one subtask, for one snapshot."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -91,7 +91,7 @@ def in_flight_batches(task: ReadTask, edge_schema: pa.Schema) -> Iterator[pa.Rec
     """Yield the records of an edge that a new subtask gets, each channel in the order sent.
 
     Columns that the edge did not have when they were logged are null. Raises ``InvalidState`` if
-    its columns have other types now. All of it is in memory, as it was when it was logged.
+    its columns have other types now. All of the records are in memory at once.
     """
     table = task.table()
     order = [table[name].to_numpy() for name in _ORDER]

@@ -1,10 +1,10 @@
 """The reader of a source in one subtask: it reads its splits in turn and tracks event time.
 
-The watermark of a split is the greatest event time read of it, less by how much records may be out
-of order. The watermark of the reader is the least of its splits', once each has one, and never goes
-back. A split that ends no longer counts. A reader with room for more splits waits until it was
-assigned all there are now: the next one may begin in the past. For an unordered source only splits
-that have ended count.
+A split's watermark is the greatest event time read from it, minus how far records may be out of
+order. The reader's watermark is the lowest of its splits', once each has one, and never goes back.
+A split that ends no longer counts. A reader without a limit on its splits waits until it has been
+assigned all that exist now: the next one may begin in the past. For an unordered source, only
+splits that have ended count.
 
 With ``idle_after_us``, a split without rows for that long, in processing time, does not hold back
 event time. If no split does, their greatest watermark counts, and the reader itself is idle.
@@ -101,12 +101,12 @@ class SourceReader:
         self._open: deque[_OpenSplit] = deque()
         """The open splits, the next one to read first."""
         self._waiting: deque[_OpenSplit] = deque()
-        """Splits not begun: nothing of them is read while there is no room."""
+        """Splits not begun; they are not read while there is no room."""
         self._no_more = False
         self._has_all = source.splits_per_reader is not None
-        """It was assigned all the splits there are now."""
+        """It has been assigned all the splits that exist now, or has a limit on its splits."""
         self._empty_reads = 0
-        """How many reads in a row gave nothing."""
+        """How many reads in a row returned no rows."""
         self._watermark: int | None = None
         self._watermark_of_ended: int | None = None
         """The greatest watermark of the splits that have ended."""

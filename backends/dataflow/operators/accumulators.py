@@ -1,12 +1,13 @@
-"""Mergeable aggregates: what is kept of each, how a batch becomes it, how two become one.
+"""Mergeable aggregates, and the accumulators that are kept in state for them.
 
-An aggregate keeps *accumulators*, columns of state with one row per group: a mean keeps a sum and a
-count, the others keep themselves. A batch is first aggregated on its own, so the state sees each
-group once. Then two sets of accumulators are merged, row by row.
+An aggregate is stored as *accumulators*: columns of state with one row per group. A mean has a sum
+and a count, every other aggregate has one column. Each batch is first aggregated on its own, so the
+state sees each group once per batch. Then its accumulators are merged into those of the state, row
+by row.
 
-Nulls are skipped: of a group without any value the count is 0 and all else null. Sums of integers
-are int64 and wrap around as Arrow's do; of floats double; of decimals decimal(38). A mean is
-double.
+Nulls are skipped. For a group without values the count is 0 and everything else is null. Sums of
+integers are int64 and wrap around like Arrow's. Sums of floats are double, of decimals decimal(38).
+A mean is double.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ ROWS: Final = "*"
 """Stands for a column in an aggregate that counts rows."""
 
 EMIT_ROWS: Final = 65_536
-"""How many rows a batch made of state has."""
+"""Most rows in a batch that is made from state."""
 
 
 def _add(old: pa.Array, new: pa.Array) -> pa.Array:
     if pa.types.is_decimal(old.type):
-        # A sum of two decimals(38) would need 39 digits, which Arrow refuses before it has looked
-        # at them.
+        # The sum of two decimals(38) may need 39 digits, so Arrow refuses to add the types,
+        # whatever the values. Add them in a wider type.
         wide = pa.decimal256(39, old.type.scale)
         added = pc.add(old.cast(wide), new.cast(wide)).cast(old.type)
     else:
@@ -86,7 +87,10 @@ class Aggregation:
         return list(dict.fromkeys(item.column for item in self._accumulators if item.column != ROWS))
 
     def accumulators(self, schema: pa.Schema) -> pa.Schema:
-        """The columns kept per group. ``InvalidInput`` for a missing column, or of another type."""
+        """Return the columns kept per group.
+
+        Raises ``InvalidInput`` for a column that is missing or cannot be aggregated.
+        """
         check_columns(schema, self.columns, "an aggregate")
         fields = []
         for item in self._accumulators:
@@ -126,10 +130,10 @@ class Aggregation:
         return found, pa.RecordBatch.from_arrays(columns, schema=accumulators)
 
     def regroup(self, keys: Sequence[pa.Array], accumulated: pa.RecordBatch) -> tuple[list[pa.Array], pa.RecordBatch]:
-        """Merge the accumulators of equal keys, which are as :meth:`group` gives them."""
+        """Merge rows with equal keys. Takes and returns them in the form of :meth:`group`."""
         schema = accumulated.schema
         columns = [
-            # As for _add: what does not fit 38 digits is refused, and does not wrap around.
+            # A wider type, as in _add: a sum of more than 38 digits fails and does not wrap around.
             column.cast(pa.decimal256(57, column.type.scale)) if pa.types.is_decimal(column.type) else column
             for column in accumulated.columns
         ]
@@ -157,11 +161,12 @@ class Aggregation:
 def _grouped(
     keys: Sequence[pa.Array], values: Sequence[tuple[pa.Array, str] | None], rows: int
 ) -> tuple[list[pa.Array], list[pa.Array]]:
-    """The keys of groups, each once, in the order of their first rows, and an aggregate of each
-    column; None counts rows.
+    """Return each distinct key once, in the order of first rows, and the aggregate of each value.
+
+    A value of None counts rows.
     """
     named = {f"k{number}": key for number, key in enumerate(keys)}
-    # Arrow groups by no struct; the number of a row's key is as good.
+    # Arrow cannot group by nested types, so group by a number that stands for the row's key.
     by_code = any(pa.types.is_nested(key.type) for key in keys)
     if by_code:
         named = {"k0": pa.array(row_key_codes(keys)), "row": pa.array(np.arange(rows))}
@@ -199,11 +204,11 @@ def _pairs(aggregates: object) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _mean(total: pa.Array, count: pa.Array) -> pa.Array:
-    # Null where there is no value: the sum is.
+    # Null where there is no value, because the sum is null.
     return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64(), safe=False))
 
 
 def in_batches(table: pa.Table, rows: int = EMIT_ROWS) -> Iterator[pa.RecordBatch]:
-    """The rows of a table in batches of bounded size; none for none."""
+    """Yield a table's rows in batches of at most ``rows``; no batch for an empty table."""
     for first in range(0, table.num_rows, rows):
         yield from table.slice(first, rows).combine_chunks().to_batches()

@@ -90,7 +90,7 @@ class Aggregate(Operator):
         self._gathered_rows = self._gathered_bytes = 0
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
-        """Merge a batch into the totals; several together if totals are emitted at the end."""
+        """Merge a batch into the totals; with ``emit="end"``, gather several and merge them."""
         if not batch.num_rows:
             return None
         if self._updates:
@@ -107,7 +107,7 @@ class Aggregate(Operator):
         return self._combined
 
     def combine(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
-        """Return the accumulators of a batch with few keys."""
+        """Return the accumulators of a batch; None if it has few rows, or too many keys."""
         if batch.num_rows < _COMBINED_ROWS_MIN:
             return None
         some = batch.slice(0, _SAMPLED_ROWS)

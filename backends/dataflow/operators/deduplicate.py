@@ -1,4 +1,4 @@
-"""Pass the first row of every key, for ever or for a limited time."""
+"""Pass the first row of every key, forever or for a limited time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .row_steps import check_columns
 
 
 class Deduplicate(DropsLate):
-    """Passes the first row of each key and drops the others: for ever, or for a limited time.
+    """Passes the first row of each key and drops the others: forever, or for a limited time.
 
     Example::
 
@@ -31,7 +31,7 @@ class Deduplicate(DropsLate):
 
     - ``keys``: the columns that its input is keyed by, in that order.
     - ``within``: for how long (µs, or a timedelta) a row that passed blocks others of its key.
-      None: for ever, and the state never shrinks.
+      None: forever, and the state never shrinks.
     - ``time``: the column with the event time (timestamp[us] or int64 µs). A row passes if its time
       is at least ``within`` after that of the last row of its key that passed. This depends only on
       the rows of a key and their order. Rows older than the watermark are late: whether an earlier
@@ -80,19 +80,19 @@ class Deduplicate(DropsLate):
             self.check_time(schema, self._time)
 
     def open(self, context: OperatorContext) -> None:
-        """Start, and continue the counts of rows dropped because of their time."""
+        """Start. With ``time``, restore the counts of dropped rows."""
         if self._time is None:
             self.context = context
         else:
             super().open(context)
 
     def snapshot(self) -> None:
-        """Put the counts into the state."""
+        """With ``time``, put the counts of dropped rows into the state."""
         if self._time is not None:
             super().snapshot()
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
-        """Drop rows of keys that were seen before, in this batch too."""
+        """Drop rows whose key was seen before, in an earlier batch or in this one."""
         if self._time is not None:
             return self._spread_out(batch, self._time)
         if not batch.num_rows:
@@ -117,7 +117,7 @@ class Deduplicate(DropsLate):
         batch, times = self.in_time(batch, times, times >= self.context.watermark)
         seen = self.context.value_state("seen")
         if batch.num_rows:
-            # A row too near one of an earlier batch is dropped whatever passes in this one.
+            # A row too close to one that passed in an earlier batch is dropped in any case.
             _, found = seen.get(batch.select(self._keys), at=pa.array(times))
             batch, times = batch.filter(pa.array(~found)), times[~found]
         if not batch.num_rows:
@@ -150,8 +150,9 @@ def _spaced(keys: pa.RecordBatch, times: npt.NDArray[np.int64], within_us: int) 
     by_key = np.argsort(codes, kind="stable")
     codes, times = codes[by_key], times[by_key]
     count = len(times)
-    # A row that passes is the latest of its key so far. So the next one is where the latest time so
-    # far reaches its own plus the distance: one search, in keys and times made into one number.
+    # A row that passes is the latest of its key so far. So the next one to pass is the first at
+    # which the running maximum of the times reaches its own time plus ``within_us``. Key and time
+    # are combined into one number, so a single search finds it for all rows.
     known, ranks = np.unique(times, return_inverse=True)
     bases = codes.astype(np.int64) * (len(known) + 1)
     latest = np.maximum.accumulate(bases + ranks)
@@ -163,7 +164,7 @@ def _spaced(keys: pa.RecordBatch, times: npt.NDArray[np.int64], within_us: int) 
     following = np.append(following, count)
     passes = np.zeros(count + 1, np.bool_)
     passes[np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))] = True
-    # Each round doubles how far it looks.
+    # Each round doubles how many steps ``following`` takes.
     reached = 0
     while (now := int(passes.sum())) > reached:
         reached = now

@@ -1,9 +1,9 @@
-"""Rows for open windows that are not in state yet.
+"""Accumulators of open windows that are not in the state yet.
 
-Theory of operation. A window is needed when it ends, and in a snapshot. Until then the accumulators
-of its batches are only collected, by where the window begins. They are merged when they have become
+Theory of operation. The rows of a window are needed only when it ends, and in a snapshot. Until
+then the accumulators of its batches are collected by window start. They are merged when they have
 twice as many rows as the last merge left. So they take no more than a few times the memory of the
-merged rows, and a row is merged a few times, however many come.
+merged rows, and a row is merged only a few times, however many arrive.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Window:
         self.pieces: list[pa.RecordBatch] = []
         self.rows = 0
         self.merged = 0
-        """The number of rows that the last merge left."""
+        """Number of rows that the last merge left."""
 
 
 class GatheredWindows:
-    """Rows of key columns and accumulators, by where their windows begin."""
+    """Rows of key columns and accumulators, by window start."""
 
     def __init__(self, aggregation: Aggregation, key_count: int) -> None:
         self._aggregation = aggregation
@@ -38,7 +38,7 @@ class GatheredWindows:
         self._windows: dict[int, _Window] = {}
 
     def add(self, start: int, rows: pa.RecordBatch) -> bool:
-        """Take rows of a window; return whether none of it were held."""
+        """Take rows of a window; return whether the window is new."""
         window = self._windows.get(start)
         is_new = window is None
         if window is None:
@@ -51,14 +51,14 @@ class GatheredWindows:
         return is_new
 
     def take(self, last: int | None = None) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-        """Yield and forget windows, by where they begin: all, or those up to ``last``."""
+        """Yield windows ordered by start, and forget them: all, or starts up to ``last``."""
         for start in sorted(self._windows):
             if last is not None and start > last:
                 return
             yield start, self._windows.pop(start).pieces
 
     def merged(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the rows of one window, each key once."""
+        """Merge the rows of one window, so that each key occurs once."""
         if len(pieces) == 1:
             return pieces[0]
         rows = pa.concat_batches(pieces)

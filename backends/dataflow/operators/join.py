@@ -1,10 +1,10 @@
-"""Joining a stream with a small table that every subtask has.
+"""Join a stream with a small table that is broadcast to every subtask.
 
-The table arrives on input 1, by broadcast. Every subtask keeps it in broadcast state, with an index
-over its keys beside it. Where the operator waits, stream rows that come before the table has ended
-are kept in an even-split list. Broadcast state also says that the table has ended: ``end_input`` is
-called once in a history, so a restored subtask must know. All subtasks agree, for they take their
-snapshots at the same place of the broadcast channels.
+The table arrives on input 1, by broadcast. Every subtask keeps it in broadcast state and builds an
+index over its keys. With ``wait``, stream rows that arrive before the table has ended are kept in
+an even-split list. Broadcast state also records that the table has ended: ``end_input`` is not
+called again after a restore, so a restored subtask must know. All subtasks agree about it, because
+they take their snapshots at the same position of the broadcast channels.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class BroadcastJoin(Operator):
         self._ended = self._wait and len(context.entries("table_ended")) > 0
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        """Put rows of the table into the index, but those with a null key, which nothing finds."""
+        """Put rows of the table into the index, except those with a null key: nothing matches."""
         keys = batch.select(list(self._on.values()))
         if any(column.null_count for column in keys.columns):
             known = reduce(pc.and_, (column.is_valid() for column in keys.columns))
@@ -164,7 +164,7 @@ class BroadcastJoin(Operator):
         return self._parts(batch)
 
     def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The joined rows, cut so that the columns that are added stay small."""
+        """Yield the joined rows, in parts small enough that the added columns stay small."""
         added_bytes = self._table_bytes // max(1, len(self._index))
         for part in cut(batch, max(1, BATCH_BYTES // max(1, added_bytes)), BATCH_BYTES):
             yield self._joined(part)
@@ -180,7 +180,7 @@ class BroadcastJoin(Operator):
         return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self._output)
 
     def _joined_with_few(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the same for few keys, where Arrow's index per batch is faster than ours."""
+        """As :meth:`_joined`, for few keys: there Arrow's index per batch is faster than ours."""
         if self._small is None:
             rows = self._index.rows()
             self._small = {name: one_array(rows[name]) for name in rows.column_names}
@@ -192,7 +192,7 @@ class BroadcastJoin(Operator):
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=self._output)
 
     def end_input(self, input: int) -> Iterator[pa.RecordBatch]:
-        """Join what was held back, when the table has ended."""
+        """Join the stream rows that were held back, once the table has ended."""
         if input != 1 or not self._wait:
             return
         self._ended = True
@@ -204,7 +204,7 @@ class BroadcastJoin(Operator):
             yield from self._parts(batch)
 
     def snapshot(self) -> None:
-        """Remove rows of the table that later ones have replaced."""
+        """Remove rows of the table that never match: those replaced later or with a null key."""
         entries = self.context.entries("table")
         if len(entries) > len(self._index):
             entries.replace(self._index.rows())

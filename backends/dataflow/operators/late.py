@@ -37,7 +37,7 @@ class DropsLate(Operator):
         return kind
 
     def open(self, context: OperatorContext) -> None:
-        """Restore the counts: after a change of parallelism, of several subtasks or of none."""
+        """Restore the counts. After rescaling, they may be those of several subtasks, or none."""
         super().open(context)
         counted = context.entries("dropped").rows()
         self.late_records = pc.sum(counted["late_records"]).as_py() or 0
@@ -55,7 +55,7 @@ class DropsLate(Operator):
     def in_time(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """Return the rows of the mask, and their times. Counts the others as late."""
+        """Return the rows where the mask is true, and their times. Counts the others as late."""
         if mask.all():
             return batch, times
         self.late_records += int(len(mask) - mask.sum())

@@ -84,7 +84,7 @@ class Filter(Operator):
         self._predicate = predicate
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Return the input's. Raises ``InvalidInput`` if the predicate does not fit its columns."""
+        """Return the input's columns; ``InvalidInput`` if the predicate does not fit them."""
         try:
             self._kept(empty_batch(inputs[0]))
         except Exception as error:
@@ -126,7 +126,7 @@ class Select(Operator):
         return brief(self, *self._columns)
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Return the columns selected."""
+        """Return the selected columns."""
         check_columns(inputs[0], self._columns.values(), "a selection")
         return pa.schema([inputs[0].field(old).with_name(new) for new, old in self._columns.items()])
 

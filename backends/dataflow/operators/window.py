@@ -22,7 +22,7 @@ from .row_steps import check_columns
 
 _START, _END = "window_start", "window_end"
 _GATHERED_MAX: Final = 256
-"""A batch for more windows is not gathered: each of them costs a few microseconds."""
+"""A batch for more windows goes straight to the state: gathering costs a few µs per window."""
 
 
 class TumblingWindow(DropsLate):
@@ -100,12 +100,12 @@ class TumblingWindow(DropsLate):
         self._output = pa.schema([*keys, *window, *self._aggregation.results(self._accumulators)])
 
     def open(self, context: OperatorContext) -> None:
-        """Start; what was gathered is in the state, and the counts of dropped rows continue."""
+        """Start with nothing gathered (a snapshot puts it into the state); restore the counts."""
         super().open(context)
         self._gathered = GatheredWindows(self._aggregation, len(self._keys))
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
-        """Gather what a batch adds to its windows, without late records."""
+        """Drop late records, aggregate the others, and gather the result by window."""
         batch, starts = self._in_time(batch)
         if not batch.num_rows:
             return
@@ -120,12 +120,12 @@ class TumblingWindow(DropsLate):
             self._keep(start, rows)
             return
         for first, end in pairwise(bounds):
-            # Rows of their own, so that a window that stays open holds no others.
+            # A copy, so that an open window does not keep the rows of other windows in memory.
             part = rows if end - first == len(rows) else rows.take(pa.array(order[first:end]))
             self._gather(int(ordered[first]), part)
 
     def _gather(self, start: int, rows: pa.RecordBatch) -> None:
-        """Hold the rows of a window; one row sets the timer for its end."""
+        """Hold the rows of a window. If it is new, one row's key sets the timer for its end."""
         if self._gathered.add(start, rows):
             self._set_timers(pa.array([start]), rows.slice(0, 1).columns[: len(self._keys)])
 
@@ -134,7 +134,7 @@ class TumblingWindow(DropsLate):
         self.context.timers("ends").set(pa.RecordBatch.from_arrays([*keys, ends], [*self._keys, "_timestamp"]))
 
     def _keep(self, start: pa.Array, rows: pa.RecordBatch) -> None:
-        """Merge rows of windows into the state. An entry has a timer from its first record on."""
+        """Merge rows into the state ``windows``. A new entry sets the timer for its end."""
         keys, new = rows.columns[: len(self._keys)], rows.select(self._accumulators.names)
         is_new = np.zeros(0, np.bool_)
 
@@ -150,7 +150,7 @@ class TumblingWindow(DropsLate):
             self._set_timers(fresh.column("_map_key"), fresh.columns[:-1])
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """Return the records in time, and where their windows begin. Counts the others."""
+        """Return the records that are in time, and where their windows begin. Count the others."""
         batch, times = self.timed(batch, self._time)
         starts = times - times % self._size_us
         return self.in_time(batch, starts, starts + (self._size_us + self._lateness_us) > self.context.watermark)

@@ -68,7 +68,7 @@ class Alignment:
         return current.barrier.number if current and barrier.number > current.barrier.number else None
 
     def receive(self, channel: Channel, barrier: Barrier) -> list[TaskCommand]:
-        """Take a barrier that was consumed."""
+        """Take a barrier that was consumed from a channel."""
         if not self.counts(barrier):
             return []
         current = self._begin(barrier)
@@ -79,10 +79,10 @@ class Alignment:
         return self._stop_logs(current, channel)
 
     def receive_all(self, channels: Sequence[Channel], barrier: Barrier, lacking: Channel) -> bool:
-        """As :meth:`receive` of each channel's barrier, if nothing follows from it.
+        """As :meth:`receive` for each channel's barrier, if no command follows from it.
 
-        That is so if it is aligned, in flight, and another channel is ``lacking``. False otherwise;
-        then nothing has changed.
+        That is the case if the barrier is aligned, its checkpoint is in flight, and the channel
+        ``lacking`` has not brought it yet. Otherwise returns False, and nothing has changed.
         """
         current = self.current
         if current is None or current.barrier != barrier or current.barrier.unaligned or current.taken:
@@ -141,7 +141,7 @@ class Alignment:
         return self.current is not None and not self.current.taken and not self.current.lacking
 
     def take(self, data_ended: Collection[Channel]) -> list[TaskCommand]:
-        """Note that the snapshot is taken, which frees all channels; return what to log with it."""
+        """Note that the snapshot is taken: unblock all channels, return what to log with it."""
         current = self.current
         assert current is not None
         current.taken = True

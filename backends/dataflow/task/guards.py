@@ -1,4 +1,4 @@
-"""What may happen to a task now: the table of its states, and what depends on channels and numbers.
+"""Checks of whether an event is legal for a task now: by its state, channels and barrier numbers.
 
 A task checks before anything changes, so a refused event leaves it as it was. The fault is always
 in the executor, the coordinator, or an operator that emits into a loop that has ended.
@@ -19,7 +19,7 @@ _DATA = (ev.Records, ev.Watermark, ev.Idle, ev.EndOfData)
 
 
 class EventGuard:
-    """Refuses events that cannot happen to a task. Changes nothing."""
+    """Refuses events that are illegal for a task now. Changes nothing."""
 
     def __init__(self, machine: TaskStateMachine, inputs: Inputs, alignment: Alignment, loop: LoopBuffer) -> None:
         self._machine = machine
@@ -30,8 +30,8 @@ class EventGuard:
     def check(self, event: ev.TaskEvent, *, stop: int | None, end_of_time_told: bool) -> EventKind:
         """Return the kind of an event. Raises ``InvalidInput`` if it is illegal now.
 
-        ``stop``: the savepoint whose outcome the task awaits. ``end_of_time_told``: a loop head was
-        told to send the end of time round.
+        ``stop``: the savepoint whose outcome the task awaits. ``end_of_time_told``: the task may
+        send the end of time around its loop.
         """
         machine = self._machine
         channel = event.channel if isinstance(event, _ON_CHANNELS) else None

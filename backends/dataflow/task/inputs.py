@@ -100,8 +100,8 @@ class Inputs:
         self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
         """Those of ``edges``, in order, so without feedback."""
         self._edges = {edge.id: edge for edge in edges}
-        # Not an object per channel: there may be very many, and Python's garbage collector would
-        # visit each now and then.
+        # Not one object per channel: there may be very many, and Python's garbage collector would
+        # visit each of them.
         self._watermarks = dict.fromkeys((channel for edge in edges for channel in edge.channels), MIN_WATERMARK)
         self._drained: dict[Channel, bool] = {}
         """Channels whose data has ended, drained or not."""
@@ -188,7 +188,7 @@ class Inputs:
             del self._idle[channel.edge]
 
     def release_time(self) -> None:
-        """Note that all records of the epoch have come: what ended in it no longer holds time."""
+        """Note that all records of the epoch have come: let time advance past what ended in it."""
         for channel, idle in self._unreleased_idle.items():
             self._set_idle(channel, idle=idle)
         self._unreleased_idle.clear()
@@ -252,7 +252,7 @@ class Inputs:
             self._unreleased_ends.setdefault(channels[0].edge, []).extend(channels)
 
     def end_partitions(self, channels: Sequence[Channel]) -> None:
-        """As :meth:`end_partition`, of channels of one edge that is no feedback."""
+        """As :meth:`end_partition`, for channels of one edge that is not a feedback edge."""
         self._gone.update(channels)
         self._present -= len(channels)
 

@@ -1,8 +1,8 @@
 """The loop buffer of a head: what is fed back between a checkpoint's barrier and its return.
 
-A feedback channel does not count for alignment, watermarks or ends. Records going round when a head
-takes its snapshot would be in no state. So the head logs each feedback channel from its own
-snapshot until *that channel's* barrier, and processes the records as usual. Four rules:
+A feedback channel does not count for alignment, watermarks or ends. Records inside the loop when a
+head takes its snapshot would be missing from all states. So the head logs each feedback channel
+from its own snapshot until *that channel's* barrier, and processes the records as usual. Rules:
 
 1. A channel may bring the barrier *before* the head's snapshot, if another head of the loop was
    faster. It is blocked until then. That cannot last: the snapshot waits for no feedback channel.
@@ -44,7 +44,7 @@ class LoopBuffer:
 
     @property
     def blocked(self) -> Collection[Channel]:
-        """Channels of which nothing may be delivered before the head's own snapshot."""
+        """Channels from which nothing may be delivered before the head's own snapshot."""
         return self._early
 
     @property

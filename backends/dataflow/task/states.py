@@ -57,7 +57,7 @@ MEANING: Final[Mapping[TaskState, str]] = {
     TaskState.ENDED: "it has left.",
     TaskState.CANCELED: "the run was given up.",
 }
-"""In words, as the page has them."""
+"""What each state means, as ``docs/task-life.md`` says it."""
 
 
 class EventKind(Enum):
@@ -127,7 +127,7 @@ _MOVES: Final[Mapping[TaskState, Mapping[EventKind, tuple[TaskState, ...]]]] = {
     _S.WAITING: dict.fromkeys((_K.PARTITION_ENDED, *_OUTCOMES, _K.PROCESSED), (_S.ENDED,)),
     _S.STOPPING: dict.fromkeys((_K.PARTITION_ENDED, _K.PROCESSED), (_S.ENDED,)),
 }
-"""What may lead to other states. Besides, a task can be canceled until it has ended."""
+"""What may lead to other states. In addition, a task can be canceled until it has ended."""
 
 
 def _table() -> dict[TaskState, dict[EventKind, frozenset[TaskState]]]:
@@ -199,7 +199,7 @@ class TaskStateMachine:
             self.refuse(event, f"{kind.value} cannot happen to a task that is {self.state.value}")
 
     def admit(self, kind: EventKind, event: object) -> None:
-        """It happens: until the next event, :meth:`move` may go where this one leads."""
+        """Record a legal event: until the next one, :meth:`move` may go to the states it allows."""
         self._may = LEGAL[self.state][kind]
         if isinstance(event, ev.Received) and isinstance(event.element, ev.Records):
             event = event.channel  # The history keeps no batch alive.
@@ -211,7 +211,7 @@ class TaskStateMachine:
         self.state = to
 
     def refuse(self, event: object, why: str) -> NoReturn:
-        """Raise ``InvalidInput`` for an event that cannot be, with the history."""
+        """Raise ``InvalidInput`` for an illegal event, with the history of the task."""
         raise InvalidInput(
             f"task {self.task} was told {describe(event)}: {why}. This is a mistake of the executor or the coordinator."
             f" What happened to the task before: {self.history}",
@@ -222,12 +222,12 @@ class TaskStateMachine:
 
     @property
     def history(self) -> str:
-        """The last events, oldest first, each behind the state in which it came."""
+        """The last events, oldest first, each preceded by the state in which it came."""
         return "; ".join(f"{state.value}: {describe(event)}" for state, event in self._history) or "nothing"
 
 
 def describe(event: object) -> str:
-    """Return an event in short; a channel alone stands for records on it."""
+    """Return a short description of an event; a channel alone means records on it."""
     if isinstance(event, ev.Received):
         if isinstance(event.element, ev.Records):
             return describe(event.channel)
@@ -269,7 +269,7 @@ def diagram() -> str:
 
 
 def table() -> str:
-    """What may happen (rows) in which state (columns), and where it leads (``·``: nowhere)."""
+    """Return a table of events (rows) by state (columns), and where each leads (``·``: nowhere)."""
     columns = [state for state in TaskState if state is not TaskState.CANCELED]
     lines = [
         "| | " + " | ".join(state.value for state in columns) + " |",

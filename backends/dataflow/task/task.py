@@ -1,30 +1,30 @@
 """The core of a task: events go in, commands come out.
 
-
 1. *States.* The table of ``states.py`` says what may happen in which state. It is checked first, so
    an illegal event leaves the task as it was.
-2. *What is due.* :meth:`Task._due` alone handles watermarks and ends. Whatever came, it looks at
-   all inputs and gives what is due now. While the task runs: ends of inputs, then the watermark, so
-   that what an end releases is never late. At its end: the end of time, the ends of inputs,
+2. *What is due.* :meth:`Task._due` alone handles watermarks and ends. After any event it looks at
+   all inputs and returns what is due now. While the task runs: ends of inputs, then the watermark,
+   so that what an end releases is never late. At its end: the end of time, the ends of inputs,
    ``finish``, and ``EndOfData``, which implies the end of time. The answers of an operator's
    coordinator come before the ends of inputs.
 3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``loop_buffer.py``
    what a loop head logs besides. The task acknowledges when both are whole.
-4. *Heads of loops* hold the end of time back, and their own end, until the coordinator finds the
-   loop quiet. Then the end of time goes round: timers fire, inputs from outside end. Only
-   ``finish`` is left after that; what a loop emits into itself then cannot be processed, and is
-   refused.
+4. *Heads of loops* hold back the end of time, and their own end, until the coordinator finds the
+   loop quiet. Then the end of time goes around the loop: timers fire, and inputs from outside end.
+   After that only ``finish`` is left. Records that the loop emits into itself then could not be
+   processed, so they are refused.
 5. *Leaving.* A task whose logic has ended leaves when (a) a checkpoint that it took part in since
-   then is complete (after the savepoint of a stop: that very one); (b) every consumer has processed
-   all of its data; (c) its producers have left. By (c) no checkpoint is in flight then: the end of
-   the last channel completed it.
-6. *A stop without drain* stops the task at its snapshot. Complete, and all inputs ended: it tells
-   its consumers and leaves. Aborted: what came in the meantime becomes due, and it goes on.
+   then is complete (after a stop: the stop's own savepoint); (b) every consumer has processed all
+   of its data; (c) its producers have left. By (c) no checkpoint is in flight then: the end of the
+   last channel completed it.
+6. *A stop without drain* stops the task at its snapshot. If the savepoint is complete and all
+   inputs have ended, the task tells its consumers and leaves. If the savepoint is aborted, what
+   came in the meantime becomes due, and the task goes on.
 
-The executor delivers nothing of a blocked channel, and control events before elements of channels.
-It delivers :class:`~stateformat.backends.dataflow.events.DataProcessed` once for every output
-channel: when the receiver confirms it or has ended, whichever is first, also before the logic of
-this task has ended.
+The executor delivers nothing from a blocked channel, and control events before channel elements. It
+delivers :class:`~stateformat.backends.dataflow.events.DataProcessed` once for every output channel:
+when the receiver confirms it or has ended, whichever is first. This may be before the logic of this
+task has ended.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _STOPS = (BarrierKind.STOP_DRAIN, BarrierKind.STOP_NO_DRAIN)
 
 
 class Task:
-    """One task of a run: :meth:`start` once, then :meth:`handle` for every event.
+    """One task of a run: call :meth:`start` once, then :meth:`handle` for every event.
 
-    - ``inputs``: every edge into it. Without any it is a source; with feedback, the head of a loop.
+    - ``inputs``: its incoming edges. Without any it is a source; with feedback, a loop head.
     - ``outputs``: the channels to receivers that run, feedback channels too.
     - ``replayed``: in-flight records were processed before :meth:`start`.
     - ``asks``: its operator has a coordinator. Such an operator is the first of its chain.
@@ -116,7 +116,7 @@ class Task:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it holds no time up."""
+        """Whether it does not hold back event time."""
         return self._idle
 
     @property
@@ -136,12 +136,12 @@ class Task:
 
     @property
     def blocked(self) -> frozenset[Channel]:
-        """Channels of which nothing may be delivered now."""
+        """Channels from which nothing may be delivered now."""
         return frozenset((*self._alignment.blocked, *self._loop.blocked))
 
     def is_blocked(self, channel: Channel) -> bool:
-        """Return whether nothing of this channel may be delivered now."""
-        # Nothing is blocked most of the time, and then no channel need be hashed.
+        """Return whether nothing may be delivered from this channel now."""
+        # Most of the time nothing is blocked, and then no channel needs to be hashed.
         aligned, looped = self._alignment.blocked, self._loop.blocked
         return bool((aligned and channel in aligned) or (looped and channel in looped))
 
@@ -160,14 +160,14 @@ class Task:
 
     @property
     def releases(self) -> int:
-        """How often blocked channels were freed: while it stays the same, what was blocked is."""
+        """How often channels were unblocked. While it is unchanged, blocked channels stay so."""
         return self._alignment.releases + self._loop.releases
 
     def progress(self) -> tuple[dict[str, int], dict[str, bool]]:
         """Per edge: the watermark, and whether ``end_input`` was called.
 
-        While a loop head holds the end of time back, it has not come. An input that was idle is as
-        far as the task: what was late must be late again.
+        A loop head that holds back the end of time reports its own watermark. No edge is reported
+        behind the task, not even an idle one: what was late must be late again.
         """
         edges = self._inputs.edges
         holds_back = self._inputs.watermark == MAX_WATERMARK and not self._allowed[LoopStep.MAX_WATERMARK]
@@ -184,13 +184,13 @@ class Task:
         self._sent = True
 
     def start(self) -> list[TaskCommand]:
-        """Begin, once its operators are open: emit the watermark, and end what had ended."""
+        """Begin, once its operators are open: emit the watermark, end inputs without senders."""
         self._machine.check(EventKind.START, "start")
         self._machine.admit(EventKind.START, "start")
         self._machine.move(TaskState.RUNNING)
         commands: list[TaskCommand] = []
         if self.is_loop_head:
-            # The end of time stands in the checkpoint only if it had been sent round.
+            # The checkpoint has the end of time only if it had been sent around the loop.
             restored = self.restored_watermark
             self._allowed[LoopStep.MAX_WATERMARK] = restored == MAX_WATERMARK
             commands = self._advance(restored)
@@ -269,7 +269,7 @@ class Task:
                 self._inputs.end_partition(channel)
                 self._loop.end(channel)
             case ev.Watermark() | ev.Idle():
-                pass  # Time does not go round.
+                pass  # Time does not go around a loop.
         return self._acknowledge()
 
     # Watermarks and ends --------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Task:
         return [ev.AdvanceWatermark(timestamp), ev.Emit(ev.Watermark(timestamp))]
 
     def _due(self) -> list[TaskCommand]:
-        """What watermarks and ends have made due. Only for a task with inputs that is running."""
+        """Return what watermarks and ends have made due: nothing for a source or after the end."""
         if self.is_source or self.state not in (TaskState.RUNNING, TaskState.DRAINING):
             return []
         time_may_end, may_end = self._allowed[LoopStep.MAX_WATERMARK], self._allowed[LoopStep.END]
@@ -292,8 +292,8 @@ class Task:
             return self._end_of_time() + (self._ask() if self._asks else self._end())
         commands: list[TaskCommand] = []
         if not all_drained:
-            # The end of an input comes before the time that this input held up: what it releases is
-            # not late.
+            # End an input before advancing to the time that it held back, so that what it releases
+            # is not late.
             commands += self._end_inputs(self._inputs.drained_inputs) + self._advance_inputs()
         elif time_may_end:
             commands += self._advance_inputs() + self._end_inputs(self._inputs.drained_inputs)
@@ -322,9 +322,9 @@ class Task:
         return self._end_inputs([*self._inputs.drained_inputs, *feedback]) + self._end_logic()
 
     def _advance_inputs(self) -> list[TaskCommand]:
-        """Advance to the watermark of the inputs, and tell if none of them holds it back any more.
+        """Advance to the watermark of the inputs; tell the consumers if idleness changes.
 
-        A loop head holds the end of time back.
+        A loop head holds back the end of time.
         """
         timestamp, idle = self._inputs.watermark, self._inputs.idle
         if timestamp == MAX_WATERMARK and not self._allowed[LoopStep.MAX_WATERMARK]:
@@ -359,19 +359,19 @@ class Task:
 
     def _end_source(self) -> list[TaskCommand]:
         if self.state is TaskState.WAITING:
-            return []  # Asked to end when it had ended.
+            return []  # It was asked to end after it had ended.
         return self._end_of_time() + self._end_logic()
 
     def _end_logic(self) -> list[TaskCommand]:
         self._machine.move(TaskState.WAITING)
         self._loop.close()
         ending: list[TaskCommand] = [ev.Finish(), ev.Emit(ev.EndOfData(drain=True)), ev.ReportLogicEnded()]
-        return ending + self._acknowledge()  # Nothing more will come round that a log could wait for.
+        return ending + self._acknowledge()  # Nothing more comes around the loop for a log to wait for.
 
     # Snapshots ------------------------------------------------------------------------------------
 
     def _subsume(self, barrier: ev.Barrier) -> list[TaskCommand]:
-        """End an older checkpoint in flight because of this barrier."""
+        """Abort an older checkpoint in flight that this barrier subsumes."""
         older = self._alignment.subsumes(barrier)
         if older is None:
             return []
@@ -403,7 +403,7 @@ class Task:
                 inputs_ended=finishing or self._nothing_from_outside,
                 max_watermark_sent=finishing or self._watermark == MAX_WATERMARK,
             )
-        # A checkpoint behind a stop shows that the stop has failed.
+        # A checkpoint after a stop shows that the stop has failed.
         self._stop, self._stop_is_complete = (barrier.number if barrier.purpose in _STOPS else None), False
         if stops:
             self._resumes_in = self.state

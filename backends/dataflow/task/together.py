@@ -48,7 +48,7 @@ class Together:
         self._unprocessed = unprocessed
 
     def blocks_any(self, channels: Sequence[Channel]) -> bool:
-        """Return whether some of these channels may be blocked. False: none is."""
+        """Return whether any of these channels may be blocked; False is certain."""
         aligned = self._alignment.blocked
         return bool(self._loop.blocked or (aligned and not aligned.isdisjoint(channels)))
 
@@ -58,8 +58,8 @@ class Together:
         return self._task.handle(ev.DataProcessed(channels[0]))
 
     def receive(self, channels: Sequence[Channel], elements: Sequence[ev.Element]) -> list[TaskCommand]:
-        """As ``handle`` for what these channels of one edge bring, in turn: all watermarks, or all
-        the same barrier, end of data or end of partition.
+        """As ``handle`` for one element from each of these channels of one edge, in turn: all
+        watermarks, or all the same barrier, end of data or end of partition.
 
         For watermarks only the last outcome is emitted.
         """
@@ -81,7 +81,7 @@ class Together:
         return commands
 
     def _may_come(self, channels: Sequence[Channel], element: ev.Element) -> bool:
-        """Return whether such an element may come on each channel now; the guard says why not."""
+        """Return whether the element is legal on each channel now. If not, the guard says why."""
         inputs = self._inputs
         if not inputs.has_all(channels) or inputs.is_feedback(channels[0]) or self.blocks_any(channels):
             return False

@@ -1,8 +1,8 @@
-"""Records of Avro by their schema, as Flink's Avro serializer writes them.
+"""Avro records, read by their schema, as Flink's Avro serializer writes them.
 
-It is not Avro's binary encoding: Flink 1.x and 2.x write numbers, indexes of unions and enums, and
-lengths at their full width, big-endian. Only counts of arrays and maps are numbers of 7 bits a
-byte, and a 0 ends them.
+This is not Avro's binary encoding: Flink 1.x and 2.x write numbers, indexes of unions and enums,
+and lengths at their full width, big-endian. Only counts of arrays and maps have 7 bits per byte,
+and a 0 ends the array or map.
 
 ============================  ==================================================================
 Avro                          Arrow
@@ -13,13 +13,13 @@ fixed, enum                   binary, utf8
 record                        struct
 array, map                    list, map<utf8, …>
 union of null and one         that one, nullable
-other unions                  struct with a field for each branch, named by its type; of a value
-                              one is not null; null where the union's value is
+other unions                  struct with a field for each branch, named by its type; exactly
+                              one is not null; the struct is null if the union's value is null
 decimal, date                 decimal128, date32
 timestamp-millis, -micros     timestamp_us_utc, with ``local-`` timestamp_us
 ============================  ==================================================================
 
-Schemas that hold themselves have no Arrow type: their values stay opaque.
+Recursive schemas have no Arrow type: their values stay opaque.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _Union(Serializer):
 
 
 class _Schemas:
-    """Makes serializers from a schema; named types are known from where they are defined."""
+    """Makes serializers from a schema; a named type is known once it has been defined."""
 
     def __init__(self) -> None:
         self.named: dict[str, Serializer | None] = {}

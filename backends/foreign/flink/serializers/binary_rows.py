@@ -56,7 +56,7 @@ class Places:
 
 
 def read_rows(kind: Logical, places: Places) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
-    """Return rows as a struct, and the kind of each (0 to 3)."""
+    """Return rows as a struct, and the kind of each (0 to 3 unless damaged)."""
     count = len(kind.children)
     header = (count + 8 + 63) // 64 * 8
     places.require(header + 8 * count, "a row")
@@ -112,7 +112,7 @@ def _elements(kind: Logical, places: Places) -> tuple[Positions, pa.Array]:
 
 
 def _values(kind: Logical, places: Places, slots: Positions, present: Present) -> pa.Array:
-    """Return the values whose fixed parts are at ``slots``; offsets count from the beginning."""
+    """Return the values whose fixed parts are at ``slots``; offsets count from their place."""
     if kind.kind == "null":
         return pa.nulls(len(slots), kind.arrow)
     chosen = np.flatnonzero(present)
@@ -124,7 +124,7 @@ def _values(kind: Logical, places: Places, slots: Positions, present: Present) -
 
 
 def _there(kind: Logical, places: Places, slots: Positions) -> pa.Array:
-    """Like ``_values``, none null."""
+    """As :func:`_values`, where no value is null."""
     data = places.lanes.data
     if kind.kind == "number":
         return pa.array(gathered(data, slots, kind.dtype)).cast(kind.arrow)
@@ -229,7 +229,7 @@ def _times(kind: Logical, places: Places, slots: Positions) -> pa.Array:
 
 
 def timestamps(kind: Logical, millis: npt.NDArray[np.int64], nanos: npt.NDArray[np.int64], place: Lanes) -> pa.Array:
-    """Return timestamps from ms and the nanoseconds beyond them."""
+    """Return timestamps from ms and the nanoseconds within the ms."""
     wrong = (nanos < 0) | (nanos > 999_999)
     if wrong.any():
         place.damaged(int(np.flatnonzero(wrong)[0]), f"it has {int(nanos[wrong][0])} nanoseconds beyond its ms")

@@ -1,7 +1,7 @@
 """Serializers of many values: lists, sets, arrays, maps.
 
-Counts of all lanes come first. Elements of a fixed width are at known places; others are skipped in
-lock-step, the n-th of every lane together, to find where each begins, and then all are read
+The counts of all lanes are read first. Elements of a fixed width are at known places. Others are
+skipped in lock-step, the n-th of every lane together, to find where each begins. Then all are read
 together.
 """
 
@@ -24,7 +24,7 @@ from .text import CHARACTER, to_utf8
 
 
 def list_offsets(counts: Positions) -> pa.Array:
-    """Return the offsets of lists of so many elements each."""
+    """Return the offsets of lists that have these counts of elements."""
     ends = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     if ends[-1] >= 1 << 31:
@@ -38,7 +38,7 @@ def list_offsets(counts: Positions) -> pa.Array:
 def element_lanes(lanes: Lanes, counts: Positions, skip: Callable[[Lanes], None], width: int | None) -> Lanes:
     """Return a lane for each of ``counts`` elements, and move ``lanes`` past them.
 
-    ``width`` is the bytes of an element, if all have the same; otherwise ``skip`` moves past one.
+    ``width``: bytes of an element, if all have the same size; otherwise ``skip`` moves past one.
     """
     ends = np.repeat(lanes.end, counts)
     if width is not None:
@@ -96,7 +96,7 @@ class _Many(Serializer):
 
 
 class ListOf(_Many):
-    """A count, then the elements, which may be preceded by whether there is one (``flagged``)."""
+    """A count, then the elements; if ``flagged``, a byte before each says whether it is there."""
 
     def __init__(self, element: Serializer, *, flagged: bool = False) -> None:
         self.element = element
@@ -124,7 +124,7 @@ class ListOf(_Many):
 
 
 class MaskedList(_Many):
-    """A count, a mask of the nulls from the top bit down, then the others (SQL's linked list)."""
+    """A count, a mask of nulls from the top bit down, then the others (SQL's linked list)."""
 
     def __init__(self, element: Serializer) -> None:
         self.element = element
@@ -150,7 +150,7 @@ class MapOf(_Many):
     """A count, then keys and values; a byte before a value says whether it is null.
 
     With ``nullable_keys`` there is such a byte before keys too, and the type is a list of structs,
-    for keys of Arrow's maps are never null. A null among other keys is refused.
+    because keys of Arrow's maps are never null. Without it, a null key is refused.
     """
 
     def __init__(self, key: Serializer, value: Serializer, *, nullable_keys: bool = False) -> None:

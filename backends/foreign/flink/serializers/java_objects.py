@@ -1,5 +1,4 @@
-"""Java object streams as data: classes are names, objects are fields; nothing is loaded or
-instantiated.
+"""Java object streams read as data: classes are names, objects are fields. No class is loaded.
 
 Source of the rules: Java Object Serialization Specification, section 6 (protocol version 2).
 """
@@ -46,8 +45,10 @@ class JavaObject:
 
 
 def read_object(at: Cursor) -> Value:
-    """Read a stream of one object. Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for what
-    a stream may hold and no type description does.
+    """Read a stream of one object.
+
+    Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for parts of the protocol that no type
+    description uses.
     """
     if at.u16() != MAGIC or at.u16() != 5:
         at.position = max(at.position - 4, 0)
@@ -56,7 +57,7 @@ def read_object(at: Cursor) -> Value:
 
 
 class _Stream:
-    """One stream: handles are numbers of what was read before."""
+    """One stream. A handle is the number of something that was read before."""
 
     def __init__(self, at: Cursor) -> None:
         self.at = at
@@ -203,7 +204,7 @@ class _Stream:
 
 
 def items(value: Value, depth: int = 0) -> list[Value] | None:
-    """Return the items of a list of Java's collections; None if it is not one that is known."""
+    """Return the items of a list of Java's collections; None if its class is not known."""
     # A damaged stream may have lists that contain themselves.
     if depth > 4:
         return None

@@ -1,4 +1,4 @@
-"""Many positions in one buffer, which all readers of values advance together."""
+"""Many positions in one buffer. Readers of values advance them all together."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ramp(counts: Positions) -> Positions:
 def gathered(data: Octets, position: Positions, dtype: str) -> npt.NDArray[Any]:
     """Return the values of ``dtype`` (``">i8"`` …) that begin at each position, in native order.
 
-    None may extend beyond the end. One gather of unaligned values: a view of the buffer has one
-    beginning at every byte.
+    None may extend beyond the end. All are gathered at once, from a view of the buffer in which an
+    unaligned value begins at every byte.
     """
     kind = np.dtype(dtype)
     if kind.itemsize == 1:
@@ -69,7 +69,7 @@ class Lanes:
         return self.end - self.position
 
     def take(self, chosen: Chosen) -> Lanes:
-        """Return some of them, by index or mask; give them back with ``put``."""
+        """Return some of them, by index or mask; write their positions back with ``put``."""
         return Lanes(self.data, self.position[chosen], self.end[chosen], self.path, self._before)
 
     def put(self, chosen: Chosen, lanes: Lanes) -> None:
@@ -141,7 +141,7 @@ class Lanes:
     def counts(self, least: int) -> Positions:
         """Take a count from each, of items with at least ``least`` bytes each, which must fit.
 
-        Items of no bytes count as one byte: so a count can never exceed the bytes that are left.
+        Items of no bytes count as one byte, so a count can never exceed the bytes that are left.
         """
         found = self.fixed(">i4").astype(np.int64)
         wrong = (found < 0) | (found * max(least, 1) > self.left)
@@ -151,9 +151,10 @@ class Lanes:
         return found
 
     def continued(self) -> npt.NDArray[Any]:
-        """Return for each place how many bytes before it have the top bit set; kept.
+        """Return for each place how many bytes before it have the top bit set; computed once.
 
-        Four bytes for each of the buffer. Readers of numbers with 7 bits a byte find ends with it.
+        It takes four bytes per byte of the buffer (eight from 2 GiB on). Readers of numbers with 7
+        bits per byte use it to find where numbers end.
         """
         if not self._before:
             count = np.zeros(len(self.data) + 1, np.int32 if len(self.data) < 1 << 31 else np.int64)

@@ -1,4 +1,4 @@
-"""SQL types: from Java object streams to Arrow types, and how wide each lies in binary arrays.
+"""SQL types: from Java object streams to Arrow types, and how wide each is in binary arrays.
 
 ==============================  ================================================================
 SQL                             Arrow
@@ -17,7 +17,7 @@ NULL                            bool, always null
 RAW                             binary, as the class's own serializer wrote it
 ==============================  ================================================================
 
-Others (symbols, time zones in values …) have no type: the row that has one stays opaque.
+Others (symbols, time zones in values …) have no Arrow type: a row that has one stays opaque.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ TEXT: Final = _SIMPLE["VarCharType"]
 
 
 def decimal(precision: int, scale: int) -> Logical | None:
-    """Return DECIMAL(p, s); None if there is none."""
+    """Return DECIMAL(p, s); None if there is no such type."""
     if not (1 <= precision <= 38 and 0 <= scale <= precision):
         return None
     return Logical("decimal", pa.decimal128(precision, scale), precision=precision, scale=scale)
 
 
 def timestamp(precision: int, zone: str | None = None) -> Logical | None:
-    """Return TIMESTAMP(p); None if there is none."""
+    """Return TIMESTAMP(p); None if there is no such type."""
     if not 0 <= precision <= 9:
         return None
     arrow = pa.timestamp("us", tz=zone)
@@ -130,12 +130,12 @@ def logical_type(value: Value, depth: int = 0) -> Logical | None:
 
 
 def list_of(element: Logical | None) -> Logical | None:
-    """Return ARRAY; None if the element is."""
+    """Return ARRAY; None if the element is None."""
     return element and Logical("list", pa.list_(pa.field("element", element.arrow)), children=(element,))
 
 
 def map_of(key: Logical | None, item: Logical | None) -> Logical | None:
-    """Return MAP; None if one of its parts is."""
+    """Return MAP; None if the key or the item is None."""
     if key is None or item is None:
         return None
     arrow = pa.map_(pa.field("key", key.arrow, nullable=False), item.arrow)

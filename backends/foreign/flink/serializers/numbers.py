@@ -1,7 +1,7 @@
 """``BigInteger`` and ``BigDecimal``: as text, exactly as Java's ``toString`` writes them.
 
-Both have any number of digits, and a scale of their own for each value: a decimal type of Arrow has
-neither, so text keeps them whole. Values of up to 31 bytes are written by Arrow, all at once.
+Both have any number of digits, and every ``BigDecimal`` has its own scale. Arrow's decimal types
+allow neither, so text is exact where they are not. Arrow writes values of up to 31 bytes together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .serializer import Serializer
 
 _EXACT = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 _SMALL = np.array([0, 0, 1, 10], np.uint8)
-"""What the codes 1, 2 and 3 stand for."""
+"""The numbers that the codes 1, 2 and 3 stand for (0 is null)."""
 
 
 class BigInteger(Serializer):
@@ -71,7 +71,7 @@ def _unscaled(lanes: Lanes) -> tuple[Positions, ByteStrings]:
 
 
 def _written(code: Positions, octets: ByteStrings, scale: Positions) -> pa.Array:
-    """Write numbers, those of one scale and width together; a few of each are usual."""
+    """Write numbers as text, those of one scale and width together: usually there are few such."""
     data = np.ascontiguousarray(octets.data)
     length = octets.length
     width = np.where(length <= 15, 16, np.where(length <= 31, 32, 0))
@@ -91,7 +91,7 @@ def _written(code: Positions, octets: ByteStrings, scale: Positions) -> pa.Array
         pieces.append(array.cast(pa.string()))
         source[chosen] = done + np.arange(len(chosen))
         done += len(chosen)
-    # More than 74 digits, or a scale beyond 38: nothing that occurs in numbers.
+    # More than 31 bytes (about 74 digits), or a scale beyond 38. These are rare, so one by one.
     rare = np.flatnonzero(present & (width == 0))
     if len(rare):
         pieces.append(

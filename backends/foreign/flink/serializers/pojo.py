@@ -18,7 +18,7 @@ from .serializer import Serializer
 
 _NULL, _EXACT, _NAMED, _TAGGED = 1, 2, 4, 8
 CLASS: Final = "class"
-"""The field with the name of the class: no field of Java is called so."""
+"""The field with the name of the class. No field in Java can have this name."""
 
 
 class Pojo(Serializer):
@@ -26,7 +26,7 @@ class Pojo(Serializer):
 
     The struct has the fields in the order of the snapshot. If the snapshot knows subclasses, it has
     ``class`` before them (the Java class of each value), and the further fields of the subclasses
-    behind them; a field of the same name and another type gets ``_2``.
+    after them; a field of the same name and another type gets ``_2``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Pojo(Serializer):
         self.subclasses = dict((*self.registered, *self.others.items()))
         self.least_length = 1
         self.opaque = opaque_within(children)
-        # A null or a subclass ends earlier, which framed lanes tell as well.
+        # A null or a value of a subclass ends earlier; the frame shows that too.
         self.takes_rest = bool(children) and children[-1].takes_rest
         self.columns = _columns(self)
         if self.columns is None:

@@ -18,7 +18,7 @@ Present = npt.NDArray[np.bool_]
 
 
 def read_some(serializer: Serializer, lanes: Lanes, present: Present) -> pa.Array:
-    """Read at the lanes that ``present`` marks; null elsewhere, and those do not move."""
+    """Read at the lanes that ``present`` marks. The others do not move, and are null."""
     if present.all():
         return serializer.read(lanes)
     chosen = np.flatnonzero(present)
@@ -48,7 +48,7 @@ def opaque_within(children: Sequence[Serializer]) -> tuple[str, ...]:
 
 
 def undecodable(children: Sequence[Serializer]) -> Opaque | None:
-    """Return the replacement for the whole if something follows a child whose end is unknown."""
+    """Return a replacement for the whole if something follows a child whose end is unknown."""
     if any(child.takes_rest for child in children[:-1]):
         return Opaque(*opaque_within(children))
     return None
@@ -140,7 +140,7 @@ class Timer(Sequential):
 
 
 class Nullable(Serializer):
-    """A byte that is 1 for null, then the value; a null of a fixed length has zeros behind it.
+    """A byte that is 1 for null, then the value; after a null come ``padding`` zeros.
 
     With ``option`` (Scala's ``Option``) the byte is 0 for null.
     """
@@ -177,7 +177,7 @@ ROW_KINDS = ("+I", "-U", "+U", "-D")
 class Row(Serializer):
     """Flink's ``Row``: a mask from the top bit down, then the fields that are not null.
 
-    With row kinds the first two bits are the kind, and the struct has ``row_kind`` behind the
+    With row kinds the first two bits are the kind, and the struct has ``row_kind`` after the
     fields, which are ``f0``, ``f1`` …
     """
 

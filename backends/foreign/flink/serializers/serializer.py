@@ -25,8 +25,8 @@ class Serializer(ABC):
     least_length: int = 1
     """No value takes fewer bytes."""
     java_hash: str | None = None
-    """Whose ``hashCode`` a key of this type has (``Long``, ``String``, ``Tuple``, ``BinaryRowData``
-    …); None where only the user's code knows it.
+    """The Java class whose ``hashCode`` a key of this type has (``Long``, ``String``, ``Tuple``,
+    ``BinaryRowData`` …); None if only the user's code knows it.
     """
     opaque: tuple[str, ...] = ()
     """Java classes within that cannot be decoded; their values are ``binary``."""
@@ -37,7 +37,7 @@ class Serializer(ABC):
 
     @property
     def declares_length(self) -> bool:
-        """Whether Flink gives a length for the type: in composite keys of two types without one,
+        """Whether Flink declares a length for the type. In composite keys of two types without one,
         each part is followed by its length.
         """
         return self.fixed_length is not None
@@ -46,8 +46,8 @@ class Serializer(ABC):
     def read(self, lanes: Lanes) -> pa.Array:
         """Decode the value at each lane and move the lanes past it.
 
-        Returns one value a lane. Raises ``DamagedCheckpoint`` where bytes are wrong or missing, and
-        ``UnsupportedFormat`` for what Arrow cannot hold.
+        Returns one value per lane. Raises ``DamagedCheckpoint`` where bytes are wrong or missing,
+        and ``UnsupportedFormat`` for what Arrow cannot hold.
         """
 
     def skip(self, lanes: Lanes) -> None:

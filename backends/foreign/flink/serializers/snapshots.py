@@ -239,7 +239,7 @@ def _entries(at: Cursor) -> list[tuple[str, memoryview | None]]:
 
 
 def _framed(at: Cursor, blob: memoryview | None, depth: int) -> Serializer | None:
-    """Read a snapshot within a blob: an unknown class there is opaque, and ends nothing."""
+    """Read a snapshot within a blob: an unknown class there is opaque, and parsing goes on."""
     if blob is None:
         return None
     inner = Cursor(blob, at.path, kind=at.kind)

@@ -105,7 +105,7 @@ class ManyData(Framed):
 
 
 class DecimalData(Framed):
-    """A decimal: i64 up to 18 digits, else bytes behind their number."""
+    """A decimal: i64 up to 18 digits, else bytes after their length."""
 
     def __init__(self, kind: Logical) -> None:
         self.kind = kind
@@ -127,7 +127,7 @@ class DecimalData(Framed):
 
 
 class TimestampData(Serializer):
-    """A timestamp: i64 ms, and from precision 4 on i32 nanoseconds beyond them."""
+    """A timestamp: i64 ms, and from precision 4 on i32 nanoseconds within the ms."""
 
     def __init__(self, kind: Logical) -> None:
         self.kind = kind

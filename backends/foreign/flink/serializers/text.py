@@ -1,4 +1,4 @@
-"""Strings and characters: UTF-16 units as numbers of 7 bits a byte, to UTF-8, many at once."""
+"""Strings and characters: UTF-16 units with 7 bits per byte, decoded to UTF-8, many at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Text(Serializer):
         units, present = lengths(lanes, self.nullable)
         lanes.require(units)
         begin = lanes.position.copy()
-        # Taken for ASCII first: a unit a byte.
+        # First read as if all were ASCII: one byte per unit.
         raw = ByteStrings(lanes.data, begin, units).to_arrow()
         offsets = np.frombuffer(raw.buffers()[1], np.int32, len(raw) + 1)
         octets = np.frombuffer(raw.buffers()[2] or b"", np.uint8)[: offsets[-1]]
@@ -45,7 +45,8 @@ class Text(Serializer):
         text = pa.Array.from_buffers(pa.string(), len(raw), [valid, *raw.buffers()[1:]])
         if not len(octets) or octets.max() < 0x80:
             return text
-        # One beyond ASCII has a byte with the top bit among the first of its bytes, if not more.
+        # A string that is not ASCII has the top bit set in at least one of its first ``units``
+        # bytes.
         high = np.zeros(len(octets) + 1, np.int32)
         np.cumsum(octets >= 0x80, out=high[1:])
         wide = np.flatnonzero(np.diff(high[offsets]))
@@ -79,7 +80,7 @@ class Character(Serializer):
 
 
 def lengths(lanes: Lanes, nullable: bool) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Take the lengths in units; and which are not null."""
+    """Take the lengths in units; return them, and which are not null."""
     found = lanes.fixed("u1").astype(np.int64)
     going = np.flatnonzero(found >= 0x80)
     found[going] &= 0x7F
@@ -100,11 +101,11 @@ def lengths(lanes: Lanes, nullable: bool) -> tuple[Positions, npt.NDArray[np.boo
 
 
 def _skip_numbers(lanes: Lanes, units: Positions) -> None:
-    """Move each lane past that many numbers of 7 bits a byte."""
+    """Move each lane past that many numbers with 7 bits per byte."""
     before = lanes.continued()
     begin = lanes.position
-    # As many bytes as numbers, then one more for each byte that was not the last of a number, until
-    # none is left.
+    # Start with one byte per number. Add one for each of these bytes that is not the last of its
+    # number (its top bit is set), until the length no longer changes.
     behind = begin + units
     while True:
         over = behind > lanes.end
@@ -135,7 +136,7 @@ def _decoded(lanes: Lanes, units: Positions) -> pa.Array:
 
 
 def _units(data: Octets, begin: Positions, behind: Lanes) -> npt.NDArray[np.uint16]:
-    """Return the numbers in the bytes from ``begin`` to where the lanes stand, in one array."""
+    """Return the numbers in the bytes from ``begin`` to the lanes' positions, in one array."""
     sizes = behind.position - begin
     octets = np.frombuffer(ByteStrings(data, begin, sizes).to_arrow().buffers()[2] or b"", np.uint8)[: sizes.sum()]
     last = np.flatnonzero(octets < 0x80)
@@ -174,7 +175,7 @@ def to_utf8(units: npt.NDArray[np.uint16], counts: Positions, place: Lanes) -> p
             kind=ErrorKind.UNSUPPORTED_TYPE,
             path=place.path,
         )
-    # A half of a pair is two bytes of the four.
+    # Each half of a surrogate pair counts for two of the pair's four bytes in UTF-8.
     width = 1 + (units >= 0x80) + ((units >= 0x800) & ((units & 0xF800) != 0xD800))
     behind = np.zeros(len(units) + 1, np.int64)
     np.cumsum(width, out=behind[1:])

@@ -34,7 +34,7 @@ _DATE_YEARS: Final = 5_800_000
 
 
 class Milliseconds(Serializer):
-    """i64 ms since 1970; the least is null."""
+    """i64 ms since 1970; the minimum of i64 is null."""
 
     arrow_type = pa.timestamp("us", tz="UTC")
     fixed_length = least_length = 8
@@ -86,7 +86,7 @@ class Moment(Serializer):
 
 
 class LocalDate(Serializer):
-    """i32 year, u8 month, u8 day; the least year is null."""
+    """i32 year, u8 month, u8 day; the minimum of i32 as the year is null."""
 
     arrow_type = pa.date32()
     fixed_length = least_length = 6

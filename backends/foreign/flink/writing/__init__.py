@@ -1,8 +1,8 @@
 """Writes canonical savepoints: the inverse of ``layouts`` and ``serializers``.
 
 Read ``binaries`` (byte strings of many values), ``text``, ``numbers``, ``values`` (every
-serializer), ``entries`` (rows to entries), ``template`` (what only Flink can say, kept by an
-import), ``savepoint`` (the whole).
+serializer), ``entries`` (rows to entries), ``template`` (what only Flink knows, kept by an import),
+``savepoint`` (the whole savepoint).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Byte strings of many values at once, as Arrow ``binary`` arrays without nulls.
 
-Every encoder returns one string a value; what stands behind one another is joined by Arrow.
+Every encoder returns one byte string per value. Arrow joins the parts of each value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def of_numbers(values: npt.NDArray[Any], dtype: str) -> pa.Array:
-    """Return the bytes of each number, as ``dtype`` (``">i8"`` …) has them."""
+    """Return the bytes of each number as a ``dtype`` (``">i8"`` …)."""
     octets = np.ascontiguousarray(values.astype(dtype)).view(np.uint8)
     return of_rows(octets.reshape(len(values), np.dtype(dtype).itemsize))
 
@@ -45,7 +45,7 @@ def repeated(octets: bytes, count: int) -> pa.Array:
 
 
 def joined(*parts: pa.Array) -> pa.Array:
-    """Return for each value its parts, one behind another."""
+    """Return the parts of each value, joined."""
     if len(parts) == 1:
         return parts[0]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
@@ -62,7 +62,7 @@ def scattered(found: pa.Array, chosen: Mask) -> pa.Array:
 
 
 def grouped(found: pa.Array, counts: Positions) -> pa.Array:
-    """Join the first ``counts[0]`` strings to one, the next ``counts[1]`` to another, and so on."""
+    """Join the first ``counts[0]`` strings into one, the next ``counts[1]`` into another, etc."""
     strings = from_arrow(found)
     ends = np.append(0, np.cumsum(strings.length))
     last = np.cumsum(counts)
@@ -78,7 +78,7 @@ def comma_joined(found: pa.Array, counts: Positions) -> pa.Array:
 
 
 def _tight(strings: ByteStrings) -> npt.NDArray[np.uint8]:
-    """Return the bytes of strings that lie one behind another."""
+    """Return the bytes of strings that are stored one after another."""
     if not len(strings):
         return np.zeros(0, np.uint8)
     first = int(strings.start[0])
@@ -86,7 +86,7 @@ def _tight(strings: ByteStrings) -> npt.NDArray[np.uint8]:
 
 
 def present(values: pa.Array) -> Mask:
-    """Say which values are not null."""
+    """Return which values are not null."""
     found: Mask = values.is_valid().to_numpy(zero_copy_only=False)
     return found
 
@@ -97,14 +97,14 @@ def flags(chosen: Mask) -> pa.Array:
 
 
 def numbers(values: pa.Array, zero: Any = 0) -> npt.NDArray[Any]:
-    """Return numbers as numpy has them, ``zero`` where one is null."""
+    """Return numbers as a numpy array, with ``zero`` for nulls."""
     filled = values.fill_null(zero) if values.null_count else values
     found: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False)
     return found
 
 
 def varints(values: Positions) -> pa.Array:
-    """Return numbers of 7 bits a byte, low first, the top bit set on all bytes but the last."""
+    """Encode with 7 bits per byte, low bits first; the top bit is set on all but the last byte."""
     width = np.ones(len(values), np.int64)
     for bits in (7, 14, 21, 28):
         width += values >= 1 << bits
@@ -116,25 +116,25 @@ def varints(values: Positions) -> pa.Array:
 
 
 def children(values: pa.Array) -> list[pa.Array]:
-    """Return the fields of structs, null where a struct is."""
+    """Return the fields of structs, null where a struct is null."""
     found: list[pa.Array] = values.flatten()
     return found
 
 
 def fewest_octets(wide: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return big-endian numbers in two's complement without the bytes that they do not need."""
+    """Return big-endian numbers in two's complement, each in as few bytes as possible."""
     lengths = _fewest(wide)
     width = wide.shape[1]
     return of_lengths(wide[np.arange(width) >= width - lengths[:, None]], lengths)
 
 
 def _fewest(wide: npt.NDArray[np.uint8]) -> Positions:
-    """Return how many bytes each number needs, one at least."""
+    """Return how many bytes each number needs, at least one."""
     extension = np.where(wide[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
     needless = np.cumprod(wide == extension, axis=1).sum(axis=1)
     width = wide.shape[1]
     left = np.minimum(needless, width - 1)
-    # The byte that is kept first must have the sign in its top bit.
+    # The first byte that is kept must have the sign in its top bit.
     first = wide[np.arange(len(wide)), left]
     back = (needless > 0) & ((first >= 0x80) != (extension[:, 0] >= 0x80)) & (left > 0)
     fewest: Positions = (width - left + back).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Rows of one keyed state to the entries of a canonical stream: keys with their prefix, values.
+"""Encode rows of one keyed state as entries of a canonical stream: prefixed keys, and values.
 
 The inverse of ``layouts.canonical``.
 """
@@ -59,7 +59,7 @@ def _prefix(groups: npt.NDArray[np.int32], prefix: int) -> pa.Array:
 
 
 def _key(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
-    """Return what stands behind the key group's number: key, namespace, map key."""
+    """Return the parts that follow the key group's number: key, namespace, map key."""
     parts, key = form.parts, columns["key"]
     if form.whole_key:
         return [key]
@@ -94,7 +94,7 @@ def _namespace(form: Form, map_key: pa.Array) -> pa.Array:
 
 
 def _length_of(found: pa.Array) -> pa.Array:
-    """Return the length of each: its bytes, low first, until the rest is zero; one at least."""
+    """Return the length of each, low byte first, without its high zero bytes; at least one byte."""
     lengths = from_arrow(found).length
     width = 1 + (lengths >= 1 << 8) + (lengths >= 1 << 16) + (lengths >= 1 << 24)
     octets = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
@@ -123,7 +123,7 @@ def _with_ttl(serializer: Serializer, columns: dict[str, pa.Array]) -> pa.Array:
     kind = serializer.arrow_type
     times = columns[TTL]
     if pa.types.is_timestamp(times.type):
-        # Imports of earlier releases have milliseconds.
+        # Flink has milliseconds. Imports of earlier releases have them already.
         micros = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
         times = pa.array(micros // 1000, pa.int64(), mask=micros == NO_TIME_US)
     columns = {**columns, TTL: times}
@@ -131,7 +131,7 @@ def _with_ttl(serializer: Serializer, columns: dict[str, pa.Array]) -> pa.Array:
 
 
 def _lists(form: Form, groups: npt.NDArray[np.int32], keys: pa.Array, columns: dict[str, pa.Array]) -> Encoded:
-    """Put the elements of each key, a row each, together in the order of their index."""
+    """Join the elements of each key, which have a row each, in the order of their index."""
     codes = keys.dictionary_encode().indices.to_numpy()
     order = np.lexsort((columns["_index"].to_numpy(), codes, groups))
     rows = pa.array(order)
@@ -169,7 +169,7 @@ def _timers(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
 
 
 def _tagged(namespace: Serializer, text: pa.Array) -> pa.Array:
-    """Return the bytes of namespaces from the text that tags have."""
+    """Return the bytes of namespaces from their text in the tags of timers."""
     if namespace.takes_rest or not has_text(namespace.arrow_type):
         return _unhexed(text)
     if is_window(namespace.arrow_type):
@@ -183,7 +183,7 @@ def _tagged(namespace: Serializer, text: pa.Array) -> pa.Array:
 
 
 def _unhexed(text: pa.Array) -> pa.Array:
-    """Return the bytes that hexadecimal digits stand for."""
+    """Decode hexadecimal digits."""
     strings = from_arrow(text.cast(pa.binary()))
     first = int(strings.start[0]) if len(strings) else 0
     digits = strings.data[first : first + int(strings.length.sum())]
@@ -197,9 +197,9 @@ def _unhexed(text: pa.Array) -> pa.Array:
 
 
 def lay_out(states: list[Encoded]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], Positions]:
-    """Lay entries out by key group: the bytes, the key groups that are there, where each begins.
+    """Lay out entries by key group; return the bytes, the key groups, and where each begins.
 
-    ``states`` are in the order of their numbers.
+    ``states`` are in the order of their numbers. Key groups without entries are left out.
     """
     number = np.repeat(np.arange(len(states)), [len(state) for state in states])
     groups = np.concatenate([state.groups for state in states])

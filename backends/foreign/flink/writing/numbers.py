@@ -1,4 +1,4 @@
-"""``BigInteger`` and ``BigDecimal`` from the text that Java's ``toString`` writes."""
+"""Encode ``BigInteger`` and ``BigDecimal`` from the text that Java's ``toString`` writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from .binaries import fewest_octets, joined, of_numbers, present, repeated, scattered
 
 _DIGITS = 76
-"""What Arrow's widest decimal holds."""
+"""How many digits Arrow's widest decimal holds."""
 _PATTERN = r"^(?P<sign>[-+]?)(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?(?:[eE](?P<exponent>[-+]?[0-9]+))?$"
 
 
@@ -25,7 +25,7 @@ def encode_big_integer(values: pa.Array) -> pa.Array:
 
 
 def encode_big_decimal(values: pa.Array) -> pa.Array:
-    """Encode decimal numbers: as whole numbers without their point, then the scale."""
+    """Encode decimal numbers: the digits as a whole number, then, unless null, the scale."""
     chosen = present(values)
     some = values.filter(pa.array(chosen))
     parts = pc.extract_regex(some, _PATTERN)
@@ -41,9 +41,9 @@ def encode_big_decimal(values: pa.Array) -> pa.Array:
 
 
 def _with_lengths(octets: pa.Array, chosen: npt.NDArray[np.bool_]) -> pa.Array:
-    """Put the number of bytes + 4 before each of the chosen, and 0 for the others.
+    """Put the number of bytes + 4 before the bytes of each chosen value; write 0 for the others.
 
-    0, 1 and 10 are a code alone.
+    The numbers 0, 1 and 10 have a code of their own (1, 2 and 3), and no bytes.
     """
     small = pc.fill_null(pc.index_in(octets, pa.array([b"\0", b"\1", b"\n"])), -1).to_numpy(zero_copy_only=False)
     code = np.zeros(len(chosen), np.int64)
@@ -69,7 +69,7 @@ def _unscaled(digits: pa.Array) -> pa.Array:
     octets = fewest_octets(wide)
     if not rare.any():
         return octets
-    # More digits than any decimal of Arrow has: one by one, for nobody has many of these.
+    # More digits than any Arrow decimal holds. Such numbers are rare, so encode them one by one.
     places = np.flatnonzero(rare)
     long = pa.array([_one(str(text)) for text in digits.take(pa.array(places)).to_pylist()], pa.binary())
     source = np.arange(len(digits))
@@ -83,7 +83,7 @@ def _one(text: str) -> bytes:
 
 
 def _long(text: str) -> int:
-    """Python limits how many digits become a number at once."""
+    """Parse digits in pieces: Python limits how many it converts at once."""
     sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
     number = 0
     for first in range(0, len(digits), 4000):

@@ -1,6 +1,7 @@
 """Writes a checkpoint as a canonical savepoint of Flink: ``write_savepoint``.
 
-Files with the state of each subtask first, ``_metadata`` last: a folder without it is no savepoint.
+The files with each subtask's state are written first, ``_metadata`` last: a folder without it is
+not a savepoint.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from .template import (
 from .values import encode
 
 RANGE_BYTES: Final = 32 << 20
-"""How many bytes of rows in memory are encoded at once: some key groups of one subtask."""
+"""About how many bytes of rows are encoded at once; a batch is some key groups of one subtask."""
 _MODES: Final = {Mode.EVEN_SPLIT: SPLIT, Mode.UNION: UNION, Mode.BROADCAST: BROADCAST}
 
 
@@ -79,9 +80,10 @@ class Written:
 def write_savepoint(checkpoint: Checkpoint, target: Storage) -> Written:
     """Write a canonical savepoint into an empty folder.
 
-    The checkpoint was imported from Flink with its key groups kept, or is Flink's own. Raises
-    ``InvalidInput`` for what Flink would not restore, before anything is written, but for values
-    that its serializers cannot hold: then the folder has no ``_metadata``.
+    The checkpoint must be Flink's own, or imported from Flink with its key groups kept. Raises
+    ``InvalidInput`` for what Flink would not restore, before anything is written. Values that
+    Flink's serializers cannot hold are found only while writing: the folder then has no
+    ``_metadata``.
     """
     _check_target(target, checkpoint)
     foreign = checkpoint.source if isinstance(checkpoint, ForeignCheckpoint) else None
@@ -302,7 +304,7 @@ def _uid(operator: Operator) -> str:
 
 
 def check_bytes(uid: str, form: Form) -> None:
-    """Raise ``InvalidInput`` for bytes of a heap's layout that a canonical stream has otherwise."""
+    """Raise ``InvalidInput`` for bytes of a heap's layout that differ in a canonical stream."""
     lists = form.parts.layout is Layout.LIST and (form.raw_value or form.whole_list)
     if lists or (form.raw_rest and is_ambiguous(form.parts)):
         raise InvalidInput(
@@ -335,7 +337,7 @@ def _check_columns(found: State, wanted: State) -> None:
 
 
 def _ranges(tables: Sequence[pa.Table], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Cut key groups in ranges of about ``RANGE_BYTES`` of rows, one key group at least."""
+    """Cut key groups into ranges of about ``RANGE_BYTES`` of rows, at least one key group each."""
     share = np.zeros(last - first + 2, np.float64)
     for table in tables:
         if table.num_rows:

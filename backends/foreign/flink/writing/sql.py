@@ -1,4 +1,4 @@
-"""Flink SQL's binary rows, arrays and maps from Arrow: the inverse of ``serializers``' reader.
+"""Encode Arrow values as Flink SQL's binary rows, arrays and maps: the inverse of ``serializers``.
 
 Values that do not fit in a word of 8 bytes follow the words, in order, padded to 8 bytes.
 """
@@ -23,7 +23,7 @@ Matrix = npt.NDArray[np.uint8]
 
 
 def encode_row_data(serializer: RowData, values: pa.Array) -> pa.Array:
-    """Encode rows with their frames; a key is of kind +I."""
+    """Encode rows with their frames; a key has the row kind +I."""
     columns = values.flatten()
     kinds = np.zeros(len(values), np.uint8)
     if not serializer.key:
@@ -32,7 +32,7 @@ def encode_row_data(serializer: RowData, values: pa.Array) -> pa.Array:
 
 
 def encode_framed(_serializer: Framed, values: pa.Array) -> pa.Array:
-    """Encode what was kept as bytes."""
+    """Encode values that were kept as bytes."""
     return _framed(values.cast(pa.binary()))
 
 
@@ -47,7 +47,7 @@ def encode_many_data(serializer: ManyData, values: pa.Array) -> pa.Array:
 
 
 def encode_decimal_data(serializer: DecimalData, values: pa.Array) -> pa.Array:
-    """Encode decimals: as a number up to 18 digits, else as bytes with their number."""
+    """Encode decimals: up to 18 digits as an i64, else as bytes after their length."""
     wide = _unscaled(values)
     if serializer.kind.precision <= 18:
         return of_numbers(wide.view("<i8").reshape(-1, 2)[:, 0], ">i8")
@@ -55,7 +55,7 @@ def encode_decimal_data(serializer: DecimalData, values: pa.Array) -> pa.Array:
 
 
 def encode_timestamp_data(serializer: TimestampData, values: pa.Array) -> pa.Array:
-    """Encode timestamps: ms, and from precision 4 on the nanoseconds beyond."""
+    """Encode timestamps: ms, and from precision 4 on the nanoseconds within the ms."""
     millis, nanos = _moments(serializer.kind, values)
     found = of_numbers(millis, ">i8")
     return found if serializer.kind.precision <= 3 else joined(found, of_numbers(nanos, ">i4"))
@@ -72,7 +72,7 @@ def _padded(found: pa.Array, sizes: Positions) -> pa.Array:
 
 
 def _row(kind: Logical, columns: list[pa.Array], kinds: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return rows without frames: kinds and null bits, words, what lies behind them."""
+    """Return rows without frames: kinds and null bits, words, then what does not fit in them."""
     count, rows = len(kind.children), len(kinds)
     width = (count + 8 + 63) // 64 * 8
     head = np.zeros((rows, width), np.uint8)
@@ -91,7 +91,7 @@ def _row(kind: Logical, columns: list[pa.Array], kinds: npt.NDArray[np.uint8]) -
 
 
 def _list(element: Logical, counts: Positions, values: pa.Array) -> pa.Array:
-    """Return arrays: a count, null bits by words of 4, elements, what lies behind them."""
+    """Return arrays: a count, null bits in 4-byte words, elements, then what does not fit there."""
     chosen = present(values)
     owner = np.repeat(np.arange(len(counts)), counts)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -132,9 +132,10 @@ def _nested(kind: Logical, values: pa.Array) -> pa.Array:
 
 
 def _behind(kind: Logical, values: pa.Array, chosen: Mask, *, reserve: bool) -> tuple[pa.Array, Positions]:
-    """Return what lies behind the words, padded, and how many bytes of it each value has.
+    """Return what follows the words, padded, and the size that the word of each value has.
 
-    With ``reserve`` nulls of long decimals and timestamps have room, as rows give them.
+    For long timestamps that size is the nanoseconds. With ``reserve``, nulls of long decimals and
+    timestamps get room too, as they do in rows.
     """
     sizes = np.zeros(len(values), np.int64)
     some = values if chosen.all() else values.filter(pa.array(chosen))
@@ -163,7 +164,7 @@ def _behind(kind: Logical, values: pa.Array, chosen: Mask, *, reserve: bool) -> 
 
 
 def _words(kind: Logical, values: pa.Array, chosen: Mask, offset: Positions, sizes: Positions) -> Matrix:
-    """Return the word of each value; narrow elements of arrays are its first bytes."""
+    """Return the word of each value. Narrow array elements use only its first bytes."""
     count = len(values)
     if kind.kind == "number":
         return _in_words(_numbers(values, chosen), kind.dtype)
@@ -209,13 +210,13 @@ def _in_words(found: npt.NDArray[Any], dtype: str) -> Matrix:
 
 
 def _unscaled(values: pa.Array) -> Matrix:
-    """Return 16 bytes a decimal, little-endian; none null."""
+    """Return 16 bytes per decimal, little-endian. No value may be null."""
     raw = np.frombuffer(values.buffers()[1] or b"", np.uint8)
     return raw[16 * values.offset : 16 * (values.offset + len(values))].reshape(-1, 16)
 
 
 def _moments(kind: Logical, values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return ms since 1970, and the nanoseconds beyond them; none null."""
+    """Return ms since 1970, and the nanoseconds within the ms. No value may be null."""
     beyond: npt.NDArray[np.int64] = np.zeros(len(values), np.int64)
     if kind.precision > 6:
         values, nanos = values.flatten()

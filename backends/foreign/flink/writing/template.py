@@ -1,9 +1,8 @@
 """Information that only Flink has, kept so that a savepoint can be written again: headers and
 metadata.
 
-Snapshots of serializers are Flink's own and stay as they are. An import that keeps key groups puts
-the template into a coordinator's state of an operator of its own, where rewrite and repair carry
-it along.
+Snapshots of serializers are Flink's own and are kept unchanged. An import that keeps key groups
+stores the template as coordinator state of a separate operator. Rewrite and repair carry it along.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _METADATA: Final = "metadata"
 
 @dataclass(frozen=True)
 class Template:
-    """The metadata without what subtasks hold, and a header of each kind for each operator."""
+    """The metadata without its subtasks, and a header of each kind for each operator."""
 
     metadata: Metadata
     keyed: Mapping[bytes, bytes]
@@ -45,12 +44,12 @@ class Template:
     lists: Mapping[bytes, bytes]
     """By operator id: all operator states."""
     heaps: frozenset[bytes] = frozenset()
-    """Ids of operators whose keyed state lay in the hash-map backend's own layout: what was kept as
-    bytes is not always what a canonical stream has.
+    """Ids of operators whose keyed state had the hash-map backend's own layout: bytes kept from it
+    may differ from those in a canonical stream.
     """
 
     def table(self) -> pa.Table:
-        """As rows, which :func:`template_in` reads."""
+        """Return the template as rows, which :func:`template_in` reads."""
         rows = [(_METADATA, encode_metadata(self.metadata))]
         rows += [(f"keyed/{identity.hex()}", header) for identity, header in self.keyed.items()]
         rows += [(f"operator/{identity.hex()}", header) for identity, header in self.lists.items()]
@@ -60,17 +59,17 @@ class Template:
 
 
 def template_operator() -> OurOperator:
-    """The operator that holds a template."""
+    """Return the operator that holds a template."""
     return OurOperator(OPERATOR, 1, 128, coordinator=True)
 
 
 def template_state() -> State:
-    """Its state."""
+    """Return the state that holds a template."""
     return coordinator_state(OPERATOR, STATE, columns=COLUMNS)
 
 
 def template_of(source: FlinkSource) -> Template:
-    """Read the headers of all streams of a checkpoint of Flink's."""
+    """Make a template from the metadata and the stream headers of a Flink checkpoint."""
     keyed, lists = {}, {}
     heaps = frozenset(operator.id for operator in source.metadata.operators if _is_heap(operator))
     for operator in source.metadata.operators:
@@ -85,7 +84,7 @@ def template_of(source: FlinkSource) -> Template:
 
 
 def template_in(checkpoint: Checkpoint) -> Template:
-    """Return the template that a checkpoint of ours holds. ``InvalidInput`` if it has none."""
+    """Return the template that one of our checkpoints holds; ``InvalidInput`` if it has none."""
     names = {(state.operator, state.name) for state in checkpoint.states}
     if checkpoint.system is not None:
         raise InvalidInput(
@@ -115,7 +114,7 @@ def _is_heap(operator: Operator) -> bool:
 
 
 def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
-    """Return one header with the states of all subtasks; None for none."""
+    """Return one header with the states of all subtasks; None if there are none."""
     key = b""
     states: dict[str, bytes] = {}
     for subtask in operator.subtasks:
@@ -145,14 +144,14 @@ def key_and_states(header: bytes) -> tuple[bytes, KeyedHeader, dict[str, bytes]]
 
 
 def _states_begin(header: KeyedHeader) -> int:
-    """Return where the number of states stands."""
+    """Return the offset of the number of states."""
     return (header.states[0].begin if header.states else header.end) - 2
 
 
 def _described(
     states: Iterable[StateInfo], header: KeyedHeader | OperatorHeader, data: bytes
 ) -> list[tuple[str, bytes]]:
-    """Return states with the bytes that describe them, but the one where a header stopped."""
+    """Return states with the bytes that describe them, except one where reading stopped."""
     whole = [state for state in states if header.stopped is None or state.end < header.end]
     return [(state.name, data[state.begin : state.end]) for state in whole]
 

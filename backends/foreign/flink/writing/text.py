@@ -1,4 +1,4 @@
-"""Strings as Flink writes them: UTF-16 units as numbers of 7 bits a byte."""
+"""Strings as Flink writes them: UTF-16 units with 7 bits per byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of every serializer to bytes: the inverse of ``serializers``.
+"""Encode values of every serializer: the inverse of ``serializers``.
 
 Nulls are written if the serializer has a form for null, and refused otherwise.
 """
@@ -85,8 +85,8 @@ _I64_MIN = np.iinfo(np.int64).min
 def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
     """Return the bytes of each value, as a ``binary`` array.
 
-    Raises ``InvalidInput`` for a value that the serializer cannot write, and ``UnsupportedFormat``
-    for a serializer whose values are not written.
+    Raises ``InvalidInput`` for a value that Flink's serializer cannot write, and
+    ``UnsupportedFormat`` for a serializer that is only read here.
     """
     # Exactly this class: values of a subclass may be stored differently.
     make = _ENCODERS.get(type(serializer))
@@ -285,7 +285,7 @@ def _moment(serializer: Moment, values: pa.Array) -> pa.Array:
     seconds, nanos = (numbers(item).astype(np.int64) for item in children(values))
     chosen = present(values)
     whole = seconds * 1000 + nanos // 1_000_000 if serializer.millis else seconds
-    # For null the nanos vary in Flink, and are not used.
+    # For null, the nanos that Flink writes vary and are not used.
     return joined(of_numbers(np.where(chosen, whole, _I64_MIN), ">i8"), of_numbers(np.where(chosen, nanos, 0), ">i4"))
 
 
@@ -346,7 +346,7 @@ def _pojo(serializer: Pojo, values: pa.Array) -> pa.Array:
 
 
 def encode_own(serializer: Pojo, columns: Sequence[str], values: pa.Array, chosen: Mask) -> pa.Array:
-    """Encode the fields of the class itself, of the chosen."""
+    """Encode the fields of the class itself for the chosen values; no bytes for the others."""
     if not serializer.children:
         return scattered(repeated(b"", int(chosen.sum())), chosen)
     fields = dict(zip([field.name for field in values.type], children(values), strict=True))
