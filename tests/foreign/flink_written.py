@@ -127,15 +127,35 @@ def decimals() -> some.SearchStrategy[decimal.Decimal]:
     return made.map(lambda value: value or value.copy_abs())
 
 
-def day(value: dt.date) -> bytes:
+def day(value: dt.date | None) -> bytes:
+    if value is None:
+        return pack("ih", -(1 << 31), -(1 << 15))
     return pack("iBB", value.year, value.month, value.day)
 
 
-def moment(value: int) -> bytes:
-    return pack("qi", value // 10**9, value % 10**9)
+def time_of_day(value: dt.time | None) -> bytes:
+    if value is None:
+        return pack("bhi", -(1 << 7), -(1 << 15), -(1 << 31))
+    return pack("BBBi", value.hour, value.minute, value.second, value.microsecond * 1000)
 
 
-NANOS = some.integers(-(10**24), 10**24)
+def nanos_of_day(value: dt.time) -> int:
+    return ((value.hour * 60 + value.minute) * 60 + value.second) * 10**9 + value.microsecond * 1000
+
+
+def instant(value: int | None) -> bytes:
+    return pack("qi", -(1 << 63), -(1 << 31)) if value is None else pack("qi", value // 10**9, value % 10**9)
+
+
+def sql_timestamp(value: int | None) -> bytes:
+    return pack("qi", -(1 << 63), 0) if value is None else pack("qi", value // 10**6, value % 10**9)
+
+
+def seconds_and_nanos(value: int | None) -> dict[str, int] | None:
+    return None if value is None else {"seconds": value // 10**9, "nanos": value % 10**9}
+
+
+NANOS = some.none() | some.integers(-(10**24), 10**24)
 DATES = some.dates()
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 PLAIN = [
@@ -178,33 +198,22 @@ PLAIN = [
         lambda value: pack("q", -(1 << 63) if value is None else value),
         lambda value: None if value is None else EPOCH + dt.timedelta(milliseconds=value),
     ),
-    Kind(
-        "instant",
-        simple("InstantSerializer"),
-        NANOS,
-        moment,
-        lambda value: {"seconds": value // 10**9, "nanos": value % 10**9},
-    ),
-    Kind(
-        "sql timestamp",
-        simple("SqlTimestampSerializer"),
-        NANOS,
-        lambda value: pack("qi", value // 10**6, value % 10**9),
-        lambda value: {"seconds": value // 10**9, "nanos": value % 10**9},
-    ),
-    Kind("local date", simple("LocalDateSerializer"), DATES, day),
+    Kind("instant", simple("InstantSerializer"), NANOS, instant, seconds_and_nanos),
+    Kind("sql timestamp", simple("SqlTimestampSerializer"), NANOS, sql_timestamp, seconds_and_nanos),
+    Kind("local date", simple("LocalDateSerializer"), some.none() | DATES, day),
     Kind(
         "local time",
         simple("LocalTimeSerializer"),
         some.none() | some.times(),
-        lambda value: (
-            pack("bhi", -128, -32768, -(1 << 31))
-            if value is None
-            else pack("BBBi", value.hour, value.minute, value.second, value.microsecond * 1000)
-        ),
-        lambda value: (
-            value and ((value.hour * 60 + value.minute) * 60 + value.second) * 10**9 + value.microsecond * 1000
-        ),
+        time_of_day,
+        lambda value: None if value is None else nanos_of_day(value),
+    ),
+    Kind(
+        "local date time",
+        simple("LocalDateTimeSerializer"),
+        some.none() | some.datetimes(),
+        lambda value: day(value and value.date()) + time_of_day(value and value.time()),
+        lambda value: value and {"date": value.date(), "nanos": nanos_of_day(value.time())},
     ),
     Kind(
         "big integer",

@@ -1,4 +1,6 @@
-"""Values of Flink's serializers: what was written by hand is read, many at once."""
+"""Values of Flink's serializers, written by hand: they are read, many at once, and we write the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,7 @@ from hypothesis import given, settings, strategies as some
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.cursor import Cursor
 from stateformat.backends.foreign.flink.serializers import Lanes, MapOf, Serializer, UnknownClass, read_top
+from stateformat.backends.foreign.flink.writing.values import encode
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from stateformat.schema import make_fields
 
@@ -67,6 +70,24 @@ def test_values_are_read_as_they_were_written(kind: Kind, data: Any) -> None:
     found.validate(full=True)
     assert found.type == serializer(kind.snapshot).arrow_type
     assert found.to_pylist() == [kind.read(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in (*PLAIN, *COMPOSITE) if kind is not AVRO], ids=lambda kind: kind.name
+)
+@settings(max_examples=25, deadline=None)
+@given(data=some.data())
+def test_values_are_written_as_flink_writes_them(kind: Kind, data: Any) -> None:
+    values = data.draw(some.lists(kind.values, min_size=1, max_size=8))
+    written = [kind.write(value) for value in values]
+    found = serializer(kind.snapshot)
+    assert encode(found, found.read_all(strings(written))).to_pylist() == written
+
+
+def test_values_of_avro_are_not_written() -> None:
+    found = serializer(avro_snapshot({"type": "record", "name": "a.Age", "fields": [{"name": "years", "type": "int"}]}))
+    with pytest.raises(UnsupportedFormat, match="are read from Flink, and not written; leave the state out"):
+        encode(found, found.read_all(strings([pack("i", 7)])))
 
 
 @KINDS

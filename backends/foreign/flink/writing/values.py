@@ -79,7 +79,7 @@ from .sql import (
 )
 from .text import encode_character, encode_text, units_of
 
-_I64_MIN = np.iinfo(np.int64).min
+_I32_MIN, _I64_MIN = np.iinfo(np.int32).min, np.iinfo(np.int64).min
 
 
 def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
@@ -166,11 +166,12 @@ def _sequential(serializer: Sequential, values: pa.Array) -> pa.Array:
 
 def _nullable(serializer: Nullable, values: pa.Array) -> pa.Array:
     chosen = present(values)
+    marks = flags(chosen if serializer.option else ~chosen)
     found = encode_some(serializer.child, values, chosen)
     if serializer.padding and not chosen.all():
         padding = scattered(repeated(bytes(serializer.padding), int((~chosen).sum())), ~chosen)
-        return joined(flags(~chosen), found, padding)
-    return joined(flags(~chosen), found)
+        return joined(marks, found, padding)
+    return joined(marks, found)
 
 
 def _row(serializer: Row, values: pa.Array) -> pa.Array:
@@ -285,8 +286,9 @@ def _moment(serializer: Moment, values: pa.Array) -> pa.Array:
     seconds, nanos = (numbers(item).astype(np.int64) for item in children(values))
     chosen = present(values)
     whole = seconds * 1000 + nanos // 1_000_000 if serializer.millis else seconds
-    # For null, the nanos that Flink writes vary and are not used.
-    return joined(of_numbers(np.where(chosen, whole, _I64_MIN), ">i8"), of_numbers(np.where(chosen, nanos, 0), ">i4"))
+    # Flink takes an Instant for null only if both numbers are the least ones.
+    nanos = np.where(chosen, nanos, 0 if serializer.millis else _I32_MIN)
+    return joined(of_numbers(np.where(chosen, whole, _I64_MIN), ">i8"), of_numbers(nanos, ">i4"))
 
 
 def _local_date(_serializer: Serializer, values: pa.Array) -> pa.Array:
@@ -296,7 +298,7 @@ def _local_date(_serializer: Serializer, values: pa.Array) -> pa.Array:
     years = days.astype("datetime64[Y]").astype(np.int64) + 1970
     month = months.astype(np.int64) % 12 + 1
     day = (days - months).astype(np.int64) + 1
-    parts = ((years, np.iinfo(np.int32).min, ">i4"), (month, 0, "u1"), (day, 0, "u1"))
+    parts = ((years, _I32_MIN, ">i4"), (month, 128, "u1"), (day, 0, "u1"))
     return joined(*(of_numbers(np.where(chosen, part, null), kind) for part, null, kind in parts))
 
 
@@ -306,7 +308,7 @@ def _local_time(_serializer: Serializer, values: pa.Array) -> pa.Array:
         raise InvalidInput("a time of day is below 0 or beyond 24 hours, in nanoseconds; mend it first")
     seconds, rest = nanos // 1_000_000_000, nanos % 1_000_000_000
     hour, minute, second = seconds // 3600, seconds // 60 % 60, seconds % 60
-    parts = ((hour, 128, "u1"), (minute, 0, "u1"), (second, 0, "u1"), (rest, 0, ">i4"))
+    parts = ((hour, 128, "u1"), (minute, 128, "u1"), (second, 0, "u1"), (rest, _I32_MIN, ">i4"))
     return joined(*(of_numbers(np.where(chosen, part, null), kind) for part, null, kind in parts))
 
 
