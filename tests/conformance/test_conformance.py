@@ -160,7 +160,9 @@ def test_a_partially_finished_operator_is_recorded_alike_and_goes_on_elsewhere(s
     assert found["local"]["op"] == ("partially_finished", [0], [])
 
 
-@pytest.mark.parametrize("first", ["local", "spark", pytest.param("cluster", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "first", ["local", "spark", pytest.param("cluster", marks=[pytest.mark.spark, pytest.mark.truth])]
+)
 def test_every_kind_of_state_goes_to_the_other_executor_and_back(stage: PlayedStage, first: str) -> None:
     job = StateJob(stage.directory, range(60))
     job.table.let(0, 2)
