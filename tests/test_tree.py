@@ -1,4 +1,4 @@
-"""The house: which way imports go, what stands behind a door, how long files are, what stays
+"""The house: which way imports go, what stands behind a door, how long functions are, what stays
 unimported until it is used.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -69,10 +68,7 @@ UPWARD = {
 """The imports upward: ``Checkpoint.plan_restore`` asks the planner, ``Dataflow.graph`` the
 compiler. The door of the whole package may name everything.
 """
-LINES_MAX = 480
-"""DESIGN says near 400; a test has to draw a line somewhere."""
 FUNCTION_LINES_MAX = 70
-FILES_MAX = 16
 
 
 class Use(NamedTuple):
@@ -311,20 +307,6 @@ def test_a_wing_cannot_be_imported_under_its_old_name(wing: str) -> None:
         [sys.executable, "-c", f"import {wing}"], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert f"ImportError: import stateformat.{wing}" in done.stderr
-
-
-def test_no_folder_has_more_files_than_one_can_hold_in_mind() -> None:
-    crowded = {
-        folder: count
-        for folder, count in Counter(path.parent for path in MODULES.values()).items()
-        if count > FILES_MAX
-    }
-    assert not crowded
-
-
-def test_files_stay_near_four_hundred_lines() -> None:
-    long = {module: count for module, path in MODULES.items() if (count := path.read_text().count("\n")) > LINES_MAX}
-    assert not long
 
 
 def test_functions_stay_within_seventy_lines_without_their_docstring() -> None:
