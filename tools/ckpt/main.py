@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from stateformat import __version__
 
@@ -110,6 +111,12 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands that begin so, none of which is imported for its name."""
+        if not incomplete or incomplete[0].isalpha():
+            return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return super().shell_complete(ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         width = max(map(len, COMMANDS))
         for title, (_, commands) in SECTIONS.items():
@@ -142,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_CKPT_COMPLETE" in os.environ:
         from .completion import answer
 
-        return answer(ckpt, COMMANDS, os.environ)
+        return answer(ckpt, os.environ["_CKPT_COMPLETE"])
     with Interrupts() as interrupts:
         return _run(arguments, Watch(), interrupts)
 

@@ -7,11 +7,11 @@ from pathlib import PurePath
 
 import click
 
-from ...completion import INSTALLED, SHELLS, script
+from ...completion import INSTALLED, script
 
 
 @click.command("completion")
-@click.argument("shell", required=False, type=click.Choice(list(SHELLS)))
+@click.argument("shell", required=False, type=click.Choice(list(INSTALLED)))
 def completion(shell: str | None) -> None:
     """Print the completion script for your shell.
 
@@ -21,13 +21,11 @@ def completion(shell: str | None) -> None:
       zsh   eval "$(ckpt completion zsh)"     in ~/.zshrc
       fish  ckpt completion fish | source     in ~/.config/fish/config.fish
 
-    It completes commands and options, stores, ids, operators, states, columns and files. Without an
-    argument, the shell is that of the environment variable SHELL. After STORE@ come the ids with
-    their times, newest first, then names of savepoints. Folders that hold checkpoints come before
-    others. Stores that are URLs are not completed: only local files are read, for two seconds at
-    most.
+    It completes commands, options, folders, operators and states, and in zsh and fish the ids and
+    savepoints after STORE@. Without an argument, the shell is that of the environment variable
+    SHELL. Stores that are URLs are not looked at.
     """
     chosen = shell or PurePath(os.environ.get("SHELL", "")).name
     if chosen not in INSTALLED:
-        raise click.UsageError(f"name a shell: `ckpt completion {' | '.join(SHELLS)}`")
+        raise click.UsageError(f"name a shell: `ckpt completion {' | '.join(INSTALLED)}`")
     click.echo(script(chosen), nl=False)
