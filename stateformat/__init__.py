@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         SavepointRequest as SavepointRequest,
         StopRequest as StopRequest,
     )
+    from .schema import CLEAR as CLEAR, DELETE as DELETE, UPSERT as UPSERT
     from .segments import WriteOptions as WriteOptions
     from .snapshot import Snapshot as Snapshot, SnapshotWriter as SnapshotWriter, WriteContext as WriteContext
     from .states import (
@@ -113,6 +114,7 @@ else:
             ".reading": "Checkpoint ReadTask StateRows",
             ".redistribution": "plan_restore",
             ".requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
+            ".schema": "CLEAR DELETE UPSERT",
             ".segments": "WriteOptions",
             ".snapshot": "Snapshot SnapshotWriter WriteContext",
             ".states": (

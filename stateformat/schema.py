@@ -88,6 +88,8 @@ sender's. The texts are dictionaries: there may be millions of slices.
 KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)
 OP = pa.field("_op", pa.int8(), nullable=False)
 UPSERT, DELETE, CLEAR = 0, 1, 2
+OPERATIONS: Final = f"{UPSERT} upsert, {DELETE} delete this row or {CLEAR} clear this key"
+"""What the values of ``_op`` mean, for messages (SPEC.md section 5.4)."""
 
 _OWN: Final[Mapping[Mode | Kind, tuple[pa.Field, ...]]] = {
     Kind.LIST: (pa.field("_index", pa.int64()),),

@@ -13,7 +13,7 @@ from ..errors import ErrorKind, InvalidState
 from ..graph import Operator
 from ..keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, key_group_count, normalize_key_column
 from ..model import Field, Mode, State
-from ..schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
+from ..schema import CLEAR, KEY_GROUP, OP, OPERATIONS, UPSERT, children, segment_schema
 from ..tables import python_rows
 from .sort import Groups, groups_of_keys, one_array
 
@@ -43,7 +43,8 @@ def normalize_rows(
         elif field.name == KEY_GROUP.name:
             continue
         elif field.name in required:
-            raise InvalidState(f"{where}: column {field.name!r} is missing; the columns given are {names}")
+            what = f". Each row of a delta says what it does: {OPERATIONS}" if field.name == OP.name else ""
+            raise InvalidState(f"{where}: column {field.name!r} is missing; the columns given are {names}{what}")
         else:
             column = pa.chunked_array([pa.nulls(len(rows), field.type)])
         if field.name in state.key_columns or field.name == "_map_key":
@@ -89,7 +90,7 @@ def _check_operations(table: pa.Table, state: State, where: str) -> None:
         return
     bounds = pc.min_max(table[OP.name]).as_py()
     if bounds["min"] < UPSERT or bounds["max"] > CLEAR:
-        raise InvalidState(f"{where}: _op is {bounds['min']} to {bounds['max']}; it is 0 upsert, 1 delete or 2 clear")
+        raise InvalidState(f"{where}: _op is {bounds['min']} to {bounds['max']}; it is {OPERATIONS}")
     if bounds["max"] == CLEAR:
         clears = table.filter(pc.equal(table[OP.name], CLEAR))
         for name in clears.column_names:

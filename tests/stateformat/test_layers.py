@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import decimal
 import math
+import re
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+import stateformat
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import Field, SchemaVersion, State
@@ -376,3 +379,17 @@ def test_rekeying_keeps_records_in_flight_in_the_order_of_their_channel() -> Non
     assert order == sorted(order)
     columns = ("_sender", "_seq", "k")
     assert sorted(tuple(r[c] for c in columns) for r in found) == sorted(tuple(r[c] for c in columns) for r in rows)
+
+
+def test_what_op_means_stands_wherever_the_author_of_a_runtime_looks() -> None:
+    assert (stateformat.UPSERT, stateformat.DELETE, stateformat.CLEAR) == (0, 1, 2)
+    folder = Path(stateformat.__file__).resolve().parent
+    for text in (
+        (folder.parent / "docs/library.md").read_text(),
+        stateformat.SnapshotWriter.write.__doc__ or "",
+        (folder / "SPEC.md").read_text(),
+    ):
+        words = " ".join(text.split())
+        assert re.search(
+            r"\b0\W+(sf\.|stateformat\.)?upsert\b.*\b1\W+(sf\.)?delete\b.*\b2\W+(sf\.)?clear\b", words, re.I
+        )
