@@ -203,8 +203,8 @@ class SnapshotWriter:
         (``stateformat.UPSERT``: this row, new or in place of the one with its row key), 1
         (``DELETE``: the row with this row key goes) or 2 (``CLEAR``: all rows of this key go; the
         other columns are null). Keyed rows may come in any order; if sorted by a column
-        ``_key_group``, they need less memory. List-like modes keep the order. Raises ``InvalidState`` for rows that contradict the declaration or belong
-        to another subtask.
+        ``_key_group``, they need less memory. List-like modes keep the order. Raises
+        ``InvalidState`` for rows that contradict the declaration or belong to another subtask.
         """
         state = self._claim(name)
         if delta and state.mode is not Mode.KEYED:
