@@ -47,7 +47,7 @@ def test_what_an_import_dropped_is_said(tmp_path: Path) -> None:
 def test_keys_that_were_hashed_anew_cannot_go_back(tmp_path: Path) -> None:
     page("import", SAVED, "--to", tmp_path / "store", COLUMNS="120")
     found = failure("export", tmp_path / "store", "--as", "flink-savepoint", "--to", tmp_path / "back", status=2)
-    assert "Import the savepoint with --key-hash keep" in found["message"]
+    assert "`ckpt import SAVEPOINT --key-hash keep --to STORE`" in found["message"]
     assert not (tmp_path / "back").exists()
 
 

@@ -19,6 +19,7 @@ from ...byte_strings import Positions, from_arrow
 from ..layouts import TIMER_STATES, TTL, Form, Layout, has_text, is_ambiguous, is_window
 from ..serializers import Serializer
 from .binaries import comma_joined, flags, joined, of_lengths, of_numbers, present, repeated, scattered
+from .template import without
 from .values import encode, encode_some
 
 _I64 = np.iinfo(np.int64)
@@ -159,8 +160,8 @@ def _timers(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
         odd = tag.filter(pc.invert(fits))[0].as_py()
         wanted = label if parts.namespace is None else f"{label}/<namespace>"
         raise InvalidInput(
-            f"a timer of state {parts.name!r} has the tag {odd!r}, and Flink's have {wanted!r}; mend the tag, or leave "
-            "the state out with --drop",
+            f"a timer of state {parts.name!r} has the tag {odd!r}, and Flink's have {wanted!r}; mend the tag, or "
+            f"{without(f'UID/{parts.name}')}",
             kind=ErrorKind.UNSUPPORTED_TYPE,
         )
     if parts.namespace is None:

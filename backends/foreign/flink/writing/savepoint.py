@@ -49,6 +49,7 @@ from ..source import FlinkSource
 from .binaries import grouped, joined, of_numbers
 from .entries import encode_rows, lay_out
 from .template import (
+    KEEP,
     OPERATOR,
     Template,
     key_and_states,
@@ -57,6 +58,7 @@ from .template import (
     operator_header,
     template_in,
     template_of,
+    without,
 )
 from .values import encode
 
@@ -152,9 +154,10 @@ class _Writer:
         known = {_uid(operator) for operator in self.template.metadata.operators} | {OPERATOR}
         unknown = [operator.uid for operator in self.checkpoint.graph.operators if operator.uid not in known]
         if unknown:
+            missing = sorted(known - {OPERATOR} - set(self.checkpoint.graph.by_uid))
             raise InvalidInput(
-                f"operator {unknown[0]!r} is none of Flink's in the template, which has "
-                f"{', '.join(sorted(known - {OPERATOR}))}; rename it back, or leave it out (ckpt rewrite --drop)",
+                f"operator {unknown[0]!r} is none of Flink's in the template; of those, the checkpoint lacks "
+                f"{', '.join(missing) or 'none'}. Give it its name back (`ckpt rewrite --rename {unknown[0]}=NAME`)",
                 kind=ErrorKind.UNKNOWN_OPERATOR,
             )
 
@@ -172,8 +175,8 @@ class _Writer:
         unknown = sorted(set(mine) - known - {COORDINATOR})
         if unknown:
             raise InvalidInput(
-                f"state {unknown[0]!r} of operator {uid!r} is none of Flink's, so its serializer is not known; rename "
-                "it back, or leave it out (ckpt rewrite --drop)",
+                f"state {unknown[0]!r} of operator {uid!r} cannot be written, for Flink has no serializer by that "
+                f"name: it was renamed, or Flink did not describe it; {without(f'{uid}/{unknown[0]}')}",
                 kind=ErrorKind.UNKNOWN_STATE,
             )
         return saved, operator, keyed, lists
@@ -185,7 +188,7 @@ class _Writer:
         if operator.key_hash not in (FLINK_KEY_HASH, USER_KEY_HASH):
             raise InvalidInput(
                 f"keys of operator {operator.uid!r} are dealt by {operator.key_hash}, and Flink looks for them by its "
-                "own hash; import the savepoint with --key-hash keep",
+                f"own hash; {KEEP}",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
             )
         key, read, described = key_and_states(header)
@@ -309,8 +312,8 @@ def check_bytes(uid: str, form: Form) -> None:
     if lists or (form.raw_rest and is_ambiguous(form.parts)):
         raise InvalidInput(
             f"state {form.parts.name!r} of operator {uid!r} was kept as bytes of the hash-map backend's own layout, "
-            "which are others in a canonical savepoint; import a canonical savepoint of the job, or leave the state "
-            "out with --drop",
+            "which are others in a canonical savepoint; import a canonical savepoint of the job, or "
+            f"{without(f'{uid}/{form.parts.name}')}",
             kind=ErrorKind.UNSUPPORTED_TYPE,
         )
 

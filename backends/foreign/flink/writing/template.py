@@ -58,6 +58,15 @@ class Template:
         return pa.table([list(names), list(values)], schema=COLUMNS)
 
 
+KEEP: Final = "import the savepoint again (`ckpt import SAVEPOINT --key-hash keep --to STORE`)"
+"""What makes of Flink's savepoint a store that can become one again."""
+
+
+def without(place: str) -> str:
+    """What leaves ``UID`` or ``UID/STATE`` out of the savepoint that is written."""
+    return f"import the savepoint again without it (`ckpt import SAVEPOINT --key-hash keep --drop {place} --to STORE`)"
+
+
 def template_operator() -> OurOperator:
     """Return the operator that holds a template."""
     return OurOperator(OPERATOR, 1, 128, coordinator=True)
@@ -94,7 +103,7 @@ def template_in(checkpoint: Checkpoint) -> Template:
     if (OPERATOR, STATE) not in names:
         raise InvalidInput(
             f"checkpoint {checkpoint.id} has no template of a savepoint ({OPERATOR}/{STATE}): its serializers are not "
-            "known. Import the savepoint with --key-hash keep, which keeps one",
+            f"known; {KEEP}, which keeps one",
             kind=ErrorKind.UNKNOWN_STATE,
         )
     table = checkpoint.read(OPERATOR, STATE).table()

@@ -77,6 +77,7 @@ from .sql import (
     encode_text_data,
     encode_timestamp_data,
 )
+from .template import without
 from .text import encode_character, encode_text, units_of
 
 _I32_MIN, _I64_MIN = np.iinfo(np.int32).min, np.iinfo(np.int64).min
@@ -93,7 +94,7 @@ def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
     if make is not None:
         return make(serializer, values)
     raise UnsupportedFormat(
-        f"values of {type(serializer).__name__} are read from Flink, and not written; leave the state out with --drop",
+        f"values of {type(serializer).__name__} are read from Flink, and not written; {without('UID/STATE')}",
         kind=ErrorKind.UNSUPPORTED_FEATURE,
     )
 
