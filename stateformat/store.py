@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -44,6 +44,7 @@ from .validation import Level
 if TYPE_CHECKING:
     from .inspecting import StateChanges, StateRange
 
+R = TypeVar("R", bound=JobRequest)
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
 
@@ -423,30 +424,44 @@ class CheckpointStore:
         """Publish an intact checkpoint's content over a damaged newest (``publication.repair``)."""
         return publication.repair(self.storage, source, level=level, diagnosis=diagnosis, sleep=self._sleep)
 
-    def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
+    def request_stop(
+        self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None, *, timeout_us: int | None = None
+    ) -> StopRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store.
 
-        The caller polls :meth:`request_answer`, and calls :meth:`withdraw_request` at the end.
-        Raises ``NotFound`` if there is no store, ``InvalidInput`` for the URL, ``StorageError``.
+        The caller polls :meth:`request_answer`, and calls :meth:`withdraw_request` at the end, at
+        the latest after ``timeout_us``: a run that begins later does not obey what was left behind.
+        Without it a request that nobody withdraws stops the next run. Raises ``NotFound`` if there
+        is no store, ``InvalidInput`` for the URL, ``StorageError``.
         """
-        return requests.ask(self.storage, StopRequest, _as_url(savepoint), sleep=self._sleep, mode=mode)
+        return self._ask(StopRequest, savepoint, timeout_us, mode=mode)
 
-    def request_savepoint(self, savepoint: str | os.PathLike[str] | None = None) -> SavepointRequest:
+    def request_savepoint(
+        self, savepoint: str | os.PathLike[str] | None = None, *, timeout_us: int | None = None
+    ) -> SavepointRequest:
         """Ask the running job for a savepoint; it goes on. Otherwise as :meth:`request_stop`."""
-        return requests.ask(self.storage, SavepointRequest, _as_url(savepoint), sleep=self._sleep)
+        return self._ask(SavepointRequest, savepoint, timeout_us)
 
     def request_rescale(
         self,
         parallelism: int | None = None,
         operators: Mapping[str, int] | None = None,
         savepoint: str | os.PathLike[str] | None = None,
+        *,
+        timeout_us: int | None = None,
     ) -> RescaleRequest:
         """Ask the running job to stop with a savepoint and resume at another parallelism.
 
         ``operators``, by uid, overrides ``parallelism``. Otherwise as :meth:`request_stop`.
         """
         wanted = {"parallelism": parallelism, "operators": dict(operators or {})}
-        return requests.ask(self.storage, RescaleRequest, _as_url(savepoint), sleep=self._sleep, **wanted)
+        return self._ask(RescaleRequest, savepoint, timeout_us, **wanted)
+
+    def _ask(
+        self, kind: type[R], savepoint: str | os.PathLike[str] | None, timeout_us: int | None, **members: Any
+    ) -> R:
+        place = _as_url(savepoint)
+        return requests.ask(self.storage, kind, place, timeout_us=timeout_us, sleep=self._sleep, **members)
 
     def requests(self) -> list[JobRequest]:
         """Return the unanswered requests of every kind, the lowest ``newest`` first; for runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from stateformat.publication import CommitPermit
 from stateformat.rescaling import rescale_of
 from stateformat.storage import check_no_secrets, without_secrets
 from stateformat.store import CheckpointStore
+from stateformat.words import moment
 
 from ..dataflow import events as ev
 from .clock import Clock
@@ -55,6 +56,7 @@ class RequestService:
         self._savepoint_options = schedule.savepoint_options
         self._poll_us: int | None = None if self._every_us is None else clock.now_us()
         """When to look for requests in the store again."""
+        self._has_polled = False
         self.answers: dict[str, rq.RequestAnswer] = {}
         """The answers to requests, by id."""
         self._savepoints = Savepoints(store, driver, clock, self._savepoint_options, self._answer)
@@ -70,7 +72,13 @@ class RequestService:
         if self._every_us is None or self._poll_us is None or now_us < self._poll_us:
             return
         self._poll_us = now_us + self._every_us
-        for request in sorted(waiting_requests(self._store), key=rq.asking_order):
+        # Clocks differ, and who asks a run that is alive has given up by its own; so a deadline
+        # counts only for what was there before the run began.
+        is_first, self._has_polled = not self._has_polled, True
+        waiting = waiting_requests(self._store)
+        if is_first:
+            waiting = self._from_before(waiting)
+        for request in sorted(waiting, key=rq.asking_order):
             if request.id in self.answers:
                 answer_request(self._store, self.answers[request.id])  # Writing it failed before.
             if request.id in self._seen or self._waits(request):
@@ -82,6 +90,13 @@ class RequestService:
                 self._hand_over(request)
             except (InvalidInput, RestoreRefused) as error:
                 self._turn_down(request, rq.RequestOutcome.REFUSED, str(error))
+
+    def _from_before(self, waiting: Sequence[rq.JobRequest]) -> list[rq.JobRequest]:
+        """Say what was asked before this run began; return what it obeys."""
+        for request in (kept := unexpired(self._store, waiting, self._clock.wall_us(), self._driver.warn)):
+            if request.id not in self._seen and rq.counts_for(request, self._counts_from):
+                self._driver.tell(f"obeying {_made_before(request)}")
+        return kept
 
     def _waits(self, request: rq.JobRequest) -> bool:
         """Return whether a request must wait until the stop that has begun has ended or failed.
@@ -223,6 +238,32 @@ def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
     except (CheckpointError, OSError) as error:
         logger.warning("requests could not be read, they will be looked for again: %s", error)
         return []
+
+
+def _made_before(request: rq.JobRequest) -> str:
+    return f"a request ({request.kind}) made at {moment(request.created_at_us)}, before this run began"
+
+
+def unexpired(
+    store: CheckpointStore, waiting: Iterable[rq.JobRequest], wall_us: int, warn: Callable[[str], None]
+) -> list[rq.JobRequest]:
+    """Return the requests of before this run that are still wanted; answer the others.
+
+    Those have expired by ``wall_us``, this machine's clock: ``MISSED``. ``warn`` gets a sentence
+    for each.
+    """
+    kept = []
+    for request in waiting:
+        if request.expires_at_us is None or wall_us <= request.expires_at_us:
+            kept.append(request)
+            continue
+        message = (
+            f"{_made_before(request)}, has expired: whoever asked gave up by {moment(request.expires_at_us)}, and this "
+            f"machine's clock says {moment(wall_us)}. It is not obeyed; ask again"
+        )
+        warn(message)
+        answer_request(store, rq.RequestAnswer(request.id, rq.RequestOutcome.MISSED, message))
+    return kept
 
 
 def answer_request(store: CheckpointStore, answer: rq.RequestAnswer) -> None:

@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from .driver import FATAL
 from .ending import GRACE_SECONDS, SoonStop
 from .options import Options, Schedule
 from .reports import FailureCost, JobOutcome, JobPaused, Progress, RestartPolicy, RunDiscarded
-from .requests import answer_request, end_finished, end_stopped, save_stop
+from .requests import answer_request, end_finished, end_stopped, save_stop, unexpired, waiting_requests
 from .rescales import Rescales, parallelism_words
 from .restore import Restored, at_parallelism, restore
 from .run import Run
@@ -312,6 +313,7 @@ class Runtime(ABC, Generic[RunT]):
             resumes = self.options.resume and permit.ref.checkpoint_id == self._start.resumes_to
             if stop.mode is StopMode.DRAIN or not resumes:
                 commit_rest(permit, sinks, retries, self._clock)
+                self._answer_expired()
                 outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
                 if stop.mode is StopMode.DRAIN:
                     return outcome
@@ -319,5 +321,9 @@ class Runtime(ABC, Generic[RunT]):
             logger.info("job goes on after its stop at checkpoint %s", permit.ref.checkpoint_id)
         if len(restored.finished) == len(restored.job.vertices):
             commit_rest(permit, sinks, retries, self._clock)
+            self._answer_expired()
             return end_finished(self.store, permit, self.options.schedule.savepoint_options, before=True)
         return None
+
+    def _answer_expired(self) -> None:
+        unexpired(self.store, waiting_requests(self.store), self._clock.wall_us(), partial(logger.warning, "%s"))

@@ -22,10 +22,17 @@ R = TypeVar("R", bound=JobRequest)
 
 
 def ask(
-    storage: Storage, kind: type[R], savepoint: str | None = None, *, sleep: Sleep = time.sleep, **members: Any
+    storage: Storage,
+    kind: type[R],
+    savepoint: str | None = None,
+    *,
+    timeout_us: int | None = None,
+    sleep: Sleep = time.sleep,
+    **members: Any,
 ) -> R:
     """Create a durable request of this kind, with the members that only this kind has.
 
+    ``timeout_us``: how long the caller waits before it withdraws the request; None: for ever.
     Raises ``NotFound``, ``InvalidInput``, ``StorageError``.
     """
     if savepoint is not None and not 0 < len(savepoint) <= SAVEPOINT_CHARACTERS_MAX:
@@ -47,7 +54,9 @@ def ask(
     newest = max(record_ids(storage), default=0)
     if not newest:
         refuse_foreign(storage)
-    request = kind(os.urandom(16).hex(), newest, savepoint, time.time_ns() // 1000, **members)
+    now_us = time.time_ns() // 1000
+    expires_at_us = None if timeout_us is None else now_us + timeout_us
+    request = kind(os.urandom(16).hex(), newest, savepoint, now_us, expires_at_us, **members)
     data = encode_request(request)
     try:
         create_object(storage, request.path, data, sleep)

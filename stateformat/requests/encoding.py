@@ -42,6 +42,7 @@ def encode_request(request: JobRequest) -> bytes:
         "newest": request.newest,
         "savepoint": request.savepoint,
         "created_at_us": request.created_at_us,
+        "expires_at_us": request.expires_at_us,
     }
     if isinstance(request, RescaleRequest):
         members["parallelism"] = request.parallelism
@@ -64,6 +65,7 @@ def decode_request(data: bytes, newest: int, request_id: str, kind: RequestKind 
         "newest": newest,
         "savepoint": members.optional("savepoint", lambda name: _bounded(members, name, SAVEPOINT_CHARACTERS_MAX)),
         "created_at_us": members.integer("created_at_us"),
+        "expires_at_us": members.optional("expires_at_us", members.integer),
     }
     request: JobRequest
     match RequestKind(kind):

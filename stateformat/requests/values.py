@@ -56,6 +56,9 @@ class JobRequest:
     """The URL of the savepoint's store; None for the default, below the job's store."""
     created_at_us: int = 0
     """µs since 1970 UTC. For display only."""
+    expires_at_us: int | None = None
+    """When whoever asks has given up, in µs since 1970 UTC by its own clock; None: it may wait for
+    ever."""
 
     @property
     def path(self) -> str:

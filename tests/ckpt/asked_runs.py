@@ -81,8 +81,8 @@ class FakeRun:
         self.store.answer_request(RequestAnswer(request.id, RequestOutcome.SAVED, message, number, url))
 
 
-def interrupted(command: str, store: Path) -> str:
-    """What a command writes to standard error when it is interrupted after it has asked."""
+def interrupted(command: str, store: Path, number: signal.Signals = signal.SIGINT) -> str:
+    """What a command writes to standard error when a signal ends it after it has asked."""
     folder = store / "requests"
     # Tests that run in the background may ignore interrupts, which children inherit.
     code = (
@@ -98,12 +98,12 @@ def interrupted(command: str, store: Path) -> str:
     try:
         while child.poll() is None and not list(folder.glob(f"[0-9]*-{command}-*")):
             threading.Event().wait(0.02)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         out, err = child.communicate(timeout=60)
     finally:
         child.kill()
         child.wait()
-    assert child.returncode == 130
+    assert child.returncode == 128 + number
     assert json.loads(out)["error"]["kind"] == "interrupted"
     assert list(folder.iterdir()) == []
     return err

@@ -3,6 +3,9 @@ time is stepped."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -347,10 +350,27 @@ def test_the_command_says_that_nobody_answers(counts: Path) -> None:
     assert list((counts / "requests").iterdir()) == []
 
 
-def test_interrupting_the_command_withdraws_the_request(counts: Path) -> None:
-    assert "the request was withdrawn; a run that had begun to stop by it may still do so" in interrupted(
-        "stop", counts
-    )
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_withdraws_the_request(counts: Path, number: signal.Signals) -> None:
+    said = interrupted("stop", counts, number)
+    assert "the request was withdrawn; a run that had begun to stop by it may still do so" in said
+    assert number is signal.SIGINT or number.name in said
+
+
+def test_a_command_that_cannot_withdraw_leaves_a_request_that_expires_when_it_would_have_given_up(
+    counts: Path,
+) -> None:
+    child = subprocess.Popen([sys.executable, "-m", "stateformat.tools.ckpt", "stop", str(counts), "--timeout", "7"])
+    store = open_store(str(counts))
+    try:
+        while not store.requests():
+            assert child.poll() is None
+            threading.Event().wait(0.02)
+    finally:
+        child.kill()
+        child.wait()
+    (left,) = store.requests()
+    assert left.expires_at_us == left.created_at_us + 7_000_000
 
 
 def test_what_cannot_be_asked_is_refused_before_anybody_is(counts: Path, flights: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import stateformat as sf
@@ -10,7 +12,8 @@ from stateformat.backends.local import JobOutcome
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import StopMode
 from stateformat.paths import request_path
-from stateformat.requests import RequestOutcome, StopRequest, encode_request
+from stateformat.requests import JobRequest, RequestOutcome, SavepointRequest, StopRequest, encode_request
+from stateformat.storage import CreateOutcome
 from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Flushing, Job, flushed
 
@@ -312,6 +315,63 @@ def test_a_request_does_not_count_for_a_run_that_went_on_from_a_later_checkpoint
         "the run that was asked when checkpoint 1 was the newest has ended; this one went on from"
     )
     assert message.endswith("checkpoint 2. Ask again")
+
+
+def left_behind(job: Job, kind: type[JobRequest], **members: Any) -> JobRequest:
+    """A request whose asker was killed, and has given up long before the clock of runs begins."""
+    request = kind("e" * 32, job.bench.newest_id, None, 1_000_000, 5_000_000, **members)
+    assert job.bench.store.storage.create(request.path, encode_request(request)) is CreateOutcome.CREATED
+    return request
+
+
+def test_a_request_that_expired_before_the_run_began_is_not_obeyed_and_the_run_says_which_and_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Job()
+    request = left_behind(job, StopRequest, mode=SUSPEND)
+    job.tap.let(0)
+    outcome = job.run()
+    assert outcome.stop is None
+    found, message = job.answer(request.id)
+    assert found is RequestOutcome.MISSED
+    assert message == (
+        "a request (stop) made at 1970-01-01T00:00:01Z, before this run began, has expired: whoever asked gave up by "
+        "1970-01-01T00:00:05Z, and this machine's clock says 2026-01-01T00:00:00Z. It is not obeyed; ask again"
+    )
+    assert message in caplog.text
+
+
+def test_a_request_that_appears_while_a_job_runs_counts_whatever_the_clocks_say() -> None:
+    job = Job()
+    run = job.processed()
+    job.bench.checkpoint(run)
+    request = left_behind(job, StopRequest, mode=SUSPEND)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert outcome.stop.request == request.id
+
+
+def test_a_run_says_that_it_obeys_a_request_of_before_its_begin() -> None:
+    job = Job()
+    bench, run = job.bench, job.processed()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(SUSPEND, timeout_us=60_000_000)
+    run = job.begin()
+    to_end(run)
+    assert any(
+        said.startswith("obeying a request (stop) made at ") and said.endswith(", before this run began")
+        for said in run.progress().news
+    )
+    assert job.answer(request.id)[0] is RequestOutcome.STOPPED
+
+
+def test_a_savepoint_that_nobody_waits_for_is_not_made_of_a_job_that_had_finished() -> None:
+    job = Job()
+    job.tap.let(0)
+    job.run()
+    request = left_behind(job, SavepointRequest)
+    job.run()
+    assert job.answer(request.id)[0] is RequestOutcome.MISSED
 
 
 def test_who_asks_a_job_to_stop_that_ends_by_itself_is_told_so() -> None:

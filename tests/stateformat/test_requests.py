@@ -116,6 +116,17 @@ def test_the_objects_are_what_the_specification_says(store: CheckpointStore) -> 
     }
 
 
+@pytest.mark.parametrize("kind", ["stop", "savepoint", "rescale"])
+def test_a_request_says_when_whoever_asks_has_given_up(store: CheckpointStore, kind: str) -> None:
+    more = {"stop": [StopMode.DRAIN], "rescale": [3], "savepoint": []}[kind]
+    ask = getattr(store, f"request_{kind}")
+    waits, expires = ask(*more), ask(*more, timeout_us=5_000_000)
+    assert waits.expires_at_us is None
+    assert expires.expires_at_us == expires.created_at_us + 5_000_000
+    assert {request.id: request for request in store.requests()} == {waits.id: waits, expires.id: expires}
+    assert b"expires_at_us" not in store.storage.read(waits.path).to_pybytes()
+
+
 def test_requests_come_in_the_order_of_the_checkpoints_that_they_were_made_at(store: CheckpointStore) -> None:
     made = [StopRequest(f"{99 - newest:032x}", newest, mode=StopMode.DRAIN) for newest in (0, 2, 10)]
     for request in reversed(made):
@@ -446,7 +457,7 @@ def test_the_specification_lists_the_members_and_words_of_the_code() -> None:
     rows = {line.split("|")[1].strip(" `"): line for line in section.splitlines() if line.startswith("| `")}
     assert re.findall(r"`(\w+)`", rows["outcome"])[1:] == list(RequestOutcome)
     assert re.findall(r"`(\w+)`", rows["mode"])[1:] == list(StopMode)
-    request = encode_request(StopRequest(ID, 2, "memory://x", 5, mode=StopMode.DRAIN))
+    request = encode_request(StopRequest(ID, 2, "memory://x", 5, 6, mode=StopMode.DRAIN))
     answer = encode_answer(RequestAnswer(ID, RequestOutcome.STOPPED, "", 2, "memory://x"))
     rescale = encode_request(RescaleRequest(ID, 2, parallelism=3, operators={"counts": 4}))
     told = {*re.findall(r"(?m)^\| `(\w+)`", section), "version", "digest"}

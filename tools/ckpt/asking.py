@@ -120,7 +120,7 @@ class Attempt(ABC, Generic[R]):
             return self._checked(known)
         if self._savepoint is not None:
             _require_empty(self._open_store(self._savepoint))
-        request = self.request = self._ask()
+        request = self.request = self._ask(int(timeout_seconds * 1e6))
         try:
             result = self._wait_for(request, timeout_seconds)
         except BaseException:
@@ -140,8 +140,8 @@ class Attempt(ABC, Generic[R]):
         """The result, if the newest record says that there is nothing to ask."""
 
     @abstractmethod
-    def _ask(self) -> R:
-        """Make the request."""
+    def _ask(self, timeout_us: int) -> R:
+        """Make the request, which expires then: if this process is killed, it cannot withdraw."""
 
     def _answered(self, answer: RequestAnswer) -> Result:
         """The result that a run's answer is."""

@@ -6,6 +6,7 @@ Classes are matched by name, so that this module, which every call imports, need
 from __future__ import annotations
 
 import re
+import signal
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ FINE: Final = 0
 PROBLEMS: Final = 1
 MISUSE: Final = 2
 UNAVAILABLE: Final = 3
-INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 TERMINATED: Final = 143
 
@@ -26,8 +26,8 @@ STATUS_MEANINGS: Final = (
     ("1", "the checkpoint has problems, or a restore, publication or stop was refused, or a stop failed"),
     ("2", "misuse: the command line asks for the impossible"),
     ("3", "the store or checkpoint is not there, no job answers, or the storage failed"),
-    ("130, 141", "interrupted; the reader of standard output went away"),
-    ("143", "`run` was asked to end (SIGTERM), and ended without a new checkpoint"),
+    ("130, 129, 143", "ended by Ctrl-C, SIGHUP, SIGTERM; `run`, which takes a checkpoint on SIGTERM: without one"),
+    ("141", "the reader of standard output went away"),
 )
 """What each exit status means, for all commands."""
 
@@ -81,9 +81,10 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
-def interrupted(effect: str = "nothing was changed") -> Failure:
-    """The failure of a command ended by Ctrl-C; ``effect`` says what it may have changed."""
-    return Failure(INTERRUPTED, "interrupted", f"interrupted; {effect}")
+def interrupted(effect: str = "nothing was changed", number: int = signal.SIGINT) -> Failure:
+    """The failure of a command ended by a signal; ``effect`` says what it may have changed."""
+    how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    return Failure(128 + number, "interrupted", f"{how}; {effect}")
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -166,7 +166,7 @@ def _run(arguments: Sequence[str], watch: Watch, interrupts: Interrupts) -> int:
         return _reader_left() if leaving.code == 1 else FINE
     except BaseException as error:
         # An interrupted import may raise an ImportError instead.
-        failure = interrupted(watch.effect) if interrupts.seen else failure_of(error)
+        failure = interrupted(watch.effect, interrupts.seen) if interrupts.seen else failure_of(error)
         # The reader may be gone, or the disk behind standard output full (which is then what the
         # error says).
         with contextlib.suppress(OSError):

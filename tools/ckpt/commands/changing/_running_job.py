@@ -51,8 +51,8 @@ class RescaleAttempt(Attempt["RescaleRequest"]):
         message = f"Everything in checkpoint {newest.checkpoint_id} has finished; there is nothing to rescale."
         return Result("finished", message, newest.checkpoint_id)
 
-    def _ask(self) -> RescaleRequest:
-        return self._store.request_rescale(self._parallelism, self._operators, self._savepoint)
+    def _ask(self, timeout_us: int) -> RescaleRequest:
+        return self._store.request_rescale(self._parallelism, self._operators, self._savepoint, timeout_us=timeout_us)
 
     def _decided(self, request: RescaleRequest) -> Result | None:  # noqa: ARG002 - whatever was asked
         return self._known()

@@ -42,7 +42,7 @@ def savepoint(session: Session, address: Address, *, target: Address | None, tim
 
     The job takes a checkpoint, and copies it to a store of its own while it keeps running. This
     copy is the savepoint, by default in savepoints/ below the store. The request is withdrawn on
-    timeout and on Ctrl-C.
+    timeout, Ctrl-C, SIGTERM and SIGHUP; after --timeout it expires.
 
     A job that has finished is not asked. `ckpt pin` and `ckpt copy` make a savepoint of an existing
     checkpoint, and need no running job.
@@ -95,8 +95,8 @@ class SavepointAttempt(Attempt["SavepointRequest"]):
         message = f"Everything in checkpoint {newest.checkpoint_id} has finished, so no job was asked{self._advice()}"
         return Result("finished", message, newest.checkpoint_id)
 
-    def _ask(self) -> SavepointRequest:
-        return self._store.request_savepoint(self._savepoint)
+    def _ask(self, timeout_us: int) -> SavepointRequest:
+        return self._store.request_savepoint(self._savepoint, timeout_us=timeout_us)
 
     def _unanswered(self, request: SavepointRequest, waited: str) -> Result:
         newest = self.newest

@@ -67,7 +67,8 @@ def stop(
 
     The job stops at its next checkpoint, which is copied to a store of its own: the savepoint, by
     default in savepoints/ below the store. Without --drain nothing is flushed, and the job can go
-    on from there. The request is withdrawn on timeout and on Ctrl-C.
+    on from there. The request is withdrawn on timeout, Ctrl-C, SIGTERM and SIGHUP. After --timeout
+    it expires: a run that starts later does not obey it.
 
     A job that has already stopped or finished is not asked.
 
@@ -126,8 +127,8 @@ class StopAttempt(Attempt["StopRequest"]):
             return self._stopped_before(self.newest)
         return None
 
-    def _ask(self) -> StopRequest:
-        return self._store.request_stop(self._mode, self._savepoint)
+    def _ask(self, timeout_us: int) -> StopRequest:
+        return self._store.request_stop(self._mode, self._savepoint, timeout_us=timeout_us)
 
     def _checked(self, result: Result) -> Result:
         from stateformat.model import StopMode
