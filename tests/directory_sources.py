@@ -19,7 +19,26 @@ class WithoutLog(DirectoryEnumerator):
         return pa.concat_tables([pa.table({**dealt, **nulls}, schema=self.columns), super().snapshot()])
 
 
+class OfNames(DirectoryEnumerator):
+    """As it was later: its log has names alone."""
+
+    log_columns = pa.schema([DirectoryEnumerator.log_columns.field("file")])
+
+    def logged(self) -> pa.Table:
+        return super().logged().select(["file"])
+
+    def restore_log(self, rows: pa.Table) -> None:
+        nulls = [rows["file"], *(pa.nulls(len(rows), pa.int64()) for _ in range(2))]
+        super().restore_log(pa.table(nulls, schema=DirectoryEnumerator.log_columns))
+
+
 class Earlier(ParquetSource):
+    kept: type[DirectoryEnumerator] = WithoutLog
+
     def enumerator(self) -> df.SplitEnumerator:
         assert self._directory is not None
-        return WithoutLog(self._directory, self.suffix, self._splits_of, until=self._until)
+        return self.kept(self._directory, self.suffix, self._splits_of, until=self._until)
+
+
+class OfNamesAlone(Earlier):
+    kept = OfNames

@@ -15,9 +15,9 @@ from stateformat.backends.connectors import ParquetSource
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
-from stateformat.errors import RestoreRefused
+from stateformat.errors import InvalidInput, RestoreRefused
 from tests.conformance import Out, to_end, until
-from tests.directory_sources import Earlier
+from tests.directory_sources import Earlier, OfNamesAlone
 from tests.growing_folders import END, GrowingFolder
 from tests.local_jobs import ROWS
 from tests.played_stage import EVERYWHERE, PlayedStage, other
@@ -110,6 +110,26 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(stage: PlayedStage, 
     folder.end()
     to_end(folder.begin())
     folder.check()
+
+
+@BOTH
+def test_a_log_of_names_alone_goes_on_and_learns_sizes_and_times(stage: PlayedStage, executor: str) -> None:
+    folder = Folder(stage, executor)
+    folder.add(7)
+    run = folder.begin(folder.flow(source=OfNamesAlone))
+    folder.read(run)
+    run.close()
+    folder.add(1)
+    run = folder.begin(folder.flow(3))
+    folder.read(run)
+    run.close()
+    # The first listing saw all files: the log has those of the earlier release twice.
+    assert folder.rows_of_log() == 7 + 8
+    with (folder.path / "0-00003.parquet").open("ab") as file:
+        file.write(b"more")
+    folder.add(1)
+    with pytest.raises((RunDiscarded, InvalidInput), match=r"0-00003\.parquet had"):
+        folder.read(folder.begin(folder.flow(3)))
 
 
 @BOTH

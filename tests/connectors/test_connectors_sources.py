@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.connectors import CsvSource, ListEnumerator, MemorySource, ParquetSource, RateSource
+from stateformat.backends.connectors.sources import files
 from stateformat.backends.dataflow import Chunk, NoSplit, Source, Split, SplitEnumerator
 from stateformat.errors import InvalidInput, StorageError
 
@@ -228,6 +231,17 @@ def test_parquet_columns_are_read_in_the_order_asked_for_and_made_plain(tmp_path
         ParquetSource(path, columns=["nowhere"])
 
 
+def test_times_of_int96_are_what_was_written_whatever_the_year(tmp_path: Path) -> None:
+    """Spark writes INT96 by default. In nanoseconds it would hold the years 1677 to 2262 alone."""
+    times = [dt.datetime.min, dt.datetime.max, None]  # noqa: DTZ901 - without a zone, as the file
+    kinds = {"at": pa.timestamp("us"), "all": pa.list_(pa.timestamp("us")), "of": pa.struct({"at": pa.timestamp("us")})}
+    rows = [{"at": time, "all": [time, time], "of": {"at": time}} for time in times]
+    written = pa.Table.from_pylist(rows, pa.schema(kinds))
+    source = ParquetSource(write(tmp_path, "a.parquet", written, use_deprecated_int96_timestamps=True))
+    assert source.schema.types == [*kinds.values()]
+    assert all_rows(source).to_pylist() == rows
+
+
 @pytest.mark.parametrize(("pattern", "expected"), [("*", 2), ("**", 4), ("**/*.parquet", 4), ("f*/*", 2)])
 def test_a_pattern_passes_folders_over_but_none_with_the_name_of_a_file(
     tmp_path: Path, pattern: str, expected: int
@@ -273,6 +287,62 @@ def test_a_file_that_changed_or_went_is_refused_with_a_sentence(tmp_path: Path) 
         read(source, split)
     with pytest.raises(InvalidInput, match="has no file"):
         ParquetSource(tmp_path)
+
+
+def rewritten(kind: str, path: Path, first: int) -> None:
+    """Ten rows in a file of its own, put in the place of another of the same size."""
+    hidden = path.with_name(".hidden")
+    if kind == "parquet":
+        pq.write_table(pa.table({"n": range(first, first + 10)}), hidden)
+    else:
+        hidden.write_text("n\n" + "".join(f"{n}\n" for n in range(first, first + 10)))
+    hidden.rename(path)
+
+
+def source_of(kind: str, paths: Path, **options: Any) -> Source:
+    made = {"parquet": ParquetSource, "csv": CsvSource}[kind]
+    return made(paths, schema={"n": pa.int64()}, **options)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_file_replaced_by_one_of_the_same_size_is_not_read_on_from_its_middle(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    rewritten(kind, path, 10)
+    source = source_of(kind, path, batch_rows=4)
+    [[split]] = dealt(source.enumerator())
+    reading = source.read(split, Clock())
+    assert next(reading).position == 4
+    size, times = path.stat().st_size, path.stat().st_mtime_ns
+    rewritten(kind, path, 20)
+    assert path.stat().st_size == size
+    with pytest.raises(InvalidInput, match=rf"a\.{kind} had {size} bytes of .* and has {size} bytes of"):
+        read(source, split, 4)
+    # A checkpoint of an earlier release has the size alone.
+    old = {name: value for name, value in json.loads(split.payload).items() if name != "modified_us"}
+    earlier = split._replace(payload=json.dumps(old).encode())
+    assert joined(source, read(source, earlier, 4))["n"].to_pylist() == [*range(24, 30)]
+    # What the refusal advises: the old rows, at their time.
+    rewritten(kind, path, 10)
+    os.utime(path, ns=(times, times))
+    assert joined(source, read(source, split, 4))["n"].to_pylist() == [*range(14, 20)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_file_that_changes_while_it_is_read_gives_none_of_its_new_rows(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    rewritten(kind, path, 10)
+    source = source_of(kind, path)
+    [[split]] = dealt(source.enumerator())
+    # After the reader has looked at it for the first time, and before it opens it.
+    open_ = source._opened  # type: ignore[attr-defined]
+
+    def opened(*arguments: Any) -> Any:
+        rewritten(kind, path, 20)
+        return open_(*arguments)
+
+    source._opened = opened  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInput, match="when the job found it"):
+        read(source, split)
 
 
 # CSV
@@ -372,6 +442,86 @@ def test_a_directory_that_grows_gives_every_file_once_in_order_of_names(tmp_path
     assert source.bounded
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize("how", ["replaced", "appended", "shortened", "made anew"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_file_that_was_read_and_changed_is_refused_at_the_next_listing(
+    tmp_path: Path, kind: str, how: str, restarted: bool
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    rewritten(kind, path, 10)
+    source = source_of(kind, tmp_path, grows=True)
+    enumerator = source.enumerator()
+    assert isinstance(enumerator.next_split(0, 1), Split)
+    assert enumerator.next_split(0, 1) is NoSplit.LATER
+    if restarted:
+        again = source.enumerator()
+        again.restore_log(enumerator.logged())
+        again.restore(enumerator.snapshot())
+        enumerator = again
+    content, time_ns = path.read_bytes(), path.stat().st_mtime_ns
+    if how == "replaced":
+        rewritten(kind, path, 20)
+    elif how == "made anew":
+        path.unlink()
+        assert enumerator.next_split(0, 1) is NoSplit.LATER, "what was read may go"
+        rewritten(kind, path, 20)
+    else:
+        path.write_bytes(content + content if how == "appended" else content[:-3])
+    now = path.stat().st_size
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=rf"a\.{kind} had {len(content)} bytes of .* and has {now} bytes of"):
+            enumerator.next_split(0, 1)
+    # What the refusal advises: the old bytes at their time, and new rows under another name.
+    path.write_bytes(content)
+    os.utime(path, ns=(time_ns, time_ns))
+    rewritten(kind, tmp_path / f"b.{kind}", 20)
+    assert isinstance(enumerator.next_split(0, 1), Split)
+
+
+def test_listings_look_at_many_files_in_turn_and_the_last_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SEEN_FILES", 3)
+    for number in range(8):
+        rewritten("csv", tmp_path / f"{number}.csv", 10)
+    for changed in range(8):
+        enumerator = source_of("csv", tmp_path, grows=True).enumerator()
+        assert len(dealt(enumerator)[0]) == 8
+        rewritten("csv", tmp_path / f"{changed}.csv", 20 + changed)
+        with pytest.raises(InvalidInput, match=rf"{changed}\.csv had"):
+            [enumerator.next_split(0, 1) for _ in range(3)]
+    enumerator = source_of("csv", tmp_path, grows=True, until="_END").enumerator()
+    assert len(dealt(enumerator)[0]) == 8
+    rewritten("csv", tmp_path / "0.csv", 40)
+    (tmp_path / "_END").touch()
+    with pytest.raises(InvalidInput, match=r"0\.csv had"):
+        enumerator.next_split(0, 1)
+
+
+def test_files_of_a_log_without_sizes_are_those_that_are_found_first(tmp_path: Path) -> None:
+    """An earlier release kept names alone; so does a query of Spark that goes on here."""
+    for name in "ab":
+        rewritten("csv", tmp_path / f"{name}.csv", 10)
+    source = source_of("csv", tmp_path, grows=True)
+    enumerator = source.enumerator()
+    named = pa.table(
+        {"file": [f"{tmp_path}/a.csv", "/elsewhere/c.csv"], "size_bytes": pa.nulls(2), "modified_us": pa.nulls(2)}
+    )
+    enumerator.restore_log(named.cast(enumerator.log_columns))
+    enumerator.restore(enumerator.columns.empty_table())
+    assert [split.id for split in dealt(enumerator)[0]] == [f"{tmp_path}/b.csv"]
+    log = enumerator.logged()
+    assert sorted(log["file"].to_pylist()) == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
+    rewritten("csv", tmp_path / "a.csv", 20)
+    again = source.enumerator()
+    # In any order.
+    again.restore_log(pa.concat_tables([log, named.cast(log.schema)]))
+    for each in (enumerator, again):
+        with pytest.raises(InvalidInput, match=r"a\.csv had"):
+            each.next_split(0, 1)
+
+
 def test_a_directory_that_grows_is_there_and_its_columns_are_known(tmp_path: Path) -> None:
     for path, options, words in (
         (tmp_path, {"grows": True}, "Give the schema"),
@@ -387,7 +537,7 @@ def test_a_directory_that_grows_is_there_and_its_columns_are_known(tmp_path: Pat
 def test_a_split_of_a_file_elsewhere_is_refused(tmp_path: Path, grows: bool) -> None:
     for folder in ("in", "secret", "in/below"):
         (tmp_path / folder).mkdir()
-        write(tmp_path / folder, "data.parquet", table_of())
+        os.utime(write(tmp_path / folder, "data.parquet", table_of()), (1, 1))
     (tmp_path / "link").symlink_to(tmp_path / "in")
     source = ParquetSource(tmp_path / "in", grows=grows)
     split = source.enumerator().next_split(0, 1)

@@ -1,10 +1,11 @@
 """What sources over files share: which files, in what order, their splits, reading from any row.
 
 Theory of operation. A split is a file, or a part of a large one. Its payload is JSON: the path, the
-file's size when the split was made, and what the kind of file adds. Its position counts rows. A
-split comes out of a checkpoint, so only files in the source's own folders are opened. Files must
-not change while a job lives: a reader that opens one checks its size, since a position in another
-file means nothing.
+file's size and modification time when the split was made, and what the kind of file adds. Its
+position counts rows. A split comes out of a checkpoint, so only files in the source's own folders
+are opened. Files must not change while a job lives: a position in another file means nothing. A
+reader looks at size and time again after each read, before it passes rows on. An enumerator of a
+directory that grows looks at those of all files whenever it lists.
 
 Files are read in the order of their names, or of the list given. Names that begin with "." or "_"
 are passed over: such files are still being written.
@@ -13,14 +14,15 @@ are passed over: such files are still being written.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import glob
 import json
 import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +34,41 @@ from stateformat.states import Columns, as_schema
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
 from .enumerators import ListEnumerator, check_at_least, not_null
 
+SEEN_FILES = 4096
+"""How many files that were read a listing of a directory that grows looks at again: some 15 ms."""
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+
+class FileStat(NamedTuple):
+    """What identifies a file, besides its path."""
+
+    modified_us: int | None
+    """None: not known, in checkpoints of earlier releases."""
+    size_bytes: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileStat:
+        """Of an answer of the operating system."""
+        return cls(found.st_mtime_ns // 1000, found.st_size)
+
+    def __str__(self) -> str:
+        if self.modified_us is None:
+            return f"{self.size_bytes} bytes"
+        at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=self.modified_us)
+        return f"{self.size_bytes} bytes of {at.isoformat(' ')}"
+
+    def check(self, what: str, path: str, found: FileStat | None) -> None:
+        """Raise ``InvalidInput`` unless ``what``, once this file, still is. None: it is gone."""
+        same_time = found is not None and self.modified_us in (None, found.modified_us)
+        if found is None or found.size_bytes != self.size_bytes or not same_time:
+            raise InvalidInput(
+                f"{what} had {self} when the job found it, and {'is gone' if found is None else f'has {found}'} now. "
+                "Files must be whole when they appear (write under a hidden name, then rename) and stay as they are. "
+                "Put back what was there, with its time (cp -p, touch -d), and new rows into a file of another name; "
+                "or start the job afresh",
+                kind=ErrorKind.OBJECT_SIZE_DIFFERS,
+                path=path,
+            )
 
 
 class FileSource(Source):
@@ -92,9 +128,9 @@ class FileSource(Source):
         return ListEnumerator(lambda: (split for path in self._files for split in self._splits_of(path)))
 
     def _splits_of(self, path: str) -> Iterator[Split]:
-        size_bytes = _size_of(path)
-        for part in self._cut(path, size_bytes):
-            payload = {"path": path, "size_bytes": size_bytes, **part}
+        stat = _stat_of(path)
+        for part in self._cut(path, stat.size_bytes):
+            payload = {"path": path, **stat._asdict(), **part}
             yield Split("#".join([path, *(str(value) for value in part.values())]), json.dumps(payload).encode())
 
     def behind(self, position: Paths) -> StartingPoint:
@@ -128,23 +164,19 @@ class FileSource(Source):
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
         """Read the rest of a file or a part of it, in batches of at most ``batch_rows``."""
         payload = json.loads(split.payload)
-        path, size_bytes = payload["path"], payload["size_bytes"]
+        path, was = payload["path"], FileStat(payload.get("modified_us"), payload["size_bytes"])
         self._check_folder(path)
-        found = _size_of(path)
-        if found != size_bytes:
-            raise InvalidInput(
-                f"{path} has {found} bytes and had {size_bytes} when the job found it, so positions in it mean nothing "
-                "any more. Put back what was there, or start the job afresh",
-                kind=ErrorKind.OBJECT_SIZE_DIFFERS,
-                path=path,
-            )
+        was.check(path, path, _stat_of(path))
         position = split.position
         with self._reported(path, f" from row {position} on"):
             for batch in self._batches(split, payload):
+                # Rows that were read before are those of the file that was found.
+                was.check(path, path, _stat_of(path))
                 for first in range(0, batch.num_rows, self._batch_rows):
                     part = batch.slice(first, self._batch_rows)
                     position += part.num_rows
                     yield Chunk(part, position)
+            was.check(path, path, _stat_of(path))
 
     @contextlib.contextmanager
     def _reported(self, path: str, where: str = "") -> Iterator[None]:
@@ -213,21 +245,29 @@ class FileSource(Source):
 class DirectoryEnumerator(SplitEnumerator):
     """Assigns the files of a directory, and those that appear later, each once.
 
-    A file must be complete when it appears: write it under a hidden name, then rename it. Files
-    found in one listing are assigned in the order of their names. ``until``: once a file with this
-    name exists, no more come, and the source ends.
+    A file must be complete when it appears (write it under a hidden name, then rename it) and must
+    not change. It may be removed once it has been read. Listings compare the size and the
+    modification time of the files assigned before: one that was appended to, rewritten, or removed
+    and made anew is refused with ``InvalidInput``. Of more than ``SEEN_FILES``, each looks at as
+    many in turn, and the first and the last listing at all. Files found in one listing are assigned
+    in the order of their names. ``until``: once a file with this name exists, no more come, and the
+    source ends.
 
-    Its log has every ``file`` (utf8) that was assigned, permanently, so none is assigned twice. It
-    also keeps ``file``, ``id`` (utf8) and ``payload`` (binary) of the remaining splits of a file
-    that was split. A file is split when its turn comes; the first listing after a restart finds the
-    others again. (Null ``id`` and ``payload`` mean an assigned file: :func:`files_behind` writes
-    these, and so did earlier releases, which had no log.)
+    Its log has every ``file`` (utf8) that was assigned, permanently, so none is assigned twice,
+    with ``size_bytes`` and ``modified_us`` (int64, since 1970). These are null in logs of earlier
+    releases, and in a second row once the file has been seen. It also keeps ``file``, ``id`` (utf8)
+    and ``payload`` (binary) of the remaining splits of a file that was split. A file is split when
+    its turn comes; the first listing after a restart finds the others again. (Null ``id`` and
+    ``payload`` mean an assigned file: :func:`files_behind` writes these, and so did earlier
+    releases, which had no log.)
     """
 
     columns = pa.schema(
         [pa.field("file", pa.string(), nullable=False), pa.field("id", pa.string()), pa.field("payload", pa.binary())]
     )
-    log_columns = not_null(file=pa.string())
+    log_columns = pa.schema(
+        [*not_null(file=pa.string()), pa.field("size_bytes", pa.int64()), pa.field("modified_us", pa.int64())]
+    )
 
     def __init__(
         self, directory: str, suffix: str, splits_of: Callable[[str], Iterable[Split]], *, until: str | None = None
@@ -236,11 +276,13 @@ class DirectoryEnumerator(SplitEnumerator):
         self._suffix = suffix
         self._splits_of = splits_of
         self._until = until
-        self._dealt: set[str] = set()
-        """Names in the directory. Of files of another, where the source was before, only the log
+        self._dealt: dict[str, FileStat | None] = {}
+        """By name in the directory. Of files of another, where the source was before, only the log
         knows."""
-        self._new: list[str] = []
-        """Paths that the log has yet to gain."""
+        self._new: dict[str, FileStat | None] = {}
+        """By path, what the log has yet to gain."""
+        self._unseen: list[str] | None = None
+        """Names of assigned files that listings have yet to look at. None: there was no listing."""
         self._found: deque[str] = deque()
         """Names that wait."""
         self._left: deque[tuple[str, Split]] = deque()
@@ -253,22 +295,47 @@ class DirectoryEnumerator(SplitEnumerator):
         looked = over = False
         while not self._left:
             if self._found:
-                path = os.path.join(self._directory, self._found[0])  # noqa: PTH118 - a name, not a path, is what is kept
+                path = self._path(self._found[0])
+                stat = _stat_of(path)
                 self._left.extend((path, split) for split in self._splits_of(path))
-                self._note([self._found.popleft()], [path])
+                self._note(self._found.popleft(), stat)
             elif looked:
                 return NoSplit.NEVER if over else NoSplit.LATER
             else:
                 # Looked for first: what comes before the end in the directory must be seen after
                 # it here.
                 over = self._until is not None and (Path(self._directory) / self._until).exists()
-                self._found.extend(sorted(_names_in(self._directory, self._suffix, self._dealt)))
+                self._found.extend(self._look(over))
                 looked = True
         return self._left.popleft()[1]
 
-    def _note(self, names: Iterable[str], paths: Iterable[str]) -> None:
-        self._dealt.update(names)
-        self._new += paths
+    def _look(self, over: bool) -> list[str]:
+        """List the new files. ``InvalidInput`` if one that was assigned has changed.
+
+        A listing looks at some of these in turn, the first and the last one at all.
+        """
+        there = {*_names_in(self._directory, self._suffix)}
+        is_whole = over or self._unseen is None
+        if is_whole or not self._unseen:
+            self._unseen = [*self._dealt]
+        seen = self._unseen if is_whole else self._unseen[-SEEN_FILES:]
+        for name in seen:
+            path = self._path(name)
+            with contextlib.suppress(FileNotFoundError):
+                if name in there:
+                    was, found = self._dealt[name], FileStat.of(os.stat(path))  # noqa: PTH116
+                    if was is None:
+                        self._note(name, found)
+                    elif was != found:
+                        was.check(path, path, found)
+        self._unseen = self._unseen[: -len(seen)]
+        return sorted(there - self._dealt.keys())
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)  # noqa: PTH118 - a name, not a path, is what is kept
+
+    def _note(self, name: str, stat: FileStat) -> None:
+        self._dealt[name] = self._new[self._path(name)] = stat
 
     def snapshot(self) -> pa.Table:
         columns = {
@@ -284,21 +351,29 @@ class DirectoryEnumerator(SplitEnumerator):
         splits = map(Split, left["id"].to_pylist(), left["payload"].to_pylist())
         self._left = deque(zip(left["file"].to_pylist(), splits, strict=True))
         dealt = rows["file"].filter(pc.invert(is_left)).to_pylist()
-        self._note(self._own(dealt), dealt)
+        self._new |= dict.fromkeys(dealt)
+        self._own(dealt, [None] * len(dealt))
 
     def logged(self) -> pa.Table:
-        new, self._new = self._new, []
-        return pa.table({"file": new}, schema=self.log_columns)
+        new, self._new = self._new, {}
+        columns = {
+            "file": [*new],
+            "size_bytes": [stat and stat.size_bytes for stat in new.values()],
+            "modified_us": [stat and stat.modified_us for stat in new.values()],
+        }
+        return pa.table(columns, schema=self.log_columns)
 
     def restore_log(self, rows: pa.Table) -> None:
-        self._dealt.update(self._own(rows["file"].to_pylist()))
+        paths, sizes, times = (rows[name].to_pylist() for name in self.log_columns.names)
+        both = zip(times, sizes, strict=True)
+        self._own(paths, [None if size is None else FileStat(time, size) for time, size in both])
 
-    def _own(self, paths: Iterable[str]) -> Iterator[str]:
-        """The names of those that lie in its directory."""
-        for path in paths:
+    def _own(self, paths: Iterable[str], stats: Iterable[FileStat | None]) -> None:
+        """Know those that lie in its directory."""
+        for path, stat in zip(paths, stats, strict=True):
             folder, name = os.path.split(path)
-            if folder == self._directory:
-                yield name
+            if folder == self._directory and (stat is not None or name not in self._dealt):
+                self._dealt[name] = stat
 
 
 def files_behind(paths: Sequence[str]) -> StartingPoint:
@@ -309,16 +384,11 @@ def files_behind(paths: Sequence[str]) -> StartingPoint:
     return StartingPoint(pa.table(columns, schema=DirectoryEnumerator.columns), (), f"behind {count} files")
 
 
-def _names_in(directory: str, suffix: str, known: Set[str]) -> list[str]:
-    """The other names of a directory that are files of a source, in any order; none if it is
-    gone.
-    """
+def _names_in(directory: str, suffix: str) -> list[str]:
+    """The names of a directory that are files of a source, in any order; none if it is gone."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [
-            name
-            for name in set(os.listdir(directory)) - known  # noqa: PTH208
-            if name.endswith(suffix) and name[0] not in "._"
-        ]
+        names = os.listdir(directory)  # noqa: PTH208
+        return [name for name in names if name.endswith(suffix) and name[0] not in "._"]
     return []
 
 
@@ -333,7 +403,7 @@ def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         text = str(Path(path).expanduser().absolute())
         if os.path.isdir(text):  # noqa: PTH112 - names, not paths, are what is wanted
-            files = [os.path.join(text, name) for name in sorted(_names_in(text, suffix, frozenset()))]  # noqa: PTH118
+            files = [os.path.join(text, name) for name in sorted(_names_in(text, suffix))]  # noqa: PTH118
         elif any(sign in text for sign in "*?[") and not os.path.exists(text):  # noqa: PTH110
             files = sorted(name for name in glob.glob(text, recursive=True) if _is_wanted(name, suffix))  # noqa: PTH207
         else:
@@ -368,9 +438,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _size_of(path: str) -> int:
+def _stat_of(path: str) -> FileStat:
     try:
-        return os.stat(path).st_size  # noqa: PTH116
+        return FileStat.of(os.stat(path))  # noqa: PTH116
     except OSError as error:
         raise StorageError(
             f"{path} cannot be read: {error.strerror}. A job needs its files as long as it reads", path=path

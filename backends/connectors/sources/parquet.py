@@ -37,6 +37,9 @@ class ParquetSource(FileSource):
     ``grows``: ``paths`` is a directory to which files are added while the job runs, each written
     under a hidden name and renamed. ``until``: once a file with this name exists, no more come.
 
+    Files must not change. A file whose size or modification time is not as it was found is refused
+    when it is read, and in a directory that grows also when it was read before.
+
     Raises ``InvalidInput`` for no files, and for columns that they do not have.
     """
 
@@ -100,4 +103,5 @@ class ParquetSource(FileSource):
 
     def _opened(self, path: str) -> pq.ParquetFile:
         with self._reported(path):
-            return pq.ParquetFile(path)
+            # Spark writes INT96 by default, which in nanoseconds would hold 1677 to 2262 alone.
+            return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
