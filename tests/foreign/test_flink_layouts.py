@@ -124,6 +124,20 @@ def drawn(draw: some.DrawFn, key: Kind) -> list[State]:
     return list(draw(some.permutations(states)))
 
 
+@pytest.mark.parametrize(("groups", "filled"), [(1, 1), (2, 1), (2, 2), (128, 1), (128, 128), (300, 300)])
+@pytest.mark.parametrize("layout", CODES)
+def test_the_handles_of_checkpoints_do_not_say_which_layout_a_stream_has(layout, groups, filled, tmp_path):
+    """Up to Flink 1.14 those of a full checkpoint of RocksDB have the code of a heap."""
+    # Keys whose length looks like the number of a key group.
+    texts = [(group, f"{group}" * (70_000 if groups == 2 else 1), None, "") for group in range(groups - filled, groups)]
+    # A hash map has its states in any order: those with entries are the last, and the first.
+    states = [State("texts", "value", TEXT, entries=texts), *(State(f"no-{n}", "value", TEXT) for n in range(8))]
+    for order in (states, states[::-1]):
+        stream = written(layout, TEXT, order, groups, fixed_key=False)
+        source = opened(savepoint(tmp_path / "s", stream, 3, groups))
+        assert shown(table_of(source, "texts").to_pylist()) == shown(expected(states[0]))
+
+
 @pytest.mark.parametrize(
     ("layout", "groups"), [*((layout, 128) for layout in CODES), ("canonical", 300), ("heap", 300)]
 )

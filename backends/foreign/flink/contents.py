@@ -22,10 +22,9 @@ from stateformat.states import coordinator_state
 
 from ..source import Note, Part
 from .described import ADVICE, Described, describe
-from .groups import CanonicalReader, Extents, HeapReader, KeyedReader
+from .groups import CanonicalReader, Extents, HeapReader, KeyedReader, is_heap
 from .handles import (
     BROADCAST,
-    CANONICAL,
     Channel,
     Incremental,
     KeyGroups,
@@ -244,7 +243,7 @@ class _OperatorReader:
         extents = Extents.of(handle, place.size, place.path)
         end = place.size if extents.header_end is None else extents.header_end
         described = describe(read_keyed_header(place.read(0, end).tobytes(), place.path))
-        heap = handle.code != CANONICAL
+        heap = is_heap(handle, place, extents, prefix)
         if heap:
             reader = HeapReader(place, extents, described.numbers, described.stored, described.compressed)
         else:

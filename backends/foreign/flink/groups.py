@@ -18,7 +18,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind
 
 from ..byte_strings import Octets, Positions
 from ..framing import snappy_streams_decode
-from .handles import KeyGroups
+from .handles import CANONICAL, KeyGroups
 from .layouts import (
     PADDING,
     Form,
@@ -38,6 +38,7 @@ RANGE_BYTES: Final = 8 << 20
 """How many stored bytes of key groups are read at once, unless one group is larger."""
 
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
+_PROBED: Final = 8
 
 
 class KeyedReader(Protocol):
@@ -123,6 +124,48 @@ class Extents:
         shift = np.empty_like(moved)
         shift[order] = moved
         return data, self.start + shift, self.end + shift
+
+
+def is_heap(handle: KeyGroups, place: Place, extents: Extents, prefix: int) -> bool:
+    """Return whether a stream has the hash-map backend's own layout; otherwise it is canonical.
+
+    Only savepoints say so. A checkpoint of RocksDB that is not incremental (until Flink 1.14) has the
+    canonical layout under the same code. The hash-map backend writes every key group, the empty ones
+    too, and first its number; a canonical one begins with the number of a state and the length of a
+    key, and if it is compressed, with a snappy stream.
+    """
+    if handle.code == CANONICAL or len(extents.groups) < handle.groups:
+        return False
+    if not handle.groups:
+        return True
+    # In the highest key group only a key of 64 KiB times its number could look like that number.
+    which = int(np.argmax(extents.groups))
+    group, start = int(extents.groups[which]), int(extents.start[which])
+    end = int(extents.end[which])
+    said = place.read(start, min(4, end - start)).tobytes()
+    return int.from_bytes(said, "big", signed=True) == group and not _begins_canonical(place, group, start, end, prefix)
+
+
+def _begins_canonical(place: Place, group: int, start: int, end: int, prefix: int) -> bool:
+    """Return whether the first entries of a key group are framed, with keys of this group."""
+    at = start + 2
+    mine = group.to_bytes(prefix, "big")
+    for _ in range(_PROBED):
+        if end - at < 10 + prefix:
+            return False
+        head = place.read(at, 4 + prefix).tobytes()
+        key = int.from_bytes(head[:4], "big")
+        last = head[4] & 0x80
+        if key < prefix or bytes([head[4] & 0x7F]) + head[5:] != mine or end - at < 10 + key:
+            return False
+        at += 4 + key
+        value = int.from_bytes(place.read(at, 4).tobytes(), "big")
+        at += 4 + value
+        if end - at < 2:
+            return False
+        if last:
+            return True
+    return True
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ Offsets: TypeAlias = "npt.NDArray[np.int64]"
 SPLIT, UNION, BROADCAST = range(3)
 """Modes of operator state."""
 CANONICAL: Final = 7
-"""The code of :class:`KeyGroups` in the canonical layout. Codes 3 and 12 are a heap's own."""
+"""The code of :class:`KeyGroups` in savepoints, which have the canonical layout. Under the codes 3 and
+12 lies a heap's own layout or, in full checkpoints of RocksDB, the canonical one.
+"""
 
 
 @dataclass(frozen=True, slots=True)

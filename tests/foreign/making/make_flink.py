@@ -55,11 +55,11 @@ FORMS = {
     "core": "hashmap-canonical rocksdb-canonical",
     "brief": "hashmap-canonical+inline hashmap-canonical+snappy hashmap-native hashmap-native+snappy"
     " hashmap-checkpoint hashmap-checkpoint+snappy hashmap-checkpoint+changelog rocksdb-canonical"
-    " rocksdb-canonical+snappy rocksdb-native rocksdb-checkpoint rocksdb-checkpoint+changelog",
+    " rocksdb-canonical+snappy rocksdb-native rocksdb-checkpoint rocksdb-checkpoint+changelog rocksdb-checkpoint+heap",
     "keys": "hashmap-canonical",
     "types": "hashmap-canonical",
     "windows": "hashmap-canonical hashmap-native",
-    "namespaces": "hashmap-canonical rocksdb-checkpoint",
+    "namespaces": "hashmap-canonical rocksdb-checkpoint rocksdb-checkpoint+heap",
     "ttl": "hashmap-canonical hashmap-native rocksdb-checkpoint",
     "shared": "hashmap-canonical hashmap-canonical+snappy",
     "wide": "hashmap-canonical rocksdb-canonical",
@@ -70,14 +70,17 @@ FORMS = {
 OLDER = {
     "1.13.6": {
         "core": "hashmap-canonical",
-        "brief": "rocksdb-canonical hashmap-checkpoint rocksdb-checkpoint",
+        "brief": "rocksdb-canonical hashmap-checkpoint rocksdb-checkpoint rocksdb-checkpoint+full"
+        " rocksdb-checkpoint+full+snappy rocksdb-checkpoint+heap",
         "types": "hashmap-canonical",
         "windows": "hashmap-canonical",
         "ttl": "hashmap-canonical",
         "shared": "hashmap-canonical+snappy",
         "sql": "hashmap-canonical",
     },
+    "1.14.6": {"brief": "rocksdb-checkpoint+full"},
     "1.15.4": {"brief": "hashmap-native rocksdb-canonical rocksdb-native"},
+    "1.17.2": {"brief": "rocksdb-checkpoint+full rocksdb-checkpoint+heap"},
     "1.20.5": {
         "brief": "hashmap-native hashmap-checkpoint+changelog",
         "types": "hashmap-canonical",

@@ -21,7 +21,8 @@ from stateformat.reading import Checkpoint
 from stateformat.states import coordinator_state
 
 from ..contents import operator_header_end
-from ..handles import CANONICAL, Incremental, KeyGroups, Metadata, Operator, Subtask
+from ..groups import HeapReader
+from ..handles import Incremental, KeyGroups, Metadata, Operator, Subtask
 from ..header import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
 from ..metadata import decode_metadata
 from ..metadata_writing import encode_metadata
@@ -80,7 +81,7 @@ def template_state() -> State:
 def template_of(source: FlinkSource) -> Template:
     """Make a template from the metadata and the stream headers of a Flink checkpoint."""
     keyed, lists = {}, {}
-    heaps = frozenset(operator.id for operator in source.metadata.operators if _is_heap(operator))
+    heaps = {uid for uid, _, reader, _ in source.contents.streams if isinstance(reader, HeapReader)}
     for operator in source.metadata.operators:
         header = _keyed_header(source, operator)
         if header is not None:
@@ -89,7 +90,8 @@ def template_of(source: FlinkSource) -> Template:
         if header is not None:
             lists[operator.id] = header
     operators = tuple(replace(operator, subtasks=()) for operator in source.metadata.operators)
-    return Template(replace(source.metadata, operators=operators), keyed, lists, heaps)
+    ids = frozenset(operator.id for operator in operators if (operator.uid or operator.id.hex()) in heaps)
+    return Template(replace(source.metadata, operators=operators), keyed, lists, ids)
 
 
 def template_in(checkpoint: Checkpoint) -> Template:
@@ -115,11 +117,6 @@ def template_in(checkpoint: Checkpoint) -> Template:
             by_kind[kind][bytes.fromhex(identity)] = value
     metadata = decode_metadata(rows[_METADATA], _METADATA)
     return Template(metadata, by_kind["keyed"], by_kind["operator"], frozenset(by_kind["heap"]))
-
-
-def _is_heap(operator: Operator) -> bool:
-    handles = (subtask.managed_keyed for subtask in operator.subtasks)
-    return any(isinstance(handle, KeyGroups) and handle.code != CANONICAL for handle in handles)
 
 
 def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:

@@ -31,8 +31,8 @@ import org.apache.flink.streaming.api.transformations.OneInputTransformation;
 
 /**
  * Lines of standard input are orders: {@code make JOB BACKEND FORM DIR}, with FORM canonical, native
- * or checkpoint, and +snappy, +inline, +changelog behind it; {@code dump DIR BACKEND PARALLELISM OUT},
- * with parallelism 0 for that of the savepoint.
+ * or checkpoint, and behind it +snappy, +inline, +changelog, +full (not incremental), +heap (timers on
+ * the heap); {@code dump DIR BACKEND PARALLELISM OUT}, with parallelism 0 for that of the savepoint.
  */
 public final class Main {
   private Main() {}
@@ -76,7 +76,11 @@ public final class Main {
         inline,
         "state.storage.fs.memory-threshold",
         "execution.checkpointing.data-inline-threshold");
-    set(found, "true", "state.backend.incremental", "execution.checkpointing.incremental");
+    String incremental = Boolean.toString(!form.contains("+full"));
+    set(found, incremental, "state.backend.incremental", "execution.checkpointing.incremental");
+    if (form.contains("+heap")) {
+      set(found, "HEAP", "state.backend.rocksdb.timer-service.factory");
+    }
     set(
         found,
         "RETAIN_ON_CANCELLATION",

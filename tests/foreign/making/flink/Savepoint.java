@@ -7,6 +7,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.flink.api.common.typeutils.TypeSerializer;
+import org.apache.flink.api.common.typeutils.TypeSerializerSnapshot;
 import org.apache.flink.core.fs.FSDataInputStream;
 import org.apache.flink.core.memory.DataInputViewStreamWrapper;
 import org.apache.flink.runtime.checkpoint.Checkpoints;
@@ -25,6 +26,7 @@ import org.apache.flink.runtime.state.metainfo.StateMetaInfoSnapshot;
 import org.apache.flink.runtime.state.metainfo.StateMetaInfoSnapshot.BackendStateType;
 import org.apache.flink.runtime.state.metainfo.StateMetaInfoSnapshot.CommonOptionsKeys;
 import org.apache.flink.runtime.state.metainfo.StateMetaInfoSnapshot.CommonSerializerKeys;
+import org.apache.flink.streaming.api.operators.TimerSerializer;
 
 /** What a savepoint says of its operators and states: read by Flink's own classes. */
 final class Savepoint {
@@ -55,6 +57,9 @@ final class Savepoint {
     for (OperatorSubtaskState subtask : operator.getStates()) {
       for (KeyedStateHandle handle : subtask.getManagedKeyedState()) {
         keyed(header(handle), found);
+      }
+      for (KeyedStateHandle handle : subtask.getRawKeyedState()) {
+        timers((KeyGroupsStateHandle) handle, found);
       }
       for (OperatorStateHandle handle : subtask.getManagedOperatorState()) {
         ofOperator(handle, found);
@@ -95,6 +100,40 @@ final class Savepoint {
         found.putIfAbsent(state.name, state);
       }
     }
+  }
+
+  /** Timers on the heap, beside RocksDB: every key group has the serializers of all services. */
+  private static void timers(KeyGroupsStateHandle handle, Map<String, State> found)
+      throws Exception {
+    try (FSDataInputStream in = handle.openInputStream()) {
+      in.seek(handle.getGroupRangeOffsets().iterator().next().f1);
+      DataInputViewStreamWrapper view = new DataInputViewStreamWrapper(in);
+      view.readLong();
+      int services = view.readInt();
+      for (int service = 0; service < services; service++) {
+        String name = view.readUTF();
+        TypeSerializer<?> key = serializer(view);
+        TypeSerializer<?> namespace = serializer(view);
+        for (String domain : new String[] {"event", "processing"}) {
+          for (int left = view.readInt(); left > 0; left--) {
+            key.deserialize(view);
+            namespace.deserialize(view);
+            view.readLong();
+          }
+          State state = new State();
+          state.name = "_timer_state/" + domain + "_" + name;
+          state.kind = "TIMERS";
+          state.key = key;
+          state.value = new TimerSerializer<>(key, namespace);
+          found.putIfAbsent(state.name, state);
+        }
+      }
+    }
+  }
+
+  private static TypeSerializer<?> serializer(DataInputViewStreamWrapper view) throws Exception {
+    ClassLoader loader = Savepoint.class.getClassLoader();
+    return TypeSerializerSnapshot.readVersionedSnapshot(view, loader).restoreSerializer();
   }
 
   private static void ofOperator(OperatorStateHandle handle, Map<String, State> found)
