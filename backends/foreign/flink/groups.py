@@ -129,10 +129,10 @@ class Extents:
 def is_heap(handle: KeyGroups, place: Place, extents: Extents, prefix: int) -> bool:
     """Return whether a stream has the hash-map backend's own layout; otherwise it is canonical.
 
-    Only savepoints say so. A checkpoint of RocksDB that is not incremental (until Flink 1.14) has the
-    canonical layout under the same code. The hash-map backend writes every key group, the empty ones
-    too, and first its number; a canonical one begins with the number of a state and the length of a
-    key, and if it is compressed, with a snappy stream.
+    Only savepoints say so. A checkpoint of RocksDB that is not incremental (until Flink 1.14) has
+    the canonical layout under a heap's code. The hash-map backend writes every key group, the empty
+    ones too, and first its number; a canonical one begins with the number of a state and the length
+    of a key, and if it is compressed, with a snappy stream.
     """
     if handle.code == CANONICAL or len(extents.groups) < handle.groups:
         return False

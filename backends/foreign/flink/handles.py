@@ -13,8 +13,8 @@ Offsets: TypeAlias = "npt.NDArray[np.int64]"
 SPLIT, UNION, BROADCAST = range(3)
 """Modes of operator state."""
 CANONICAL: Final = 7
-"""The code of :class:`KeyGroups` in savepoints, which have the canonical layout. Under the codes 3 and
-12 lies a heap's own layout or, in full checkpoints of RocksDB, the canonical one.
+"""The code of :class:`KeyGroups` in savepoints, which have the canonical layout. Under the codes 3
+and 12 lies a heap's own layout or, in full checkpoints of RocksDB, the canonical one.
 """
 
 
