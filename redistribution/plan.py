@@ -53,6 +53,11 @@ class RestorePlan(PlanDocument):
         """Operator plans by uid."""
         return {operator.uid: operator for operator in self.operators}
 
+    def gives_up(self, operator: str, state: str) -> bool:
+        """Return whether ``drop`` names a state as a whole, or its operator."""
+        # A text that may name two things was refused when the plan was made.
+        return not {operator, f"{operator}/{state}"}.isdisjoint(self.drop)
+
     @property
     def refused(self) -> bool:
         """Whether anything is refused."""

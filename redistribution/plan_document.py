@@ -58,8 +58,7 @@ def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
 
     operator = plan.by_operator[state.operator]
     restored = operator.parallelism > 0 if state.mode is Mode.COMMITTABLES else operator.starts
-    given_up = {state.operator, f"{state.operator}/{state.name}"} & {*plan.drop}
-    return column_plans(state, None, ()) if restored and not given_up else ()
+    return column_plans(state, None, ()) if restored and not plan.gives_up(state.operator, state.name) else ()
 
 
 def _column(column: ColumnPlan) -> Document:
@@ -94,7 +93,7 @@ def rule(record: Record, plan: RestorePlan, uid: str, name: str) -> str:
     operator = plan.by_operator[uid]
     if state.mode is Mode.COMMITTABLES and operator.action is not Action.DROPPED:
         return "committed before anything starts"
-    if uid in plan.drop or f"{uid}/{name}" in plan.drop:
+    if plan.gives_up(uid, name):
         return "given up"
     if operator.action is Action.DROPPED:
         return "not in the topology"

@@ -103,7 +103,7 @@ def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
 def _is_kept(state: State, plan: RestorePlan) -> bool:
     """Return whether a state is not given up and its operator, edge or coordinator exists."""
     operator = plan.topology.by_uid.get(state.operator)
-    if operator is None or f"{state.operator}/{state.name}" in plan.drop:
+    if operator is None or plan.gives_up(state.operator, state.name):
         return False
     if state.mode is Mode.IN_FLIGHT:
         edge = plan.topology.by_edge.get(state.edge or "")

@@ -195,16 +195,17 @@ def _starting_points(job: Job, positions: Mapping[str, Any]) -> dict[str, Starti
 def _inputs(job: Job, states: Mapping[str, Any], given: Rows, engine: Engine) -> list[tuple[StateInput, Any]]:
     if not isinstance(states, Mapping):
         raise InvalidInput(f"the states are {type(states).__name__}. Give a mapping from OPERATOR/STATE to rows")
-    found: dict[str, tuple[StateInput, Any]] = {}
+    found: dict[tuple[str, str], tuple[StateInput, Any]] = {}
     for name, rows in states.items():
         state = find_state(job, name)
         one = rows if isinstance(rows, Rows) else Rows(rows, given.order_by, given.on_duplicate)
         where = f"the rows of state {state.name!r} of operator {state.operator!r}"
         schema, stream = engine.schema(where, one.rows)
         checked = state_input(job.graph.operator(state.operator), state, one, schema)
-        if checked.name in found:
+        key = (state.operator, state.name)
+        if key in found:
             raise InvalidInput(f"{where} are given twice, the second time as {name!r}. Give them once")
-        found[checked.name] = (checked, stream)
+        found[key] = (checked, stream)
     return list(found.values())
 
 

@@ -10,6 +10,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import shortened
 from stateformat.model import Kind, Mode, State, known_names
 from stateformat.schema import row_schema
+from stateformat.states import labels_of, named
 from stateformat.ttl import TTL_COLUMN
 
 from ..dataflow.flow import Dataflow
@@ -31,7 +32,12 @@ def columns_of(flow: Dataflow) -> dict[str, pa.Schema]:
 
     ``_index`` of a list, ``_tag`` of timers and ``ttl_last_access`` may be left out.
     """
-    return {name: columns_for(state) for name, state in states_by_name(compiled(flow, None, None)).items()}
+    states = declared_states(compiled(flow, None, None))
+    found = {f"{state.operator}/{state.name}": columns_for(state) for state in states}
+    if len(found) < len(states):
+        for name in found:
+            named(name, states)  # Says which two have one name.
+    return found
 
 
 def columns_for(state: State) -> pa.Schema:
@@ -40,14 +46,14 @@ def columns_for(state: State) -> pa.Schema:
     return pa.schema([item.with_nullable(nullable.get(item.name, False)) for item in row_schema(state)])
 
 
-def states_by_name(job: Job) -> dict[str, State]:
+def declared_states(job: Job) -> list[State]:
     """The states that the operators declare, without those of the runtime."""
-    return {
-        f"{state.operator}/{state.name}": state
+    return [
+        state
         for state in job.states
         if state.mode in _DECLARED
         and not (state.name in (SPLITS, ENUMERATOR, ENUMERATOR_LOG) and job.vertex_of(state.operator).is_source)
-    }
+    ]
 
 
 def find_state(job: Job, given: str) -> State:
@@ -55,24 +61,22 @@ def find_state(job: Job, given: str) -> State:
 
     Raises ``InvalidInput`` for an unknown one, and for a state of the runtime.
     """
-    known = states_by_name(job)
-    if given in known:
-        return known[given]
-    for operator in job.graph.operators:
-        others = [other for other in job.graph.operators if other.name == operator.name]
-        name = f"{operator.uid}/{given[len(operator.name) + 1 :]}"
-        if operator.name and given.startswith(f"{operator.name}/") and len(others) == 1 and name in known:
-            return known[name]
-    if any(given == f"{state.operator}/{state.name}" for state in job.states):
+    declared = declared_states(job)
+    found = named(given, job.states, labels_of(job.graph.operators))
+    known = [f"{state.operator}/{state.name}" for state in declared]
+    if found is not None and found.state is not None and found.column is None:
+        state = next((one for one in declared if (one.operator, one.name) == found[:2]), None)
+        if state is not None:
+            named(f"{state.operator}/{state.name}", job.states)  # Its own name, under which its rows are counted.
+            return state
         raise InvalidInput(
             f"state {given!r} is the runtime's own, which a bootstrap fills. Give the positions of sources with "
             f"positions={{uid: …}}, and rows of {', '.join(known) or 'no state: the dataflow declares none'}",
             kind=ErrorKind.STATE_NOT_ALLOWED,
         )
-    uid = given.partition("/")[0]
-    of_operator = uid in job.graph.by_uid or any(name.startswith(f"{uid}/") for name in known)
+    of_operator = any(f"{given}/".startswith(f"{uid}/") for uid in job.graph.by_uid)
     raise InvalidInput(
-        f"dataflow {shortened(job.flow.job_id)} declares no state {given!r}; {known_names(list(known), given)}. Write "
+        f"dataflow {shortened(job.flow.job_id)} declares no state {given!r}; {known_names(known, given)}. Write "
         "OPERATOR/STATE",
         kind=ErrorKind.UNKNOWN_STATE if of_operator else ErrorKind.UNKNOWN_OPERATOR,
     )

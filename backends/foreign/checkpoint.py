@@ -222,7 +222,7 @@ class ForeignCheckpoint(Checkpoint):
             edge=None,
             schema_id=state.current.id,
             # Parts in one file, or in the metadata, are distinguished by what they are.
-            path=f"{part.path or 'inline'}#{part.operator}/{part.state}/{part.subtask}" if rows else None,
+            path=f"{part.path or 'inline'}#{_escaped(part.operator)}/{part.state}/{part.subtask}" if rows else None,
             rows=rows,
             segment_rows=rows,
             size_bytes=stored,
@@ -353,6 +353,11 @@ def _runs(groups: Groups, first: int | None, last: int | None) -> Iterator[tuple
     mine = groups[(groups >= first) & (groups <= last)]
     for run in np.split(mine, np.flatnonzero(np.diff(mine) > 1) + 1) if len(mine) else ():
         yield int(run[0]), int(run[-1])
+
+
+def _escaped(uid: str) -> str:
+    """A uid without slash, so that the name of its state cannot be mistaken for a part of it."""
+    return uid.replace("%", "%25").replace("/", "%2F")
 
 
 def _named(state: State, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Record, State, known_names
 from stateformat.problems import Problem
+from stateformat.states import named
 from stateformat.ttl import TTL_COLUMN, Ttl
 
 from .checkpoint import ForeignCheckpoint
@@ -28,10 +29,11 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
     """
     record = checkpoint.record
     subjects = [note.subject for note in checkpoint.notes if note.kind == "refused"]
+    labels = {uid: uid for uid in record.graph.by_uid}
     for note in checkpoint.notes:
-        if note.kind == "refused" and not any(
-            note.subject == name or note.subject.startswith(f"{name}/") for name in drop
-        ):
+        # A uid may have slashes, so that several operators may be meant: each must be named.
+        owners = {uid for uid in labels if note.subject == uid or note.subject.startswith(f"{uid}/")}
+        if note.kind == "refused" and note.subject not in drop and not (owners and owners <= {*drop}):
             raise InvalidInput(
                 f"{note.subject or 'a part of the checkpoint'} cannot be read: {note.message}. Leave it out with "
                 f"--drop {note.subject}, if the rest is worth something without it",
@@ -39,6 +41,9 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
             )
     known = [*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states), *subjects]
     for name in drop:
+        found = named(name, record.states, labels)
+        if found is not None and found.state is not None and found.column is None and name in subjects:
+            raise InvalidInput(f"{name!r} may be {found} or a state that cannot be read; leave out all of its operator")
         if name not in known:
             raise InvalidInput(
                 f"nothing to drop under {name!r}; {known_names(known, name)}", kind=ErrorKind.UNKNOWN_OPERATOR
@@ -52,12 +57,14 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
 
 
 def _check_times(record: Record, name: str) -> None:
-    states = {f"{state.operator}/{state.name}": state for state in record.states}
-    if name not in states:
+    found = named(name, record.states)
+    if found is None or found.state is None or found.column is not None:
+        states = [f"{state.operator}/{state.name}" for state in record.states]
         raise InvalidInput(
-            f"no state {name!r} whose rows could expire; {known_names([*states], name)}", kind=ErrorKind.UNKNOWN_STATE
+            f"no state {name!r} whose rows could expire; {known_names(states, name)}", kind=ErrorKind.UNKNOWN_STATE
         )
-    if not any(item.name == TTL_COLUMN and item.type == "timestamp_us" for item in states[name].current.fields):
+    fields = record.state(found.operator, found.state).current.fields
+    if not any(item.name == TTL_COLUMN and item.type == "timestamp_us" for item in fields):
         raise InvalidInput(
             f"state {name} does not say when its rows were accessed, as a state of Flink with a TTL does; import it "
             "without, and let the program declare the ttl: its rows then count from the restore",

@@ -7,7 +7,7 @@ reader must know, kept as properties, and the positions of sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -17,6 +17,7 @@ from stateformat.history import record_ids
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
 from stateformat.segments import WriteOptions
+from stateformat.states import labels_of, named
 from stateformat.storage import lies_in, without_secrets
 from stateformat.ttl import Ttl
 
@@ -300,35 +301,22 @@ def resolve_names(record: Record, names: Mapping[str, str]) -> Names:
 
     Raises ``InvalidInput`` for a name that does not exist, with those that do.
     """
-    uids: dict[str, str] = {}
     states: dict[tuple[str, str], str] = {}
     columns: dict[tuple[str, str], dict[str, str]] = {}
-    by_text = {f"{state.operator}/{state.name}": state for state in record.states}
-    for old, new in names.items():
-        uid = _uid_of(record, old)
-        if uid is not None:
-            uids[uid] = new
-    for old, new in names.items():
-        if _uid_of(record, old) is not None:
+    labels = labels_of(record.graph.operators)
+    found = {old: named(old, record.states, labels) for old in names}
+    uids = {one.operator: names[old] for old, one in found.items() if one is not None and one.state is None}
+    for old, one in found.items():
+        if one is None:
+            raise _unknown(record, old)
+        if one.state is None:
             continue
-        state = by_text.get(old)
-        if state is not None:
+        state, new = record.state(one.operator, one.state), names[old]
+        if one.column is None:
             states[state.operator, state.name] = _new_state_name(state, new, uids)
-            continue
-        longest = max((text for text in by_text if old.startswith(f"{text}.")), key=len, default=None)
-        if longest is None:
-            raise _unknown(record, by_text, old)
-        state = by_text[longest]
-        columns.setdefault((state.operator, state.name), {})[old[len(longest) + 1 :]] = new
+        else:
+            columns.setdefault((state.operator, state.name), {})[one.column] = new
     return uids, states, columns
-
-
-def _uid_of(record: Record, given: str) -> str | None:
-    """Return the uid for a uid, or for the name of exactly one operator."""
-    if given in record.graph.by_uid:
-        return given
-    named = [operator.uid for operator in record.graph.operators if operator.name == given]
-    return named[0] if len(named) == 1 else None
 
 
 def _new_state_name(state: State, new: str, uids: Mapping[str, str]) -> str:
@@ -343,9 +331,8 @@ def _new_state_name(state: State, new: str, uids: Mapping[str, str]) -> str:
     return new
 
 
-def _unknown(record: Record, states: Iterable[str], given: str) -> InvalidInput:
-    uid, _, rest = given.partition("/")
-    inside = [text for text in states if text.startswith(f"{uid}/")] if rest else []
+def _unknown(record: Record, given: str) -> InvalidInput:
+    inside = [f"{state.operator}/{state.name}" for state in record.states if given.startswith(f"{state.operator}/")]
     names = inside or [operator.uid for operator in record.graph.operators]
     what = "state" if inside else "operator"
     return InvalidInput(

@@ -99,8 +99,8 @@ class Answer(ArrowStream):
         """Return the answer to a query; see :func:`query` for what is raised."""
         with locked() as connection:
             statement = parse(connection, sql)
-            used = {str(table): (relations.find(table), relations.alias_of(table)) for table in statement.tables}
-            chosen = list(used.values())
+            # By what was found, not by its name: "a.b".c and a."b.c" read the same without quotes.
+            chosen = [(relations.find(table), relations.alias_of(table)) for table in statement.tables]
             if statement.sees_catalog:
                 chosen = [*((one, None) for one in relations.all), *chosen]
             notes = [*relations.notes, *(note for one in dict.fromkeys(one for one, _ in chosen) for note in one.notes)]

@@ -107,7 +107,7 @@ class Scanned(ArrowStream):
 
 def register(connection: DuckDBPyConnection, relation: Relation, scans: Scans, schema: str | None = None) -> None:
     """Make a relation a view: of a state in the schema of its operator, or in another one."""
-    hidden = f"_rows of {relation.schema_name}.{relation.name}"
+    hidden = f"_rows of {relation.sql_name}"
     whole = Scanned(relation, scans)
     if not _register_source(connection, hidden, whole, relation, scans):
         connection.register(hidden, whole)

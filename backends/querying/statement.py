@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stateformat.errors import InvalidInput
 
-from .connection import duckdb_module, first_line, folded
+from .connection import duckdb_module, first_line, folded, quoted
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -64,7 +64,8 @@ class TableName:
     catalog: str = ""
 
     def __str__(self) -> str:
-        return ".".join(filter(None, (self.catalog, self.schema, self.name)))
+        parts = [*filter(None, (self.catalog, self.schema, self.name))]
+        return ".".join(quoted(part) if "." in part and len(parts) > 1 else part for part in parts)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Restored:
 
     def drops(self, uid: str, state: str) -> bool:
         """Return whether the run drops a state of the checkpoint as a whole."""
-        return self.plan is not None and not {uid, f"{uid}/{state}"}.isdisjoint(self.plan.drop)
+        return self.plan is not None and self.plan.gives_up(uid, state)
 
     @cached_property
     def _logged(self) -> frozenset[str]:

@@ -56,7 +56,7 @@ class Match:
 
     @cached_property
     def _split_drop(self) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
-        return split_drop([name for name in self.drop if name not in self.record.graph.by_uid], self.record.states)
+        return split_drop(self.drop, self.record.states, self.record.graph.by_uid)
 
     @property
     def given_up(self) -> Mapping[tuple[str, str], frozenset[str]]:
@@ -66,7 +66,7 @@ class Match:
     @property
     def drop_whole(self) -> list[str]:
         """The operators and states that the caller gives up."""
-        return [*(name for name in self.drop if name in self.record.graph.by_uid), *self._split_drop[0]]
+        return self._split_drop[0]
 
     @cached_property
     def columns(self) -> Mapping[tuple[str, str], tuple[ColumnPlan, ...]]:
@@ -87,7 +87,7 @@ class Match:
 
     def dropped(self, state: State) -> bool:
         """Whether the caller gives up this state."""
-        return state.operator in self.drop or f"{state.operator}/{state.name}" in self.drop
+        return not {state.operator, f"{state.operator}/{state.name}"}.isdisjoint(self.drop_whole)
 
     def kept(self, uid: str) -> Sequence[State]:
         """Return the states of an operator that are not given up."""

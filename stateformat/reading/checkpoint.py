@@ -300,11 +300,7 @@ class Checkpoint:
         ``RestoreRefused`` if the plan has refusals, ``InvalidInput`` for one of another checkpoint.
         """
         plan.check(self.record.ref)
-        states = [
-            state
-            for state in self.record.states
-            if not {state.operator, f"{state.operator}/{state.name}"} & {*plan.drop}
-        ]
+        states = [state for state in self.record.states if not plan.gives_up(state.operator, state.name)]
         started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
         return carried_by_plan(self.manifest.full(), plan.assigned, states, started)
 

@@ -1,13 +1,13 @@
 """States as programs declare them, and how a declaration may change.
 
 Read ``declare`` first, then ``evolution`` (one state), ``continuation`` (a user's change to a
-state) and ``delta_policy`` (whole or delta).
+state), ``delta_policy`` (whole or delta) and ``naming`` (what users call them).
 """
 
 from __future__ import annotations
 
 from ..ttl import Ttl
-from .continuation import Changes, check_columns_known, column_name, evolve_state, new_state, split_drop
+from .continuation import Changes, check_columns_known, evolve_state, new_state
 from .declare import (
     Columns,
     as_schema,
@@ -25,12 +25,14 @@ from .declare import (
 )
 from .delta_policy import UNKNOWN_MAX, Layer, layers_kept, should_fold, warn_of_layers
 from .evolution import evolution_faults, rewritten, type_text, widening_faults
+from .naming import Named, column_name, labels_of, named, split_drop
 
 __all__ = [
     "UNKNOWN_MAX",
     "Changes",
     "Columns",
     "Layer",
+    "Named",
     "Ttl",
     "as_schema",
     "new_state",
@@ -43,9 +45,11 @@ __all__ = [
     "even_split_state",
     "evolution_faults",
     "in_flight_state",
+    "labels_of",
     "layers_kept",
     "list_state",
     "map_state",
+    "named",
     "progress_state",
     "rewritten",
     "should_fold",

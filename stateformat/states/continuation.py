@@ -104,28 +104,6 @@ def _begun(item: Field, saved: State, start_us: int) -> Field:
     return item if known else replace(item, default=str(start_us))
 
 
-def split_drop(
-    drop: Iterable[str], states: Collection[State]
-) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
-    """Split ``drop`` into names of operators and states, and columns by (operator, state)."""
-    whole = {column_name(state)[:-1] for state in states} | {state.operator for state in states}
-    others: list[str] = []
-    columns: dict[tuple[str, str], frozenset[str]] = {}
-    for name in drop:
-        found = [] if name in whole else [state for state in states if name.startswith(column_name(state))]
-        for state in found:
-            key = (state.operator, state.name)
-            columns[key] = columns.get(key, frozenset()) | {name.removeprefix(column_name(state))}
-        if not found:
-            others.append(name)
-    return others, columns
-
-
-def column_name(state: State, column: str = "") -> str:
-    """Return a column as ``drop`` names it: ``UID/STATE.COLUMN``."""
-    return f"{state.operator}/{state.name}.{column}"
-
-
 def check_columns_known(state: State, columns: Iterable[str], changes: Changes | None = None) -> None:
     """Raise ``InvalidInput`` for a column that no schema of the state has had."""
     level = _Level(changes or Changes())
@@ -133,7 +111,7 @@ def check_columns_known(state: State, columns: Iterable[str], changes: Changes |
     unknown = sorted({*columns} - known)
     # If the first schemas are no longer kept, one of them may have had the column.
     if unknown and state.schemas[0].id == 1:
-        had = {name for schema in state.schemas for name in _names(schema.fields, _Level(Changes()))}
+        had = {name for schema in state.schemas for name in full_names(schema.fields)}
         raise InvalidInput(
             f"state {state.name!r} of operator {state.operator!r} never had a column {unknown[0]!r} that could be "
             f"renamed or dropped; its columns have been {', '.join(sorted(had)) or 'none'}",
@@ -209,6 +187,11 @@ def _reached(name: str, steps: Mapping[str, str]) -> set[str]:
         name = steps[name]
         found.add(name)
     return found
+
+
+def full_names(fields: _Fields) -> set[str]:
+    """Return the full names of fields, nested ones too."""
+    return {*_names(fields, _Level(Changes()))}
 
 
 def _names(fields: _Fields, level: _Level) -> Iterator[str]:

@@ -470,3 +470,23 @@ def test_rows_that_say_no_last_access_begin_to_live_now(tmp_path: Path) -> None:
     assert past.state("seen", "by_watermark").table().num_rows == 2
     assert past.state("seen", "by_wall").table().num_rows == 0
     assert past.state("seen", "by_wall").with_expired().table().num_rows == 2
+
+
+def test_rows_of_a_text_that_may_be_two_states_go_to_none(tmp_path: Path) -> None:
+    class Named(Totals):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+            return [df.ValueState(self._name, {"key": pa.int64()}, {"total": pa.int64()})]
+
+    flow = df.Dataflow("twins")
+    keyed = flow.source(MemorySource(totals(1)), uid="orders").key_by("key")
+    keyed.apply(Named("b/c"), uid="a")
+    keyed.apply(Named("c"), uid="a/b")
+    with pytest.raises(
+        InvalidInput, match=r"'a/b/c' may be state 'b/c' of operator 'a' or state 'c' of operator 'a/b'"
+    ):
+        bootstrap(tmp_path / "store", flow, {"a/b/c": totals().drop_columns("seen")})
+    with pytest.raises(InvalidInput, match="'a/b/c' may be"):
+        columns_of(flow)

@@ -14,7 +14,7 @@ from stateformat.backends.foreign.importing import PROPERTY_CHARS, bounded, impo
 from stateformat.backends.foreign.positions import files_read
 from stateformat.backends.foreign.source import Note
 from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
-from stateformat.graph import Operator, Status, SubtaskSet
+from stateformat.graph import Operator, OperatorId, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import CheckpointKind
 from stateformat.states import declare
@@ -132,6 +132,19 @@ def test_a_state_that_cannot_be_read_is_not_lost_in_silence(tmp_path: Path) -> N
     assert store.open().record.properties["import.refused"].startswith("counts/session: its values")
     store, _ = imported(source, tmp_path / "whole", drop=["counts"])
     assert list(store.open().graph.by_uid) == ["source", "sink"]
+
+
+def test_dropping_an_operator_leaves_no_state_of_another_one_out_whose_uid_begins_so(tmp_path: Path) -> None:
+    """`counts/perDay` is a state of `counts`, and `counts/more/odd` may be one of `counts/more`."""
+    whole = flink_like()
+    more = replace(whole.record.graph.operator("sink"), uid=OperatorId("counts/more"))
+    graph = replace(whole.record.graph, operators=(*whole.record.graph.operators, more))
+    notes = (Note("refused", "counts/more/odd", "its values are of Kryo"),)
+    source = replace(whole, record=replace(whole.record, graph=graph), notes=notes)
+    with pytest.raises(InvalidInput, match="counts/more/odd cannot be read"):
+        imported(source, tmp_path, drop=["counts"])
+    imported(source, tmp_path, drop=["counts", "counts/more"])
+    imported(source, tmp_path / "both", drop=["counts/more/odd"])
 
 
 def test_opaque_keys_that_are_dropped_are_in_nobodys_way(tmp_path: Path) -> None:

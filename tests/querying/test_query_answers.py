@@ -198,6 +198,26 @@ def test_names_that_differ_only_in_case_are_told_apart_and_said(twins: Checkpoin
         query(twins, "from same.total")
 
 
+@pytest.mark.parametrize("also", ["", ", (select count(*) >= 0 from information_schema.tables) seen"])
+def test_two_tables_of_one_dotted_name_are_two_tables(tmp_path: Path, also: str) -> None:
+    places = {("a", "b.c"): 111, ("a.b", "c"): 222, ("a.b", "c.d"): 333, ("a.b.c", "d"): 444}
+    declared = [declare.even_split_state(*place, columns={"n": pa.int64()}) for place in places]
+    rows = {place: lambda _, n=n: pa.table({"n": [n]}) for place, n in places.items()}
+    graph = JobGraph(tuple(operator(uid, 1) for uid in dict.fromkeys(uid for uid, _ in places)))
+    store = CheckpointStore(stores.open_store(str(tmp_path / "store")).storage)
+    Job("dots", graph, tuple(declared), rows).publish(store, None)
+    names = ['a."b.c"', '"a.b".c', '"a.b"."c.d"', '"a.b.c".d']
+    for turn in range(len(names)):
+        asked = names[turn:] + names[:turn]
+        found = query(
+            store, "select " + ", ".join(f"(select n from {one}) as n{i}" for i, one in enumerate(asked)) + also
+        )
+        values = list(found.table().to_pylist()[0].values())[: len(names)]
+        assert dict(zip(asked, values, strict=True)) == dict(zip(names, places.values(), strict=True))
+    with pytest.raises(InvalidInput, match=r'no table .a\."b\.d"'):
+        query(store, 'from a."b.d"')
+
+
 def test_show_tables_lists_names_as_a_query_writes_them(twins: CheckpointStore) -> None:
     listed = query(twins, "show tables").table().to_pylist()
     assert [row["name"] for row in listed] == [

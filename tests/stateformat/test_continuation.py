@@ -15,7 +15,7 @@ import stateformat as sf
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import Field, State
 from stateformat.schema import children
-from stateformat.states import Changes, evolution_faults, split_drop
+from stateformat.states import Changes, evolution_faults
 from stateformat.states.continuation import check_columns_known, evolve_state, new_state
 
 LONG = pa.int64()
@@ -201,12 +201,3 @@ def test_a_name_may_have_been_in_schemas_that_are_not_kept() -> None:
     check_columns_known(cut, ["v"])
     with pytest.raises(InvalidInput, match="never had"):
         check_columns_known(saved, ["w"])
-
-
-def test_a_name_of_a_state_is_no_column() -> None:
-    states = [sf.value_state("op", name, keys={"k": LONG}, values={"v": LONG}) for name in ("s", "s.v", "t")]
-    names = ["op", "op/s", "op/s.v", "op/s.w", "op/t.a.b", "other/s.v"]
-    assert split_drop(names, states) == (
-        ["op", "op/s", "op/s.v", "other/s.v"],
-        {("op", "s"): {"w"}, ("op", "t"): {"a.b"}},
-    )

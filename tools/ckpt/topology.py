@@ -137,6 +137,7 @@ def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tu
         raw.append({name: _given(value) for name, value in whole.items() if name in _STATE and value is not None})
     as_parsed = json.loads(json.dumps(members_of(record)))
     declared = record_of({**as_parsed, "states": raw}).states
+    split_drop(drop, [*record.states, *declared], record.graph.by_uid)  # Refuses what may be several things.
     others, columns = split_drop(drop, declared)
     found: list[State] = []
     for state, change in zip(declared, changes, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -106,31 +106,30 @@ def transforms_of(
     return made
 
 
-def _labels(checkpoint: Checkpoint) -> Mapping[str, list[State]]:
-    """States by what users may call them: ``UID/STATE``, ``NAME/STATE``, ``STATE``."""
-    found: dict[str, list[State]] = {}
-    for state in checkpoint.record.states:
-        operator = checkpoint.graph.operator(state.operator)
-        names = {operator.uid: None, operator.name: None}
-        for label in (*(f"{name}/{state.name}" for name in names if name), state.name):
-            found.setdefault(label, []).append(state)
-    return found
-
-
 def _state(checkpoint: Checkpoint, given: str) -> State:
+    """The state of ``OPERATOR/STATE``, or of ``STATE`` where only one has this name."""
     from stateformat.errors import ErrorKind, InvalidInput
     from stateformat.model import known_names
 
-    states = _labels(checkpoint).get(given, [])
-    exact = [state for state in states if f"{state.operator}/{state.name}" == given]
-    if len(exact or states) == 1:
-        return (exact or states)[0]
+    states = _called(checkpoint, given)
+    if len(states) == 1:
+        return states[0]
     known = [f"{state.operator}/{state.name}" for state in states or checkpoint.record.states]
     if states:
         message = f"{len(states)} states are called {given!r}; give one of {', '.join(known)}"
     else:
         message = f"checkpoint {checkpoint.id} has no state {given!r}; {known_names(known, given)}"
     raise InvalidInput(message, kind=ErrorKind.UNKNOWN_STATE, state=given)
+
+
+def _called(checkpoint: Checkpoint, given: str) -> list[State]:
+    """The states that users may call so: by operator and name, else by the name alone."""
+    from stateformat.states import labels_of, named
+
+    found = named(given, checkpoint.record.states, labels_of(checkpoint.graph.operators))
+    if found is not None and found.state is not None and found.column is None:
+        return [checkpoint.record.state(found.operator, found.state)]
+    return [state for state in checkpoint.record.states if state.name == given]
 
 
 def _only_state(checkpoint: Checkpoint, form: str) -> State:
@@ -158,9 +157,14 @@ def _only_state(checkpoint: Checkpoint, form: str) -> State:
 
 def _column(checkpoint: Checkpoint, given: str, transformed: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], str]:
     """The state and column of ``OPERATOR/STATE.COLUMN``, or of ``COLUMN`` where it is clear."""
-    labels = _labels(checkpoint)
-    longest = max((label for label in labels if given.startswith(f"{label}.")), key=len, default=None)
-    if longest is not None:
+    from stateformat.states import labels_of, named
+
+    found = named(given, checkpoint.record.states, labels_of(checkpoint.graph.operators))
+    if found is not None and found.state is not None and found.column is not None:
+        return (found.operator, found.state), found.column
+    alone = [state.name for state in checkpoint.record.states if given.startswith(f"{state.name}.")]
+    if alone:
+        longest = max(alone, key=len)
         state = _state(checkpoint, longest)
         return (state.operator, state.name), given[len(longest) + 1 :]
     if len(transformed) == 1:

@@ -131,7 +131,10 @@ def states_to_plan(
         went_on = evolve_state(saved, state, changes, check=False)
         found.append(went_on.state)
         columns += [column_name(saved, name) for name in went_on.dropped]
-    whole, _ = split_drop(drop, [state for state, _ in declared])
+    states = [state for state, _ in declared]
+    # What one side calls a state may be a column of the other.
+    split_drop(drop, [*previous.states, *states], previous.graph.by_uid)
+    whole, _ = split_drop(drop, states)
     return tuple(found), whole, columns
 
 

@@ -150,16 +150,17 @@ def _uids(flow: Dataflow, given: dict[str, int]) -> dict[str, int]:
 
 def _dropped(checkpoint: Checkpoint, name: str) -> str:
     """What to give up, with the operator by uid: ``UID``, ``UID/STATE`` or ``UID/STATE.COLUMN``."""
-    known = {text for operator in checkpoint.graph.operators for text in (operator.uid, operator.name)}
-    if name not in known:
-        # Uids and names of states may contain a slash.
-        for end in (i for i, char in enumerate(name) if char == "/" and name[:i] in known):
-            uid, rest = checkpoint.operator_uid(name[:end]), name[end + 1 :]
-            states = {state.name for state in checkpoint.states if state.operator == uid}
-            if rest in states or not any(rest.startswith(f"{state}.") for state in states):
-                rest = checkpoint.record.state(uid, rest).name  # For an unknown state, its error lists the known ones.
-            return f"{uid}/{rest}"
-    return checkpoint.operator_uid(name)
+    from stateformat.states import labels_of, named
+
+    labels = labels_of(checkpoint.graph.operators)
+    found = named(name, checkpoint.record.states, labels)
+    if found is None:
+        for label in (label for label in labels if name.startswith(f"{label}/")):
+            checkpoint.record.state(labels[label], name[len(label) + 1 :])  # Its error lists the states.
+        return checkpoint.operator_uid(name)
+    if found.state is None:
+        return found.operator
+    return f"{found.operator}/{found.state}" + ("" if found.column is None else f".{found.column}")
 
 
 def without(graph: JobGraph, uids: set[str]) -> JobGraph:
