@@ -179,15 +179,17 @@ class Dataflow:
         """Return the graph of :meth:`graph` and the states as JSON, named as in a record (SPEC.md
         section 3.2).
 
-        Members: ``job_id``, ``job_name``, ``operators``, ``edges``, ``states``. Raises as
+        Members: ``job_id``, ``job_name``, ``operators``, ``edges``, ``states``, ``warnings`` (a
+        sentence for each operator that waits for an event time that never comes). Raises as
         :meth:`graph` does.
         """
         job = self._compiled(**options)
-        return {"job_id": self.job_id, "job_name": self.name, **graph_members(job.graph, job.states)}
+        members = graph_members(job.graph, job.states)
+        return {"job_id": self.job_id, "job_name": self.name, **members, "warnings": [*job.warnings]}
 
     def describe(self, **options: Unpack[GraphOptions]) -> str:
-        """Return :meth:`document` as text: operators in order with their inputs, and states with
-        their columns.
+        """Return :meth:`document` as text: operators in order with their inputs, states with their
+        columns, and warnings.
         """
         from .graph import described
 

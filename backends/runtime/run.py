@@ -144,6 +144,10 @@ class Run(TaskMessenger):
         """Show what has happened to the job, in the log and beside its progress."""
         self._driver.tell(sentence)
 
+    def warn(self, sentence: str) -> None:
+        """Show what is wrong with the job, in the log and beside its progress."""
+        self._driver.warn(sentence)
+
     @property
     def newest(self) -> int | None:
         """The newest checkpoint that the run knows; None before the first."""

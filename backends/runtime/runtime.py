@@ -57,6 +57,8 @@ class _Start:
     """When a run was lost, until the next one begins."""
     parallelism_said: bool = False
     """Whether the log already says that the program's parallelism is not the record's."""
+    job_warned: bool = False
+    """Whether a run has shown the warnings about the job."""
 
 
 class Runtime(ABC, Generic[RunT]):
@@ -256,6 +258,9 @@ class Runtime(ABC, Generic[RunT]):
         self._runs += 1
         run = self._make_run(restored, replace(options, schedule=this.schedule), retries)
         run.cost = this.cost
+        for sentence in () if this.job_warned else restored.job.warnings:
+            run.warn(sentence)
+        this.job_warned = True
         if this.failed_at_us is not None:
             run.cost = this.cost = this.cost.plus(self._clock.now_us() - this.failed_at_us, 0, 0)
             this.failed_at_us = None

@@ -186,6 +186,7 @@ def _dataflow(document: Json) -> list[Node]:
         draw_graph(document["operators"], document["edges"]),
         table(columns, rows) if states else None,
         more(len(states) - 2 * ROWS_SHOWN, "state"),
+        *(e("p", f"Warning: {words.label(sentence)}") for sentence in document["warnings"]),
     ]
 
 

@@ -85,6 +85,13 @@ def for_spark():
     return flow
 
 
+def endless():
+    flow = Dataflow("counts", parallelism=2)
+    numbers = flow.source(RateSource(shards=4), uid="numbers")
+    numbers.key_by("shard").window(1_000_000, "at", {"n": ("*", "count")}, uid="w")
+    return flow
+
+
 def lost():
     return make({"n": pa.int32()})
 
@@ -337,6 +344,12 @@ def test_the_page_says_which_executor_alone_reads_a_source(place: Path) -> None:
     assert "only SparkRuntime reads source 'numbers'" in found["start"]["notes"]
     anew = document("explain-restore", place / "nothing", "--flow", program(place, "for_spark"))
     assert anew["start"]["notes"] == ["only SparkRuntime reads source 'numbers'"]
+
+
+def test_the_page_says_which_operator_waits_for_event_time_that_never_comes(place: Path) -> None:
+    for store, status in (("store", 1), ("nothing", 0)):
+        found = document("explain-restore", place / store, "--flow", program(place, "endless"), status=status)
+        assert any("'w' waits for event time, but source 'numbers'" in note for note in found["start"]["notes"])
 
 
 def test_a_job_that_has_finished_is_not_started(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import stateformat as sf
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink, RateSource
-from stateformat.backends.local import LocalRuntime, VirtualClock
+from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
 from stateformat.errors import InvalidInput
 from stateformat.record import members_of
 
@@ -92,6 +92,61 @@ def test_a_feedback_edge_says_so_and_stands_with_its_state() -> None:
     lines = flow.describe().splitlines()
     assert "  <- again hash by shard (feedback)" in lines
     assert any(line.startswith("  in-flight again->head.1 (in flight by shard): shard int32") for line in lines)
+
+
+TIMELESS = (
+    "operator 'w' waits for event time, but source 'a' never ends and has no event_time: its timers (ends) fire only "
+    "when the job is drained, and its state grows until then. Give the source event_time, or use processing time"
+)
+
+
+def waits(total: int | None, event_time: str | None = None, **more: int | None) -> df.Dataflow:
+    """A window behind a source ``a``, and behind others that ``more`` names, with their rows."""
+    flow = df.Dataflow("waits", parallelism=1)
+    stream = flow.source(RateSource(total=total), uid="a", event_time=event_time)
+    others = [flow.source(RateSource(total=rows), uid=uid) for uid, rows in more.items()]
+    joined = stream.apply(Pass(), *others, uid="between")
+    joined.key_by("shard").window(1_000_000, "at", {"n": ("*", "count")}, uid="w")
+    return flow
+
+
+def test_what_waits_for_event_time_that_never_comes_is_named_with_its_source() -> None:
+    (said,) = waits(None).document()["warnings"]
+    assert said == TIMELESS
+    assert " ".join(waits(None).describe().split()).endswith(f"Warning: {TIMELESS}")
+    two = waits(None, table=None).document()["warnings"]
+    assert "sources 'a', 'table' never end and have no event_time" in two[0]
+
+
+def test_rows_that_live_for_a_time_of_events_wait_too() -> None:
+    flow = df.Dataflow("expiring", parallelism=1)
+    stream = flow.source(RateSource(), uid="a").key_by("shard")
+    stream.deduplicate(within=1_000_000, time="at", uid="by event time")
+    stream.deduplicate(within=1_000_000, uid="by processing time")
+    (said,) = flow.document()["warnings"]
+    assert said.startswith("operator 'by event time' waits for event time")
+    assert "its rows (seen) expire only when" in said
+
+
+@pytest.mark.parametrize("flow", [waits(9), waits(None, "at"), waits(None, "at", table=9), ticks()])
+def test_an_input_that_ends_or_has_event_time_is_no_reason_to_warn(flow: df.Dataflow) -> None:
+    assert flow.document()["warnings"] == []
+    assert "Warning" not in flow.describe()
+
+
+def test_one_source_without_event_time_holds_up_the_others() -> None:
+    (said,) = waits(None, "at", table=None).document()["warnings"]
+    assert "source 'table' never ends and has no event_time" in said
+
+
+def test_a_job_says_it_once_however_often_its_run_starts_again() -> None:
+    runtime = LocalRuntime(sf.open("memory://timeless"), clock=VirtualClock())
+    run = runtime.begin(waits(None))
+    assert isinstance(run, LocalRun)
+    assert run.progress().warnings == (TIMELESS,)
+    again = runtime._begin_run(waits(None))
+    assert isinstance(again, LocalRun)
+    assert again.progress().warnings == ()
 
 
 def test_what_is_wrong_with_a_dataflow_is_said_when_it_is_looked_at() -> None:

@@ -11,7 +11,7 @@ else ⌊i·s/r⌋.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -100,6 +100,26 @@ class Job:
         """Return a state of an operator; None if it has none with that name."""
         return next((state for state in self.states_of(uid) if state.name == name), None)
 
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Say which operators wait for an event time that comes only when the job is drained.
+
+        The event time of an operator is that of its slowest input, so one source that never ends
+        and has none is enough. Feedback edges carry no event time.
+        """
+        inputs, found = inputs_of(self.graph), []
+        holding: dict[str, set[str]] = {}
+        for uid in steps_in_order(self.graph):
+            step = self.step(uid)
+            if isinstance(step.logic, Source):
+                holding[uid] = set() if step.logic.bounded or step.event_time is not None else {uid}
+                continue
+            holding[uid] = set().union(*(holding[edge.source] for edge in inputs[uid] if not edge.feedback))
+            timers, rows = _by_event_time(self.states_of(uid))
+            if holding[uid] and (timers or rows):
+                found.append(_waits(uid, sorted(holding[uid]), timers, rows))
+        return tuple(found)
+
     def overtakable(self, edge: Edge) -> bool:
         """Return whether barriers overtake the records of an edge."""
         return may_overtake(edge, unaligned=self.unaligned)
@@ -179,6 +199,24 @@ def _hides_rows(kind: type[Operator]) -> bool:
     hooks = ("process", "process_combined")
     process, combined = (next(i for i, base in enumerate(bases) if hook in vars(base)) for hook in hooks)
     return process < combined and bases[combined] is not Operator
+
+
+def _by_event_time(states: Iterable[State]) -> tuple[list[str], list[str]]:
+    """Return the names of timers that fire by event time, and of states whose rows expire by it."""
+    timers = [state.name for state in states if state.kind is model.Kind.TIMERS and state.clock == "event_time"]
+    return timers, [state.name for state in states if state.ttl is not None and state.ttl.clock == "event_time"]
+
+
+def _waits(uid: str, sources: Sequence[str], timers: Sequence[str], rows: Sequence[str]) -> str:
+    named = ", ".join(map(repr, sources))
+    what = [f"timers ({', '.join(timers)}) fire"] * bool(timers) + [f"rows ({', '.join(rows)}) expire"] * bool(rows)
+    one = len(sources) == 1
+    return (
+        f"operator {uid!r} waits for event time, but source{'' if one else 's'} {named} "
+        f"{'never ends and has' if one else 'never end and have'} no event_time: its {' and its '.join(what)} only "
+        f"when the job is drained, and its state grows until then. Give the source{'' if one else 's'} event_time, or "
+        "use processing time"
+    )
 
 
 def _resolved(operator: model.Operator) -> model.Operator:

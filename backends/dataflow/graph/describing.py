@@ -28,6 +28,9 @@ def _lines(document: Json) -> Iterator[str]:
         yield f"{operator_of(operator)}: {_size(operator)}"
         yield from (f"  <- {edge_of(edge)}" for edge in inputs.get(operator["uid"], ()))
         yield from (line for state in states.get(operator["uid"], ()) for line in _state(state))
+    for sentence in document["warnings"]:
+        yield ""
+        yield from textwrap.wrap(f"Warning: {label(sentence)}", WIDTH, break_on_hyphens=False)
 
 
 def _by(members: list[Json], name: str) -> dict[str, list[Json]]:

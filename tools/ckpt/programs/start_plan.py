@@ -59,7 +59,7 @@ def _anew(store: CheckpointStore, flow: Dataflow, options: Options) -> Document:
             "operators": members["operators"],
             "edges": members["edges"],
             "refusals": [],
-            "notes": [*_notes_on_sources(flow)],
+            "notes": [*_notes_on_sources(flow), *members["warnings"]],
         },
     }
 
@@ -85,11 +85,12 @@ def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, opt
         # Elsewhere columns that nobody declares stay as they are. A program declares all.
         state["columns"] = state["columns"] if key in planned else []
         state["rule"] = "not declared by the program" if key in missing else state["rule"]
-    declared = _members(flow, options)["states"]
+    members = _members(flow, options)
+    declared = members["states"]
     known = {(str(state.operator), state.name) for state in record.states}
     document["states"] += [_new_state(one) for one in declared if (one["operator"], one["name"]) not in known]
     refusals = [*_refusals(store, checkpoint, flow)]
-    notes = [*_notes(store, checkpoint, flow, newest, plan.topology)]
+    notes = [*_notes(store, checkpoint, flow, newest, plan.topology), *members["warnings"]]
     document["refused"] = bool(plan.refused or refusals)
     document["start"] = {"anew": False, "operators": [], "edges": [], "refusals": refusals, "notes": notes}
     return document
