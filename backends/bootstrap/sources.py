@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pyarrow as pa
-
 from stateformat.model import State
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.states import coordinator_state, even_split_state
+from stateformat.tables import table_from_python
 
 from ..dataflow.api import StartingPoint
 from ..dataflow.graph import ENUMERATOR, SPLITS, SPLITS_SCHEMA
@@ -30,12 +29,7 @@ def source_snapshots(context: WriteContext, uid: str, start: StartingPoint) -> I
     parallelism = context.graph.operator(uid).parallelism
     for subtask in range(parallelism):
         mine = start.splits[subtask::parallelism]
-        rows = {
-            "split_id": [split.id for split in mine],
-            "payload": [split.payload for split in mine],
-            "position": [split.position for split in mine],
-            "watermark": [None] * len(mine),
-        }
+        rows = ({"split_id": split.id, "payload": split.payload, "position": split.position} for split in mine)
         with context.subtask(uid, subtask) as reader:
-            reader.write(SPLITS, pa.table(rows, schema=SPLITS_SCHEMA))
+            reader.write(SPLITS, table_from_python(rows, SPLITS_SCHEMA, f"the splits of {uid!r}"))
         yield reader.snapshot()

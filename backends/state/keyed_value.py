@@ -13,6 +13,7 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import Operator, brief
 from stateformat.model import State
 from stateformat.schema import segment_schema
+from stateformat.tables import CONVERSION_ERRORS, from_python
 from stateformat.ttl import TTL_COLUMN
 
 from .columns import FixedBuffer, Mask, Slots, ValidityBuffer, take_apart
@@ -409,8 +410,8 @@ def one_row(normalizer: RowNormalizer, key: Any, *rest: Any) -> pa.RecordBatch:
     columns = []
     for value, field in zip((*values, *rest), normalizer.fields, strict=True):
         try:
-            columns.append(_one(value, field.type))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            columns.append(from_python([value], field.type))
+        except CONVERSION_ERRORS as error:
             raise InvalidInput(f"{value!r} is no value of key column {field.name!r} ({field.type}): {error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=normalizer.schema)
 
@@ -423,8 +424,8 @@ def one_values(normalizer: RowNormalizer, values: Mapping[str, Any]) -> pa.Recor
     if unknown:
         raise InvalidInput(f"{unknown} are no value columns; those are {normalizer.schema.names}")
     try:
-        columns = [_one(values.get(field.name), field.type) for field in normalizer.fields]
-    except (pa.ArrowException, OverflowError) as error:
+        columns = [from_python([values.get(field.name)], field.type) for field in normalizer.fields]
+    except CONVERSION_ERRORS as error:
         raise InvalidInput(f"{values!r} are no values of {normalizer.schema.names}: {error}") from error
     return record_batch(columns, normalizer.schema, 1)
 
@@ -438,29 +439,6 @@ def check_lengths(keys: int, what: str, found: int) -> None:
     """Raise ``InvalidInput`` unless there are as many rows as keys."""
     if keys != found:
         raise InvalidInput(f"{keys} rows of keys and {found} of {what}; there must be as many")
-
-
-def _one(value: Any, kind: pa.DataType) -> pa.Array:
-    """Return an array of one value. Arrow truncates fractions and drops unknown fields; here they
-    fail.
-    """
-    array = pa.array([value], kind)
-    if not _is_same(value, array[0].as_py(), kind):
-        raise pa.ArrowInvalid(f"{value!r} is no {kind}, which would hold {array[0].as_py()!r}")
-    return array
-
-
-def _is_same(value: Any, stored: Any, kind: pa.DataType) -> bool:
-    if value is None:
-        return stored is None
-    if pa.types.is_integer(kind):
-        return bool(value == stored)
-    if pa.types.is_struct(kind) and isinstance(value, Mapping):
-        inner = {field.name: field.type for field in kind}
-        return set(value) <= set(inner) and all(_is_same(value[name], stored[name], inner[name]) for name in value)
-    if pa.types.is_list(kind) and isinstance(value, Sequence):
-        return all(_is_same(one, of, kind.value_type) for one, of in zip(value, stored, strict=True))
-    return True
 
 
 def _identity(dtype: Any, kind: str) -> Any:

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 from stateformat.model import State
 from stateformat.tables import rebatch
 
+from .keyed_value import one_values
 from .rows import RowNormalizer
 
 _BATCHES_MAX: Final = 64
@@ -50,11 +50,8 @@ class Entries:
         self._table = table
 
     def append_one(self, **values: Any) -> None:
-        """Append one row."""
-        unknown = sorted(set(values) - set(self._normalizer.schema.names))
-        if unknown:
-            raise InvalidInput(f"{unknown} are no columns; those are {self._normalizer.schema.names}")
-        self.append(pa.RecordBatch.from_pylist([values], schema=self._normalizer.schema))
+        """Append one row; ``InvalidInput`` for an unknown column or a value of another type."""
+        self.append(one_values(self._normalizer, values))
 
     def clear(self) -> None:
         """Delete all rows."""

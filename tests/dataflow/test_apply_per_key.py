@@ -633,6 +633,9 @@ def sets(**values: Any) -> Callable[..., Any]:
 
 CITY_FIELD, N_FIELD = [pa.field("city", pa.string())], [pa.field("n", pa.int64(), nullable=False)]
 NULLS = pa.table({"city": ["Rome"], "n": pa.array([None], pa.int64())})
+MANY = {"n": pa.list_(pa.int8())}
+LISTS = [ListState("three", (), MANY), MapState("two", (), pa.string(), MANY)]
+NESTED = [*CITY_FIELD, pa.field("n", pa.list_(pa.int32()))]
 STRICT = pa.schema([*N_FIELD, pa.field("s", pa.string())])
 SEVERAL = [ValueState("one", (), N), MapState("two", (), pa.string(), STRICT), ListState("three", (), N)]
 
@@ -655,7 +658,25 @@ SEVERAL = [ValueState("one", (), N), MapState("two", (), pa.string(), STRICT), L
         (rome(pa.table({"city": ["Rome"], "n": ["x"]})), {}, "gave a table of other types than its output"),
         (rome(("Rome", None)), {"output": [*CITY_FIELD, *N_FIELD]}, "of key 'Rome' gave None in column 'n' of its"),
         (rome(NULLS), {"output": [*CITY_FIELD, *N_FIELD]}, "of key 'Rome' gave None in column 'n' of its output"),
+        (rome(("Rome", [1, 2.5])), {"output": NESTED}, "in column 'n' of its output, which is list<item"),
         (sets(n="x"), {"state": N}, "of key 'Rome' set 'n' of state 'state' to 'x', which is int64"),
+        (
+            sets(n=[1, 2.5]),
+            {"state": {"n": pa.list_(pa.int32())}},
+            "set 'n' of state 'state' to [1, 2.5], which is list",
+        ),
+        (sets(n={"bb": 1}), {"state": {"n": pa.struct({"b": pa.int64()})}}, "'bb' is no field of struct<b: int64>"),
+        (sets(n=1e300), {"state": {"n": pa.float32()}}, "set 'n' of state 'state' to 1e+300, which is float"),
+        (
+            sets(three=[[2.5]]),
+            {"state": LISTS},
+            "set 'n' of state 'three' to [2.5], which is list<item: int8>: 2.5 is no",
+        ),
+        (
+            sets(two={"a": [2.5]}),
+            {"state": LISTS},
+            "set 'n' of state 'two' to [2.5], which is list<item: int8>: 2.5 is",
+        ),
         (sets(n="x" * 9_999), {"state": N}, "of key 'Rome' set 'n' of state 'state' to 'xxx"),
         (rome(("Rome", "x" * 9_999)), {}, "of key 'Rome' gave 'xxx"),
         (sets(two={"a": "x" * 9_999}), {"state": SEVERAL}, "of key 'Rome' put 'xxx"),

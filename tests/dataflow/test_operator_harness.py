@@ -313,10 +313,11 @@ def test_errors_are_those_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([{"cty": "Oslo", "n": 1}], r"in the columns \['cty'\]"),
+        ([{"cty": "Oslo", "n": 1}], r"\['cty'\] are no columns"),
         (pa.table({"city": ["Oslo"]}), r"in the columns \['n'\]"),
         (pa.record_batch({"city": ["Oslo"], "n": ["x"]}), "do not have the types of the input"),
-        ([{"city": 1, "n": 1}], "do not have the types of the input"),
+        ([{"city": 1, "n": 1}], "column 'city' is string, and a value is not"),
+        ([{"city": "", "n": 1.5}], r"column 'n' is int64, and a value is not: 1\.5 is no int64"),
     ],
 )
 def test_rows_that_are_not_those_of_the_input_are_refused(rows: Any, sentence: str) -> None:

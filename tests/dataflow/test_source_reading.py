@@ -146,6 +146,24 @@ def test_what_a_source_raises_is_told_and_what_it_reads_is_checked() -> None:
         chain.read()
 
 
+class Halves(MemorySource):
+    """Tells positions between two rows."""
+
+    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
+        for chunk in super().read(split, context):
+            yield chunk._replace(position=chunk.position - 0.5)
+
+
+def test_a_position_that_is_no_whole_number_is_refused_and_not_cut() -> None:
+    flow = Dataflow("job")
+    flow.source(Halves(pa.table({"n": [1, 2]}), batch_rows=1), uid="source").apply(CollectSink(), uid="sink")
+    runtime = LocalRuntime(stateformat.open("memory://a-position-between-rows"), checkpoint_rows=1)
+    with pytest.raises(
+        stateformat.CheckpointError, match=r"column 'position' is int64, and a value is not: 0\.5 is no"
+    ):
+        runtime.run(flow)
+
+
 def test_what_is_being_read_is_closed() -> None:
     source = Chunks(splits_per_reader=2, a=one_row_each(1, 2), b=one_row_each(1))
     chain, _ = reader(source)

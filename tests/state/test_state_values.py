@@ -377,8 +377,10 @@ def test_entries_keep_their_order() -> None:
     assert entries.rows()["a"].num_chunks < 100
     with pytest.raises(InvalidState, match="nulls"):
         entries.append(ints(a=[None]))
-    with pytest.raises(InvalidInput, match="no columns"):
+    with pytest.raises(InvalidInput, match="no value columns"):
         entries.append_one(b=1)
+    with pytest.raises(InvalidInput, match=r"2\.5 is no int64"):
+        entries.append_one(a=2.5)
     entries.replace(pa.table({"a": [5, 4], "s": ["p", None]}))
     assert entries.rows().to_pylist() == [{"a": 5, "s": "p"}, {"a": 4, "s": None}]
     entries.clear()

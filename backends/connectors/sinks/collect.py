@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.publication import CommitPermit
+from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ..sources import not_null
@@ -64,7 +65,7 @@ class CollectSink(TwoPhaseCommitSink):
         self._received = []
         place = {"uid": self.context.uid, "subtask": self.context.subtask}
         rows = [{**place, "number": number, "payload": payload} for number, payload in enumerate(_payloads(table))]
-        return pa.Table.from_pylist(rows, schema=self.committable_columns)
+        return table_from_python(rows, self.committable_columns, "the committables")
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - no other process sees this
         """Take the new rows. Raises ``InvalidState`` for a payload that is not an Arrow stream."""

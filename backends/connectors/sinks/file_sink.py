@@ -23,6 +23,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import brief
 from stateformat.publication import CommitPermit
 from stateformat.storage import without_secrets
+from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ...storage import check_options
@@ -124,7 +125,7 @@ class FileSink(TwoPhaseCommitSink):
             for place, name, closed in zip(pending, names, self._closed, strict=True)
         ]
         self._closed = []
-        return pa.Table.from_pylist(rows, schema=self.committable_columns)
+        return table_from_python(rows, self.committable_columns, "the committables")
 
     def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
         _files_of(committables, None if renamed else uid)

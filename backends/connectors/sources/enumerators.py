@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import brief
+from stateformat.tables import table_from_python
 
 from ...dataflow.api import NoSplit, Split, SplitEnumerator
 
@@ -65,9 +66,8 @@ class ListEnumerator(SplitEnumerator):
     @classmethod
     def keeping(cls, left: Mapping[int, Split]) -> pa.Table:
         """Return the snapshot of an enumerator with these splits left, by index in the list."""
-        splits = left.values()
-        rows = {"number": list(left), "id": [split.id for split in splits], "payload": [s.payload for s in splits]}
-        return pa.table(rows, schema=cls.columns)
+        rows = ({"number": number, "id": split.id, "payload": split.payload} for number, split in left.items())
+        return table_from_python(rows, cls.columns, "the splits")
 
     def restore(self, rows: pa.Table) -> None:
         left = sorted(rows.select(self.columns.names).to_pylist(), key=lambda row: row["number"])

@@ -24,6 +24,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
 from stateformat.publication import CommitPermit
+from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ..sinks import PartName, file_name_of, foreign_name, forgotten_paths, prepared_names
@@ -150,9 +151,9 @@ class SqlSink(TwoPhaseCommitSink):
         if not self._put:
             return None
         place = {"sink": self.context.uid, "subtask": self.context.subtask}
-        rows = [{**place, "object": staged.name, **staged._asdict()} for staged in self._put]
+        rows = [dict(zip(("object", *Staged._fields[1:]), staged, strict=True)) | place for staged in self._put]
         self._put = []
-        return pa.Table.from_pylist(rows, schema=self.committable_columns)
+        return table_from_python(rows, self.committable_columns, "the committables")
 
     def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
         _objects(committables, None if renamed else uid)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import InvalidState
+from stateformat.tables import table_from_python
 
 from ..api import Chunk, EventTime, NoSplit, ReaderContext, Source, Split
 from ..events import MIN_WATERMARK
@@ -251,18 +252,16 @@ class SourceReader:
 
     def rows(self) -> pa.Table:
         """Return its splits, in the columns of ``SPLITS_SCHEMA``."""
-        return pa.Table.from_pylist(
-            [
-                {
-                    "split_id": split.split.id,
-                    "payload": split.split.payload,
-                    "position": split.position,
-                    "watermark": split.watermark,
-                }
-                for split in (*self._open, *self._waiting)
-            ],
-            schema=SPLITS_SCHEMA,
+        rows = (
+            {
+                "split_id": split.split.id,
+                "payload": split.split.payload,
+                "position": split.position,
+                "watermark": split.watermark,
+            }
+            for split in (*self._open, *self._waiting)
         )
+        return table_from_python(rows, SPLITS_SCHEMA, f"the splits of {self._source!r}")
 
     def restore(self, rows: pa.Table) -> None:
         """Take the splits that :meth:`rows` of this or other readers returned."""

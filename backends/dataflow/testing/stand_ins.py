@@ -13,6 +13,7 @@ import pyarrow as pa
 from stateformat.errors import InvalidInput
 from stateformat.states import as_schema
 from stateformat.store import CheckpointStore
+from stateformat.tables import table_from_python
 
 from ...storage import MemoryStorage
 from ..api import NoSplit, Operator, Source, Split, SplitEnumerator, TwoPhaseCommitSink
@@ -106,15 +107,11 @@ def batches_of(rows: Rows, schema: pa.Schema) -> list[pa.RecordBatch]:
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if not isinstance(rows, pa.Table):
-        rows = list(rows)
-        names = sorted({name for row in rows for name in row} - set(schema.names))
-    else:
-        names = sorted({*rows.column_names} ^ {*schema.names})
+        rows = table_from_python(rows, schema, "the rows")
+    names = sorted({*rows.column_names} ^ {*schema.names})
     if names:
         raise InvalidInput(f"the rows differ from the input in the columns {names}; the input has {schema.names}")
     try:
-        if isinstance(rows, list):
-            rows = pa.Table.from_pylist(rows, schema=schema)
         found: list[pa.RecordBatch] = rows.select(schema.names).cast(schema).to_batches()
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InvalidInput(f"the rows do not have the types of the input, {schema.to_string()}: {error}") from error

@@ -11,15 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.tables import CONVERSION_ERRORS, from_python
+
 # The first and last moment of Python's datetime, in µs since 1970.
 _FIRST_US: Final = -62_135_596_800_000_000
 _LAST_US: Final = 253_402_300_799_999_999
 _DAY_US: Final = 86_400_000_000
-_WHOLE: Final = frozenset({int, type(None)})
-
-
-CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""What :func:`from_python` raises for values of another type."""
 
 
 class OutsideYears(Exception):
@@ -70,38 +67,6 @@ def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
         array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return array
     return np.fromiter(as_python(column), object, len(column))
-
-
-def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An array of Python values. Raises what Arrow does, also for fractions among integers."""
-    types = set(map(type, values))
-    if types == {int} and kind == pa.int64():
-        return pa.array(np.array(values, np.int64))
-    if types == {float} and kind == pa.float64():
-        return pa.array(np.array(values, np.float64))
-    try:
-        array = pa.array(values, kind)
-    except CONVERSION_ERRORS:
-        if np.datetime64 not in types or not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
-            raise
-        unit = kind.unit if pa.types.is_timestamp(kind) else "D"
-        array = pa.array([number_of(one, unit) if isinstance(one, np.datetime64) else one for one in values], kind)
-    if pa.types.is_integer(kind) and not types <= _WHOLE:
-        # Arrow drops fractions without a word.
-        for value, stored in zip(values, array.to_pylist(), strict=True):
-            if value != stored:
-                raise pa.ArrowInvalid(f"{value!r} is no {kind}")
-    return array
-
-
-def number_of(moment: np.datetime64, unit: str) -> int | None:
-    """A moment as a number of ``unit`` since 1970, None for NaT. ``ValueError`` if it has none."""
-    if np.isnat(moment):
-        return None
-    counted = moment.astype(f"datetime64[{unit}]")
-    if counted.astype(moment.dtype) != moment:
-        raise ValueError(f"{moment} is no whole number of {unit}, or too far away")
-    return int(counted.astype(np.int64))
 
 
 def first_outside_years(column: pa.Array) -> int:

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from stateformat.tables import CONVERSION_ERRORS, from_python
+
 from ...casting import columns_text
-from .conversion import CONVERSION_ERRORS, first_misfit, from_python
+from .conversion import first_misfit
 
 BATCH_ROWS: Final = 65_536
 """How many rows are gathered before they are emitted. A table goes at once, as it may be large."""

@@ -24,17 +24,16 @@ import pyarrow as pa
 
 from stateformat.errors import InvalidInput
 from stateformat.states import as_schema
+from stateformat.tables import CONVERSION_ERRORS, from_python
 
 from ....state import KeyedList, KeyedMap, KeyedValue
 from ...api import Descriptor, ListState, MapState, OperatorContext, ValueState
 from .conversion import (
-    CONVERSION_ERRORS,
     OutsideYears,
     as_python,
     differ,
     first_misfit,
     first_outside_years,
-    from_python,
     holds_floats,
 )
 from .emitted import KeyFault, clipped, short

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
+from stateformat.tables import number_of
 
 from ....state import TimerSet
 from ...api import OperatorContext
-from .conversion import number_of
 from .kept import beside
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
