@@ -23,7 +23,8 @@ from stateformat.storage import ObjectInfo, Storage
 from ..source import Level, Note, Part, Progress
 from .hdfs_store import chain_names
 from .key_columns import partitions_of
-from .logs import OffsetLog, OperatorInfo, batches, is_number, read_offsets
+from .logs import STRICT, OffsetLog, OperatorInfo, batches, is_number, read_offsets
+from .schemas import SCHEMA_ADVICE
 from .states import StateShape
 from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
 
@@ -80,7 +81,17 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
             operator, _, state = note.subject.partition("/")
             advice = f"`ckpt import` leaves it out with --drop {note.subject}, if the rest is worth something without"
             yield Problem(ErrorKind.UNSUPPORTED_FEATURE, CLAUSE, note.message, advice, operator=operator, state=state)
-    yield from _logs(source)
+    for (uid, name), store in source.stores.items():
+        if not store.schema.known:
+            yield _problem(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                f"Spark before 3.1 did not write which columns {uid}/{name} has: its files are read, and its keys are "
+                "not compared with their partition",
+                SCHEMA_ADVICE,
+                severity="warning",
+                operator=uid,
+            )
+    yield from _logs(source, level)
     yield from _partitions(source)
     found: dict[Part, Sequence[ObjectInfo]] = {}
     for part in source.parts:
@@ -152,7 +163,7 @@ def _of_error(error: CheckpointError, part: Part | None) -> Problem:
     return _problem(error.kind, str(error), _ADVICE_COPY, str(error.details.get("path", "")), part)
 
 
-def _logs(source: Checked) -> Iterator[Problem]:
+def _logs(source: Checked, level: Level) -> Iterator[Problem]:
     begun = batches(source.folder, "offsets")
     newest, last = max(begun), source.batches[-1]
     if newest == last + 1:
@@ -192,14 +203,15 @@ def _logs(source: Checked) -> Iterator[Problem]:
             _ADVICE_COPY,
             f"offsets/{last - 1}",
         )
-    strict = source.offsets.conf.get("spark.sql.streaming.statefulOperator.useStrictDistribution", "false")
-    if source.stores and strict != "true":
+    strict = source.offsets.conf.get(STRICT, "false") == "true"
+    known = any(store.schema.known for store in source.stores.values())
+    # In full every key is compared with its partition.
+    if known and not strict and level == "quick":
         yield _problem(
             ErrorKind.UNSUPPORTED_FEATURE,
             "the query began before Spark 3.3 (useStrictDistribution is not true): its keys may be dealt by a part of "
             "their columns",
-            "check it in full, which compares every key with its partition",
-            source.offsets.path,
+            "check it with --level full, which compares every key with its partition",
             severity="warning",
         )
 
@@ -208,13 +220,13 @@ def _partitions(source: Checked) -> Iterator[Problem]:
     wanted = source.offsets.partitions
     for operator in source.operators:
         for info in operator.stores:
-            if info.partitions != wanted:
+            if info.partitions != wanted and operator.path is not None:
                 yield _problem(
                     ErrorKind.INVALID_PARALLELISM,
                     f"store {info.name!r} of {operator.uid} has {info.partitions} partitions by {operator.path}, and "
                     f"{wanted} by {source.offsets.path}",
                     "the offset log is what Spark goes by; a repartition by Spark 4.3 leaves the other number behind",
-                    operator.path or "",
+                    operator.path,
                     operator=operator.uid,
                     # Spark's own repartitioning does this too, and does not support the default
                     # store.
@@ -289,19 +301,20 @@ def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Proble
     Counts in ``joins`` how many rows of a side of a join there are, and how many there should be.
     """
     side, _, kind = part.state.partition("-")
-    counts = joins.setdefault((part.operator, side, part.subtask or 0), {}) if kind in _JOIN_COUNTS else {}
     key = (part.operator, part.state)
     shape, store = source.shapes[key], source.stores[key]
+    counted = kind in _JOIN_COUNTS and store.schema.known
+    counts = joins.setdefault((part.operator, side, part.subtask or 0), {}) if counted else {}
     away: dict[int, int] = {}
     rows, first = 0, ""
     try:
         for _, columns in source.columns(part):
             dealt = shape.key_columns(columns)
             rows += len(columns[0])
-            if kind in _JOIN_COUNTS:
+            if counted:
                 number = len(columns[0]) if kind == _JOIN_COUNTS[1] else pc.sum(columns[-1]).as_py() or 0
                 counts[kind] = counts.get(kind, 0) + number
-            if not dealt:
+            if not dealt or not store.schema.known:
                 continue
             groups = partitions_of(dealt, store.partitions)
             wrong = groups != part.subtask

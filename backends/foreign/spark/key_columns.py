@@ -23,6 +23,8 @@ from .schemas import SparkField, StoreSchema, has_values
 
 NESTED_KEY_HASH: Final = "spark-murmur3-seed42-nested"
 """For operators whose keys have arrays or maps, which stateformat's key hash does not support."""
+UNKNOWN_KEY_HASH: Final = "spark-murmur3-seed42-unknown-columns"
+"""For operators whose columns no file names (Spark before 3.1)."""
 _LONGEST_ARRAY: Final = 4096
 _EXPANDED_ROWS: Final = 1 << 15
 
@@ -54,6 +56,8 @@ def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema
     unknown operator, by its name.
     """
     count = len(schema.key)
+    if not schema.known:
+        return count
     if not 0 <= store.prefix_columns <= count:
         raise damaged(
             operator.path or f"state/{operator.id}",
@@ -150,7 +154,7 @@ def infer_operator(operator: int, stores: dict[str, StoreSchema], partitions: in
     else:
         schema = stores.get("default") or next(iter(stores.values()))
         key, value = [item.name for item in schema.key], [item.name for item in schema.value]
-        kind = "stateStoreSave"
+        kind = "stateStoreSave" if schema.known else ""
         if key and key[-1] == "sessionStartTime" and value[:1] == ["session_window"]:
             kind, prefix = "sessionWindowStateStoreSaveExec", len(key) - 1
         elif value == ["expiresAtMicros"]:

@@ -25,6 +25,9 @@ _NO_NAME: Final = re.compile(r"[/\\\x00-\x1f\ud800-\udfff]|^\.")
 """Characters that the name of a store, which is the name of a folder, never has."""
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
 PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+_SINCE_SCHEMAS: Final = ("spark.sql.streaming.stateStore.compression.codec", STRICT)
+"""Settings that no Spark before 3.1, the first that writes schemas, has in its offset log."""
 _TIMES_MS: Final = 1 << 52
 """Milliseconds are below this, so that microseconds fit 64 bits."""
 SMALL_BYTES: Final = 1 << 26
@@ -48,6 +51,11 @@ class OffsetLog:
         """The settings that are fixed for the query's life."""
         found = self.metadata.get("conf")
         return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def has_schemas(self) -> bool:
+        """Whether the Spark that began the batch writes which columns its states have."""
+        return any(name in self.conf for name in _SINCE_SCHEMAS)
 
     @property
     def path(self) -> str:

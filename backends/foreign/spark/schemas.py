@@ -84,6 +84,18 @@ class StoreSchema:
     user_key: tuple[SparkField, ...] = ()
     """Version 3: the columns of a map state's own key."""
 
+    @property
+    def known(self) -> bool:
+        """Whether a file says which columns there are; otherwise a row is one value, as bytes."""
+        return [item.type.kind for item in self.key] != ["row"]
+
+
+UNKNOWN_SCHEMA: Final = StoreSchema(
+    (SparkField("key", SparkType("row", pa.binary())),), (SparkField("value", SparkType("row", pa.binary())),)
+)
+"""Of a store whose columns no file names."""
+SCHEMA_ADVICE: Final = "start the query once on Spark 3.1 or later: its first batch writes the file"
+
 
 def parse_schema_file(data: Any, path: str) -> list[StoreSchema]:
     """Return what a schema file declares: one store, or its column families.

@@ -34,7 +34,7 @@ from ..source import Level, Note, Opened, Part, Progress
 from . import hdfs_store, rocksdb_store
 from .checks import check
 from .families import Family, families_of
-from .key_columns import NESTED_KEY_HASH, infer_operator
+from .key_columns import NESTED_KEY_HASH, UNKNOWN_KEY_HASH, infer_operator
 from .logs import (
     PROVIDER,
     OperatorInfo,
@@ -50,7 +50,7 @@ from .logs import (
     read_small,
 )
 from .rocksdb_keys import encoder_of
-from .schemas import StoreSchema, parse_schema_file
+from .schemas import SCHEMA_ADVICE, UNKNOWN_SCHEMA, StoreSchema, parse_schema_file
 from .states import StateShape, shape_of
 from .stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Entries, Listing, Store, StoreReader
 
@@ -136,26 +136,53 @@ class SparkSource:
             names = self.listing.files(f"state/{number}/_metadata")
             newer = self.listing.files(f"state/{number}/_metadata/v2")
             found = read_operator(self._logs, number, self.batch, {**names, **newer})
-            yield found or infer_operator(number, self._schemas_of(number), self.offsets.partitions)
+            if found is None:
+                schemas = self._schemas_of(number)
+                # An operator without keys has all in partition 0; elsewhere its schema says so.
+                alone = not any(one.known for one in schemas.values()) and not self._has_partitions(number)
+                found = infer_operator(number, schemas, 1 if alone else self.offsets.partitions)
+            yield found
+
+    def _has_partitions(self, operator: int) -> bool:
+        base = f"state/{operator}/"
+        names = {path.removeprefix(base).partition("/")[0] for path in self.listing.folders if path.startswith(base)}
+        return any(is_number(name) and name != "0" for name in names)
 
     def _schemas_of(self, operator: int) -> dict[str, StoreSchema]:
         """Return the schemas of the stores of partition 0; Spark 3.5 gives no other information on
         stores.
         """
         base = f"state/{operator}/0"
-        found = {}
+        found: dict[str, StoreSchema] = {}
         for path, files in self.listing.folders.items():
             if "schema" in files and path.startswith(f"{base}/") and path.endswith("/_metadata"):
                 name = path.removeprefix(base).removesuffix("/_metadata").strip("/") or "default"
                 found[name] = parse_schema_file(read_small(self._logs, f"{path}/schema"), f"{path}/schema")[0]
         if not found:
-            raise DamagedCheckpoint(
-                f"{base}/_metadata/schema is missing, and the operator has no other metadata: what its state holds is "
-                "not known. Put the file back from a copy",
-                kind=ErrorKind.OBJECT_MISSING,
-                path=f"{base}/_metadata/schema",
-            )
+            unknown = self._schema(f"{base}/_metadata/schema")[0]
+            # The stores of a join are folders of a partition; other operators have one, "default".
+            below = [path.removeprefix(f"{base}/") for path in self.listing.folders if path.startswith(f"{base}/")]
+            names = [name for name in below if not name.startswith("_") and "/" not in name]
+            found = dict.fromkeys(names or ["default"], unknown)
         return found
+
+    def _schema(self, path: str) -> list[StoreSchema]:
+        """Return what a schema file declares. Spark before 3.1 wrote none: keys and values are then
+        bytes.
+        """
+        folder, _, name = path.rpartition("/")
+        if folder.endswith("/_metadata") and name not in self.listing.files(folder):
+            if not self.offsets.has_schemas and self.provider == HDFS_PROVIDER:
+                return [UNKNOWN_SCHEMA]
+            # Spark does not write a file beside whose name another's checksum lies.
+            orphan = f".{name}.crc" in self.listing.files(folder)
+            raise DamagedCheckpoint(
+                f"{path} is missing, so which columns the state has is not known. Put the file back from a copy, or "
+                f"{f'remove its .{name}.crc and ' if orphan else ''}{SCHEMA_ADVICE}",
+                kind=ErrorKind.OBJECT_MISSING,
+                path=path,
+            )
+        return parse_schema_file(read_small(self._logs, path), path)
 
     def _find_states(self) -> None:
         notes: list[Note] = []
@@ -164,7 +191,16 @@ class SparkSource:
                 path, elsewhere = self._schema_path(operator, store.name)
                 if elsewhere:
                     notes.append(Note("elsewhere", operator.uid, f"{elsewhere} is not here; {path} was read instead"))
-                schemas = parse_schema_file(read_small(self._logs, path), path)
+                schemas = self._schema(path)
+                if not schemas[0].known:
+                    notes.append(
+                        Note(
+                            "opaque",
+                            f"{operator.uid}/{store.name}",
+                            "Spark before 3.1 did not write which columns a state has: keys and values are its bytes. "
+                            f"To read them, {SCHEMA_ADVICE}, {path}",
+                        )
+                    )
                 try:
                     families = list(families_of(operator, store, schemas))
                 except UnsupportedFormat as error:
@@ -190,7 +226,7 @@ class SparkSource:
             name=family.name,
             version=self.version,
             # Spark's own repartitioning leaves the metadata's number as it was.
-            partitions=self.offsets.partitions if family.hashed else 1,
+            partitions=(self.offsets.partitions if family.schema.known else info.partitions) if family.hashed else 1,
             schema=family.schema,
             conf=self.offsets.conf,
             prefix_columns=info.prefix_columns,
@@ -257,8 +293,10 @@ class SparkSource:
         own = [self.stores[key].partitions for key in self.stores if key[0] == info.uid]
         named = [store.partitions for store in info.stores]
         partitions = max(own or named or [1])
-        opaque = any(shape.opaque for (uid, _), shape in self.shapes.items() if uid == info.uid)
-        key_hash = NESTED_KEY_HASH if opaque else DEFAULT_KEY_HASH
+        shapes = [shape for (uid, _), shape in self.shapes.items() if uid == info.uid]
+        key_hash = NESTED_KEY_HASH if any(shape.opaque for shape in shapes) else DEFAULT_KEY_HASH
+        if not all(shape.schema.known for shape in shapes):
+            key_hash = UNKNOWN_KEY_HASH
         return Operator(info.uid, partitions, partitions, info.name, key_hash)
 
     def _properties(self) -> dict[str, str]:

@@ -77,6 +77,8 @@ def decode_rows(rows: ByteStrings, fields: Sequence[SparkField], path: str) -> l
 
     Raises ``DamagedCheckpoint``, naming ``path``, if an offset, size or text is impossible.
     """
+    if [item.type.kind for item in fields] == ["row"]:
+        return [rows.to_arrow()]
     return _columns(_Rows(rows, path), fields)
 
 

@@ -29,6 +29,11 @@ ENVIRONMENTS = {
         "googleapis-common-protos",
     ],
 }
+OLD = "3.0.3"
+"""The last that writes no schemas. Its own Scala library, 2.12.10, does not run on Java 17: that of
+Spark 3.5 takes its place, and a program in Java makes the queries.
+"""
+OPENED = ("java.lang", "java.lang.invoke", "java.net", "java.nio", "java.util", "sun.nio.ch")
 PROGRAM = HERE / "spark_fixtures.py"
 
 
@@ -47,6 +52,30 @@ def run(python: str, *arguments: str) -> None:
     subprocess.run([python, str(PROGRAM), str(WORK), *arguments], check=True, env={**os.environ, "TZ": "UTC"})
 
 
+def make_old() -> None:
+    """Make the fixtures of :data:`OLD` with its jars, from the source distribution on PyPI."""
+    jars = CACHE / f"spark-{OLD}"
+    if not (jars / "ready").exists():
+        for version, wanted in ((OLD, "*.jar"), ("3.5.9", "scala-library-*.jar")):
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+            subprocess.run([*pip, "-d", jars, f"pyspark=={version}"], check=True)
+            unpack = [
+                "tar",
+                "xzf",
+                jars / f"pyspark-{version}.tar.gz",
+                "-C",
+                jars,
+                "--strip-components=3",
+                "--wildcards",
+            ]
+            subprocess.run([*unpack, f"*/deps/jars/{wanted}"], check=True)
+        (jars / "scala-library-2.12.10.jar").unlink()
+        (jars / "ready").touch()
+    opened = [f"--add-{how}=java.base/{name}=ALL-UNNAMED" for name in OPENED for how in ("opens", "exports")]
+    program = HERE / "spark" / "OldQueries.java"
+    subprocess.run(["java", *opened, "-cp", f"{jars}/*", program, WORK / f"old-spark-{OLD}"], check=True)
+
+
 def keep(made: Path) -> None:
     """Copy what belongs to a fixture. Hadoop's checksum files stay in the one that shows them."""
     target = FIXTURES / made.parent.name / made.name
@@ -63,9 +92,10 @@ def main() -> None:
     run(sys.executable, *names)
     run(sys.executable, "--say", *names)
     if not names:
-        for old in FIXTURES.glob("spark-*"):
+        make_old()
+        for old in FIXTURES.glob("*spark-*"):
             shutil.rmtree(old)
-    for made in sorted(WORK.glob("spark-*/*")):
+    for made in sorted(WORK.glob("*spark-*/*")):
         keep(made)
 
 

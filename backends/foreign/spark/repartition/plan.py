@@ -20,6 +20,7 @@ from stateformat.storage import ObjectInfo, Storage
 from ...framing import damaged
 from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
 from ..rocksdb_files import read_snapshot
+from ..schemas import SCHEMA_ADVICE
 from ..source import READERS, SparkSource
 from ..stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Store, StoreReader
 from .logs import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, edit_operator, location_like, moved_schema
@@ -224,6 +225,13 @@ def _check_provider(source: SparkSource, before: str, after: str) -> None:
     if before == "rocksdb" and after == "hdfs":
         raise InvalidInput(
             "state is moved from the default store to RocksDB, not back; leave --provider out to keep RocksDB"
+        )
+    unknown = ["/".join(key) for key, store in source.stores.items() if not store.schema.known]
+    if unknown:
+        raise UnsupportedFormat(
+            f"Spark before 3.1 did not write which columns {unknown[0]} has, so its partitions cannot be computed: "
+            f"{SCHEMA_ADVICE}, and rescale then",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
         )
     refused = [note for note in source.notes if note.kind == "refused"]
     if refused:
