@@ -34,7 +34,7 @@ backends.foreign.flink
 backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.chosen backends.foreign.positions backends.foreign.formats backends.foreign.importing backends.foreign
 backends.querying backends.exporting backends.origin
 backends.runtime.reports backends.runtime.ending backends.runtime.rescales backends.runtime.logs backends.runtime.channels backends.runtime backends.dataflow.testing backends.local
-backends.spark.options backends.spark.jvm_signals backends.spark.sessions backends.spark.worker_process backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
+backends.spark.options backends.spark.jvm_signals backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
 backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology

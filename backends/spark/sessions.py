@@ -5,7 +5,8 @@ Four things go wrong with a session made by hand:
 - Spark starts its Python workers with the ``python3`` on PATH. Here they run the driver's
   interpreter, unless the user has set ``PYSPARK_PYTHON``.
 - It puts the working directory first on their ``sys.path``, where a folder could shadow our
-  package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
+  package. ``PYTHONSAFEPATH=1`` in the workers prevents it. Where the driver finds modules of one's
+  own (beside its program, in the working directory) comes last instead.
 - Workers on unix domain sockets write a stack trace to the terminal when they have been idle for a
   minute (PySpark 4.3), so they use TCP.
 - A SQL shuffle whose map task runs again may give different readers different orders, so both
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Any, Final
 import stateformat
 from stateformat.errors import ErrorKind, InvalidInput
 
+from .worker_process import PATH_VARIABLE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -39,6 +42,7 @@ _CHECKSUMS: Final[Mapping[str, str]] = {
 
 EVERYWHERE: Final[Mapping[str, str]] = {
     "spark.executorEnv.PYTHONSAFEPATH": "1",
+    "spark.python.daemon.module": "stateformat.backends.spark.worker_process",
     "spark.python.unix.domain.socket.enabled": "false",
     **_CHECKSUMS,
 }
@@ -77,9 +81,18 @@ def configure(builder: Any) -> Any:
     memory and name.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for name, value in EVERYWHERE.items():
+    for name, value in {**EVERYWHERE, f"spark.executorEnv.{PATH_VARIABLE}": _path_of_driver()}.items():
         builder = builder.config(name, value)
     return builder
+
+
+def _path_of_driver() -> str:
+    """Return the directories of the driver's ``sys.path`` that no environment of Python's has."""
+    installed = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    places = dict.fromkeys(str(Path(place).absolute()) for place in (*sys.path, ""))
+    return os.pathsep.join(
+        place for place in places if not any(Path(place).is_relative_to(prefix) for prefix in installed)
+    )
 
 
 def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
