@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypedDict
 
 from stateformat.errors import InvalidInput
-from stateformat.storage import as_url, check_no_secrets, checkpoint_address
+from stateformat.storage import absolute, as_url, check_no_secrets, checkpoint_address
 
 from ..dataflow.coordinator import LOOP_ROUNDS_MAX
 
@@ -68,6 +69,11 @@ class Schedule:
     """
     savepoint_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Storage options of a savepoint's store."""
+    savepoints_below: str | os.PathLike[str] | Collection[str | os.PathLike[str]] | None = None
+    """Directories or URLs in which savepoints may be asked for, beside its ``savepoints/``.
+
+    None: wherever the program may write, except where its sources and sinks read and write.
+    """
     loop_rounds_max: int = LOOP_ROUNDS_MAX
     """The run fails after this many rounds of a loop whose input has ended."""
     loop_bytes_max: int = 256 << 20
@@ -91,6 +97,12 @@ class Schedule:
         )
         if self.keep is not Keep.DEFAULT:
             check_whole(self, keep=1)
+        if (given := self.savepoints_below) is not None:
+            several = given if isinstance(given, Collection) and not isinstance(given, (str, bytes)) else (given,)
+            places = tuple(absolute(as_url(place)) for place in several)
+            for place in places:
+                check_no_secrets(place, "savepoints_below")
+            object.__setattr__(self, "savepoints_below", places)
 
 
 @dataclass(frozen=True)
@@ -168,6 +180,7 @@ class ScheduleOptions(TypedDict, total=False):
     keep: int | Keep | None
     keep_for_us: int | None
     savepoint_options: Mapping[str, Any]
+    savepoints_below: str | os.PathLike[str] | Collection[str | os.PathLike[str]] | None
     loop_rounds_max: int
     loop_bytes_max: int
 

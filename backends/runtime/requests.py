@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import stateformat as sf
 from stateformat import requests as rq
@@ -13,7 +12,7 @@ from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
 from stateformat.model import RESCALE_PROPERTY, Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.rescaling import rescale_of
-from stateformat.storage import check_no_secrets, without_secrets
+from stateformat.storage import without_secrets
 from stateformat.store import CheckpointStore
 from stateformat.words import moment
 
@@ -24,7 +23,7 @@ from .options import Schedule
 from .reports import JobOutcome, JobPaused
 from .rescales import SavedStop
 from .restore import Restored
-from .savepoints import GOES_ON, Savepoints, check_place, save_at_end
+from .savepoints import GOES_ON, Places, Savepoints, save_at_end
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +52,13 @@ class RequestService:
         self._stops: dict[str, rq.RequestKind] = {}
         """The stops requested from the coordinator that have not failed."""
         self._graph = restored.job.graph
-        self._savepoint_options = schedule.savepoint_options
+        self._places = Places.of(store, restored.job.flow, schedule)
         self._poll_us: int | None = None if self._every_us is None else clock.now_us()
         """When to look for requests in the store again."""
         self._has_polled = False
         self.answers: dict[str, rq.RequestAnswer] = {}
         """The answers to requests, by id."""
-        self._savepoints = Savepoints(store, driver, clock, self._savepoint_options, self._answer)
+        self._savepoints = Savepoints(store, driver, clock, self._places, self._answer)
 
     @property
     def next_us(self) -> int | None:
@@ -140,8 +139,8 @@ class RequestService:
         answer_request(self._store, answer)
 
     def request_stop(self, request: str, mode: StopMode, savepoint: str | None) -> None:
-        """Begin a stop. ``InvalidInput`` for a savepoint URL with secrets or inside the store."""
-        check_place(self._store, savepoint)
+        """Begin a stop. ``InvalidInput`` where the job makes no savepoint."""
+        self._places.check(savepoint)
         self._stop(request, mode, savepoint, {})
 
     def request_savepoint(self, request: rq.SavepointRequest) -> None:
@@ -155,7 +154,7 @@ class RequestService:
         Raises ``InvalidInput`` and ``RestoreRefused`` for what a start at that parallelism would
         refuse.
         """
-        check_place(self._store, request.savepoint)
+        self._places.check(request.savepoint)
         try:
             moved = self._rescales.check(request, self._graph, self._driver.permit)
         except (InvalidInput, RestoreRefused):
@@ -219,16 +218,16 @@ class RequestService:
         """Return how the job has ended, after all its tasks. Makes the savepoint of a stop."""
         self._answer_rescale()
         permit = self._driver.permit
-        options = self._savepoint_options
+        places = self._places
         if ended.stop is None or permit is None:
             self._savepoints.finish(permit, FINISHED)
-            return end_finished(self._store, permit, options)
+            return end_finished(self._store, permit, places)
         if rescale_of(permit.record) is not None:
             self._savepoints.finish(permit, GOES_ON)
             return JobPaused(permit.ref.checkpoint_id, "the job has stopped to go on at another parallelism")
         stop = Stop(ended.stop.mode, ended.stop.request)
         self._savepoints.finish(permit, _stopped(permit, stop))
-        return end_stopped(self._store, permit, stop, options)
+        return end_stopped(self._store, permit, stop, places)
 
 
 def waiting_requests(store: CheckpointStore) -> list[rq.JobRequest]:
@@ -279,7 +278,7 @@ def _stopped(permit: CommitPermit, stop: Stop) -> str:
 
 
 def end_finished(
-    store: CheckpointStore, permit: CommitPermit | None, savepoint_options: Mapping[str, Any], *, before: bool = False
+    store: CheckpointStore, permit: CommitPermit | None, places: Places, *, before: bool = False
 ) -> JobOutcome:
     """Answer all requests to a job that has ended by itself, now or ``before`` this run."""
     newest = permit.ref.checkpoint_id if permit else None
@@ -291,42 +290,39 @@ def end_finished(
     for request in waiting_requests(store):
         answer = rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, sentence, newest)
         if isinstance(request, rq.SavepointRequest):
-            answer = save_at_end(store, permit, request, FINISHED, savepoint_options)
+            answer = save_at_end(store, permit, request, FINISHED, places)
         answer_request(store, answer)
     return JobOutcome(newest, sentence)
 
 
-def end_stopped(
-    store: CheckpointStore, permit: CommitPermit, stop: Stop, savepoint_options: Mapping[str, Any]
-) -> JobOutcome:
+def end_stopped(store: CheckpointStore, permit: CommitPermit, stop: Stop, places: Places) -> JobOutcome:
     """Copy the checkpoint of ``permit``, at which the job has stopped, and answer all requests.
 
     Repeating it is harmless, and a failed copy does not affect the stop.
-    ``savepoint_options``: storage options of the copy.
     """
-    checkpoint_id, saved = permit.ref.checkpoint_id, save_stop(store, permit, savepoint_options)
+    checkpoint_id, saved = permit.ref.checkpoint_id, save_stop(store, permit, places)
     sentence = f"{_stopped(permit, stop)}{saved.words}"
     answer = rq.RequestAnswer(stop.request, rq.RequestOutcome.STOPPED, sentence, checkpoint_id, saved.url)
     answer_request(store, answer)
     for request in waiting_requests(store):
         if isinstance(request, rq.SavepointRequest):
-            answer_request(store, save_at_end(store, permit, request, _stopped(permit, stop), savepoint_options))
+            answer_request(store, save_at_end(store, permit, request, _stopped(permit, stop), places))
         elif request.id != stop.request:
             answer_request(store, replace(answer, request=request.id))
     return JobOutcome(checkpoint_id, sentence, stop=stop, savepoint=saved.url)
 
 
-def save_stop(store: CheckpointStore, permit: CommitPermit, savepoint_options: Mapping[str, Any]) -> SavedStop:
+def save_stop(store: CheckpointStore, permit: CommitPermit, places: Places) -> SavedStop:
     """Copy the checkpoint of a stop, which is valid whether this succeeds or not.
 
-    Repeating it is harmless. ``savepoint_options``: storage options of the copy.
+    Repeating it is harmless.
     """
     record = permit.record
     wanted = rq.savepoint_of_stop(store.url, record)
     try:
         # A record may come from another writer, and its text is shown and stored for all to read.
-        check_no_secrets(wanted, "the savepoint's URL")
-        store.copy(permit.checkpoint(), sf.open(wanted, **savepoint_options))
+        places.check(wanted)
+        store.copy(permit.checkpoint(), sf.open(wanted, **places.options))
     except (CheckpointError, OSError) as error:
         wanted = without_secrets(wanted)
         return SavedStop(

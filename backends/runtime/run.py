@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from stateformat.model import StopMode
 from stateformat.requests import RequestAnswer, SavepointRequest
-from stateformat.storage import as_url
+from stateformat.storage import absolute, as_url
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
@@ -175,7 +175,7 @@ class Run(TaskMessenger):
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> str:
         """Request a stop with a savepoint, as `ckpt stop` does; return the request's id."""
         request = secrets.token_hex(16)
-        self._requests.request_stop(request, mode, None if savepoint is None else as_url(savepoint))
+        self._requests.request_stop(request, mode, None if savepoint is None else absolute(as_url(savepoint)))
         return request
 
     def request_savepoint(self, savepoint: str | os.PathLike[str] | None = None) -> str:
@@ -185,7 +185,9 @@ class Run(TaskMessenger):
         """
         permit = self._driver.permit
         newest = permit.ref.checkpoint_id if permit else 0
-        request = SavepointRequest(secrets.token_hex(16), newest, None if savepoint is None else as_url(savepoint))
+        request = SavepointRequest(
+            secrets.token_hex(16), newest, None if savepoint is None else absolute(as_url(savepoint))
+        )
         self._requests.request_savepoint(request)
         return request.id
 

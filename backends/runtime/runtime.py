@@ -33,6 +33,7 @@ from .requests import answer_request, end_finished, end_stopped, save_stop, unex
 from .rescales import Rescales, parallelism_words
 from .restore import Restored, at_parallelism, restore
 from .run import Run
+from .savepoints import Places
 from .starting import decide_keep, start
 
 logger = logging.getLogger(__name__)
@@ -240,8 +241,8 @@ class Runtime(ABC, Generic[RunT]):
             this.schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
         if this.resumes_to is None:
             this.resumes_to = permit.ref.checkpoint_id if permit else 0
-        savepoint_options = options.schedule.savepoint_options
-        this.rescales.begin(permit, lambda stop: save_stop(self.store, stop, savepoint_options))
+        places = Places.of(self.store, flow, options.schedule)
+        this.rescales.begin(permit, lambda stop: save_stop(self.store, stop, places))
         restored = self._restore(flow, permit, this, this.rescales.in_force)
         since_us = 0 if this.failed_at_us is None else self._clock.now_us() - this.failed_at_us
         origin = {**this.origin, **this.cost.plus(since_us, 0, 0).properties}
@@ -312,14 +313,14 @@ class Runtime(ABC, Generic[RunT]):
     ) -> JobOutcome | None:
         if permit is None:
             return None
-        stop = lasting_stop(permit.record)
+        stop, places = lasting_stop(permit.record), Places.of(self.store, restored.job.flow, self.options.schedule)
         # A job started on a claimed savepoint must go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             resumes = self.options.resume and permit.ref.checkpoint_id == self._start.resumes_to
             if stop.mode is StopMode.DRAIN or not resumes:
                 commit_rest(permit, sinks, retries, self._clock)
                 self._answer_expired()
-                outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
+                outcome = end_stopped(self.store, permit, stop, places)
                 if stop.mode is StopMode.DRAIN:
                     return outcome
                 return replace(outcome, sentence=outcome.sentence + ". Run it with resume=True to go on")
@@ -327,7 +328,7 @@ class Runtime(ABC, Generic[RunT]):
         if len(restored.finished) == len(restored.job.vertices):
             commit_rest(permit, sinks, retries, self._clock)
             self._answer_expired()
-            return end_finished(self.store, permit, self.options.schedule.savepoint_options, before=True)
+            return end_finished(self.store, permit, places, before=True)
         return None
 
     def _answer_expired(self) -> None:

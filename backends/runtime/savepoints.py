@@ -9,26 +9,75 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import stateformat as sf
 from stateformat import requests as rq
-from stateformat.errors import CheckpointError, InvalidInput
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput
 from stateformat.history import newest_record, record_ids
 from stateformat.model import CheckpointKind
+from stateformat.paths import SAVEPOINTS
 from stateformat.publication import CommitPermit
 from stateformat.rescaling import lasting_stop
-from stateformat.storage import check_no_secrets, check_outside
+from stateformat.storage import check_savepoint_place, lies_in
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
+from ..dataflow.flow import Dataflow
 from .clock import Clock, Work
 from .driver import Driver
+from .options import Schedule
 
 logger = logging.getLogger(__name__)
 
 GOES_ON = "the job goes on"
 STOPS = "the job stops"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a job makes the savepoints that it is asked for.
+
+    Whoever can write to the store can ask, and the job writes with its own rights.
+    """
+
+    store_url: str
+    taken: Mapping[str, str]
+    """The places that sources read and sinks write, and the uid of one of them."""
+    below: tuple[str, ...] | None
+    """Where alone they may lie, beside ``savepoints/`` of the store; None: anywhere."""
+    options: Mapping[str, Any]
+    """Storage options of the savepoints' stores."""
+
+    @classmethod
+    def of(cls, store: CheckpointStore, flow: Dataflow, schedule: Schedule) -> Places:
+        """Return the places for a dataflow."""
+        taken = {place: uid for uid, step in flow.steps.items() for place in step.logic.places}
+        below = cast("tuple[str, ...] | None", schedule.savepoints_below)  # As Schedule leaves it.
+        return cls(store.url, taken, below, schedule.savepoint_options)
+
+    def check(self, savepoint: str | None) -> None:
+        """Raise ``InvalidInput`` for an address at which this job makes no savepoint."""
+        if savepoint is None:
+            return
+        check_savepoint_place(savepoint, self.store_url)
+        default = f"{self.store_url.rstrip('/')}/{SAVEPOINTS}"
+        if lies_in(savepoint, default):
+            return
+        for place, uid in self.taken.items():
+            if lies_in(savepoint, place):
+                raise InvalidInput(
+                    f"{savepoint} lies in {place}, where operator {uid!r} of the job reads or writes. Choose another "
+                    "place, or leave the address out",
+                    kind=ErrorKind.INVALID_URL,
+                )
+        if self.below is not None and not any(lies_in(savepoint, place) for place in self.below):
+            allowed = ", ".join((*self.below, default))
+            raise InvalidInput(
+                f"this job makes savepoints only below {allowed}, and {savepoint} lies elsewhere",
+                kind=ErrorKind.INVALID_URL,
+            )
 
 
 class _GivenUp(Exception):
@@ -86,10 +135,10 @@ class Savepoints:
         store: CheckpointStore,
         driver: Driver,
         clock: Clock,
-        options: Mapping[str, Any],
+        places: Places,
         answer: Callable[[rq.RequestAnswer], None],
     ) -> None:
-        self._store, self._driver, self._clock, self._options = store, driver, clock, options
+        self._store, self._driver, self._clock, self._places = store, driver, clock, places
         self._answer = answer
         self._asked: dict[str, rq.SavepointRequest] = {}
         """Requests that have no checkpoint yet, by id."""
@@ -102,9 +151,9 @@ class Savepoints:
 
     def ask(self, request: rq.SavepointRequest) -> None:
         """Ask the coordinator for a checkpoint. Raises ``InvalidInput`` for an unfit URL."""
-        check_place(self._store, request.savepoint)
+        self._places.check(request.savepoint)
         permit = self._driver.permit
-        made = permit and made_before(self._store, request, permit.record.job_id, self._options)
+        made = permit and made_before(self._store, request, permit.record.job_id, self._places.options)
         if made:
             self._answer(made)
             return
@@ -123,7 +172,7 @@ class Savepoints:
             self._answer(self._failure(self._driver.failed_savepoints.pop(0)))
         while self._driver.savepoints:
             permit, request = self._driver.savepoints.pop(0)
-            copy = Copy(self._store, permit, self._asked.pop(request), self._options)
+            copy = Copy(self._store, permit, self._asked.pop(request), self._places.options)
             self._copies.append((copy, self._clock.beside(copy.make)))
         for each in [each for each in self._copies if each[1].is_done()]:
             self._copies.remove(each)
@@ -165,17 +214,17 @@ class Savepoints:
             self._answered(copy, job)
         self._copies.clear()
         for request in self._asked.values():
-            self._answer(save_at_end(self._store, permit, request, job, self._options))
+            self._answer(save_at_end(self._store, permit, request, job, self._places))
         self._asked.clear()
 
     def finish_by(self, until_us: int, permit: CommitPermit | None, job: str) -> None:
         """Finish when the job has ended for now: complete what can be by then, and answer all."""
         for request in self._asked.values():
-            made = permit is not None and made_before(self._store, request, permit.record.job_id, self._options)
+            made = permit is not None and made_before(self._store, request, permit.record.job_id, self._places.options)
             if permit is None or made:
-                self._answer(made or save_at_end(self._store, permit, request, job, self._options))
+                self._answer(made or save_at_end(self._store, permit, request, job, self._places))
             else:
-                copy = Copy(self._store, permit, request, self._options)
+                copy = Copy(self._store, permit, request, self._places.options)
                 self._copies.append((copy, self._clock.beside(copy.make)))
         self._asked.clear()
         while self._clock.now_us() < until_us and not all(work.is_done() for _, work in self._copies):
@@ -192,13 +241,6 @@ class Savepoints:
         for copy, work in copies:
             work.finish()
             logger.info("gave up copying checkpoint %d to %s: its run has ended", copy.checkpoint_id, copy.url)
-
-
-def check_place(store: CheckpointStore, savepoint: str | None) -> None:
-    """Raise ``InvalidInput`` for a savepoint's URL with secrets or inside the store."""
-    if savepoint is not None:
-        check_no_secrets(savepoint, "the savepoint's URL")
-        check_outside(savepoint, store.url)
 
 
 def made_before(
@@ -227,19 +269,19 @@ def save_at_end(
     permit: CommitPermit | None,
     request: rq.SavepointRequest,
     job: str,
-    options: Mapping[str, Any],
+    places: Places,
 ) -> rq.RequestAnswer:
     """Copy the last checkpoint of a job that has ended, for a request; return the answer."""
     if permit is None:
         message = f"{job}, and took no checkpoint of which a savepoint could be made"
         return rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, message)
     try:
-        check_place(store, request.savepoint)
+        places.check(request.savepoint)
     except InvalidInput as error:
         return rq.RequestAnswer(request.id, rq.RequestOutcome.REFUSED, str(error))
-    made = made_before(store, request, permit.record.job_id, options)
+    made = made_before(store, request, permit.record.job_id, places.options)
     if made is not None:
         return made
-    copy = Copy(store, permit, request, options)
+    copy = Copy(store, permit, request, places.options)
     copy.make()
     return copy.answer(job)

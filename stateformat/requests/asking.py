@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..errors import ErrorKind, InvalidInput, NotFound, StorageError
 from ..formats import refuse_foreign
 from ..history import record_ids
-from ..storage import Storage, check_no_secrets, check_outside
+from ..storage import Storage, absolute, check_savepoint_place
 from .encoding import SAVEPOINT_CHARACTERS_MAX, decode_answer, encode_request
 from .objects import Sleep, create_object, list_objects, read_object
 from .values import JobRequest, RequestAnswer
@@ -42,8 +42,8 @@ def ask(
             kind=ErrorKind.INVALID_URL,
         )
     if savepoint is not None:
-        check_no_secrets(savepoint, "the savepoint's URL")
-        check_outside(savepoint, storage.url)
+        savepoint = absolute(savepoint)
+        check_savepoint_place(savepoint, storage.url)
     if not storage.exists():
         raise NotFound(
             f"there is no store at {storage.url}, so no job is asked; check the address, or wait for the job's first "

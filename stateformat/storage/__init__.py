@@ -6,9 +6,12 @@ Read ``protocol`` first, then ``addresses``, ``stats``, ``instrumented`` and ``r
 from __future__ import annotations
 
 from .addresses import (
+    absolute,
     as_url,
+    check_lasting,
     check_no_secrets,
     check_outside,
+    check_savepoint_place,
     checkpoint_address,
     is_id,
     lies_in,
@@ -67,11 +70,14 @@ __all__ = [
     "Stats",
     "Storage",
     "TellsLeftovers",
+    "absolute",
     "as_url",
+    "check_lasting",
     "check_no_secrets",
     "check_outside",
     "check_path",
     "check_relative",
+    "check_savepoint_place",
     "checkpoint_address",
     "folder_of",
     "instrumented",

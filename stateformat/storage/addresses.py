@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..errors import ErrorKind, InvalidInput
+from ..paths import SAVEPOINTS
 from .protocol import TOP_LEVEL, Storage
 
 _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
@@ -114,6 +115,56 @@ def check_outside(url: str, store_url: str) -> None:
             "collection would delete it. Choose a place outside of the store's folders, as savepoints/NAME",
             kind=ErrorKind.INVALID_URL,
         )
+
+
+def check_savepoint_place(url: str, store_url: str) -> None:
+    """Raise ``InvalidInput`` for an address at which no job may make a savepoint of its store.
+
+    It must mean the same everywhere, have no secrets, and lie in the store only below
+    ``savepoints/``.
+    """
+    check_no_secrets(url, "the savepoint's URL")
+    if absolute(url) != url:
+        raise InvalidInput(
+            f"the savepoint's address {url!r} is relative, and the job runs in another directory than you. Give an "
+            "absolute path, or a URL",
+            kind=ErrorKind.INVALID_URL,
+        )
+    check_lasting(url, store_url)
+    check_outside(url, store_url)
+    (place, parts), (store, above) = _place(url), _place(store_url)
+    inside = parts[len(above) :]
+    if place == store and parts[: len(above)] == above and (len(inside) < 2 or inside[0] != SAVEPOINTS.rstrip("/")):
+        raise InvalidInput(
+            f"{without_secrets(url)} lies in the store {without_secrets(store_url)} itself. Choose a place outside of "
+            "it, or below it as savepoints/NAME",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def absolute(url: str) -> str:
+    """Return a URL as it is, and a path as seen from the current directory."""
+    if "://" in url or url.lower().startswith("file:/"):
+        return url
+    return os.path.abspath(os.path.expanduser(url)) if url[:1] != "/" else url  # noqa: PTH100, PTH111
+
+
+def check_lasting(url: str, beside: str) -> None:
+    """Raise ``InvalidInput`` for a place in the memory of a process, which goes with it.
+
+    It may be in the same memory as ``beside``, another store.
+    """
+    if _scheme(url) == "memory" and _scheme(beside) != "memory":
+        raise InvalidInput(
+            f"{url} lies in the memory of one process, and is gone when that ends. Give a directory, or the URL of a "
+            "storage",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def _scheme(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    return scheme.lower() if separator else "file"
 
 
 def stores_around(url: str) -> list[str]:

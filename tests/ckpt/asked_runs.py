@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from stateformat.model import Stop
 from stateformat.publication import CommitPermit
@@ -79,6 +80,11 @@ class FakeRun:
         self.store.copy(self.store.open(), open_store(url))
         message = f"checkpoint {number} has its savepoint {url}; the job goes on"
         self.store.answer_request(RequestAnswer(request.id, RequestOutcome.SAVED, message, number, url))
+
+
+def elsewhere(store: CheckpointStore) -> str:
+    """A place for a savepoint beside a store, in memory if that is."""
+    return f"{store.url}-{uuid4().hex}"
 
 
 def interrupted(command: str, store: Path, number: signal.Signals = signal.SIGINT) -> str:

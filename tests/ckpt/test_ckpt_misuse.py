@@ -70,6 +70,22 @@ def test_an_address_that_is_none_is_misuse(flights: Path, address: str, told: st
     assert told in failure("inspect", address.format(flights), status=2)["message"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["copy", "rescale --parallelism 3 --to", "rewrite --to", "rollback@1 --to", "stop --to", "savepoint --to"]
+    + [f"export --as {form} --to" for form in ("parquet", "csv", "flink-savepoint")]
+    + ["report --to", "sql values(1) --to", "rescale --running --parallelism 3 --to"],
+)
+def test_nothing_is_written_to_memory_that_goes_with_the_command(flights: Path, command: str) -> None:
+    name, *options = command.split()
+    name, _, number = name.partition("@")
+    place = "memory://gone/x.csv" if name in ("report", "sql") else "memory://gone"
+    before = fingerprint(flights)
+    error = failure(name, f"{flights}@{number}" if number else flights, *options, place, status=2)
+    assert "memory" in error["message"]
+    assert fingerprint(flights) == before
+
+
 @pytest.mark.parametrize("command", ["rescale --parallelism 3", "rewrite"])
 def test_to_is_another_store(flights: Path, command: str) -> None:
     before, (name, *options) = fingerprint(flights), command.split()

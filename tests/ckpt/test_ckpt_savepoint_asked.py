@@ -21,7 +21,7 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands.running import savepoint as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores
-from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, interrupted
+from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
 from tests.ckpt.ckpt_runs import document, failure, page
 
 
@@ -72,7 +72,7 @@ def test_a_savepoint_is_reported_with_its_place(store: CheckpointStore, at_work:
 
 
 def test_it_is_put_where_it_is_wanted(store: CheckpointStore, at_work: FakeRun) -> None:
-    there = f"memory://there-{uuid4().hex}"
+    there = elsewhere(store)
     assert ask(store, Steps(at1=at_work.save), to=there)["savepoint"] == there
 
 
@@ -104,7 +104,7 @@ def test_a_job_that_has_finished_is_not_asked_and_what_needs_no_job_is_offered(
     found = ask(store, steps)
     assert (ended(found), found["request"], steps.pauses) == (("finished", 2, False, 1), None, [])
     assert f"`ckpt pin {store.url}@2 NAME` makes a savepoint of its newest checkpoint" in found["message"]
-    assert "`ckpt copy" in ask(store, to=f"memory://there-{uuid4().hex}")["message"]
+    assert "`ckpt copy" in ask(store, to=elsewhere(store))["message"]
 
 
 def test_a_job_that_ends_meanwhile_is_waited_for_since_it_still_copies(

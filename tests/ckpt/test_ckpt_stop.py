@@ -22,7 +22,7 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands.running import stop as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores
-from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, interrupted
+from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
 from tests.ckpt.ckpt_runs import document, failure, page
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_stops_is_reported_with_its_savepoint(store: CheckpointStore,
 
 
 def test_a_job_can_be_drained_and_its_savepoint_put_elsewhere(store: CheckpointStore, at_work: FakeRun) -> None:
-    there = f"memory://there-{uuid4().hex}"
+    there = elsewhere(store)
     found = ask(store, Steps(at1=at_work.stop), mode="drain", to=there)
     assert (found["savepoint"], found["mode"]) == (there, "drain")
     assert open_store(there).open().record.stop == Stop(StopMode.DRAIN, found["request"])
@@ -215,7 +215,7 @@ def test_a_job_that_has_stopped_before_is_not_asked(
 def test_a_savepoint_that_is_wanted_of_a_job_that_has_ended_is_advised(
     store: CheckpointStore, at_work: FakeRun, how: dict[str, Any]
 ) -> None:
-    there = f"memory://there-{uuid4().hex}"
+    there = elsewhere(store)
     at_work.publish(**how)
     found = ask(store, to=there)
     assert (found["outcome"], found["savepoint"], found["status"]) == ("not_saved", None, 1)

@@ -5,16 +5,23 @@ wrong makes of it.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
-from stateformat.backends.local import JobOutcome, LocalRun, SystemClock
+from stateformat.backends import dataflow as df
+from stateformat.backends.connectors import FileSink, ParquetSource
+from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, SystemClock
 from stateformat.backends.runtime import VirtualClock
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import CheckpointKind, StopMode
-from stateformat.requests import RequestAnswer, RequestOutcome, SavepointRequest
+from stateformat.requests import RequestAnswer, RequestOutcome, SavepointRequest, encode_request
 from stateformat.store import CheckpointStore
+from tests import stores
 from tests.local_jobs import INTERVAL_US, rows, settle, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Job
 
@@ -290,14 +297,85 @@ def test_a_copy_that_fails_is_failed_with_what_to_do_and_the_job_goes_on() -> No
     job = Job()
     run = job.saved_once()
     # A store that holds something is no place for a savepoint.
-    asked = job.bench.store.request_savepoint("memory://bench")
+    stores.counts_store(ELSEWHERE)
+    asked = job.bench.store.request_savepoint(ELSEWHERE)
     answer = answered(job, run, asked.id)
     assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.FAILED, 2)
-    assert "`ckpt copy memory://bench@2 memory://bench` makes it; the job goes on" in answer.message
+    assert "`ckpt copy memory://bench@2 memory://elsewhere/kept` makes it; the job goes on" in answer.message
     assert any("the copy of checkpoint 2" in sentence for sentence in run.progress().warnings)
     job.tap.let(0)
     to_end(run)
     assert job.out.seen == UNDISTURBED
+
+
+def _forged(store: CheckpointStore, run: LocalRun, savepoint: str, number: int) -> RequestAnswer:
+    """The answer to a request that somebody wrote into the store by hand."""
+    request = SavepointRequest(f"{number:032x}", 0, savepoint)
+    store.storage.create(request.path, encode_request(request))
+    until(run, lambda: store.request_answer(request.id) is not None)
+    found = store.request_answer(request.id)
+    assert found is not None
+    return found
+
+
+def _writing(base: Path, **options: Any) -> tuple[CheckpointStore, LocalRun]:
+    """A run that reads one folder and writes another."""
+    (base / "in").mkdir()
+    pq.write_table(pa.table({"n": [1, 2]}), base / "in" / "a.parquet")
+    flow, store = df.Dataflow("writes"), sf.open(str(base / "store"))
+    flow.source(ParquetSource(base / "in", grows=True), uid="reads").apply(FileSink(base / "out"), uid="writes")
+    often = {"checkpoint_interval_us": 100_000, "requests_every_us": 10_000}
+    run = LocalRuntime(store, clock=VirtualClock(), **often, **options).begin(flow)
+    assert isinstance(run, LocalRun)
+    until(run, lambda: run.published > 0)
+    return store, run
+
+
+def test_no_savepoint_is_made_where_the_job_reads_and_writes_or_where_nobody_else_would_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, run = _writing(tmp_path)
+    refused = {
+        f"{tmp_path}/out": "where operator 'writes' of the job reads or writes",
+        f"file://{tmp_path}/out/deep/down": "where operator 'writes'",
+        f"{tmp_path}/in/x": "where operator 'reads'",
+        f"{tmp_path}/in/../out": "where operator 'writes'",
+        "up/here": "is relative",
+        "memory://x": "in the memory of one process",
+        store.url: "lies in the store",
+        f"{store.url}/mine": "lies in the store",
+    }
+    before = sorted(tmp_path.rglob("*.json"))
+    for number, (place, told) in enumerate(refused.items()):
+        answer = _forged(store, run, place, number)
+        assert (answer.outcome, answer.savepoint) == (RequestOutcome.REFUSED, None), place
+        assert told in answer.message
+    assert not [path for path in sorted(tmp_path.rglob("*.json")) if path not in before and "store" not in path.parts]
+    with pytest.raises(sf.InvalidInput, match="where operator 'writes'"):
+        run.request_stop(SUSPEND, tmp_path / "out" / "x")
+    for number, place in enumerate((f"{tmp_path}/beside", f"{store.url}/savepoints/mine"), 20):
+        assert _forged(store, run, place, number).savepoint == place
+    run.close()
+
+
+def test_a_job_may_say_where_alone_savepoints_can_be_asked_for(tmp_path: Path) -> None:
+    store, run = _writing(tmp_path, savepoints_below=[tmp_path / "kept", "s3://bucket/kept"])
+    answer = _forged(store, run, f"{tmp_path}/beside", 1)
+    assert answer.outcome is RequestOutcome.REFUSED
+    assert answer.message == (
+        f"this job makes savepoints only below {tmp_path}/kept, s3://bucket/kept, {store.url}/savepoints/, and "
+        f"{tmp_path}/beside lies elsewhere"
+    )
+    for number, place in enumerate((f"{tmp_path}/kept/1", f"{store.url}/savepoints/mine"), 2):
+        assert _forged(store, run, place, number).outcome is RequestOutcome.SAVED
+    run.close()
+    for wrong in (7, "s3://user:secret@bucket/x", [None]):
+        with pytest.raises(sf.InvalidInput):
+            LocalRuntime(store, savepoints_below=wrong)  # type: ignore[arg-type]
+    assert LocalRuntime(store, savepoints_below="kept").options.schedule.savepoints_below == (
+        str(Path("kept").absolute()),
+    )
 
 
 def test_an_answer_that_could_not_be_written_is_written_later() -> None:

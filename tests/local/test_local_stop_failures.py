@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from stateformat.requests import RequestOutcome
+from tests import stores
 from tests.local_jobs import rows, settle, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Job, flushed
 
@@ -170,12 +172,14 @@ def test_a_copy_that_fails_changes_nothing_of_the_stop_and_says_what_to_do(mode:
     job = Job()
     bench, run = job.bench, job.saved_once()
     # A store that holds something is no place for a savepoint.
-    run.request_stop(mode, "memory://bench")
+    MemoryStorage.reset("full")
+    stores.counts_store("memory://full")
+    run.request_stop(mode, "memory://full")
     outcome = to_end(run)
     assert outcome.stop is not None
     assert outcome.savepoint is None
-    assert "its copy to memory://bench failed: " in outcome.sentence
-    assert outcome.sentence.endswith("The stop stands: run `ckpt copy memory://bench@2 memory://bench`")
+    assert "its copy to memory://full failed: " in outcome.sentence
+    assert outcome.sentence.endswith("The stop stands: run `ckpt copy memory://bench@2 memory://full`")
     assert job.out.seen == flushed(mode)
     assert bench.newest.stop is not None
     again = bench.runtime().begin(job.flow())

@@ -219,6 +219,38 @@ def test_a_savepoint_that_no_request_can_name_is_refused_before_anything_is_writ
     assert objects(store) == []
 
 
+def test_a_relative_path_is_that_of_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    store = CheckpointStore(LocalStorage(tmp_path / "store", durable=False))
+    assert store.request_savepoint("mine/first").savepoint == f"{tmp_path}/mine/first"
+    assert store.request_stop(StopMode.DRAIN, Path("second")).savepoint == f"{tmp_path}/second"
+    assert store.request_savepoint(f"file://{tmp_path}/third").savepoint == f"file://{tmp_path}/third"
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("memory://x", "lies in the memory of one process"),
+        ("{}", "lies in the store"),
+        ("{}/", "lies in the store"),
+        ("{}/backup", "lies in the store"),
+        ("{}/savepoints", "lies in the store"),
+        ("{}/segments/x", "lies in segments/"),
+        ("{}/savepoints/../requests/x", "lies in requests/"),
+    ],
+)
+def test_a_savepoint_where_none_can_be_is_refused_before_anything_is_asked(
+    tmp_path: Path, place: str, told: str
+) -> None:
+    (tmp_path / "store").mkdir()
+    store = CheckpointStore(LocalStorage(tmp_path / "store", durable=False))
+    for text in (place.format(tmp_path / "store"), place.format(f"file://{tmp_path}/store")):
+        refused(InvalidInput, lambda text=text: store.request_savepoint(text), told)
+    assert objects(store) == []
+    assert store.request_savepoint(tmp_path / "store" / "savepoints" / "mine").savepoint
+
+
 def test_requests_are_no_part_of_checkpoints_copies_and_retention(store: CheckpointStore, tmp_path: Path) -> None:
     asked = store.request_stop(StopMode.DRAIN)
     copy = CheckpointStore(LocalStorage(tmp_path / "copy", durable=False))
@@ -467,8 +499,8 @@ def test_the_specification_lists_the_members_and_words_of_the_code() -> None:
 
 def test_each_kind_is_asked_listed_and_answered_by_its_name(store: CheckpointStore) -> None:
     asked: list[JobRequest] = [
-        store.request_savepoint("memory://there"),
-        store.request_rescale(8, {"counts": 4}, "memory://there"),
+        store.request_savepoint("s3://bucket/there"),
+        store.request_rescale(8, {"counts": 4}, "s3://bucket/there"),
         store.request_rescale(operators={"counts": 2}),
         store.request_stop(StopMode.DRAIN),
     ]

@@ -243,7 +243,7 @@ def savepoint_place(session: Session, address: Address, target: Address | None) 
     store = session.store(address, *(() if target is None else (target.url,)))
     if target is None:
         return store, None
-    there = session.store(target.url, address.url)
+    there = session.target(target, address.url)
     if there.url == store.url:
         raise InvalidInput(f"{store.url} cannot hold its own savepoint; give another address with --to", url=there.url)
     return store, there.url

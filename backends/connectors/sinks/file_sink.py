@@ -79,6 +79,7 @@ class FileSink(TwoPhaseCommitSink):
         if not isinstance(compression, str) or compression.lower() not in known:
             raise InvalidInput(f"compression is {compression!r}. Known are {', '.join(known)}")
         self._directory = _open_directory(directory, durable, options)
+        self.places = (str(self._directory),)
         self._rows_per_file = rows_per_file
         self._row_group_rows = row_group_rows
         self._compression = compression

@@ -95,6 +95,8 @@ class FileSource(Source):
         self._files = find_files(paths, self.suffix, may_be_none=grows)
         folders = {os.path.dirname(file) for file in self._files}  # noqa: PTH120 - names, not paths, are what is wanted
         self._folders = frozenset(folders | ({self._directory} if self._directory else set()))
+        given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        self.places = tuple(str(Path(path).absolute()) for path in given if Path(path).is_dir())
         self.bounded = not grows or until is not None
 
     def __repr__(self) -> str:

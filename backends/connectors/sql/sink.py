@@ -101,6 +101,7 @@ class SqlSink(TwoPhaseCommitSink):
             )
         place = f"{self._database.url.path}-staging" if staging is None else staging
         self._staging = staging_at(place, staging_options or {}, durable=durable)
+        self.places = (str(self._staging),)
         self._marks_days = marks_days
         self._object_bytes = object_bytes
         self._schema: pa.Schema | None = None

@@ -130,6 +130,9 @@ class Operator(ABC):
     come after the rows that came before them.
     """
 
+    places: Collection[str] = ()
+    """The directories or URLs of a sink's output: the job makes no savepoint there."""
+
     late_records: int = 0
     """How many late records this subtask has dropped. The job's progress shows the sum."""
 

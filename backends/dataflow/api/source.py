@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -146,6 +146,8 @@ class Source(ABC):
     """How many splits a reader reads in turn; None: as many as it gets."""
     read_by: str | None = None
     """The name of the only runtime that can read it; others refuse to start. None: any can."""
+    places: Collection[str] = ()
+    """The directories or URLs of which it reads everything: the job makes no savepoint there."""
     unordered: bool = False
     """Whether the rows of a split come in any order. Event time does not advance within one."""
 

@@ -8,7 +8,7 @@ job that runs again reads the same rows. ``docs/spark-sources.md`` shows how Kaf
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from stateformat.graph import brief
@@ -40,6 +40,9 @@ class Offsets(ABC):
 
     The call is then made in another thread, so it must not change what other methods use.
     """
+
+    places: Collection[str] = ()
+    """As :attr:`.Source.places`."""
 
     def __repr__(self) -> str:
         return brief(self)

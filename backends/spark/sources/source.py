@@ -106,6 +106,7 @@ class SparkSource(Source):
         self._transform = transform
         self.bounded = offsets.bounded
         self._remembers = offsets.remembers
+        self.places = offsets.places
         if schema is not None:
             self._schema = as_schema(schema)
         else:

@@ -65,6 +65,14 @@ class Session:
             "and `ckpt gc` finds what was written"
         )
 
+    def target(self, address: Address, *others: str) -> CheckpointStore:
+        """The store that the command fills, which must outlast it; ``others`` as for `store`."""
+        from stateformat.storage import check_lasting
+
+        for other in others:
+            check_lasting(address.url, other)
+        return self.store(address.url, *others)
+
     def store(self, address: Address | str, *others: str) -> CheckpointStore:
         """The store of an address or URL; ``others`` are the other stores of the same command."""
         from stateformat.formats import open_folder
@@ -325,7 +333,7 @@ def other_store(session: Session, store: CheckpointStore, target: Address, addre
     """The store of ``--to``; a usage error if it is the command's own."""
     from stateformat.storage import check_outside
 
-    there = session.store(target.url, address.url)
+    there = session.target(target, address.url)
     if there.url == store.url:
         raise click.UsageError(f"--to names {store.url} itself; leave it out to publish there")
     check_outside(there.url, store.url)

@@ -31,7 +31,7 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
     from stateformat.documents import published_document
 
     store, checkpoint = session.checkpoint(address, target.url)
-    there = session.store(target.url, address.url)
+    there = session.target(target, address.url)
     session.changes("run it again to complete the copy: what is there is not copied twice")
     with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
         moved = Moved(step)

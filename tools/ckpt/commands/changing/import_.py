@@ -101,7 +101,7 @@ def import_(
     from stateformat.backends.rewrite import Engine, ThreadEngine
 
     store, checkpoint = session.checkpoint(address, target.url)
-    there = session.store(target.url, address.url)
+    there = session.target(target, address.url)
     check_places(checkpoint, there)
     spec = ImportSpec(
         key_hash=key_hash,
