@@ -21,7 +21,7 @@ from stateformat.store import CheckpointStore
 
 from ..dataflow.api import TwoPhaseCommitSink
 from ..dataflow.flow import Dataflow
-from ..dataflow.graph import COMMITTABLES
+from ..dataflow.graph import COMMITTABLES, parallelism_of
 from ..origin import origin_properties
 from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
@@ -242,7 +242,10 @@ class Runtime(ABC, Generic[RunT]):
         if this.resumes_to is None:
             this.resumes_to = permit.ref.checkpoint_id if permit else 0
         places = Places.of(self.store, flow, options.schedule)
-        this.rescales.begin(permit, lambda stop: save_stop(self.store, stop, places))
+        sizes = partial(parallelism_of, flow, parallelism=options.parallelism, per_operator=options.per_operator)
+        this.rescales.begin(
+            permit, lambda stop: save_stop(self.store, stop, places), lambda record: sizes(previous=record)
+        )
         restored = self._restore(flow, permit, this, this.rescales.in_force)
         since_us = 0 if this.failed_at_us is None else self._clock.now_us() - this.failed_at_us
         origin = {**this.origin, **this.cost.plus(since_us, 0, 0).properties}

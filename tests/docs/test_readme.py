@@ -94,3 +94,47 @@ def test_every_make_target_the_readme_names_exists() -> None:
     named = set(re.findall(r"`make ([a-z-]+)", (ROOT / "README.md").read_text()))
     assert named
     assert named <= targets
+
+
+def test_the_snippets_of_the_readme_run_one_after_another_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    MemoryStorage.reset("readme")
+    for code, printed in re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL):
+        if recipes.STARTS_SPARK not in code:
+            exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+            assert capfd.readouterr().out == printed
+    MemoryStorage.reset("readme")
+    named = set(re.findall(r"`ckpt \w+ ([\w-]+-store)\b", (ROOT / "README.md").read_text()))
+    assert named <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_loggers_that_the_docs_name_are_those_of_modules_that_log() -> None:
+    log = re.compile(r"^logger = logging\.getLogger\(__name__\)$", re.MULTILINE)
+    folders = [ROOT / name for name in ("stateformat", "redistribution", "backends", "tools")]
+    logging = {
+        ".".join(("stateformat", *file.relative_to(ROOT).with_suffix("").parts[file.is_relative_to(folders[0]) :]))
+        for folder in folders
+        for file in folder.rglob("*.py")
+        if not any(parent.is_symlink() for parent in file.parents) and log.search(file.read_text())
+    }
+    named = {
+        (page.name, name)
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if re.match(r"\| `(WARNING|INFO|DEBUG)` \|", line)
+        for name in re.findall(r"`((?:\w+|)\.[\w.]+\*?)`", line)
+    } | {
+        (page.name, name)
+        for page in PAGES
+        for name in re.findall(r"\b(?:DEBUG|INFO|WARNING|ERROR) ([a-z_]+\.[\w.]+)", page.read_text())
+    }
+    assert len(named) > 10
+    assert not [
+        (page, name)
+        for page, name in sorted(named)
+        if not any(module == name or (name[-1] == "*" and module.startswith(name[:-1])) for module in logging)
+    ]
+    roots = {name for page in PAGES for name in re.findall(r"log to loggers [^`.]*`(\w+)`", page.read_text())}
+    assert roots == {"stateformat"}

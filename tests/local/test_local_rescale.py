@@ -136,6 +136,20 @@ def test_a_running_job_goes_on_at_the_new_parallelism_in_the_same_process_and_an
     assert f"job: {answer.message}\n" in shown.getvalue().splitlines(keepends=True)
 
 
+def test_the_answer_says_what_the_next_start_of_a_program_with_numbers_of_its_own_sets_back() -> None:
+    job = Job()
+    job.said = {"op": 1}
+    _, answer = rescaled(job, 3)
+    assert (
+        ". The program sets its parallelism, so its next start goes back ('op' at 1, not 3). Leave the number out of "
+        "the program, and a start keeps that of the checkpoint; or give the new one at each start (--parallelism, "
+        "--operator-parallelism)"
+    ) in answer.message
+    without = Job()
+    assert "goes back" not in rescaled(without, 3)[1].message
+    assert without.sizes() == [3, 3, 3]
+
+
 def rescaled(job: Job, parallelism: int | None = None, **operators: int) -> tuple[JobOutcome, RequestAnswer]:
     """Run a job, ask for this, and let it end after it was answered."""
     asked: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .compile import Job, Vertex, compile_job
 from .describing import described
-from .job_graph import graph_of
+from .job_graph import graph_of, parallelism_of
 from .loops import loops_of
 from .partitioning import Router
 from .runtime_states import (
@@ -38,5 +38,6 @@ __all__ = [
     "graph_of",
     "in_flight_name",
     "loops_of",
+    "parallelism_of",
     "states_to_plan",
 ]

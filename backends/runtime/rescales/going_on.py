@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stateformat import requests as rq
 from stateformat.errors import ErrorKind, InvalidInput
@@ -53,6 +53,8 @@ class _GoingOn:
     moved: str
     """Which operators, at which parallelism."""
     in_force_before: Mapping[str, int]
+    undone: str
+    """Which operators a start by the program sets back to what; empty: none."""
     counts_from: int
     """The checkpoint that decides which requests count, as for the run that has stopped."""
     failure: str = ""
@@ -83,8 +85,16 @@ class Rescales:
 
     # A start --------------------------------------------------------------------------------------
 
-    def begin(self, permit: CommitPermit | None, save: Callable[[CommitPermit], SavedStop]) -> None:
-        """Decide at which parallelism the run starts; ``save`` makes the savepoint of a stop."""
+    def begin(
+        self,
+        permit: CommitPermit | None,
+        save: Callable[[CommitPermit], SavedStop],
+        program: Callable[[Record], Mapping[str, int]] = lambda _: {},
+    ) -> None:
+        """Decide at which parallelism the run starts; ``save`` makes the savepoint of a stop.
+
+        ``program`` returns the parallelism by uid of a start from a record.
+        """
         current = self._going_on
         if current is not None and (permit is None or permit.ref != current.stop):
             # Its checkpoint was published, but the run ended before it noticed.
@@ -101,12 +111,14 @@ class Rescales:
         graph, stop = permit.record.graph, permit.record.stop
         sizes = wanted.of(graph)
         assert stop is not None
+        moved = graph.with_operators({uid: replace(graph.by_uid[uid], parallelism=sizes[uid]) for uid in sizes})
         self._going_on = _GoingOn(
             request=stop.request,
             stop=permit.ref,
             saved=save(permit),
             moved=moved_words(graph, sizes),
             in_force_before=self.in_force,
+            undone=moved_words(moved, program(replace(permit.record, graph=moved))),
             counts_from=permit.ref.checkpoint_id if self._counts_from is None else self._counts_from,
         )
         self.in_force = {**self.in_force, **sizes}
@@ -191,6 +203,12 @@ class Rescales:
                 f"the job has stopped at checkpoint {stopped} and goes on at the new parallelism ({current.moved}), "
                 f"where its first checkpoint is {first}{current.saved.words}"
             )
+            if current.undone:
+                message += (
+                    f". The program sets its parallelism, so its next start goes back ({current.undone}). Leave the "
+                    "number out of the program, and a start keeps that of the checkpoint; or give the new one at each "
+                    "start (--parallelism, --operator-parallelism)"
+                )
         at = stopped if current.is_back else first
         self._answers.append(rq.RequestAnswer(current.request, outcome, message, at, current.saved.url))
 
