@@ -6,7 +6,7 @@ when ``handles`` is first needed: planning and import need it, reading and ``ckp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, NoReturn
@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.formats import Outside
+from stateformat.graph import JobGraph
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
 from stateformat.problems import Counts, Problem, Report, ordered
 from stateformat.reading import EVERYTHING, Checkpoint, Groups, ReadTask, Wanted, evolve_table, split_between_owners
+from stateformat.redistribution import PlanWarning, RestorePlan, WarningCode
 from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
@@ -138,8 +140,22 @@ class ForeignCheckpoint(Checkpoint):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What is renamed, opaque, refused, lost or found elsewhere."""
+        """What is renamed, opaque, refused or found elsewhere."""
         return tuple(self.source.notes)
+
+    def plan_restore(
+        self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = (), to_show: bool = False
+    ) -> RestorePlan:
+        """See ``Checkpoint.plan_restore``; the plan warns of what cannot be read."""
+        plan = super().plan_restore(topology, states=states, drop=drop, to_show=to_show)
+        unread = [
+            PlanWarning(
+                WarningCode.STATE_NOT_READ, note.operator(self.graph), f"{note.subject} cannot be read: {note.message}"
+            )
+            for note in self.notes
+            if note.kind == "refused"
+        ]
+        return replace(plan, warnings=(*plan.warnings, *unread))
 
     @property
     def manifest(self) -> Manifest:

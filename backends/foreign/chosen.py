@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,9 +31,7 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
     subjects = [note.subject for note in checkpoint.notes if note.kind == "refused"]
     labels = {uid: uid for uid in record.graph.by_uid}
     for note in checkpoint.notes:
-        # A uid may have slashes, so that several operators may be meant: each must be named.
-        owners = {uid for uid in labels if note.subject == uid or note.subject.startswith(f"{uid}/")}
-        if note.kind == "refused" and note.subject not in drop and not (owners and owners <= {*drop}):
+        if note.kind == "refused" and not _dropped(note, labels, drop):
             raise InvalidInput(
                 f"{note.subject or 'a part of the checkpoint'} cannot be read: {note.message}. Leave it out with "
                 f"--drop {note.subject}, if the rest is worth something without it",
@@ -54,6 +52,12 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
         return checkpoint
     source = _Chosen(checkpoint.source, frozenset(drop), dict(ttl), time.time_ns() // 1000)
     return ForeignCheckpoint(checkpoint.storage, source, checkpoint.system)
+
+
+def _dropped(note: Note, uids: Iterable[str], drop: Collection[str]) -> bool:
+    # A uid may have slashes, so that several operators may be meant: each must be named.
+    owners = {uid for uid in uids if note.subject == uid or note.subject.startswith(f"{uid}/")}
+    return note.subject in drop or (bool(owners) and owners <= {*drop})
 
 
 def _check_times(record: Record, name: str) -> None:
@@ -101,7 +105,9 @@ class _Chosen:
 
     @property
     def notes(self) -> Sequence[Note]:
-        return self.source.notes
+        """What is left out is not told of, except why it could not be read."""
+        uids = self.source.record.graph.by_uid
+        return [note for note in self.source.notes if note.kind == "refused" or not _dropped(note, uids, self.drop)]
 
     def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
         return self.source.group_rows(part)

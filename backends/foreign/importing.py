@@ -367,7 +367,7 @@ def _properties(checkpoint: ForeignCheckpoint, spec: ImportSpec, starts: Sequenc
         "job_id": record.job_id,
         "key_hash": spec.key_hash,
     }
-    for kind in ("renamed", "opaque", "refused", "lost", "elsewhere"):
+    for kind in ("renamed", "opaque", "refused", "omitted", "elsewhere"):
         said = [f"{note.subject}: {note.message}" if note.subject else note.message for note in checkpoint.notes
                 if note.kind == kind]  # fmt: skip
         if said:

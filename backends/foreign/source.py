@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
+from stateformat.graph import JobGraph
 from stateformat.model import Record
 from stateformat.problems import Problem
 
@@ -42,13 +43,21 @@ class Part(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something that a reader of the checkpoint must know: renamed, kept opaque, refused, lost."""
+    """Something that a reader of the checkpoint must know: renamed, kept opaque, refused."""
 
-    kind: Literal["renamed", "opaque", "refused", "lost", "elsewhere"]
+    kind: Literal["renamed", "opaque", "refused", "omitted", "elsewhere"]
+    """What is ``refused`` must be dropped by name before anything is made of the rest; what is
+    ``omitted`` holds nothing, or follows from the rest.
+    """
     subject: str
     """``operator/state``, ``operator``, a path, or ``""`` for the whole checkpoint."""
     message: str
     """A sentence, with what to do if something can be done."""
+
+    def operator(self, graph: JobGraph) -> str:
+        """Return the uid of the operator that it is about; empty if it is about none."""
+        subject = f"{self.subject}/"
+        return next((one.uid for one in graph.operators if subject.startswith(f"{one.uid}/")), "")
 
 
 class ForeignSource(Protocol):

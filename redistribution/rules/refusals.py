@@ -50,6 +50,7 @@ class WarningCode(StrEnum):
     FINISHED_SUBTASKS_START = "finished_subtasks_start"
     STATE_DROPPED = "state_dropped"
     COLUMN_DROPPED = "column_dropped"
+    STATE_NOT_READ = "state_not_read"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tests.foreign.foreign_fakes import FakeSource, flink_like, spark_like
 from tests.foreign.import_runs import LOG, file_log, finished
 
 PAGES = Path(__file__).parent / "pages"
-TOLD = tuple(Note("lost", f"op/state {i}", f"sentence {i}") for i in range(23))
+TOLD = tuple(Note("opaque", f"op/state {i}", f"sentence {i}") for i in range(23))
 
 
 @pytest.fixture

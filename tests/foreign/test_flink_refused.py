@@ -5,15 +5,27 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import stateformat
 from stateformat.backends.foreign.flink import FlinkSource
-from stateformat.backends.foreign.flink.handles import Channel, Inline, Metadata, Operator, Subtask
+from stateformat.backends.foreign.flink.handles import (
+    Channel,
+    Inline,
+    KeyGroups,
+    Metadata,
+    Operator,
+    OperatorPartitions,
+    OperatorStates,
+    Subtask,
+)
 from stateformat.backends.foreign.flink.metadata import decode_metadata
 from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.model import Mode
 from stateformat.storage import folder_of, open_storage
+from tests.ckpt.ckpt_runs import document, failure
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CHANGELOGS = sorted(FIXTURES.glob("flink-*/*-changelog"))
@@ -55,23 +67,54 @@ def changed(path: Path, tmp_path: Path, **fields: object) -> Path:
     return target
 
 
-def test_records_in_flight_are_lost_and_said(tmp_path):
-    import numpy as np
-
+def test_records_in_flight_are_left_out_by_their_name_only(tmp_path):
     channel = Channel(1, 0, 17, Inline("x", bytes(17)), (0, 0), np.array([0], np.int64))
-    source = opened(changed(CORE, tmp_path, inputs=(channel,)))
-    (note,) = [note for note in source.notes if note.kind == "lost"]
-    assert note.subject == "by-long"
-    assert "17 bytes in flight on 1 channels" in note.message
+    place = changed(CORE, tmp_path, inputs=(channel,))
+    source = opened(place)
+    (note,) = [note for note in source.notes if note.kind == "refused"]
+    assert note.subject == "by-long/in-flight-records"
+    assert "17 bytes on 1 channels" in note.message
     assert len([state for state in source.record.states if state.operator == "by-long"]) == 8
+    refused_unless_dropped(place, note.subject, tmp_path)
 
 
-def test_raw_state_is_lost_and_said(tmp_path):
-    first = decode_metadata((CORE / "_metadata").read_bytes()).operators
-    keyed = next(operator.subtasks[0].managed_keyed for operator in first if operator.uid == "by-long")
-    source = opened(changed(CORE, tmp_path, raw_keyed=keyed))
-    (note,) = [note for note in source.notes if note.kind == "lost"]
-    assert "raw keyed state" in note.message
+def test_raw_keyed_state_that_is_not_of_flink_is_left_out_by_its_name_only(tmp_path):
+    # Key groups of which two have the same offset are nothing that timers could be.
+    own = KeyGroups(3, 0, np.array([0, 7, 7, *[-1] * 61], np.int64), Inline("x", b"own bytes"))
+    place = changed(CORE, tmp_path, raw_keyed=own)
+    (note,) = [note for note in opened(place).notes if note.kind == "refused"]
+    assert note.subject == "by-long/raw-keyed-state"
+    assert note.message.startswith("9 bytes of raw keyed state of subtask 0, in _metadata")
+    refused_unless_dropped(place, note.subject, tmp_path)
+
+
+def refused_unless_dropped(place: Path, name: str, tmp_path: Path) -> None:
+    """Every reader that makes something of a folder says what it cannot read; `--drop` goes on."""
+    problems = document("validate", place, "--level", "full", status=1)["problems"]
+    (told,) = [problem for problem in problems if problem["kind"] == "unsupported_feature"]
+    assert name in told["message"]
+    assert f"--drop {name}" in told["advice"]
+    assert "damaged" not in told["message"] + told["kind"]
+    assert name in str(document("inspect", place)["notes"])
+    (warned,) = document("explain-restore", place)["plan"]["warnings"]
+    assert (warned["code"], warned["operator"]) == ("state_not_read", "by-long")
+    assert name in warned["message"]
+    stopped = failure("import", place, "--to", tmp_path / "store", status=2)
+    assert f"--drop {name}" in stopped["message"]
+    proof = document("import", place, "--drop", name, "--to", tmp_path / "store", "--prove")["proof"]
+    assert proof["same"]
+    assert proof["left_out"] == [name]
+
+
+def test_raw_operator_state_stays_as_bytes_and_in_its_entries(tmp_path):
+    stream = Inline("x", b"first, second, third")
+    raw = OperatorStates((OperatorPartitions("own", 0, np.array([0, 7, 15], np.int64)),), stream)
+    place = changed(CORE, tmp_path, raw_operator=raw)
+    proof = document("import", place, "--to", tmp_path / "store", "--prove")["proof"]
+    assert proof["same"]
+    assert not proof["left_out"]
+    found = stateformat.open(str(tmp_path / "store")).open().read("by-long", "raw-operator-state/own").table()
+    assert found["value"].to_pylist() == [b"first, ", b"second, ", b"third"]
 
 
 def test_a_subtask_that_reported_nothing_has_no_rows(tmp_path):

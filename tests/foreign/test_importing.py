@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
@@ -322,11 +322,21 @@ def test_offsets_that_nobody_goes_on_with_are_told(tmp_path: Path) -> None:
     assert done.left == ((0, '{"logOffset":2}'),)
 
 
+KINDS: Final = ("renamed", "opaque", "refused", "omitted", "elsewhere")
+
+
 def test_notes_are_kept_whatever_their_kind(tmp_path: Path) -> None:
-    notes = tuple(Note(kind, "a/b", f"it is {kind}") for kind in ("renamed", "opaque", "refused", "lost", "elsewhere"))
-    store, done = imported(flink_like(notes=notes), tmp_path, drop=["a/b"])
+    notes = tuple(Note(kind, f"a/{kind}", f"it is {kind}") for kind in KINDS)
+    store, done = imported(flink_like(notes=notes), tmp_path, drop=["a/refused"])
     properties = store.open().record.properties
     assert done.notes == notes
-    assert {kind: properties[f"import.{kind}"] for kind in ("lost", "refused", "elsewhere")} == {
-        kind: f"a/b: it is {kind}" for kind in ("lost", "refused", "elsewhere")
+    assert {kind: properties[f"import.{kind}"] for kind in KINDS} == {
+        note.kind: f"{note.subject}: it is {note.kind}" for note in notes
     }
+
+
+def test_of_what_was_dropped_nothing_is_told_but_why_it_had_to_be(tmp_path: Path) -> None:
+    kinds = ("opaque", "refused")
+    notes = tuple(Note(kind, "counts/last", f"it is {kind}") for kind in kinds)
+    _, done = imported(flink_like(notes=notes), tmp_path, drop=["counts/last"])
+    assert done.notes == notes[1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -28,9 +28,15 @@ prove_option: Final = click.option(
 
 
 def proof(
-    session: Session, compare: Callable[[Progress], CheckpointDiff], *, copied: CheckpointStore | None = None
+    session: Session,
+    compare: Callable[[Progress], CheckpointDiff],
+    *,
+    copied: CheckpointStore | None = None,
+    left_out: Sequence[str] = (),
 ) -> Document:
     """What comparing has shown, as a document.
+
+    ``left_out``: operators and states that the user asked to leave out; nothing else may differ.
 
     ``copied``: a store that has got copies of the source's segments. That their digests are equal
     in both manifests says nothing of what lies there, so all of it is read.
@@ -42,7 +48,7 @@ def proof(
     session.changes("the work is done and stands; only the proof was cut short")
     with session.output.progress("Proving") as step:
         document = proof_document(compare(step))
-    document |= {"verified_bytes": None, "problems": []}
+    document |= {"left_out": list(left_out), "verified_bytes": None, "problems": []}
     if copied is not None:
         with session.output.progress("Verifying what was copied") as step:
             report = validate(copied, level="full", progress=step)

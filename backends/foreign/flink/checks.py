@@ -6,6 +6,7 @@ groups with the hashes of keys, if Java's hash of their type is known.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +46,6 @@ from .streams import Place, Places
 CLAUSE = "Flink metadata"
 _STATE = "Flink state"
 _OTHER = "put the file back, or take another checkpoint or savepoint"
-_OTHER_FORM = "take a canonical savepoint; if Flink does not restore this one either, it is damaged"
 _DAMAGE = "take another checkpoint or savepoint of the job"
 
 
@@ -190,16 +190,14 @@ class _Files:
 
 
 def _refused(contents: Contents) -> Iterator[Problem]:
-    """Report what no reader of this checkpoint gets: because of its form, or because a header is
-    damaged.
-    """
+    """Report what no reader of this checkpoint gets, because of its form."""
     for note in contents.notes:
         if note.kind == "refused":
-            uids = [one.uid for one in contents.graph.operators]
-            operator = next((uid for uid in uids if f"{note.subject}/".startswith(f"{uid}/")), "")
+            operator = note.operator(contents.graph)
             state = note.subject[len(operator) + 1 :]
-            message = f"{note.subject or 'a part of the checkpoint'} cannot be read, nor checked: {note.message}"
-            yield Problem(ErrorKind.UNSUPPORTED_FEATURE, _STATE, message, _OTHER_FORM, "", operator, state)
+            message = f"{note.subject} cannot be read, nor checked: {note.message}"
+            advice = f"`ckpt import SAVEPOINT --drop {shlex.quote(note.subject)} --to STORE` imports the rest"
+            yield Problem(ErrorKind.UNSUPPORTED_FEATURE, _STATE, message, advice, "", operator, state)
 
 
 def _opaque_keys(contents: Contents) -> Iterator[Problem]:

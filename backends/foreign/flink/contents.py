@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +35,19 @@ from .handles import (
     Subtask,
 )
 from .header import OperatorHeader, StateInfo, read_keyed_header, read_operator_header
+from .heap_timers import TimersReader, are_timers, read_services
 from .layouts import Entries, Form, count_elements, form_of, prefix_size, rows_of
 from .operator_state import OperatorForm, OperatorReader, operator_form
 from .rocksdb import Database, TableSource, open_database
 from .streams import Place, Places
 
 COORDINATOR = "coordinator"
+RAW_KEYED, RAW_OPERATOR, IN_FLIGHT = "raw-keyed-state", "raw-operator-state/", "in-flight-records"
+"""What is called so, for Flink gives it no name; a raw operator state's own name follows."""
 
 PartKey = tuple[str, str, int | None]
+OperatorReaders: TypeAlias = "dict[int, tuple[OperatorReader, dict[str, StateInfo]]]"
+"""By subtask: what reads its operator state, and how states are described."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +166,8 @@ class _OperatorReader:
         self._operator_state()
         if saved.coordinator is not None:
             self._coordinator(saved.coordinator.data)
-        self._rest()
+        self._raw_operator()
+        self._in_flight()
         return Operator(
             uid=self.uid,
             parallelism=saved.parallelism,
@@ -197,7 +204,7 @@ class _OperatorReader:
     # Keyed state
 
     def _keyed(self) -> None:
-        streams = []
+        streams = [*self._raw_keyed()]
         for subtask in self.running:
             handle = subtask.managed_keyed
             if handle is None:
@@ -222,9 +229,12 @@ class _OperatorReader:
         unnamed = max(stream.described.unnamed for stream in streams)
         if unnamed:
             why = next(stream.described.stopped for stream in streams if stream.described.unnamed)
-            self._note("refused", f"at least {unnamed} keyed states whose names cannot be read: {why}")
+            size = sum(stream.size for stream in streams)
+            self._note(
+                "refused", f"at least {unnamed} keyed states, in {size} bytes, have names that cannot be read: {why}"
+            )
 
-    def _stream(self, index: int, handle: KeyGroups | Incremental) -> _KeyedStream:
+    def _owned(self, index: int, handle: KeyGroups | Incremental) -> tuple[int, int]:
         saved = self.saved
         first, last = key_group_range(index, parallelism=saved.parallelism, max_parallelism=saved.max_parallelism)
         if (handle.first_group, handle.groups) != (first, last - first + 1):
@@ -233,7 +243,11 @@ class _OperatorReader:
                 f"{handle.first_group} to {handle.first_group + handle.groups - 1}; take another savepoint",
                 kind=ErrorKind.DAMAGED_RECORD,
             )
-        prefix = prefix_size(saved.max_parallelism)
+        return first, last
+
+    def _stream(self, index: int, handle: KeyGroups | Incremental) -> _KeyedStream:
+        first, last = self._owned(index, handle)
+        prefix = prefix_size(self.saved.max_parallelism)
         if isinstance(handle, Incremental):
             place = self.places.of(handle.meta)
             described = describe(read_keyed_header(place.read(0, place.size).tobytes(), place.path))
@@ -241,8 +255,7 @@ class _OperatorReader:
             return _KeyedStream(index, first, last, handle.size, place.path, described, reader, False)
         place = self.places.of(handle)
         extents = Extents.of(handle, place.size, place.path)
-        end = place.size if extents.header_end is None else extents.header_end
-        described = describe(read_keyed_header(place.read(0, end).tobytes(), place.path))
+        described = describe(read_keyed_header(extents.header(place), place.path))
         heap = is_heap(handle, place, extents, prefix)
         if heap:
             reader = HeapReader(place, extents, described.numbers, described.stored, described.compressed)
@@ -250,8 +263,39 @@ class _OperatorReader:
             reader = CanonicalReader(
                 place, extents, described.numbers, described.unnamed > 0, prefix, described.compressed
             )
-        path = None if place.data is not None else place.path
-        return _KeyedStream(index, first, last, place.size, path, described, reader, heap)
+        return _KeyedStream(index, first, last, place.size, _file(place), described, reader, heap)
+
+    def _raw_keyed(self) -> Iterator[_KeyedStream]:
+        """Return timers that RocksDB's operators keep on the heap; raw state of other forms is
+        refused.
+        """
+        unknown: list[tuple[int, Place]] = []
+        for subtask in self.running:
+            handle = subtask.raw_keyed
+            if not isinstance(handle, KeyGroups):
+                continue
+            place = self.places.of(handle)
+            if not place.size:
+                continue
+            if not are_timers(place, handle):
+                unknown.append((subtask.index, place))
+                continue
+            first, last = self._owned(subtask.index, handle)
+            services = read_services(place, handle)
+            described = describe(read_keyed_header(services.header, place.path))
+            if services.hidden:
+                stopped = described.stopped or f"timers of {services.found[-1].states[0]} before them end nowhere"
+                described = replace(described, unnamed=2 * services.hidden, stopped=stopped)
+            reader = TimersReader(place, services.extents, services.found)
+            yield _KeyedStream(subtask.index, first, last, place.size, _file(place), described, reader, True)
+        if unknown:
+            size = sum(place.size for _, place in unknown)
+            self._note(
+                "refused",
+                f"{size} bytes of raw keyed state of {_subtasks(unknown)}, in {unknown[0][1].path}: only the "
+                "operator's own code can read it",
+                RAW_KEYED,
+            )
 
     def _rocks(self, handle: Incremental, prefix: int, first: int, last: int, path: str) -> RocksReader:
         every = [(name, self.places.of(stream)) for name, stream in (*handle.shared, *handle.private)]
@@ -313,7 +357,7 @@ class _OperatorReader:
             return
         self.found.notes += notes
         self.found.states.append(form.state)
-        by_subtask = {stream.subtask: stream for stream in streams}
+        by_subtask = {stream.subtask: stream for stream in streams if name in stream.described.numbers}
         for subtask in self.running:
             self._keyed_part(form, forms, subtask.index, by_subtask.get(subtask.index))
 
@@ -332,7 +376,7 @@ class _OperatorReader:
     # Operator state
 
     def _operator_state(self) -> None:
-        readers: dict[int, tuple[OperatorReader, dict[str, StateInfo]]] = {}
+        readers: OperatorReaders = {}
         for subtask in self.running:
             handle = subtask.managed_operator
             if handle is not None and handle.states:
@@ -349,8 +393,9 @@ class _OperatorReader:
         infos = {info.name: info for info in (*header.lists, *header.broadcasts)}
         return OperatorReader(place, handle, header.compressed), infos
 
-    def _operator_parts(self, stored: str, readers: dict[int, tuple[OperatorReader, dict[str, StateInfo]]]) -> None:
-        name = self._free(stored)
+    def _operator_parts(self, stored: str, readers: OperatorReaders, prefix: str = "") -> str:
+        """Declare a state of the name ``prefix`` + ``stored``; return the name that it got."""
+        name = self._free(prefix + stored)
         forms: list[tuple[OperatorForm, list[Note]]] = []
         for reader, infos in readers.values():
             partitions = reader.partitions(stored)
@@ -364,7 +409,8 @@ class _OperatorReader:
             # One header may have stopped before it, or know other subclasses: its bytes are
             # complete.
             form, notes = operator_form(self.uid, name, mode, None, None, stored)
-        self.found.notes += notes
+        if not prefix:
+            self.found.notes += notes
         self.found.states.append(form.state)
         for subtask in self.running:
             found = readers.get(subtask.index)
@@ -374,28 +420,45 @@ class _OperatorReader:
                 continue
             reader = found[0]
             rows = None if partitions.mode == BROADCAST and not form.raw else len(partitions.offsets)
-            path = None if reader.place.data is not None else reader.place.path
+            path = _file(reader.place)
             share = reader.place.size // len(reader.handle.states)
             self._add(Part(self.uid, name, subtask.index, share, path, rows), OperatorPart(form, reader))
+        return name
 
-    # What is not read
+    # What Flink itself does not describe
 
-    def _rest(self) -> None:
+    def _raw_operator(self) -> None:
+        """Keep raw operator state as bytes: the metadata says where its entries begin."""
+        readers: OperatorReaders = {
+            subtask.index: (
+                OperatorReader(self.places.of(subtask.raw_operator.stream), subtask.raw_operator, False),
+                {},
+            )
+            for subtask in self.running
+            if subtask.raw_operator is not None and subtask.raw_operator.states
+        }
+        for stored in sorted({item.name for reader, _ in readers.values() for item in reader.handle.states}):
+            name = self._operator_parts(stored, readers, RAW_OPERATOR)
+            self._note("opaque", "only the operator's own code can read it; `value` has the bytes of an entry", name)
+
+    def _in_flight(self) -> None:
         channels: list[Channel] = [one for subtask in self.running for one in (*subtask.inputs, *subtask.outputs)]
         if channels:
             self._note(
-                "lost",
-                f"{sum(channel.size for channel in channels)} bytes in flight on {len(channels)} channels of an "
-                "unaligned checkpoint: they are network buffers of Flink's; take a savepoint, which has none",
+                "refused",
+                f"{sum(channel.size for channel in channels)} bytes on {len(channels)} channels of an unaligned "
+                "checkpoint: they are network buffers of Flink's; take a savepoint, which has none",
+                IN_FLIGHT,
             )
-        if any(subtask.raw_keyed is not None for subtask in self.running):
-            self._note(
-                "lost",
-                "raw keyed state, which only the operator's own code can read, is left out; there lie the timers "
-                "that jobs on RocksDB keep on the heap",
-            )
-        if any(subtask.raw_operator is not None for subtask in self.running):
-            self._note("lost", "raw operator state, which only the operator's own code can read, is left out")
+
+
+def _file(place: Place) -> str | None:
+    return None if place.data is not None else place.path
+
+
+def _subtasks(found: list[tuple[int, Place]]) -> str:
+    numbers = ", ".join(str(index) for index, _ in found[:8])
+    return f"subtask{'s' if len(found) > 1 else ''} {numbers}{' and more' if len(found) > 8 else ''}"
 
 
 def operator_header_end(handle: OperatorStates, place: Place) -> int:

@@ -62,10 +62,12 @@ class Extents:
     """Whether the last one may end before its ``end``."""
 
     @classmethod
-    def of(cls, handle: KeyGroups, size: int, path: str) -> Extents:
-        """Return the places of a handle's key groups. Raises ``DamagedCheckpoint``."""
+    def of(cls, handle: KeyGroups, size: int, path: str, absent: int = 0) -> Extents:
+        """Return the places of a handle's key groups; ``absent`` is the offset of those without
+        any. Raises ``DamagedCheckpoint``.
+        """
         offsets = handle.offsets
-        present = np.flatnonzero(offsets)
+        present = np.flatnonzero(offsets != absent)
         start = offsets[present]
         order = np.argsort(start, kind="stable")
         ends = np.append(start[order][1:], size)
@@ -80,10 +82,9 @@ class Extents:
         end[order] = ends
         return cls((handle.first_group + present).astype(np.int32), start, end, True)
 
-    @property
-    def header_end(self) -> int | None:
-        """Where the first key group begins; None if there is none."""
-        return int(self.start.min()) if len(self.start) else None
+    def header(self, place: Place) -> bytes:
+        """Return what precedes the first key group."""
+        return place.read(0, int(self.start.min(initial=place.size))).tobytes()
 
     def between(self, first: int, last: int) -> Extents:
         """Return the places of key groups ``first`` … ``last``."""

@@ -213,7 +213,7 @@ class SparkSource:
                 if hidden:
                     names = ", ".join(hidden)
                     message = f"what Spark keeps to find entries by, {names}, is not shown: it follows from the rest"
-                    notes.append(Note("lost", operator.uid, message))
+                    notes.append(Note("omitted", operator.uid, message))
         self.notes = tuple(notes)
 
     def _add(self, operator: OperatorInfo, info: StoreInfo, family: Family, ids: tuple[str, ...]) -> Iterator[Note]:

@@ -121,7 +121,9 @@ def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateS
     dropped = [item.name for item in (*schema.key, *schema.value) if not has_values(item.type)]
     if dropped and family.kind != "timers":
         message = f"column {', '.join(map(repr, dropped))} of the type void holds nothing and is left out"
-        notes.append(Note("lost", subject, message if values else f"{message}; {value_fields[0].name} stands for it"))
+        notes.append(
+            Note("omitted", subject, message if values else f"{message}; {value_fields[0].name} stands for it")
+        )
     try:
         if family.kind == "list":
             state = list_state(operator.uid, name, keys=key_fields, values=pa.schema(value_fields))

@@ -57,6 +57,8 @@ def draw_proof(proof: Json, look: Look) -> Iterator[str]:
         else:
             read = f"{read} read"
         text = f"Proved: {what}, the graph and its statuses are the same; {read}."
+        if proof["left_out"]:
+            text = f"{text[:-1]}. Left out as asked, and not compared: {label(', '.join(proof['left_out']))}."
         yield from render.paragraph(f"{look['good']} {text}", look)
         return
     text = f"{look['fail']} Not proved: the result differs from its source."

@@ -6,8 +6,21 @@ Read ``walk`` (entries of canonical key groups), ``forms`` (which columns a stat
 
 from __future__ import annotations
 
-from .canonical import count_elements, prefix_size, rows_of
-from .forms import TIMER_STATES, TTL, Form, Layout, Parts, form_of, has_text, is_ambiguous, is_window
+from .canonical import count_elements, prefix_size, rows_of, timer_key, timer_namespace
+from .forms import (
+    TIMER_STATES,
+    TTL,
+    Form,
+    Layout,
+    Parts,
+    Rows,
+    batch_of,
+    form_of,
+    has_text,
+    is_ambiguous,
+    is_window,
+    tags,
+)
 from .heap import HeapEntries, Stored, frame_compressed, frame_heap, rows_of_heap
 from .walk import PADDING, Entries, Frames, frame_groups
 
@@ -19,9 +32,11 @@ __all__ = [
     "Layout",
     "PADDING",
     "Parts",
+    "Rows",
     "Stored",
     "TIMER_STATES",
     "TTL",
+    "batch_of",
     "count_elements",
     "form_of",
     "frame_compressed",
@@ -33,4 +48,7 @@ __all__ = [
     "prefix_size",
     "rows_of",
     "rows_of_heap",
+    "tags",
+    "timer_key",
+    "timer_namespace",
 ]

@@ -8,7 +8,7 @@ stores the template as coordinator state of a separate operator. Rewrite and rep
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,9 +21,10 @@ from stateformat.reading import Checkpoint
 from stateformat.states import coordinator_state
 
 from ..contents import operator_header_end
-from ..groups import HeapReader
+from ..groups import Extents, HeapReader
 from ..handles import Incremental, KeyGroups, Metadata, Operator, Subtask
 from ..header import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
+from ..heap_timers import are_timers, read_services
 from ..metadata import decode_metadata
 from ..metadata_writing import encode_metadata
 from ..source import FlinkSource
@@ -123,19 +124,30 @@ def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
     """Return one header with the states of all subtasks; None if there are none."""
     key = b""
     states: dict[str, bytes] = {}
-    for subtask in operator.subtasks:
-        handle = subtask.managed_keyed
-        if not isinstance(handle, (KeyGroups, Incremental)):
-            continue
-        place = source.places.of(handle.meta if isinstance(handle, Incremental) else handle)
-        data = place.read(0, place.size).tobytes()
-        header = read_keyed_header(data, place.path)
+    for path, data in _headers(source, operator):
+        header = read_keyed_header(data, path)
         if header.key is None:
             continue
         key = data[5 : _states_begin(header)]
         for name, described in _described(header.states, header, data):
             states.setdefault(name, described)
     return keyed_header(key, states) if key else None
+
+
+def _headers(source: FlinkSource, operator: Operator) -> Iterator[tuple[str, bytes]]:
+    """Return the headers of keyed state; timers on the heap of a job on RocksDB have one, too."""
+    for subtask in operator.subtasks:
+        handle, raw = subtask.managed_keyed, subtask.raw_keyed
+        if isinstance(handle, Incremental):
+            place = source.places.of(handle.meta)
+            yield place.path, place.read(0, place.size).tobytes()
+        elif isinstance(handle, KeyGroups):
+            place = source.places.of(handle)
+            yield place.path, Extents.of(handle, place.size, place.path).header(place)
+        if isinstance(raw, KeyGroups):
+            place = source.places.of(raw)
+            if are_timers(place, raw):
+                yield place.path, read_services(place, raw).header
 
 
 def keyed_header(key: bytes, states: Mapping[str, bytes]) -> bytes:

@@ -95,7 +95,7 @@ def import_(
 
     STORE is the folder of a Flink savepoint or checkpoint, or the checkpoint location of a
     Structured Streaming query, which stay as they are. The state becomes checkpoint 1 of the store
-    --to, which must be empty. The page lists everything renamed, opaque or lost.
+    --to, which must be empty. The page lists everything renamed, opaque or left out.
     """
     from stateformat.backends.foreign.importing import ImportSpec, check_places, import_checkpoint, prove_import
     from stateformat.backends.rewrite import Engine, ThreadEngine
@@ -140,7 +140,9 @@ def import_(
     }
     if prove:
         result = done.rewritten.permit.checkpoint()
-        document["proof"] = proof(session, lambda step: prove_import(checkpoint, result, spec, progress=step))
+        document["proof"] = proof(
+            session, lambda step: prove_import(checkpoint, result, spec, progress=step), left_out=drop
+        )
     return show_proved(session, document, draw)
 
 

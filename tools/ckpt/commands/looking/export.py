@@ -346,9 +346,6 @@ def _export_savepoint(session: Session, address: Address, target: str) -> None:
     session.changes(f"{label(target)} has no savepoint yet: _metadata is written last")
     with session.output.progress(f"Writing a savepoint of checkpoint {checkpoint.id}", unit="rows"):
         done = write_savepoint(checkpoint, folder)
-    for note in checkpoint.notes:
-        if note.kind == "lost":
-            session.output.note(f"{note.subject}: {note.message}")
     document = {
         "store": store.url,
         "checkpoint_id": checkpoint.id,
