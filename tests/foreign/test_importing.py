@@ -336,7 +336,6 @@ def test_notes_are_kept_whatever_their_kind(tmp_path: Path) -> None:
 
 
 def test_of_what_was_dropped_nothing_is_told_but_why_it_had_to_be(tmp_path: Path) -> None:
-    kinds = ("opaque", "refused")
-    notes = tuple(Note(kind, "counts/last", f"it is {kind}") for kind in kinds)
-    _, done = imported(flink_like(notes=notes), tmp_path, drop=["counts/last"])
+    notes = (Note("opaque", "counts/last", "it is opaque"), Note("refused", "counts/other", "it ends nowhere"))
+    _, done = imported(flink_like(notes=notes), tmp_path, drop=["counts/last", "counts/other"])
     assert done.notes == notes[1:]
