@@ -49,10 +49,14 @@ _SPARK_CODECS: Final = {
 }
 
 
+DAMAGED_ADVICE: Final = ": put the file back from a copy, or read another checkpoint (`ckpt history` lists them)"
+
+
 def damaged(path: str, what: str, *, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT, **details: Any) -> DamagedCheckpoint:
     """Return the error for bytes that are not what the engine wrote; ``what`` is a sentence."""
+    torn = "" if kind is ErrorKind.OBJECT_MISSING else "; the file is damaged or torn"
     return DamagedCheckpoint(
-        f"{path}: {what}; the file is damaged or torn: put it back from a copy, or take another checkpoint",
+        f"{path}: {what}{torn}{DAMAGED_ADVICE}",
         kind=kind,
         path=path,
         **details,

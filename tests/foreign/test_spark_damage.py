@@ -350,13 +350,55 @@ def test_the_number_of_prefix_columns_stays_within_the_key() -> None:
             )
 
 
-def test_a_query_without_a_commit_has_no_state_yet() -> None:
-    with pytest.raises(NotFound, match="no batch yet"):
-        opened({path: data for path, data in WHOLE.items() if not path.startswith("commits")})
+def keeping(*folders: str) -> dict[str, bytes]:
+    """What is left of a query where only these are: ``metadata`` as Spark writes it, and some."""
+    found = {path: data for path, data in WHOLE.items() if path.partition("/")[0] in folders}
+    return {**found, "metadata": b'{"id":"77e84bb8-c6f4-4e55-a40d-6d1f6c4b2b4c"}'}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (keeping(), "has begun no batch yet"),
+        (keeping("state"), "has state/, and no offsets/ and commits/.*Put both folders back"),
+        (keeping("offsets"), "has offsets/ of batches 0 to 2, and no commits/ and state/.*runs batch 2 again"),
+        (keeping("offsets", "state"), r"has offsets/ of batches 0 to 2, state/, and no commits/: Spark before 2\.2"),
+    ],
+)
+def test_what_is_left_of_a_query_and_what_is_missing_is_said(files: dict[str, bytes], said: str) -> None:
+    assert recognises(Files(files))  # type: ignore[arg-type]
+    for read in (lambda: opened(files), lambda: sources(Files(files))):  # type: ignore[arg-type]
+        with pytest.raises(NotFound, match=said):
+            read()
+
+
+def test_a_file_that_many_partitions_lack_is_one_finding() -> None:
+    many = small(40, keys=4)
+    lost = [path for path in many if path.endswith("/2.snapshot") or path.endswith("/2.delta")]
+    (found,) = findings({path: data for path, data in many.items() if path not in lost or "/0/39/" in path})
+    assert "the same in 39 partitions, 0-38" in found.message
+    assert found.path == "state/0/0/2.delta"
+    assert "torn" not in found.message
+
+
+def test_state_that_is_gone_is_said() -> None:
+    (warning,) = findings({path: data for path, data in WHOLE.items() if not path.startswith("state/")})
+    assert (warning.severity, warning.path) == ("warning", "state/")
+    assert "no stateful operator, or its state was removed" in warning.message
+    second = {path.replace("state/0/", "state/1/"): data for path, data in WHOLE.items()}
+    second["state/1/_metadata/metadata"] = WHOLE[OPERATOR].replace(b'"operatorId": 0', b'"operatorId": 1')
+    (error,) = findings(second)
+    assert (error.severity, error.path) == ("error", "state/0")
+    ids = {"nextBatchWatermarkMs": 0, "stateUniqueIds": {"0": [["a"]]}}
+    commit = f"v1\n{json.dumps(ids)}".encode()
+    (certain,) = findings({**keeping("offsets", "commits"), "commits/2": commit})
+    assert (certain.severity, certain.path) == ("error", "state/0")
 
 
 def test_only_a_query_is_recognised() -> None:
     assert recognises(Files(WHOLE))  # type: ignore[arg-type]
+    assert not recognises(Files({"metadata": b'{"id": "mine"}', "state/x": b""}))  # type: ignore[arg-type]
+    assert not recognises(Files({"metadata/v1.json": b"{}"}))  # type: ignore[arg-type]
     assert not recognises(Files({"_metadata": b"", "state/x": b""}))  # type: ignore[arg-type]
     assert not recognises(Files({"offsets/x": b"", "commits/0": b""}))  # type: ignore[arg-type]
 

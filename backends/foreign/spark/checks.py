@@ -17,13 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, ErrorKind
+from stateformat.graph import SubtaskSet
 from stateformat.problems import Problem, Severity
 from stateformat.storage import ObjectInfo, Storage
 
+from ..framing import DAMAGED_ADVICE
 from ..source import Level, Note, Part, Progress
 from .hdfs_store import chain_names
 from .key_columns import partitions_of
-from .logs import STRICT, OffsetLog, OperatorInfo, batches, is_number, read_offsets
+from .logs import STRICT, CommitLog, OffsetLog, OperatorInfo, batches, is_number, read_offsets
 from .schemas import SCHEMA_ADVICE
 from .states import StateShape
 from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
@@ -52,6 +54,7 @@ class Checked(Protocol):
     batch: int
     batches: list[int]
     offsets: OffsetLog
+    commit: CommitLog
     provider: str
     operators: tuple[OperatorInfo, ...]
     listing: Listing
@@ -93,12 +96,15 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
             )
     yield from _logs(source, level)
     yield from _partitions(source)
+    yield from _gone(source)
     found: dict[Part, Sequence[ObjectInfo]] = {}
+    broken: dict[tuple[str, str, str], list[tuple[Part, CheckpointError]]] = {}
     for part in source.parts:
         try:
             found[part] = source.files(part)
         except CheckpointError as error:
-            yield _of_error(error, part)
+            name = str(error.details.get("path", "")).rpartition("/")[2]
+            broken.setdefault((part.operator, part.state, name), []).append((part, error))
             continue
         for item in found[part]:
             if not item.size_bytes:
@@ -109,12 +115,14 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem
                     item.path,
                     part,
                 )
+    for same in broken.values():
+        yield _of_errors(same)
     yield from _stale_sums(source, [item for files in found.values() for item in files], level)
-    broken: set[str] = set()
+    wrong: set[str] = set()
     for part, problem in _file_problems(source, found, level):
         yield problem
-        broken.add(_folder(source, part))
-    found = {part: files for part, files in found.items() if _folder(source, part) not in broken}
+        wrong.add(_folder(source, part))
+    found = {part: files for part, files in found.items() if _folder(source, part) not in wrong}
     if level == "full":
         total = sum(item.size_bytes for files in found.values() for item in files)
         done = 0
@@ -160,7 +168,37 @@ def _problem(
 
 
 def _of_error(error: CheckpointError, part: Part | None) -> Problem:
-    return _problem(error.kind, str(error), _ADVICE_COPY, str(error.details.get("path", "")), part)
+    message = str(error).removesuffix(DAMAGED_ADVICE)
+    return _problem(error.kind, message, _ADVICE_COPY, str(error.details.get("path", "")), part)
+
+
+def _of_errors(same: Sequence[tuple[Part, CheckpointError]]) -> Problem:
+    """Return one finding for a file that is missing in many partitions."""
+    first = _of_error(same[0][1], same[0][0])
+    if len(same) == 1:
+        return first
+    partitions = SubtaskSet.of(part.subtask or 0 for part, _ in same)
+    message = f"{first.message}; the same in {len(same)} partitions, {partitions}"
+    return replace(first, message=message, subtask=None)
+
+
+def _gone(source: Checked) -> Iterator[Problem]:
+    """Compare the operators that have a folder with those that the query must have."""
+    there = {info.id for info in source.operators}
+    gone = sorted({*range(max(there, default=-1) + 1), *source.commit.stateful} - there)
+    for number in gone:
+        message = f"the query has a stateful operator {number}, and state/{number} is missing"
+        yield _problem(ErrorKind.OBJECT_MISSING, message, _ADVICE_COPY, f"state/{number}")
+    if not there and not gone:
+        yield _problem(
+            ErrorKind.OBJECT_MISSING,
+            "there is no state/: the query has no stateful operator, or its state was removed; its logs do not say "
+            "which",
+            "if it aggregates, joins, deduplicates or keeps state of its own, put state/ back from a copy: Spark fails "
+            "without it",
+            "state/",
+            severity="warning",
+        )
 
 
 def _logs(source: Checked, level: Level) -> Iterator[Problem]:

@@ -53,7 +53,7 @@ def chain_names(files: Sequence[str], version: int, folder: str) -> list[str]:
         if "delta" not in found.get(wanted, ()):
             raise damaged(
                 f"{folder}/{wanted}.delta",
-                f"it is missing, and no snapshot from {wanted} to {version} makes it needless",
+                "it is missing, and no later snapshot makes it needless",
                 kind=ErrorKind.OBJECT_MISSING,
             )
     names = [f"{snapshot}.snapshot"] if snapshot else []

@@ -23,6 +23,7 @@ from .schemas import parse_json
 _NUMBER: Final = re.compile(r"0|[1-9]\d{0,17}")
 _NO_NAME: Final = re.compile(r"[/\\\x00-\x1f\ud800-\udfff]|^\.")
 """Characters that the name of a store, which is the name of a folder, never has."""
+_QUERY_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
 PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
@@ -94,6 +95,12 @@ class CommitLog:
         """The watermark of the next batch."""
         found = self.metadata.get("nextBatchWatermarkMs")
         return found if isinstance(found, int) else None
+
+    @property
+    def stateful(self) -> list[int]:
+        """The stateful operators that it names; checkpoint format 1 names none."""
+        ids = self.metadata.get("stateUniqueIds")
+        return [int(name) for name in ids if is_number(name)] if isinstance(ids, dict) else []
 
     def unique_ids(self, operator: int, store: int) -> tuple[str, ...]:
         """Return the ids of a store's files by partition; empty in checkpoint format 1."""
@@ -255,11 +262,32 @@ def committed(folder: Reads) -> list[int]:
     """Return the committed batches, ascending. Raises ``NotFound`` if there are none."""
     found = batches(folder, "commits")
     if not found:
-        raise NotFound(
-            "the query has committed no batch yet, so it has no state; let it finish its first one",
-            kind=ErrorKind.STORE_EMPTY,
-        )
+        raise NotFound(_nothing_committed(folder), kind=ErrorKind.STORE_EMPTY)
     return found
+
+
+def _nothing_committed(folder: Reads) -> str:
+    """Return what a folder without commits has, what is missing, and what that means."""
+    begun, state = batches(folder, "offsets"), bool(folder.list("state/"))
+    if not begun and not state:
+        return (
+            "the query has begun no batch yet: there are no offsets/, commits/ and state/. Let it finish its first one"
+        )
+    if not begun:
+        return (
+            "the query has state/, and no offsets/ and commits/: nothing else says of which batch the state is, and "
+            "Spark would begin anew at batch 0, without it. Put both folders back from a copy"
+        )
+    first, last = begun[0], begun[-1]
+    batch = f"batch {last}" if first == last else f"batches {first} to {last}"
+    again = f"Spark runs batch {last} again at the next start"
+    if not state:
+        done = ". If batches had ended before, put both folders back from a copy"
+        return f"the query has offsets/ of {batch}, and no commits/ and state/: no batch has ended. {again}{done}"
+    return (
+        f"the query has offsets/ of {batch}, state/, and no commits/: Spark before 2.2 wrote none, later ones with each "
+        f"batch that ended. {again}, and commits it: read the query then, or put commits/ back from a copy"
+    )
 
 
 def read_operator(folder: Reads, operator: int, batch: int, names: Mapping[str, int]) -> OperatorInfo | None:
@@ -300,10 +328,11 @@ def read_operator(folder: Reads, operator: int, batch: int, names: Mapping[str, 
 
 
 def recognises(folder: Reads) -> bool:
-    """Return whether a folder has a streaming query's checkpoint: offsets, and commits or state."""
+    """Return whether a folder has what a streaming query writes, even if most of it is gone."""
     try:
-        if not batches(folder, "offsets"):
-            return False
-        return bool(folder.list("commits/")) or bool(folder.list("state/"))
-    except (FileNotFoundError, CheckpointError):
+        begun = batches(folder, "offsets")
+        if begun and (folder.list("commits/") or folder.list("state/") or read_offsets(folder, begun[-1])):
+            return True
+        return _QUERY_ID.fullmatch(read_query_id(folder)) is not None
+    except (OSError, CheckpointError):
         return False
