@@ -374,7 +374,7 @@ def test_what_is_left_of_a_query_and_what_is_missing_is_said(files: dict[str, by
 
 def test_a_file_that_many_partitions_lack_is_one_finding() -> None:
     many = small(40, keys=4)
-    lost = [path for path in many if path.endswith("/2.snapshot") or path.endswith("/2.delta")]
+    lost = [path for path in many if path.endswith(("/2.snapshot", "/2.delta"))]
     (found,) = findings({path: data for path, data in many.items() if path not in lost or "/0/39/" in path})
     assert "the same in 39 partitions, 0-38" in found.message
     assert found.path == "state/0/0/2.delta"

@@ -270,9 +270,7 @@ def _nothing_committed(folder: Reads) -> str:
     """Return what a folder without commits has, what is missing, and what that means."""
     begun, state = batches(folder, "offsets"), bool(folder.list("state/"))
     if not begun and not state:
-        return (
-            "the query has begun no batch yet: there are no offsets/, commits/ and state/. Let it finish its first one"
-        )
+        return "the query has begun no batch yet: it has no offsets/, commits/ and state/. Let it finish its first one"
     if not begun:
         return (
             "the query has state/, and no offsets/ and commits/: nothing else says of which batch the state is, and "
@@ -285,8 +283,8 @@ def _nothing_committed(folder: Reads) -> str:
         done = ". If batches had ended before, put both folders back from a copy"
         return f"the query has offsets/ of {batch}, and no commits/ and state/: no batch has ended. {again}{done}"
     return (
-        f"the query has offsets/ of {batch}, state/, and no commits/: Spark before 2.2 wrote none, later ones with each "
-        f"batch that ended. {again}, and commits it: read the query then, or put commits/ back from a copy"
+        f"the query has offsets/ of {batch}, state/, and no commits/: Spark before 2.2 wrote none, a later one does "
+        f"with each batch that ends. {again}, and commits it: read the query then, or put commits/ back from a copy"
     )
 
 

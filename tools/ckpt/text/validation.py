@@ -192,7 +192,7 @@ def _verdict(document: Document, look: Look) -> str:
     problems += sum(len(each["problems"]) for each in document.get("savepoints", ()))
     if problems:
         return f"  {look.paint(look['fail'], 'problem')} {look.paint(words.plural(problems, 'problem'), 'problem')}"
-    verdict = f"no problems, {words.plural(warnings, 'warning')}" if warnings else "no problems"
+    verdict = f"no errors, {words.plural(warnings, 'warning')}" if warnings else "no problems"
     return f"  {look.paint(look['good'], 'finished')} {look.paint(verdict, 'finished')}"
 
 

@@ -136,5 +136,5 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         verdict = words.plural(max(problems, len(faults)), "problem")
         yield f"  {look.paint(look['fail'], 'problem')} {look.paint(verdict, 'problem')}"
     else:
-        verdict = f"no problems, {words.plural(warnings, 'warning')}" if warnings else "no problems"
+        verdict = f"no errors, {words.plural(warnings, 'warning')}" if warnings else "no problems"
         yield f"  {look.paint(look['good'], 'finished')} {look.paint(verdict, 'finished')}"
