@@ -132,17 +132,19 @@ class Validation:
     def run(self, record: Record | None = None) -> None:
         """Fill ``findings`` and ``counts``. ``record``: the record, if already read."""
         record = self._record() if record is None else record
-        manifest = self._manifest(record) if record is not None else None
-        if record is None or manifest is None:
-            return
-        self.findings += check_content(record.graph, record.states, manifest.handles, record.rescaled_from)
-        self.findings += _record_problems(record, manifest)
-        self._segments(record, manifest)
+        if record is not None:
+            self._check(record)
         if any(found.kind is ErrorKind.OBJECT_MISSING for found in self.findings) and self._expired(record):
-            self.findings = [found for found in self.findings if found.kind is not ErrorKind.OBJECT_MISSING]
             message = f"checkpoint {self.checkpoint_id} of {self.storage.url} has expired while it was validated"
             advice = "this is not damage; validate the newest"
-            self.findings.append(Problem(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, advice))
+            self.findings = [Problem(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, advice)]
+
+    def _check(self, record: Record) -> None:
+        manifest = self._manifest(record)
+        if manifest is not None:
+            self.findings += check_content(record.graph, record.states, manifest.handles, record.rescaled_from)
+            self.findings += _record_problems(record, manifest)
+            self._segments(record, manifest)
 
     def _read(self, path: str, clause: str, what: str, size_bytes_max: int) -> pa.Buffer | None:
         try:
@@ -201,15 +203,20 @@ class Validation:
         self.counts = Counts(1, manifest.handles.num_rows, checked.segments, size_bytes, checked.rows)
         self.distinct = replace(self.counts, segments=checked.read)
 
-    def _expired(self, record: Record) -> bool:
-        """Return whether the checkpoint has expired meanwhile; then nothing is damaged (7.3)."""
+    def _expired(self, record: Record | None) -> bool:
+        """Return whether the checkpoint has expired meanwhile; then nothing is damaged (7.3).
+
+        ``record``: as it was; None if it was gone before it could be read.
+        """
         try:
-            now = load_record(self.storage, self.checkpoint_id)
+            # Whether a record that was never seen has expired or was lost, the others tell.
+            look = record_of if record is None else load_record
+            now = look(self.storage, self.checkpoint_id)
         except NotFound:
             return True
         except CheckpointError:
             return False
-        return now.attempt_id != record.attempt_id
+        return record is not None and now.attempt_id != record.attempt_id
 
 
 class _Meter:
@@ -297,14 +304,12 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
         return
     for ref in found.lost:
         yield lost_problem(storage, ref)
-    if chosen in found.listed and chosen not in {record.checkpoint_id for record in found.checkpoints}:
+    # One that is in none of these lists has expired meanwhile.
+    if chosen in {ref.checkpoint_id for ref in found.strays} - {*found.unreadable}:
         newest = found.chain[0].checkpoint_id if found.chain else found.listed[-1]
-        if chosen not in found.unreadable:
-            message = (
-                f"record {chosen} is a stray, not a checkpoint: no parent link from the newest, {newest}, reaches it"
-            )
-            path = layout.record_path(chosen)
-            yield Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_OTHER, path=path)
+        message = f"record {chosen} is a stray, not a checkpoint: no parent link from the newest, {newest}, reaches it"
+        path = layout.record_path(chosen)
+        yield Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_OTHER, path=path)
     for checkpoint_id, fault in found.unreadable.items():
         # A damaged record of another checkpoint is a warning only.
         if checkpoint_id != chosen and checkpoint_id in found.damaged:
