@@ -87,7 +87,12 @@ sender's. The texts are dictionaries: there may be millions of slices.
 
 KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)
 OP = pa.field("_op", pa.int8(), nullable=False)
-UPSERT, DELETE, CLEAR = 0, 1, 2
+UPSERT = 0
+"""``_op`` of a row that a delta writes."""
+DELETE = 1
+"""``_op`` of a row key that a delta removes."""
+CLEAR = 2
+"""``_op`` of a key whose older rows a delta removes, before its upserts."""
 OPERATIONS: Final = f"{UPSERT} upsert, {DELETE} delete this row or {CLEAR} clear this key"
 """What the values of ``_op`` mean, for messages (SPEC.md section 5.4)."""
 
