@@ -321,8 +321,8 @@ def test_states_behind_an_unknown_class_are_refused_by_name_and_those_before_it_
     assert table_of(source, "before")["value"].to_pylist() == [10]
     assert table_of(source, "own")["value"].to_pylist() == [b"abc"]
     (refused,) = [note for note in source.notes if note.kind == "refused"]
-    assert refused.subject == "op"
-    assert "1 keyed states" in refused.message
+    assert refused.subject == "op/keyed-states-without-names"
+    assert "at least 1, in " in refused.message
     assert "example.OwnSerializer$Snapshot" in refused.message
     source = opened(savepoint(tmp_path / "heap", heap(LONG, states, 128, compressed=False), 3, 128))
     assert source.record.states == ()
@@ -394,7 +394,7 @@ def test_a_key_of_an_unknown_class_refuses_all_keyed_state_of_the_operator(tmp_p
     source = opened(savepoint(tmp_path / "s", stream, 7, 128))
     assert source.record.states == ()
     (note,) = source.notes
-    assert (note.kind, note.subject) == ("refused", "op")
+    assert (note.kind, note.subject) == ("refused", "op/keyed-states-without-names")
     assert "example.OwnSerializer$Snapshot" in note.message
 
 

@@ -43,6 +43,7 @@ from .streams import Place, Places
 
 COORDINATOR = "coordinator"
 RAW_KEYED, RAW_OPERATOR, IN_FLIGHT = "raw-keyed-state", "raw-operator-state/", "in-flight-records"
+UNNAMED = "keyed-states-without-names"
 """What is called so, for Flink gives it no name; a raw operator state's own name follows."""
 
 PartKey = tuple[str, str, int | None]
@@ -230,9 +231,7 @@ class _OperatorReader:
         if unnamed:
             why = next(stream.described.stopped for stream in streams if stream.described.unnamed)
             size = sum(stream.size for stream in streams)
-            self._note(
-                "refused", f"at least {unnamed} keyed states, in {size} bytes, have names that cannot be read: {why}"
-            )
+            self._note("refused", f"there are at least {unnamed}, in {size} bytes of all states: {why}", UNNAMED)
 
     def _owned(self, index: int, handle: KeyGroups | Incremental) -> tuple[int, int]:
         saved = self.saved

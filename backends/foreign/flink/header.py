@@ -76,6 +76,10 @@ class OperatorHeader:
     broadcasts: tuple[StateInfo, ...]
     end: int
     stopped: UnknownClass | None
+    behind: int = 0
+    """How many states stand behind the one where it stopped, among lists or among broadcasts."""
+    tail: bytes = b""
+    """What was given, from the state on where it stopped."""
 
 
 def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
@@ -103,11 +107,16 @@ def read_operator_header(data: bytes | memoryview, path: str) -> OperatorHeader:
     at = Cursor(data, path)
     version = _version(at, OPERATOR_VERSIONS, "operator")
     compressed = version >= 6 and at.flag("whether state is compressed")
-    lists, stopped = _states(at, at.u16())
+    declared = at.u16()
+    lists, stopped = _states(at, declared)
     broadcasts: tuple[StateInfo, ...] = ()
+    behind = declared - len(lists)
     if stopped is None:
-        broadcasts, stopped = _states(at, at.u16())
-    return OperatorHeader(version, compressed, lists, broadcasts, at.position, stopped)
+        declared = at.u16()
+        broadcasts, stopped = _states(at, declared)
+        behind = declared - len(broadcasts)
+    tail = b"" if stopped is None else bytes(at.data[(*lists, *broadcasts)[-1].begin :])
+    return OperatorHeader(version, compressed, lists, broadcasts, at.position, stopped, behind, tail)
 
 
 def _version(at: Cursor, known: tuple[int, ...], what: str) -> int:

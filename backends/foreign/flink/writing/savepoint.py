@@ -92,8 +92,8 @@ def write_savepoint(checkpoint: Checkpoint, target: Storage) -> Written:
     refused = [note for note in checkpoint.notes if note.kind == "refused"]
     if refused:
         raise InvalidInput(
-            f"{refused[0].subject or 'a part of the checkpoint'} cannot be read, and a savepoint without it would lose "
-            f"it: {refused[0].message}",
+            f"{refused[0].subject} cannot be read, and a savepoint without it would lose it: {refused[0].message}; or "
+            f"{without(refused[0].subject)}",
             kind=ErrorKind.UNSUPPORTED_TYPE,
         )
     template = template_of(foreign) if isinstance(foreign, FlinkSource) else template_in(checkpoint)
@@ -200,7 +200,9 @@ class _Writer:
             _check_columns(mine[name], forms[name].state)
             if saved.id in self.template.heaps:
                 check_bytes(operator.uid, forms[name])
-        return _Keyed(keyed_header(key, chosen), tuple(forms[name] for name in chosen))
+        hides = read.stopped is not None and read.states[-1].name in chosen
+        behind = read.declared - len(read.states) if hides else 0
+        return _Keyed(keyed_header(key, chosen.values(), behind), tuple(forms[name] for name in chosen))
 
     def _lists_plan(self, saved: Operator, mine: Mapping[str, State]) -> _Lists | None:
         header = self.template.lists.get(saved.id)
@@ -208,17 +210,22 @@ class _Writer:
             return None
         uid = _uid(saved)
         read, lists, broadcasts = lists_and_broadcasts(header)
-        self.left_out += [f"{uid}/{name}" for name in (*lists, *broadcasts) if name not in mine]
+        hidden = self.template.hidden.get(saved.id, ())
+        self.left_out += [f"{uid}/{name}" for name in (*lists, *broadcasts, *hidden) if name not in mine]
         lists = {name: text for name, text in lists.items() if name in mine}
         broadcasts = {name: text for name, text in broadcasts.items() if name in mine}
+        hidden = tuple(name for name in hidden if name in mine)
         infos: dict[str, StateInfo] = {info.name: info for info in (*read.lists, *read.broadcasts)}
         forms = []
-        for name in (*lists, *broadcasts):
-            mode = _MODES[mine[name].mode]
-            form, _ = operator_form(uid, name, mode, infos[name].value, infos[name].key)
+        for name in (*lists, *broadcasts, *hidden):
+            mode = _MODES.get(mine[name].mode, SPLIT)
+            info = None if name in hidden else infos[name]
+            form, _ = operator_form(uid, name, mode, info.value if info else None, info.key if info else None)
             _check_columns(mine[name], form.state)
             forms.append((mode, form))
-        return _Lists(operator_header(read.version, lists, broadcasts), tuple(forms)) if forms else None
+        if not forms:
+            return None
+        return _Lists(operator_header(read.version, lists, broadcasts, read if hidden else None), tuple(forms))
 
     def _operator(self, saved: Operator, operator: OurOperator, keyed: _Keyed | None, lists: _Lists | None) -> Operator:
         finished = [index for index in range(operator.parallelism) if index in operator.finished]

@@ -7,9 +7,10 @@ stores the template as coordinator state of a separate operator. Rewrite and rep
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -45,6 +46,10 @@ class Template:
     """By operator id: all keyed states that any subtask describes."""
     lists: Mapping[bytes, bytes]
     """By operator id: all operator states."""
+    hidden: Mapping[bytes, tuple[str, ...]] = field(default_factory=dict)
+    """By operator id: the operator states that stand behind a class that is not known in the
+    header, and the one that has it. Their part of the header is kept as a whole.
+    """
     heaps: frozenset[bytes] = frozenset()
     """Ids of operators whose keyed state had the hash-map backend's own layout: bytes kept from it
     may differ from those in a canonical stream.
@@ -55,6 +60,7 @@ class Template:
         rows = [(_METADATA, encode_metadata(self.metadata))]
         rows += [(f"keyed/{identity.hex()}", header) for identity, header in self.keyed.items()]
         rows += [(f"operator/{identity.hex()}", header) for identity, header in self.lists.items()]
+        rows += [(f"hidden/{identity.hex()}", json.dumps(names).encode()) for identity, names in self.hidden.items()]
         rows += [(f"heap/{identity.hex()}", b"") for identity in sorted(self.heaps)]
         names, values = zip(*rows, strict=True)
         return pa.table([list(names), list(values)], schema=COLUMNS)
@@ -81,18 +87,20 @@ def template_state() -> State:
 
 def template_of(source: FlinkSource) -> Template:
     """Make a template from the metadata and the stream headers of a Flink checkpoint."""
-    keyed, lists = {}, {}
+    keyed, lists, hidden = {}, {}, {}
     heaps = {uid for uid, _, reader, _ in source.contents.streams if isinstance(reader, HeapReader)}
     for operator in source.metadata.operators:
         header = _keyed_header(source, operator)
         if header is not None:
             keyed[operator.id] = header
-        header = _operator_header(source, operator)
-        if header is not None:
-            lists[operator.id] = header
+        found = _operator_header(source, operator)
+        if found is not None:
+            lists[operator.id], behind = found
+            if behind:
+                hidden[operator.id] = behind
     operators = tuple(replace(operator, subtasks=()) for operator in source.metadata.operators)
     ids = frozenset(operator.id for operator in operators if (operator.uid or operator.id.hex()) in heaps)
-    return Template(replace(source.metadata, operators=operators), keyed, lists, ids)
+    return Template(replace(source.metadata, operators=operators), keyed, lists, hidden, ids)
 
 
 def template_in(checkpoint: Checkpoint) -> Template:
@@ -111,18 +119,23 @@ def template_in(checkpoint: Checkpoint) -> Template:
         )
     table = checkpoint.read(OPERATOR, STATE).table()
     rows = dict(zip(table["name"].to_pylist(), table["value"].to_pylist(), strict=True))
-    by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}, "heap": {}}
+    by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}, "hidden": {}, "heap": {}}
     for name, value in rows.items():
         kind, _, identity = name.partition("/")
         if kind in by_kind:
             by_kind[kind][bytes.fromhex(identity)] = value
     metadata = decode_metadata(rows[_METADATA], _METADATA)
-    return Template(metadata, by_kind["keyed"], by_kind["operator"], frozenset(by_kind["heap"]))
+    hidden = {identity: tuple(json.loads(names)) for identity, names in by_kind["hidden"].items()}
+    return Template(metadata, by_kind["keyed"], by_kind["operator"], hidden, frozenset(by_kind["heap"]))
 
 
 def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
-    """Return one header with the states of all subtasks; None if there are none."""
-    key = b""
+    """Return one header with the states of all subtasks; None if there are none.
+
+    One in which reading stopped comes last, with all that stands behind it in its header.
+    """
+    key = tail = b""
+    behind = 0
     states: dict[str, bytes] = {}
     for path, data in _headers(source, operator):
         header = read_keyed_header(data, path)
@@ -131,7 +144,9 @@ def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
         key = data[5 : _states_begin(header)]
         for name, described in _described(header.states, header, data):
             states.setdefault(name, described)
-    return keyed_header(key, states) if key else None
+        if header.stopped is not None and not tail:
+            tail, behind = data[header.states[-1].begin :], header.declared - len(header.states)
+    return keyed_header(key, [*states.values(), *([tail] if tail else [])], behind) if key else None
 
 
 def _headers(source: FlinkSource, operator: Operator) -> Iterator[tuple[str, bytes]]:
@@ -146,19 +161,26 @@ def _headers(source: FlinkSource, operator: Operator) -> Iterator[tuple[str, byt
             yield place.path, Extents.of(handle, place.size, place.path).header(place)
         if isinstance(raw, KeyGroups):
             place = source.places.of(raw)
-            if are_timers(place, raw):
-                yield place.path, read_services(place, raw).header
+            services = read_services(place, raw) if are_timers(place, raw) else None
+            if services is not None and all(service.framed for service in services.found):
+                yield place.path, services.header
 
 
-def keyed_header(key: bytes, states: Mapping[str, bytes]) -> bytes:
-    """Return the header of an uncompressed stream; states are numbered in their order."""
-    return struct.pack(">iB", KEYED_VERSION, 0) + key + struct.pack(">H", len(states)) + b"".join(states.values())
+def keyed_header(key: bytes, states: Collection[bytes], behind: int = 0) -> bytes:
+    """Return the header of an uncompressed stream; states are numbered in their order.
+
+    ``behind``: how many more states the bytes of the last one have.
+    """
+    return struct.pack(">iB", KEYED_VERSION, 0) + key + struct.pack(">H", len(states) + behind) + b"".join(states)
 
 
 def key_and_states(header: bytes) -> tuple[bytes, KeyedHeader, dict[str, bytes]]:
     """Take a keyed header apart: the key's snapshot, the header as read, states by name."""
     read = read_keyed_header(header, OPERATOR)
-    return header[5 : _states_begin(read)], read, dict(_described(read.states, read, header))
+    described = dict(_described(read.states, read, header))
+    if read.stopped is not None and read.states:
+        described[read.states[-1].name] = header[read.states[-1].begin :]
+    return header[5 : _states_begin(read)], read, described
 
 
 def _states_begin(header: KeyedHeader) -> int:
@@ -174,37 +196,55 @@ def _described(
     return [(state.name, data[state.begin : state.end]) for state in whole]
 
 
-def _operator_header(source: FlinkSource, operator: Operator) -> bytes | None:
-    version = 0
+def _operator_header(source: FlinkSource, operator: Operator) -> tuple[bytes, tuple[str, ...]] | None:
+    """Return one header with the states of all subtasks, and the names of those that it hides.
+
+    If reading stops, it is the header of the subtask that names most states.
+    """
+    version, most = 0, 0
     lists: dict[str, bytes] = {}
     broadcasts: dict[str, bytes] = {}
+    whole: tuple[bytes, tuple[str, ...]] | None = None
     for subtask in operator.subtasks:
         found = _operator_stream(source, subtask)
         if found is None:
             continue
-        data, header = found
+        data, header, names = found
         version = header.version
-        for name, described in _described(header.lists, header, data):
+        _, known, others = lists_and_broadcasts(data)
+        for name, described in known.items():
             lists.setdefault(name, described)
-        for name, described in _described(header.broadcasts, header, data):
+        for name, described in others.items():
             broadcasts.setdefault(name, described)
-    return operator_header(version, lists, broadcasts) if version else None
+        if header.stopped is not None and len(names) > most:
+            most = len(names)
+            plain = data[:4] + b"\0" + data[5:] if version >= 6 else data
+            whole = plain, tuple(name for name in names if name not in known and name not in others)
+    return whole or ((operator_header(version, lists, broadcasts), ()) if version else None)
 
 
-def _operator_stream(source: FlinkSource, subtask: Subtask) -> tuple[bytes, OperatorHeader] | None:
+def _operator_stream(source: FlinkSource, subtask: Subtask) -> tuple[bytes, OperatorHeader, list[str]] | None:
     handle = subtask.managed_operator
     if handle is None or not handle.states:
         return None
     place = source.places.of(handle.stream)
     data = place.read(0, operator_header_end(handle, place)).tobytes()
-    return data, read_operator_header(data, place.path)
+    return data, read_operator_header(data, place.path), [item.name for item in handle.states]
 
 
-def operator_header(version: int, lists: Mapping[str, bytes], broadcasts: Mapping[str, bytes]) -> bytes:
-    """Return the header of an uncompressed stream of operator state."""
+def operator_header(
+    version: int, lists: Mapping[str, bytes], broadcasts: Mapping[str, bytes], hiding: OperatorHeader | None = None
+) -> bytes:
+    """Return the header of an uncompressed stream of operator state.
+
+    ``hiding``: the header of which all is kept from the state on where reading stopped.
+    """
     head = struct.pack(">iB", version, 0) if version >= 6 else struct.pack(">i", version)
-    parts = (struct.pack(">H", len(states)) + b"".join(states.values()) for states in (lists, broadcasts))
-    return head + b"".join(parts)
+    more = hiding.behind + 1 if hiding is not None else 0
+    if hiding is not None and not hiding.broadcasts:
+        return head + struct.pack(">H", len(lists) + more) + b"".join([*lists.values(), hiding.tail])
+    head += struct.pack(">H", len(lists)) + b"".join(lists.values()) + struct.pack(">H", len(broadcasts) + more)
+    return head + b"".join([*broadcasts.values(), hiding.tail if hiding is not None else b""])
 
 
 def lists_and_broadcasts(header: bytes) -> tuple[OperatorHeader, dict[str, bytes], dict[str, bytes]]:
