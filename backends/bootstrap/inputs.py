@@ -153,6 +153,7 @@ def stream_of(where: str, rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch
         return rows.schema, rows.batches()
     dataset = sys.modules.get("pyarrow.dataset")
     if dataset is not None and isinstance(rows, dataset.Dataset):
+        _check_int96(where, rows, dataset)
         rows = rows.scanner().to_reader()
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -167,6 +168,23 @@ def stream_of(where: str, rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(where, error) from error
     return reader.schema, _read(where, reader)
+
+
+def _check_int96(where: str, rows: Any, dataset: Any) -> None:
+    """Raise ``InvalidInput`` for a dataset that reads INT96, Spark's default, as other times."""
+    in_ns = [field.name for field in rows.schema if "[ns" in str(field.type)]
+    for fragment in rows.get_fragments() if in_ns else ():
+        if isinstance(fragment, dataset.ParquetFileFragment):
+            found = fragment.metadata.schema
+            columns = [found.column(number) for number in range(len(found))]
+            names = [item.path.partition(".")[0] for item in columns if item.physical_type == "INT96"]
+            for name in set(names) & set(in_ns):
+                raise InvalidInput(
+                    f"{where} are a dataset that reads {name!r} as INT96 in nanoseconds, and so times before 1677 and "
+                    "after 2262 as others. Make it with format=pyarrow.dataset.ParquetFileFormat("
+                    "coerce_int96_timestamp_unit='us')",
+                    kind=ErrorKind.UNSUPPORTED_TYPE,
+                )
 
 
 def _read(where: str, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

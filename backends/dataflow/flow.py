@@ -30,6 +30,7 @@ from stateformat.record import graph_members
 from stateformat.states import Columns, as_schema
 
 from .api import Descriptor, Duration, EventTime, Operator, Source, TwoPhaseCommitSink, microseconds
+from .casting import check_columns
 from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
 from .operators.per_key import ApplyPerKey
 
@@ -423,3 +424,4 @@ def _check_text(what: str, text: object) -> None:
 def _check_schema(what: str, schema: object) -> None:
     if not isinstance(schema, pa.Schema):
         raise InvalidInput(f"{what} is {schema!r}. It must be a pa.Schema.", kind=ErrorKind.SCHEMA_MISMATCH)
+    check_columns(what, schema)

@@ -1,6 +1,6 @@
 """One segment: the Parquet file of state rows (SPEC.md section 5).
 
-For writing, read ``write``, ``normalize``, ``sort``, ``external_sort``, ``unique_keys``,
+For writing, read ``write``, ``normalize``, ``plain``, ``sort``, ``external_sort``, ``unique_keys``,
 ``row_groups``, ``file_writer`` and ``digests``; for reading, ``reader``.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from .external_sort import SortedRuns
 from .file_writer import SegmentPlace, WriteOptions
-from .normalize import keeps_values, normalize_keys, normalize_rows
+from .normalize import normalize_keys, normalize_rows
+from .plain import check_text, keeps_values, kept, plain_type
 from .reader import PIECE_ROWS_MAX, SegmentReader
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from .sort import Clustered, clustered, groups_of_keys, is_clustered, one_array
@@ -28,13 +29,16 @@ __all__ = [
     "SegmentReader",
     "SortedRuns",
     "WriteOptions",
+    "check_text",
     "clustered",
     "groups_of_keys",
     "is_clustered",
     "keeps_values",
+    "kept",
     "normalize_keys",
     "normalize_rows",
     "one_array",
+    "plain_type",
     "row_key_codes",
     "write_segment",
     "write_unsorted",

@@ -15,6 +15,7 @@ from ..keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, key_group_count, nor
 from ..model import Field, Mode, State
 from ..schema import CLEAR, KEY_GROUP, OP, OPERATIONS, UPSERT, children, segment_schema
 from ..tables import python_rows
+from .plain import keeps_values, kept
 from .sort import Groups, groups_of_keys, one_array
 
 
@@ -171,44 +172,9 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.Chunked
     if not keeps_values(column.type, wanted):
         raise InvalidState(f"{what} is {column.type} and should be {wanted}; cast it first, if that is what is meant")
     try:
-        if pa.types.is_dictionary(column.type):
-            # Arrow does not decode dictionaries of views, which polars uses.
-            chunks = [chunk.dictionary.cast(wanted, safe=True).take(chunk.indices) for chunk in column.chunks]
-            return pa.chunked_array(chunks, wanted)
-        return column.cast(wanted, safe=True)
+        return kept(column, wanted)
     except pa.ArrowException as error:
         raise InvalidState(f"{what} is {column.type}, and not every value of it is a {wanted}: {error}") from error
-
-
-def keeps_values(given: Any, wanted: Any) -> bool:
-    """Return whether a safe cast keeps all values or fails. No other cast is made."""
-    is_ = pa.types
-    if given == wanted or is_.is_null(given):
-        return True
-    if any(is_kind(given) and is_kind(wanted) for is_kind in (is_.is_integer, is_.is_decimal, is_.is_date)):
-        return True
-    if is_.is_dictionary(given):
-        return keeps_values(given.value_type, wanted)
-    if is_.is_list(wanted):
-        of_list = is_.is_list(given) or is_.is_large_list(given) or is_.is_fixed_size_list(given)
-        return of_list and keeps_values(given.value_type, wanted.value_type)
-    if is_.is_map(wanted):
-        keys = is_.is_map(given) and keeps_values(given.key_type, wanted.key_type)
-        return keys and keeps_values(given.item_type, wanted.item_type)
-    if is_.is_struct(wanted):
-        return (
-            is_.is_struct(given)
-            and [item.name for item in given] == [item.name for item in wanted]
-            and all(keeps_values(a.type, b.type) for a, b in zip(given, wanted, strict=True))
-        )
-    if is_.is_floating(wanted):
-        return bool(is_.is_floating(given) and given.bit_width < wanted.bit_width)
-    if is_.is_timestamp(wanted):
-        return is_.is_timestamp(given) and (given.tz is None) is (wanted.tz is None)
-    if is_.is_string(wanted):
-        return bool(is_.is_large_string(given) or is_.is_string_view(given))
-    is_bytes = is_.is_large_binary(given) or is_.is_binary_view(given) or is_.is_fixed_size_binary(given)
-    return bool(is_.is_binary(wanted) and is_bytes)
 
 
 def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> Groups:

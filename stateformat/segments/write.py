@@ -27,6 +27,7 @@ from . import row_groups
 from .external_sort import RUN_BYTES, SortedRuns
 from .file_writer import SegmentPlace, SegmentWriter, WriteOptions
 from .normalize import key_groups_of, normalize_rows, senders_of
+from .plain import check_text
 from .sort import Clustered, Groups, clustered, group_counts, is_clustered, segment_order
 from .unique_keys import RowKeyCheck
 
@@ -94,9 +95,11 @@ def _normalize(place: SegmentPlace, rows: pa.Table) -> pa.Table:
     fill: dict[str, Any] = {}
     if place.state.mode is Mode.COMMITTABLES:
         fill = {"_checkpoint_id": place.checkpoint_id, "_attempt_id": place.attempt_id}
-    return normalize_rows(
+    plain = normalize_rows(
         rows, place.state, schema_id=place.schema_id, delta=place.layer > 0, where=str(place), fill=fill
     )
+    check_text(plain, str(place))
+    return plain
 
 
 def _groups(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> Groups | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -260,6 +261,29 @@ def test_what_does_not_fit_is_refused_in_a_sentence_and_nothing_is_published(
         bootstrap(store, totals_flow(), states, **options)
     assert caught.value.kind is kind
     assert not [*store.storage.list("checkpoints/")]
+
+
+def test_text_that_is_not_utf_8_is_refused_and_nothing_is_published() -> None:
+    store = open_store("memory://bootstrap-text")
+    bad = totals(1, key=pa.array([b"\xff\xfe"]).view(pa.string()))
+    with pytest.raises(InvalidState, match=r"column 'key' of state 'totals' of .* holds text that is not UTF-8"):
+        bootstrap(store, totals_flow(key=pa.string()), {"totals/totals": bad})
+    assert not [*store.storage.list("checkpoints/")]
+
+
+def test_int96_of_a_dataset_is_refused_until_it_is_read_in_microseconds(tmp_path: Path) -> None:
+    """A dataset reads it in nanoseconds, which hold the years 1677 to 2262 alone."""
+    seen = pa.array([dt.datetime(9999, 12, 31)], pa.timestamp("us"))  # noqa: DTZ001 - as the file
+    rows = totals(1, seen=seen)
+    pq.write_table(rows, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    store = tmp_path / "store"
+    with pytest.raises(InvalidInput, match=r"'seen' as INT96.*ParquetFileFormat.coerce_int96_timestamp_unit='us'"):
+        bootstrap(store, totals_flow(), {"totals/totals": pa.dataset.dataset(tmp_path / "a.parquet")})
+    read = pa.dataset.dataset(
+        tmp_path / "a.parquet", format=pa.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
+    )
+    bootstrap(store, totals_flow(), {"totals/totals": read})
+    assert state(store, "totals/totals") == rows.to_pylist()
 
 
 def test_a_store_with_a_checkpoint_and_that_of_another_job_are_refused(tmp_path: Path) -> None:

@@ -447,6 +447,17 @@ class SqlSuite(ABC):
         sink.commit(PERMIT, table)
         assert self.seen() == [1, 1, 2]
 
+    def test_a_view_is_told_when_the_job_begins_and_a_sink_of_a_key_of_none_adds_rows(self) -> None:
+        sink = self.make(key=None)
+        sink.clean("out", 0)
+        sink.commit(PERMIT, prepared_of(sink, 1))
+        sink.commit(PERMIT, prepared_of(sink, 1, checkpoint_id=2))
+        assert self.seen() == [1, 1]
+        self.execute("CREATE VIEW seen AS SELECT DISTINCT * FROM t")
+        for key in (None, "n"):
+            with pytest.raises(InvalidInput, match=r"table 'seen' in .* is a view that takes no such rows. Name the"):
+                self.make("seen", key=key).clean("out", 0)
+
     # What is refused before it is promised
 
     @pytest.mark.parametrize(

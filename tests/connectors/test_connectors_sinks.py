@@ -392,3 +392,13 @@ def test_what_is_no_sink_is_refused_when_it_is_made(address: Any, options: dict[
     with pytest.raises(InvalidInput, match=why):
         FileSink(address, **options)
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.month_day_nano_interval(), pa.struct([]), pa.list_(pa.month_day_nano_interval())], ids=str
+)
+def test_a_type_that_parquet_cannot_hold_is_refused_when_the_job_is_built(tmp_path: Path, kind: pa.DataType) -> None:
+    sink = FileSink(tmp_path / "out")
+    with pytest.raises(InvalidInput, match=r"column 'gap' of .*out is .*, which Parquet cannot hold"):
+        sink.output_schema(pa.schema({"n": pa.int64(), "gap": kind}))
+    sink.output_schema(pa.schema({"n": pa.int64(), "gap": pa.duration("us"), "half": pa.float16()}))

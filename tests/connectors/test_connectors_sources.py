@@ -7,10 +7,12 @@ import gzip
 import json
 import os
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -261,7 +263,10 @@ def test_a_pattern_passes_folders_over_but_none_with_the_name_of_a_file(
     [
         (table_of(rows=5).rename_columns(["m", "o", "p", "q"]), "b.parquet has no column 'n'"),
         (table_of(rows=0).drop_columns("real"), "b.parquet has no column 'real'"),
-        (table_of(rows=5).set_column(0, "n", pa.array(["1"] * 5)), "column 'n' of .*b.parquet is string and int64"),
+        (
+            table_of(rows=5).set_column(0, "n", pa.array(["1"] * 5)),
+            "column 'n' of .*b.parquet is string and should be int64",
+        ),
     ],
     ids=["names", "no rows", "types"],
 )
@@ -270,6 +275,141 @@ def test_files_that_differ_are_refused_with_a_sentence(tmp_path: Path, columns: 
     write(tmp_path, "b.parquet", columns)
     with pytest.raises(InvalidInput, match=sentence):
         all_rows(ParquetSource(tmp_path))
+
+
+def utc(*micros: int, zone: str = "UTC", unit: str = "us") -> pa.Array:
+    return pa.array(micros, pa.timestamp("us", zone)).cast(pa.timestamp(unit, zone))
+
+
+SAFE: list[tuple[Any, pa.DataType]] = [
+    (pa.nulls(2), pa.int64()),
+    (pa.nulls(2), pa.list_(pa.string())),
+    (pa.array([1, -5], pa.int32()), pa.int64()),
+    (pa.array([1, 255], pa.uint8()), pa.int16()),
+    (pa.array([0.5, -1], pa.float32()), pa.float64()),
+    (utc(0, 10**15, zone="Europe/Oslo"), pa.timestamp("us", "UTC")),
+    (utc(0, 10**15, unit="ns"), pa.timestamp("us", "UTC")),
+    (pa.array([[1], None], pa.list_(pa.int32())), pa.list_(pa.int64())),
+    (pa.array([Decimal("1.5")], pa.decimal128(5, 1)), pa.decimal128(9, 3)),
+    (pa.array([3], pa.int64()), pa.int8()),
+]
+
+
+@pytest.mark.parametrize(("column", "declared"), SAFE, ids=[f"{column.type} as {kind}" for column, kind in SAFE])
+def test_a_declared_type_takes_what_it_can_hold(tmp_path: Path, column: pa.Array, declared: pa.DataType) -> None:
+    write(tmp_path, "a.parquet", pa.table({"c": column}))
+    source = ParquetSource(tmp_path, schema={"c": declared})
+    found = all_rows(source)
+    assert found.schema.types == [declared]
+    assert found["c"].to_pylist() == column.to_pylist()
+
+
+def narrow(value: Any, kind: pa.DataType) -> pa.Table:
+    return pa.table({"c": pa.array([value], kind)})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told", "advised"),
+    [
+        (narrow(1, pa.int8()), narrow(300, pa.int64()), "is int64, and not every value of it fits int8", pa.int64()),
+        (narrow(None, pa.null()), narrow(1, pa.int64()), "is int64 and should be string", pa.int64()),
+        (narrow(0.5, pa.float32()), narrow(0.1, pa.float64()), "is double and should be float", pa.float64()),
+        (narrow(0, pa.timestamp("us")), narrow(1, pa.timestamp("ns")), "is timestamp.ns., and not", pa.timestamp("ns")),
+    ],
+)
+def test_a_file_with_a_wider_type_is_refused_until_the_schema_says_it(
+    tmp_path: Path, first: pa.Table, second: pa.Table, told: str, advised: pa.DataType
+) -> None:
+    write(tmp_path, "a.parquet", first)
+    write(tmp_path, "b.parquet", second, version="2.6")
+    shown = str(advised).replace("[", ".").replace("]", ".")
+    with pytest.raises(InvalidInput, match=rf"column 'c' of .*b\.parquet {told}.*a schema in which 'c' is {shown}"):
+        all_rows(ParquetSource(tmp_path))
+    found = all_rows(ParquetSource(tmp_path, schema={"c": advised}))
+    assert found["c"].to_pylist() == [*first["c"].to_pylist(), *second["c"].to_pylist()]
+
+
+def test_the_first_file_is_compared_with_the_schema_before_the_job_starts(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.parquet", table_of(rows=2))
+    with pytest.raises(
+        InvalidInput, match=r"column 'text' of .*a\.parquet is string and should be int64, as the schema"
+    ):
+        ParquetSource(tmp_path, schema={"text": pa.int64()})
+    with pytest.raises(InvalidInput, match=r"a\.parquet has no column 'nowhere'"):
+        ParquetSource(tmp_path, schema={"nowhere": pa.int64()})
+    path.unlink()
+    # Read, and removed before the job was started again.
+    assert ParquetSource(path, schema={"text": pa.int64()}).schema.names == ["text"]
+
+
+def test_times_finer_than_a_microsecond_pass_if_the_schema_says_so_and_others_become_microseconds(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a.parquet", pa.table({"at": pa.array([1000, None], pa.timestamp("ns"))}), version="2.6")
+    assert all_rows(ParquetSource(tmp_path))["at"].cast(pa.int64()).to_pylist() == [1, None]
+    assert ParquetSource(tmp_path, schema={"at": pa.timestamp("ns")}).schema.types == [pa.timestamp("ns")]
+    for rows, kind in ((1000, pa.timestamp("us")), (1001, None)):
+        table = pa.table({"at": pa.array([rows], pa.timestamp("ns"))})
+        if kind is not None:
+            assert MemorySource(table).schema.types == [kind]
+        else:
+            with pytest.raises(InvalidInput, match=r"column 'at' of a MemorySource is timestamp\[ns\]"):
+                MemorySource(table)
+            # What it advises.
+            rounded = pc.floor_temporal(table["at"], unit="microsecond")
+            assert all_rows(MemorySource(pa.table({"at": rounded})))["at"].cast(pa.int64()).to_pylist() == [1]
+
+
+TWICE = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array(["x"])], ["n", "n", "b"])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "csv named"])
+def test_a_column_of_a_name_that_occurs_twice_is_refused_and_others_are_read(tmp_path: Path, kind: str) -> None:
+    named = {"column_names": ["n", "n", "b"]} if kind == "csv named" else {}
+    if kind == "parquet":
+        pq.write_table(TWICE, tmp_path / "a.parquet")
+    else:
+        (tmp_path / "a.csv").write_text("1,2,x\n" if named else "\nn,n,b\n1,2,x\n")
+    made: Any = ParquetSource if kind == "parquet" else CsvSource
+    for options in (
+        {},
+        {"columns": ["n"]},
+        {"schema": {"n": pa.int64()}},
+        {"schema": {"n": pa.int64(), "b": pa.string()}},
+    ):
+        with pytest.raises(InvalidInput, match=r"a\.\w+ has 2 columns 'n'\. It has n, n, b\."):
+            made(tmp_path, **options, **named)
+    for options in ({"columns": ["b"]}, {"schema": {"b": pa.string()}}):
+        assert all_rows(made(tmp_path, **options, **named)).to_pylist() == [{"b": "x"}]
+
+
+def test_a_later_csv_file_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n\n1\n")
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"n,n\n1,2\n"))
+    with pytest.raises(InvalidInput, match=r"b\.csv\.gz has 2 columns 'n'"):
+        all_rows(CsvSource([tmp_path / "a.csv", tmp_path / "b.csv.gz"], schema={"n": pa.int64()}))
+
+
+def test_memory_has_plain_columns_whatever_it_is_given(tmp_path: Path) -> None:
+    texts = ["a", None, "bé"]
+    given = {
+        "view": pa.array(texts, pa.string_view()),
+        "large": pa.array(texts, pa.large_string()),
+        "words": pa.array(texts).dictionary_encode(),
+        "words of views": pa.DictionaryArray.from_arrays([1, None, 0], pa.array(["b", "a"], pa.string_view())),
+        "runs": pc.run_end_encode(pa.array(texts)),
+        "bytes": pa.array([b"a", None, b""], pa.binary_view()),
+        "nothing": pa.nulls(3),
+        "id": pa.array([b"0" * 16, None, b"1" * 16], pa.uuid()),
+        "of": pa.array([{"a": ["x"]}, None, {"a": None}], pa.struct({"a": pa.large_list(pa.large_string())})),
+    }
+    source = MemorySource(pa.table(given))
+    plain = [*[pa.string()] * 5, pa.binary(), pa.string(), pa.binary(16), pa.struct({"a": pa.list_(pa.string())})]
+    assert source.schema.types == plain
+    storage = {**given, "id": given["id"].storage}
+    assert all_rows(source).to_pydict() == {name: column.to_pylist() for name, column in storage.items()}
+    with pytest.raises(InvalidInput, match="a MemorySource has 2 columns named 'n'"):
+        MemorySource(TWICE)
 
 
 def test_a_file_that_changed_or_went_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateformat.backends.dataflow import Operator, events as ev
+from stateformat.backends.connectors import MemorySource
+from stateformat.backends.dataflow import Dataflow, Operator, events as ev
 from stateformat.backends.dataflow.chain import OperatorError
 from stateformat.backends.dataflow.operators import (
     Aggregate,
@@ -30,6 +31,7 @@ from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
 from stateformat.states import as_schema
 
+KEYED = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 AGGREGATES = {
     "rows": ("*", "count"),
     "values": ("v", "count"),
@@ -144,6 +146,50 @@ def test_a_map_that_may_return_nulls_where_it_said_there_are_none_is_told_so() -
     told = "the columns x int32, y int32 and should return x int32 not null, y int32"
     with pytest.raises(OperatorError, match=told):
         driven.push(some_rows(3, 1, 2))
+
+
+def test_a_map_may_return_what_other_tools_have_and_its_columns_are_made_plain() -> None:
+    texts = ["a", None, "bé"]
+    made = {
+        "view": pa.array(texts, pa.string_view()),
+        "large": pa.array(texts, pa.large_string()),
+        "words": pa.array(texts).dictionary_encode(),
+        "runs": pc.run_end_encode(pa.array(texts)),
+        "all": pa.array([["x"], None, []], pa.large_list(pa.string_view())),
+        "at": pa.array([0, None, 1000], pa.timestamp("ns")),
+        "bytes": pa.array([b"1", None, b""], pa.binary_view()),
+    }
+    plain = [pa.string()] * 4 + [pa.list_(pa.string()), pa.timestamp("us"), pa.binary()]
+    harness = driven_by(Map(lambda batch: pa.record_batch({n: v[: len(batch)] for n, v in made.items()})), KEYED)
+    given = pa.table({"k": [1, 2, 3], "v": [1, 2, 3]}, schema=KEYED)
+    found = harness.push(given).take_output()
+    assert found.schema.types == plain
+    assert found.to_pydict() == {name: [None if v is None else v.as_py() for v in made[name]] for name in made}
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pa.array([1], pa.timestamp("ns")), "column 'x' of what the function of a map returned is timestamp.ns."),
+        (pa.array([b"\xff"]).view(pa.string()), "column 'x' of what the function of a map returned holds text that is"),
+    ],
+)
+def test_a_map_that_returns_a_value_that_no_plain_column_holds_is_refused(column: pa.Array, told: str) -> None:
+    harness = driven_by(Map(lambda batch: pa.record_batch([column[: len(batch)]], ["x"])), KEYED)
+    with pytest.raises(OperatorError, match=told):
+        harness.push(pa.table({"k": [1], "v": [1]}, schema=KEYED))
+
+
+def test_a_map_that_tells_no_type_or_one_name_twice_is_refused_when_the_job_is_built() -> None:
+    with pytest.raises(InvalidInput, match=r"returned column 'x' without a type\. Give Map the schema"):
+        driven_by(Map(lambda batch: pa.record_batch({"x": pa.array([None] * len(batch))})), KEYED)
+    # What it advises. A batch of nulls alone then fits.
+    harness = driven_by(Map(lambda batch: pa.record_batch({"x": [None] * len(batch)}), {"x": pa.int8()}), KEYED)
+    given = pa.table({"k": [1], "v": [1]}, schema=KEYED)
+    assert harness.push(given).take_output().to_pylist() == [{"x": None}]
+    rows = Dataflow("twice").source(MemorySource(given), uid="rows")
+    with pytest.raises(InvalidInput, match="of operator 'm' has 2 columns named 'k'"):
+        rows.map(lambda batch: pa.record_batch([batch["k"], batch["v"]], ["k", "k"]), uid="m")
 
 
 @pytest.mark.parametrize("predicate", [pc.field("v") > 3, lambda batch: pc.greater(batch["v"], 3)])

@@ -55,6 +55,36 @@ def test_a_reader_asks_for_splits_until_there_will_be_none_and_ends_when_its_own
     assert outside.values("source->far.0") == [1, 2, 3]
 
 
+def test_text_that_is_not_utf_8_is_refused_where_it_enters_by_split_and_column() -> None:
+    schema = pa.schema({"v": pa.string(), "all": pa.list_(pa.string())})
+
+    def batch(text: bytes, inside: bytes) -> pa.RecordBatch:
+        texts = pa.array([b"plain", text, None]).view(pa.string())
+        within = pa.ListArray.from_arrays([0, 1, 1, 1], pa.array([inside]).view(pa.string()))
+        return pa.record_batch([texts, within], schema=schema)
+
+    good = batch("日本".encode(), "é".encode())
+    for column, bad in {"v": batch(b"\xff", b""), "all": batch(b"", b"a\xc3")}.items():
+        flow = Dataflow("job")
+        flow.source(Chunks(schema, a=[good, bad]), uid="source").apply(Pass(), uid="far")
+        chain, _ = opened(job_of(flow), "source", 0)
+        chain.assign(Split("a", b""))
+        assert chain.read().rows == 3
+        with pytest.raises(InvalidState, match=rf"column '{column}' of split 'a' of source 'source' holds text that"):
+            chain.read()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string_view(), pa.list_(pa.binary_view()), pa.run_end_encoded(pa.int32(), pa.int64())]
+)
+def test_a_source_of_a_type_that_cannot_be_dealt_out_is_refused_when_the_job_is_built(kind: pa.DataType) -> None:
+    with pytest.raises(InvalidInput, match=r"column 'v' of the schema of source 's' is .* Cast it to "):
+        Dataflow("job").source(Chunks(pa.schema({"v": kind})), uid="s")
+    twice = pa.schema([("v", pa.int8()), ("v", pa.int8())])
+    with pytest.raises(InvalidInput, match="the schema of source 's' has 2 columns named 'v'"):
+        Dataflow("job").source(Chunks(twice), uid="s")
+
+
 def test_a_reader_whose_splits_go_on_has_not_ended_when_there_will_be_no_other() -> None:
     chain, _ = reader(Chunks(a=one_row_each(1)))
     chain.assign(Split("a", b""))

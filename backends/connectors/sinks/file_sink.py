@@ -89,6 +89,20 @@ class FileSink(TwoPhaseCommitSink):
     def __repr__(self) -> str:
         return brief(self)
 
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """Nothing is emitted. Raises ``InvalidInput`` for a column that Parquet cannot hold."""
+        for field in inputs[0]:
+            try:
+                pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidInput(
+                    f"column {field.name!r} of {self._directory} is {field.type}, which Parquet cannot hold: {error}. "
+                    "Cast it before the sink, or leave it out",
+                    kind=ErrorKind.UNSUPPORTED_TYPE,
+                    column=field.name,
+                ) from error
+        return super().output_schema(*inputs)
+
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._writing = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,6 +63,7 @@ class CsvSource(FileSource):
         self._delimiter = delimiter
         self._nulls = list(nulls)
         self._schema = pa.schema(self._fields(schema, columns))
+        self._check_first()
 
     def _schema_of(self, path: str) -> pa.Schema:
         with self._opened(path, None) as reader:
@@ -67,10 +71,22 @@ class CsvSource(FileSource):
         # A column without any value may hold anything, so it is text.
         return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in found])
 
+    def _check_file(self, path: str) -> None:
+        # Arrow would take the first of two columns of one name.
+        names = self._column_names
+        if names is None:
+            # A header of enormous names is none of Python's (csv.Error), and Arrow reads it.
+            with self._reported(path), pa.input_stream(path) as file, contextlib.suppress(csv.Error):
+                text = io.TextIOWrapper(file, "utf-8", "replace", newline="")
+                names = next(filter(None, csv.reader(text, delimiter=self._delimiter)), [])
+        if names:
+            self._check_names(path, names, self._schema.names)
+
     def _cut(self, path: str, size_bytes: int) -> list[dict[str, int]]:  # noqa: ARG002 - lines are found by reading them
         return [{}]
 
     def _batches(self, split: Split, payload: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        self._check_file(payload["path"])
         skip, rows = split.position, 0
         with self._opened(payload["path"], self._schema) as reader:
             for batch in reader:

@@ -29,9 +29,11 @@ import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
+from stateformat.segments import keeps_values, plain_type
 from stateformat.states import Columns, as_schema
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
+from ...dataflow.casting import check_columns, plain_column
 from .enumerators import ListEnumerator, check_at_least, not_null
 
 SEEN_FILES = 4096
@@ -103,7 +105,10 @@ class FileSource(Source):
         return brief(self, str(self._paths))
 
     def _fields(self, schema: Columns | None, columns: Sequence[str] | None) -> list[pa.Field]:
-        """The columns to read, with plain types: of ``schema`` or else of the first file."""
+        """The columns to read, with plain types: of ``schema`` or else of the first file.
+
+        Times in ns stay so if ``schema`` says it.
+        """
         if schema is not None:
             found = as_schema(schema).remove_metadata()
         elif self._files:
@@ -117,8 +122,38 @@ class FileSource(Source):
                 f"It has {', '.join(found.names)}",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
-        fields = [found.field(name) for name in (found.names if columns is None else columns)]
-        return [field.with_type(plain_type(field.type)) for field in fields]
+        wanted = found.names if columns is None else list(columns)
+        self._check_names(str(self._paths) if schema is not None else self._files[0], found.names, wanted)
+        fields = [found.field(name) for name in wanted]
+        self._of_first = {} if schema is not None else {field.name: field.type for field in fields}
+        is_kept = [
+            schema is not None and pa.types.is_timestamp(each.type) and each.type.unit == "ns" for each in fields
+        ]
+        plain = [
+            each if keep else each.with_type(plain_type(each.type)) for each, keep in zip(fields, is_kept, strict=True)
+        ]
+        check_columns(f"the schema of {self._paths}", pa.schema(plain))
+        return plain
+
+    def _check_first(self) -> None:
+        """Raise ``InvalidInput`` now if the first file does not fit. It may be read and gone."""
+        if self._files and os.path.isfile(self._files[0]):  # noqa: PTH113
+            self._check_file(self._files[0])
+
+    def _check_names(self, path: str, names: Sequence[str], wanted: Iterable[str]) -> None:
+        """Raise ``InvalidInput`` unless a file has each of the columns once."""
+        for name in wanted:
+            if (count := names.count(name)) != 1:
+                raise InvalidInput(
+                    f"{path} has {count or 'no'} column{'s' * (count > 1)} {name!r}. It has {', '.join(names)}. "
+                    + (
+                        "Rename all but one of them, or name the columns to read"
+                        if count
+                        else "All files of a source have the same columns: read this one as a source of its own"
+                    ),
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                    path=path,
+                )
 
     @property
     def schema(self) -> pa.Schema:
@@ -211,25 +246,34 @@ class FileSource(Source):
     def _cast(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
         """A batch in the source's schema. ``InvalidInput`` for a file of other columns or types."""
         columns = []
+        self._check_names(path, batch.schema.names, self.schema.names)
         for field in self.schema:
-            index = batch.schema.get_field_index(field.name)
-            if index < 0:
+            column = batch.column(field.name)
+            what = f"column {field.name!r} of {path}"
+            if plain_type(column.type) != field.type and not keeps_values(column.type, field.type):
                 raise InvalidInput(
-                    f"{path} has no column {field.name!r}, or two. It has {', '.join(batch.schema.names)}. All files "
-                    "of a source have the same columns: read this one as a source of its own",
+                    f"{what} is {column.type} and should be {field.type}, as {self._says}. "
+                    f"{self._advice(field.name, plain_type(column.type))}",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                     path=path,
                 )
-            column = batch.column(index)
-            if plain_type(column.type) != field.type:
-                raise InvalidInput(
-                    f"column {field.name!r} of {path} is {column.type} and {field.type} in the source. Read it as a "
-                    "source of its own, or give the schema",
-                    kind=ErrorKind.SCHEMA_MISMATCH,
-                    path=path,
-                )
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(plain_column(what, column, field.type, self._advice(field.name, column.type)))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    @property
+    def _says(self) -> str:
+        return f"{self._files[0]} says" if self._of_first else "the schema of the source says"
+
+    def _advice(self, name: str, found: pa.DataType) -> str:
+        if not self._of_first:
+            return f"Declare {name!r} as {found}, or read this file as a source of its own and cast in a map"
+        if keeps_values(self._of_first[name], found):
+            return f"Give the source a schema in which {name!r} is {found}"
+        return "Read this file as a source of its own, and cast in a map"
+
+    @abstractmethod
+    def _check_file(self, path: str) -> None:
+        """Raise ``InvalidInput`` for a file that has not the columns of the source."""
 
     @abstractmethod
     def _schema_of(self, path: str) -> pa.Schema:
@@ -424,20 +468,6 @@ def _is_wanted(path: str, suffix: str) -> bool:
     if not (os.path.isfile(path) or path.endswith(suffix)):  # noqa: PTH113
         return False
     return os.path.basename(path)[0] not in "._"  # noqa: PTH119
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A type of files as states have it: plain strings, and microseconds for seconds."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if types.is_large_string(kind):
-        return pa.string()
-    if types.is_large_binary(kind):
-        return pa.binary()
-    if types.is_timestamp(kind) and kind.unit in ("s", "ms"):
-        return pa.timestamp("us", kind.tz)
-    return kind
 
 
 def _stat_of(path: str) -> FileStat:

@@ -11,6 +11,7 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 
 from ...dataflow.api import Chunk, ReaderContext, Source, Split, StartingPoint
+from ...dataflow.casting import check_columns, made_plain, plain_schema
 from .enumerators import ListEnumerator, check_at_least, check_position
 
 BATCH_ROWS = 65_536
@@ -27,8 +28,9 @@ class MemorySource(Source):
 
     ``rows``: a table, a batch, or batches of one schema. They are divided into ``splits``
     contiguous parts whose sizes differ by at most one row, read in batches of at most
-    ``batch_rows``. A position counts the rows of a part. Raises ``InvalidInput`` for an empty
-    iterable of batches, which has no schema.
+    ``batch_rows``. A position counts the rows of a part. Types are made plain as for
+    ``ParquetSource``. Raises ``InvalidInput`` for an empty iterable of batches, which has no
+    schema, for two columns of one name, and for times that are no whole microseconds.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class MemorySource(Source):
             rows = [rows]
         if not isinstance(rows, pa.Table):
             rows = _table(rows)
-        self._table = rows.replace_schema_metadata(None).combine_chunks()
+        what, schema = "a MemorySource", plain_schema(rows.schema)
+        check_columns(what, schema)
+        self._table = made_plain(what, rows, schema).combine_chunks()
         self._splits = splits
         self._batch_rows = batch_rows
 

@@ -30,9 +30,13 @@ class ParquetSource(FileSource):
     ``paths``: a file, a directory, a pattern, or a list of these. Files of a directory (only
     ``*.parquet``) or a pattern are sorted; names that begin with "." or "_" are skipped.
     ``columns``: those to read, in this order; all by default. Types are those of ``schema``, or of
-    the first file, with dictionaries and large strings and binaries made plain, and timestamps in s
-    or ms made µs; all columns are nullable. A file that differs is refused when its turn comes. A
-    split is a file, or some row groups of one larger than ``split_bytes``; a position counts rows.
+    the first file, made *plain*: without dictionaries, views and large offsets, times in µs, and
+    columns of nulls alone as text. All columns are nullable. Other types of a file are cast if that
+    changes no value: nulls to anything, narrower numbers to wider ones, an instant to another zone,
+    ns to µs. Anything else is refused with file, column and types when its turn comes, in the first
+    file now. Times finer than µs need a ``schema`` with ``timestamp[ns]``, which no key, state or
+    event time can hold. A split is a file, or some row groups of one larger than ``split_bytes``; a
+    position counts rows.
 
     ``grows``: ``paths`` is a directory to which files are added while the job runs, each written
     under a hidden name and renamed. ``until``: once a file with this name exists, no more come.
@@ -61,10 +65,14 @@ class ParquetSource(FileSource):
         check_at_least("split_bytes", split_bytes, 1)
         self._split_bytes = split_bytes
         self._schema = pa.schema([pa.field(field.name, field.type) for field in self._fields(schema, columns)])
+        self._check_first()
 
     def _schema_of(self, path: str) -> pa.Schema:
         with self._opened(path) as file:
             return file.schema_arrow
+
+    def _check_file(self, path: str) -> None:
+        self._cast(empty_batch(self._schema_of(path)), path)
 
     def _cut(self, path: str, size_bytes: int) -> Iterator[dict[str, int]]:
         if size_bytes <= self._split_bytes:

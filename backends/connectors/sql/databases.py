@@ -170,6 +170,11 @@ class Database(ABC):
         advice = "Drop the constraint, or remove what stands in its way, and start the job again: it commits them first"
         return InvalidState(f"{why}. {advice}", kind=ErrorKind.SCHEMA_MISMATCH)
 
+    def no_table(self) -> InvalidInput:
+        """The error for a view that takes no rows."""
+        why = f"{self.shown} is a view that takes no such rows. Name the table behind it"
+        return InvalidInput(why, kind=ErrorKind.SCHEMA_MISMATCH)
+
     def no_key(self, error: Exception) -> InvalidInput:
         """The error for a key without a unique constraint in the table."""
         why = f"{self.shown} has no unique constraint on the sink's key {list(self.keys)}: {self._line(error)}"
@@ -247,11 +252,13 @@ class _SqliteTransaction(Transaction):
         self._database.check_table(
             schema, [SqlColumn(row[1], _affinity(row[2]), row[2]) for row in found if row[6] == 0]
         )
-        if self._database.keys:
-            try:
-                self._connection.execute(f"EXPLAIN {self._statement(schema.names)}", [None] * len(schema))
-            except sqlite3.OperationalError as error:
-                raise self._database.no_key(error) from error
+        try:
+            self._connection.execute(f"EXPLAIN {self._statement(schema.names)}", [None] * len(schema))
+        except sqlite3.OperationalError as error:
+            query = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND lower(name) = lower(?)"
+            if self._connection.execute(query, self._database.table).fetchone():
+                raise self._database.no_table() from error
+            raise self._database.no_key(error) from error
 
     def _statement(self, columns: Sequence[str]) -> str:
         return self._database.insertion(columns, f"VALUES ({', '.join('?' * len(columns))})")

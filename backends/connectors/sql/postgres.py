@@ -120,6 +120,15 @@ class _PostgresTransaction(sql.Transaction):
         ).fetchall()
         # With its length or precision: a shorter text, time or numeric is another type.
         self._database.check_table(schema, [SqlColumn(name, shown, shown) for name, _, shown in found])
+        # COPY takes no view without a trigger, whether INSERT does or not.
+        (takes,) = self._execute(
+            "SELECT pg_relation_is_updatable(c.oid, true) & 8 > 0 AND (%s OR c.relkind <> 'v' OR EXISTS (SELECT FROM "
+            "pg_trigger t WHERE t.tgrelid = c.oid AND t.tgtype & 68 = 68)) FROM pg_class c WHERE c.oid = "
+            "to_regclass(%s)",
+            [bool(self._database.keys), self._database.name],
+        ).fetchone()
+        if not takes:
+            raise self._database.no_table()
         if self._database.keys:
             no_such_constraint = import_module("psycopg").errors.InvalidColumnReference
             columns = ", ".join(f"NULL::{self._database.type_of(field).declared}" for field in schema)

@@ -81,7 +81,7 @@ class SqlSink(TwoPhaseCommitSink):
         url: str,
         table: str,
         *,
-        key: str | Sequence[str] = (),
+        key: str | Sequence[str] | None = None,
         staging: str | os.PathLike[str] | None = None,
         staging_options: Mapping[str, Any] | None = None,
         marks_days: float | None = MARKS_DAYS,
@@ -91,7 +91,7 @@ class SqlSink(TwoPhaseCommitSink):
         check_at_least("object_bytes", object_bytes, 1)
         if marks_days is not None and not marks_days > 0:
             raise InvalidInput(f"marks_days is {marks_days!r}. It takes a number of days above 0, or None")
-        self._keys = (key,) if isinstance(key, str) else tuple(key)
+        self._keys = (key,) if isinstance(key, str) else tuple(key or ())
         self._database = _database_at(SqlUrl(url), table, self._keys, durable)
         if staging is None and not self._database.url.is_sqlite:
             raise InvalidInput(

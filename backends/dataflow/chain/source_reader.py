@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import InvalidState
+from stateformat.segments import check_text
 from stateformat.tables import table_from_python
 
 from ..api import Chunk, EventTime, NoSplit, ReaderContext, Source, Split
@@ -224,6 +225,7 @@ class SourceReader:
         batch = chunk.batch
         rows = 0 if batch is None else batch.num_rows
         if rows:
+            check_text(batch, f"split {split.split.id!r} of source {self._uid!r}")
             self._emit(batch)
         if rows or chunk.newest_us is not None:
             split.active_us = self._active_us = self._processing_time()

@@ -10,11 +10,13 @@ import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import brief
+from stateformat.segments import check_text
 from stateformat.states import Columns, as_schema
 
 from ..api import Operator
-from ..casting import columns_text
+from ..casting import columns_text, fits_plain, made_plain, plain_schema
 
+_MADE: Final = "what the function of a map returned"
 _NO_BATCH: Final = "the function of a map returned {}; it returns a RecordBatch"
 Predicate: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array]"
 
@@ -28,13 +30,15 @@ class Map(Operator):
 
     ``fn`` may return fewer or more rows, with the columns of ``schema`` in that order. It must be
     pure: after a restart it may be called again on the same rows. Without ``schema`` it is called
-    once on an empty batch, when the dataflow is built, to learn the columns. Raises
-    ``InvalidInput`` if that fails, and ``InvalidState`` if ``fn`` returns other columns.
+    once on an empty batch, when the dataflow is built, to learn the columns. Types are made plain:
+    views, dictionaries, large offsets, and times in other units, if that changes no value. Raises
+    ``InvalidInput`` if that fails or tells no type, and ``InvalidState`` if ``fn`` returns other
+    columns, or text that is not UTF-8.
     """
 
     def __init__(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None) -> None:
         self._fn = fn
-        self._schema = None if schema is None else as_schema(schema)
+        self._schema = None if schema is None else plain_schema(as_schema(schema))
         self._known: pa.Schema | None = self._schema
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
@@ -50,7 +54,13 @@ class Map(Operator):
                 ) from error
             if not isinstance(answer, pa.RecordBatch):
                 raise InvalidInput(_NO_BATCH.format(type(answer).__name__))
-            self._known = answer.schema.remove_metadata()
+            untyped = [field.name for field in answer.schema if pa.types.is_null(field.type)]
+            if untyped:
+                raise InvalidInput(
+                    f"the function of a map, called on a batch without rows, returned column {untyped[0]!r} without a "
+                    "type. Give Map the schema of what it returns."
+                )
+            self._known = plain_schema(answer.schema.remove_metadata())
         return self._known
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
@@ -60,11 +70,15 @@ class Map(Operator):
         if not isinstance(answer, pa.RecordBatch):
             raise InvalidState(_NO_BATCH.format(type(answer).__name__))
         if answer.schema != schema:
-            raise InvalidState(
-                f"the function of a map returned the columns {columns_text(answer.schema)} and should return "
-                f"{columns_text(schema)}. Cast them, or give Map the schema.",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
+            if not fits_plain(answer.schema, schema):
+                raise InvalidState(
+                    f"the function of a map returned the columns {columns_text(answer.schema)} and should return "
+                    f"{columns_text(schema)}. Cast them, or give Map the schema.",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                )
+            answer = made_plain(_MADE, answer, schema)
+        if answer is not batch:
+            check_text(answer, _MADE)
         return answer
 
 
