@@ -22,4 +22,8 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *home_of}), sorted(home_of)
+    def names() -> list[str]:
+        # What a door needs itself, such as `lazy`, is nobody's.
+        return sorted({*home_of, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+
+    return get, names, sorted(home_of)

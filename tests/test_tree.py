@@ -5,6 +5,7 @@ unimported until it is used.
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -396,3 +397,14 @@ def test_a_lazy_door_leads_to_every_name_that_it_lists(door: str | None) -> None
         assert getattr(package, public) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = package.nothing
+
+
+SHOWN = ("= lazy(", "def __dir__")
+
+
+@pytest.mark.parametrize(
+    "door", sorted(one for one in PACKAGES if any(how in MODULES[one].read_text() for how in SHOWN))
+)
+def test_a_door_shows_what_it_offers_and_nothing_that_it_needs_itself(door: str) -> None:
+    module = importlib.import_module(door)
+    assert [name for name in dir(module) if not name.startswith("__")] == sorted(module.__all__)

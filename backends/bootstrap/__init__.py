@@ -31,3 +31,7 @@ __all__ = [
     "source_states",
     "write_place",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

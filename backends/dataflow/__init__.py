@@ -83,3 +83,7 @@ __all__ = [
     "UnionList",
     "ValueState",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -41,3 +41,7 @@ __all__ = [
     "VirtualClock",
     "stop_soon_on_sigterm",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -58,3 +58,7 @@ __all__ = [
     "write_move",
     "write_target",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

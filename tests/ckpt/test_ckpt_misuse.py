@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import stateformat as sf
 from stateformat.tools.ckpt.exit_status import in_options
+from stateformat.tools.ckpt.main import COMMANDS, ckpt
 from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, run, words
 
@@ -33,13 +36,15 @@ MISUSE = [
     ("inspect --state nope", "it has 'splits'"),
     ("inspect --state smus", "did you mean 'sums'?"),
     ("inspect --rows many", "not a valid integer"),
+    ("inspect --rows 99999999999999999999", "too large; the greatest that it can be is 9007199254740991"),
+    (f"explain-restore --operator-parallelism delays={'9' * 5000}", "not a number of subtasks"),
     ("inspect --unknown", "--unknown"),
     ("validate --level deep", "quick"),
     ("gc --keep 0", "x>=1"),
     ("rollback", "@7"),
     ("history --option anon=true", "anon"),
     ("history --option nonsense", "KEY=VALUE"),
-    *((f"stop --timeout {seconds}", "--timeout") for seconds in ("inf", "nan", "-1", "soon")),
+    *((f"stop --timeout {seconds}", "--timeout") for seconds in ("inf", "nan", "-1", "soon", "1e300")),
     (f"export {SUMS} --to x.txt", "--as"),
     (f"export {SUMS} --to -", "add --as csv or --as jsonl"),
     (f"export {SUMS} --to - --as parquet", "standard output"),
@@ -68,6 +73,27 @@ def test_misuse_is_named_and_changes_nothing(flights: Path, command: str, told: 
 )
 def test_an_address_that_is_none_is_misuse(flights: Path, address: str, told: str) -> None:
     assert told in failure("inspect", address.format(flights), status=2)["message"]
+
+
+def _numbers() -> Iterator[tuple[str, click.Parameter]]:
+    for name in COMMANDS:
+        found = ckpt.get_command(click.Context(ckpt), name)
+        assert found is not None
+        for option in found.params:
+            counted = isinstance(option, click.Option) and option.count
+            # A plan refuses a parallelism that is too large, and says for which operators.
+            if isinstance(option.type, click.types.IntParamType) and not counted and option.name != "parallelism":
+                yield name, option
+
+
+def test_no_number_is_greater_than_its_use_can_take() -> None:
+    found = dict.fromkeys((name, option.name) for name, option in _numbers())
+    assert ("inspect", "rows") in found
+    for name, option in _numbers():
+        for number in (10**20, 2**63):
+            with pytest.raises(click.BadParameter):
+                option.type.convert(str(number), option, None)
+        assert option.type.convert("7", option, None) == 7, name
 
 
 @pytest.mark.parametrize(

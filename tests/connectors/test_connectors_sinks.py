@@ -15,7 +15,7 @@ import pytest
 from stateformat.backends.connectors import CollectSink, FileSink
 from stateformat.backends.connectors.sinks import file_name_of, local_directory, s3_directory
 from stateformat.backends.connectors.sinks.local_directory import LocalDirectory
-from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState, PublishConflict, StorageError
 from tests.connectors.sink_s3 import Inside, Outside
 from tests.connectors.sink_steps import (
     ATTEMPTS,
@@ -141,6 +141,18 @@ def test_files_appear_with_their_commit_and_hold_every_row_once(
     assert place.pending() == []
 
 
+@pytest.mark.parametrize("rows_per_file", [2, 100])
+def test_a_file_that_another_run_took_for_left_behind_is_a_conflict_and_no_full_disk(
+    tmp_path: Path, rows_per_file: int
+) -> None:
+    opened = subtask_of(FileSink(tmp_path, rows_per_file=rows_per_file))
+    opened.process(batch_of(1, 2, 3), 0)
+    FileSink(tmp_path).clean("out", 0)
+    with pytest.raises(PublishConflict, match=r"\.open, which this run was writing, is gone: another run of the job"):
+        prepared(opened)
+    opened.close()
+
+
 def test_closing_throws_away_what_no_checkpoint_holds(place: Place) -> None:
     sink = place.sink(rows_per_file=2)
     opened = subtask_of(sink)
@@ -191,7 +203,7 @@ def test_cleaning_removes_what_no_checkpoint_holds_and_never_what_the_next_one_m
         expected += [str(path.relative_to(place.root)) for path in place.files(".open")]
     assert sorted(sink.clean("out", 4, carried)) == sorted(expected)
     if isinstance(place, Inside):
-        with pytest.raises(StorageError, match="cannot sync"):
+        with pytest.raises(PublishConflict, match="another run"):
             prepared(living, 8)
         living.close()
     sink.commit(PERMIT, pa.concat_tables([carried, tables[5, ATTEMPTS[0]], tables[5, ATTEMPTS[1]], *held]))

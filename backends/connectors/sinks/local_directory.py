@@ -28,12 +28,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, StorageError
+from stateformat.errors import ErrorKind, PublishConflict, StorageError
 
 from .directory import NewFile, PreparedFile, forgotten_paths, lost, prepared_names, size_differs
 from .part_names import PartName, pending_folder
 from .uploads import Upload
 
+_OPEN: Final = (".open", ".part")
+"""How the names of files end that are being written."""
 _DURABLE_NAMES: Final[set[Path]] = set()
 """Folders whose names this process knows to be durable."""
 
@@ -121,6 +123,12 @@ class LocalFiles:
         except StorageError:
             raise
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and what in ("sync", "rename") and name.endswith(_OPEN):
+                raise PublishConflict(
+                    f"{self._root / name}, which this run was writing, is gone: another run of the job has begun, "
+                    "and has removed what it took for left behind. This one commits nothing more; let one of them run",
+                    path=name,
+                ) from error
             raise StorageError(
                 f"cannot {what} {self._root / name}: {error.strerror or error}. See that the directory is there, can "
                 "be written, and has room",

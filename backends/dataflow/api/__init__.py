@@ -47,3 +47,7 @@ __all__ = [
     "checked_message",
     "microseconds",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,3 +20,7 @@ from __future__ import annotations
 from .harness import HarnessSnapshot, OperatorHarness
 
 __all__ = ["HarnessSnapshot", "OperatorHarness"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,7 +17,7 @@ from .common import (
     per_operator,
     storage_options,
 )
-from .values import Address, AddressType, AgeType, CheckpointsType, PairType, SecondsType, is_local, options_for
+from .values import Address, AddressType, AgeType, CheckpointsType, PairType, SecondsType, Whole, is_local, options_for
 
 __all__ = [
     "STORAGE_OPTIONS",
@@ -28,6 +28,7 @@ __all__ = [
     "PairType",
     "SecondsType",
     "Session",
+    "Whole",
     "command",
     "engine_option",
     "id_of",

@@ -311,7 +311,7 @@ def parallelism_options(function: F) -> F:
     )(function)
     return click.option(
         "--parallelism",
-        type=click.IntRange(min=1),
+        type=click.IntRange(min=1),  # The plan refuses what is too large, with the operators.
         metavar="N",
         help="Subtasks of every operator that has not fully finished.",
     )(function)

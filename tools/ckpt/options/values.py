@@ -6,7 +6,6 @@ A store whose name really ends so is written with a final slash (``backups@42/``
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import click
 
 _AGE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([smhdw])")
 _UNIT_US = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6, "w": 7 * 86_400 * 10**6}
+_SECONDS_MAX = 10**9
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -122,18 +122,32 @@ class OperatorParallelism(PairType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         uid, given = super().convert(value, param, ctx)
-        if not given.isascii() or not given.isdigit() or int(given) < 1:
-            self.fail(f"{given!r} in {value!r} is not a number of subtasks; give at least 1", param, ctx)
+        if not given.isascii() or not given.isdigit() or not 1 <= len(given.lstrip("0")) <= 40:
+            self.fail(f"{given!r:.60} in {value!r:.60} is not a number of subtasks; give at least 1", param, ctx)
         return uid, int(given)
 
 
+class Whole(click.IntRange):
+    """A whole number from ``least`` on that its use, an int64 or a number of JSON, can take."""
+
+    def __init__(self, least: int = 1, most: int = 2**53 - 1) -> None:
+        super().__init__(min=least)
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number > self._most:
+            self.fail(f"{str(value)!r:.60} is too large; the greatest that it can be is {self._most}", param, ctx)
+        return number
+
+
 class SecondsType(click.FloatRange):
-    """A finite number of seconds within a range; click's own range accepts ``inf`` and ``nan``."""
+    """A number of seconds within a range, at most thirty years; click's own accepts ``nan``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        if not seconds <= _SECONDS_MAX:
+            self.fail(f"{str(value)!r:.60} is not a number of seconds up to {_SECONDS_MAX:,}", param, ctx)
         return seconds
 
 

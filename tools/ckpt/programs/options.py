@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..options import Address, AddressType, AgeType, SecondsType, is_local, options_for
+from ..options import Address, AddressType, AgeType, SecondsType, Whole, is_local, options_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,18 +30,16 @@ class KeepType(click.ParamType["int | None"]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         if value == "all":
             return None
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is not a number of checkpoints; give one from 1 on, or all", param, ctx)
+        if not str(value).isdecimal() or not 1 <= len(str(value).lstrip("0")) < 16:
+            self.fail(f"{str(value)!r:.60} is not a number of checkpoints; give one from 1 on, or all", param, ctx)
         return int(value)
 
 
 def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
     """Adds the options that both programs have to a command; ``others`` come behind the epoch's."""
     options: tuple[Callable[[Any], Any], ...] = (
-        click.option("--parallelism", type=click.IntRange(min=1), help="For every operator without one of its own."),
-        click.option(
-            "--rows-per-epoch", "checkpoint_rows", type=click.IntRange(min=1), help="The most rows in an epoch."
-        ),
+        click.option("--parallelism", type=Whole(), help="For every operator without one of its own."),
+        click.option("--rows-per-epoch", "checkpoint_rows", type=Whole(), help="The most rows in an epoch."),
         click.option(
             "--seconds-per-epoch",
             "checkpoint_interval_us",
@@ -53,9 +51,7 @@ def run_options(*others: Callable[[Any], Any]) -> Callable[[F], F]:
         click.option(
             "--keep-for", "keep_for_us", type=AgeType(), help="Also keep what is younger than AGE: 7d, 12h, 30m."
         ),
-        click.option(
-            "--max-restarts", type=click.IntRange(min=0), help="Failures allowed in ten checkpoints. [default: 3]"
-        ),
+        click.option("--max-restarts", type=Whole(0), help="Failures allowed in ten checkpoints. [default: 3]"),
         click.option(
             "--from", "start_from", type=AddressType(), help="Begin an empty STORE with this checkpoint's content."
         ),

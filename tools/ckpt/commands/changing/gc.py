@@ -11,7 +11,7 @@ from stateformat import words
 from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, AgeType, Session, command
+from ...options import Address, AgeType, Session, Whole, command
 from ...output import Document
 from ...text import Column, Look, render
 
@@ -26,9 +26,7 @@ SHOWN: Final = 20
 
 
 @command("gc", checkpoint="never")
-@click.option(
-    "--keep", type=click.IntRange(min=1), metavar="N", help="Expire all but the newest N checkpoints. Default: none."
-)
+@click.option("--keep", type=Whole(), metavar="N", help="Expire all but the newest N checkpoints. Default: none.")
 @click.option(
     "--older-than",
     "older_than_us",

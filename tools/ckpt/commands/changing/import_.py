@@ -11,7 +11,7 @@ import click
 from stateformat import words
 from stateformat.words import label
 
-from ...options import Address, AddressType, AgeType, PairType, Session, command, engine_option
+from ...options import Address, AddressType, AgeType, PairType, Session, Whole, command, engine_option
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
@@ -38,7 +38,7 @@ NOTES_SHOWN: Final = 20
 )
 @click.option(
     "--max-parallelism",
-    type=click.IntRange(min=1),
+    type=Whole(),
     metavar="N",
     help="Number of key groups.  [default: as it is; 128 for Spark]",
 )

@@ -15,6 +15,7 @@ from ...options import (
     AddressType,
     PairType,
     Session,
+    Whole,
     command,
     engine_option,
     other_store,
@@ -40,7 +41,7 @@ _COLUMNS: Final = (
 @command("rewrite", pandas=True)
 @engine_option("Threads of this process, or a Spark job.")
 @parallelism_options
-@click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Hash keys to N key groups anew.")
+@click.option("--max-parallelism", type=Whole(), metavar="N", help="Hash keys to N key groups anew.")
 @click.option(
     "--rename", multiple=True, type=PairType("OLD=NEW"), metavar="OLD=NEW", help="Give an operator a new uid."
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, AddressType, Session, command
+from ...options import Address, AddressType, Session, Whole, command
 from ...text import draw_diff
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @click.argument("other", metavar="OTHER[@ID]")
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name.")
 @click.option("--state", metavar="NAME", help="Only states of this name, and no graph.")
-@click.option(
-    "--rows", type=click.IntRange(min=1), metavar="N", help="Show up to N removed, changed and added rows of a state."
-)
+@click.option("--rows", type=Whole(), metavar="N", help="Show up to N removed, changed and added rows of a state.")
 def diff(
     session: Session, address: Address, *, other: str, operator: str | None, state: str | None, rows: int | None
 ) -> int:

@@ -11,7 +11,7 @@ from stateformat import words
 from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, SecondsType, Session, command
+from ...options import Address, SecondsType, Session, Whole, command
 from ...output import Document
 from ...text import Column, Look, render
 
@@ -30,7 +30,7 @@ class PriceType(SecondsType):
 
 
 @command("du", checkpoint="never", foreign=True)
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Show what `ckpt gc --keep N` would free.")
+@click.option("--keep", type=Whole(), metavar="N", help="Show what `ckpt gc --keep N` would free.")
 @click.option(
     "--price", type=PriceType(min=0), metavar="PRICE", help="Price of 1 GB (10^9 bytes) a month: show the cost."
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, Session, command, parallelism_options, per_operator
+from ...options import Address, Session, Whole, command, parallelism_options, per_operator
 from ...programs import JobType
 from ...text import draw_plan
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "Dataflow.",
 )
 @parallelism_options
-@click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Key groups of every operator.")
+@click.option("--max-parallelism", type=Whole(), metavar="N", help="Key groups of every operator.")
 @click.option("--unaligned", is_flag=True, help="With --flow: plan for an unaligned run.")
 @click.option(
     "--topology",

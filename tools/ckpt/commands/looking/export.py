@@ -14,7 +14,7 @@ from stateformat import words
 from stateformat.words import label
 
 from ...files import FORMATS, SUFFIXES, check_outside, format_of, remote_folder, write_file, write_rows
-from ...options import Address, CheckpointsType, Session, command
+from ...options import Address, CheckpointsType, Session, Whole, command
 from ...output import Document, Step
 from ...text import draw_file, draw_folder, draw_savepoint
 
@@ -52,7 +52,7 @@ class Request:
 @command("export", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="The operator, by uid or name; without --state, all its states.")
 @click.option("--state", metavar="NAME", help="The state; without it, all states are exported.")
-@click.option("--subtask", type=click.IntRange(min=0), metavar="N", help="Only what this subtask owns.")
+@click.option("--subtask", type=Whole(0, 2**31 - 1), metavar="N", help="Only what this subtask owns.")
 @click.option(
     "--checkpoints",
     type=CheckpointsType(),

@@ -11,13 +11,13 @@ from stateformat import words
 from stateformat.documents import fault_document, history_document, reference
 
 from ...exit_status import FINE, PROBLEMS
-from ...options import Address, Session, command
+from ...options import Address, Session, Whole, command
 from ...output import Document
 from ...text import Column, Look, render
 
 
 @command("history", checkpoint="never", foreign=True)
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N checkpoints.")
+@click.option("--limit", type=Whole(), metavar="N", help="Only the newest N checkpoints.")
 def history(session: Session, address: Address, *, limit: int | None) -> int:
     """List the checkpoints of a store, newest first.
 

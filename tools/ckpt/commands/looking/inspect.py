@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ...options import Address, Session, command
+from ...options import Address, Session, Whole, command
 from ...text import draw_checkpoint
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ROW_BYTES: Final = 16
 @command("inspect", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name, subtask by subtask.")
 @click.option("--state", metavar="NAME", help="Only states of this name.")
-@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Show the first N rows of each state.")
+@click.option("--rows", type=Whole(), metavar="N", help="Show the first N rows of each state.")
 def inspect(session: Session, address: Address, *, operator: str | None, state: str | None, rows: int | None) -> None:
     """Show what is in a checkpoint: graph, states, skew, rows.
 

@@ -14,7 +14,7 @@ from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
 from ...files import check_outside, new_file, remote_folder
-from ...options import Address, Session, command, id_of, is_local
+from ...options import Address, Session, Whole, command, id_of, is_local
 from ...output import Document
 from ...text import Look, render
 
@@ -39,7 +39,7 @@ PAGE: Final = "report.html"
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=Whole(),
     default=200,
     show_default=True,
     metavar="N",

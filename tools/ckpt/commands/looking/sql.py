@@ -16,7 +16,7 @@ from stateformat.words import label
 
 from ...files import FORMATS, check_outside, format_of, remote_folder, write_file
 from ...json_text import JsonTexts
-from ...options import Address, Session, command
+from ...options import Address, Session, Whole, command
 from ...output import Document
 from ...text import Look, draw_rows, render
 
@@ -40,7 +40,7 @@ NOTES_SHOWN: Final = 10
 @click.option("--all-checkpoints", is_flag=True, help="States of the whole history, with a column _checkpoint_id.")
 @click.option(
     "--rows",
-    type=click.IntRange(min=1),
+    type=Whole(),
     metavar="N",
     help=f"Show the first N rows; by default {ROWS_SHOWN} on a page, all in JSON.",
 )

@@ -17,7 +17,7 @@ import click
 from stateformat import words
 
 from ...exit_status import FINE
-from ...options import Address, SecondsType, Session, command
+from ...options import Address, SecondsType, Session, Whole, command
 from ...output import Document
 from ...text import Look, render
 
@@ -46,7 +46,7 @@ TRIES: Final = 10
     metavar="SECONDS",
     help="How often to poll the store.",
 )
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N new checkpoints.")
+@click.option("--count", type=Whole(), metavar="N", help="End after N new checkpoints.")
 @click.option("--until-end", is_flag=True, help="End when the job has stopped or finished.")
 def watch(session: Session, address: Address, *, interval: float, count: int | None, until_end: bool) -> int:
     """Follow a job: a line for each checkpoint.
