@@ -81,6 +81,8 @@ def plan_restore(
         rows={(state.operator, state.name): count for state, count in zip(ordered, rows, strict=True)},
         wanted={(state.operator, state.name): state for state in states},
         drop=frozenset((drop,) if isinstance(drop, str) else drop),
+        foreign=getattr(checkpoint, "system", None) is not None,
+        query=getattr(checkpoint, "query", ""),
     )
     rules.check_drop(match)
     beyond = tuple(

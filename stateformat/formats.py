@@ -91,11 +91,15 @@ def refuse_foreign(storage: Storage, name: str | None = None) -> None:
     found = foreign_checkpoints(storage, name)
     if found is not None:
         raise InvalidInput(
-            f"{storage.url} is {found.system}, and nothing is ever written there. `ckpt import {storage.url} --to "
-            "STORE` imports it into a store of its own",
+            only_read(storage.url, found.system, "and nothing is ever written there"),
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=storage.url,
         )
+
+
+def only_read(url: str, system: str, why: str) -> str:
+    """Return the sentence that refuses to do in another system's checkpoint what a store takes."""
+    return f"{url} is {system}, {why}; `ckpt import {url} --to STORE` makes a store of it"
 
 
 def open_folder(url: str, options: Mapping[str, Any]) -> Storage:

@@ -169,6 +169,8 @@ class StoreReport:
     findings: tuple[Finding, ...] = ()
     counts: Counts = field(default_factory=Counts)
     """What was read; a segment that several checkpoints name counts once."""
+    system: str | None = None
+    """What it is, in a sentence, if it is another system's and no store."""
 
     def __repr__(self) -> str:
         bad = sum(each.standing != "whole" for each in self.checkpoints)

@@ -19,7 +19,15 @@ import pyarrow as pa
 
 from . import history, paths as layout, pins, publication, requests
 from .errors import CheckpointError, ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
-from .formats import ForeignCheckpoints, Outside, foreign_checkpoints, open_folder, refuse_foreign, split_format
+from .formats import (
+    ForeignCheckpoints,
+    Outside,
+    foreign_checkpoints,
+    only_read,
+    open_folder,
+    refuse_foreign,
+    split_format,
+)
 from .graph import JobGraph
 from .history import Garbage, Survey
 from .model import (
@@ -331,10 +339,7 @@ class CheckpointStore:
                 f"the parent is {parent!r}; give the permit of start() or publish(), or None for the first"
             )
         if held is not None and held.system is not None:
-            raise InvalidInput(
-                f"{held.storage.url} is {held.system}, which cannot be rewritten or carried on; `ckpt import "
-                f"{held.storage.url} --to STORE` converts it to a stateformat checkpoint"
-            )
+            raise InvalidInput(only_read(held.storage.url, held.system, "which cannot be rewritten or carried on"))
         if held is not None:
             self._check_job(job_id, held.record)
             if not isinstance(parent, CommitPermit) and held.storage.url == self.url:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
-from stateformat.formats import Outside
+from stateformat.formats import Outside, only_read
 from stateformat.graph import JobGraph
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
@@ -27,7 +27,7 @@ from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
-from .source import ForeignSource, Level, Note, Opened, Part
+from .source import ForeignSource, Level, Note, Opened, Part, unreadable
 
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
@@ -139,6 +139,11 @@ class ForeignCheckpoint(Checkpoint):
         return self._system
 
     @property
+    def query(self) -> str:
+        """The address, where ``ckpt rescale`` makes a copy that the system goes on from."""
+        return self.storage.url if getattr(self.source, "goes_on_from_copies", False) else ""
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """What is renamed, opaque, refused or found elsewhere."""
         return tuple(self.source.notes)
@@ -149,9 +154,7 @@ class ForeignCheckpoint(Checkpoint):
         """See ``Checkpoint.plan_restore``; the plan warns of what cannot be read."""
         plan = super().plan_restore(topology, states=states, drop=drop, to_show=to_show)
         unread = [
-            PlanWarning(
-                WarningCode.STATE_NOT_READ, note.operator(self.graph), f"{note.subject} cannot be read: {note.message}"
-            )
+            PlanWarning(WarningCode.STATE_NOT_READ, note.operator(self.graph), unreadable(note.subject, note.message))
             for note in self.notes
             if note.kind == "refused"
         ]
@@ -247,9 +250,7 @@ class ForeignCheckpoint(Checkpoint):
 
     def carried(self, plan: Any) -> NoReturn:  # noqa: ARG002 - as of any checkpoint
         """Refused: no stateformat checkpoint can refer to files of another system."""
-        raise InvalidInput(
-            f"{self.storage.url} is {self.system}; a checkpoint cannot carry its files on. `ckpt import` converts it"
-        )
+        raise InvalidInput(only_read(self.storage.url, self.system, "whose files no checkpoint of ours refers to"))
 
 
 @dataclass(frozen=True)
@@ -383,5 +384,5 @@ def _named(state: State, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     try:
         yield from tables
     except UnsupportedFormat as error:
-        message = f"{state.operator}/{state.name} cannot be read: {error}"
+        message = unreadable(f"{state.operator}/{state.name}", str(error))
         raise UnsupportedFormat(message, kind=error.kind, **error.details) from error

@@ -17,7 +17,7 @@ from stateformat.states import named
 from stateformat.ttl import TTL_COLUMN, Ttl
 
 from .checkpoint import ForeignCheckpoint
-from .source import ForeignSource, Level, Note, Part, Progress
+from .source import ForeignSource, Level, Note, Part, Progress, unreadable
 
 
 def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[str, Ttl]) -> ForeignCheckpoint:
@@ -32,11 +32,7 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
     labels = {uid: uid for uid in record.graph.by_uid}
     for note in checkpoint.notes:
         if note.kind == "refused" and not _dropped(note, labels, drop):
-            raise InvalidInput(
-                f"{note.subject or 'a part of the checkpoint'} cannot be read: {note.message}. Leave it out with "
-                f"--drop {note.subject}, if the rest is worth something without it",
-                kind=ErrorKind.UNSUPPORTED_TYPE,
-            )
+            raise InvalidInput(unreadable(note.subject, note.message), kind=ErrorKind.UNSUPPORTED_TYPE)
     known = [*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states), *subjects]
     for name in drop:
         found = named(name, record.states, labels)

@@ -6,6 +6,7 @@ reads these too. A source is picklable and opens nothing twice that it can keep;
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -58,6 +59,14 @@ class Note(NamedTuple):
         """Return the uid of the operator that it is about; empty if it is about none."""
         subject = f"{self.subject}/"
         return next((one.uid for one in graph.operators if subject.startswith(f"{one.uid}/")), "")
+
+
+def unreadable(subject: str, why: str) -> str:
+    """Return the sentence about what cannot be read, with the import that does without it."""
+    if not subject:
+        return f"a part of the checkpoint cannot be read: {why}"
+    left_out = f"`ckpt import --drop {shlex.quote(subject)}` leaves it out, if the rest is worth something without it"
+    return f"{subject} cannot be read: {why}; {left_out}"
 
 
 class ForeignSource(Protocol):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.formats import only_read
 from stateformat.graph import Operator
 from stateformat.keys import DEFAULT_KEY_HASH, check_key_types, key_group_count
 from stateformat.model import FieldType, Kind, Mode, State, known_names
@@ -147,11 +148,7 @@ class Transformation:
 def check_own(checkpoint: Checkpoint) -> None:
     """Raise ``InvalidInput`` for another system's checkpoint, before any function is called."""
     if checkpoint.system is not None:
-        url = checkpoint.storage.url
-        raise InvalidInput(
-            f"{url} is {checkpoint.system}, which cannot be rewritten; `ckpt import {url} --to STORE` converts it "
-            "to a stateformat checkpoint, whose state can be transformed"
-        )
+        raise InvalidInput(only_read(checkpoint.storage.url, checkpoint.system, "whose state cannot be transformed"))
 
 
 def plan_transformation(state: State, transform: Transform, operator: str, name: str) -> Transformation:

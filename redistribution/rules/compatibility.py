@@ -45,6 +45,14 @@ class Match:
     """The states that the new program declares, by (operator, name)."""
     drop: Collection[str]
     """What the caller gives up: ``uid``, ``uid/state`` or ``uid/state.column``."""
+    foreign: bool = False
+    """Whether the checkpoint is another system's, which is imported where a store is rewritten."""
+    query: str = ""
+    """The address of a query that ``ckpt rescale`` copies."""
+
+    def changed(self, rewrite: str, imported: str = "") -> str:
+        """Return the command that changes the checkpoint; options of an import may differ."""
+        return f"`ckpt import {imported or rewrite} --to STORE`" if self.foreign else f"`ckpt rewrite {rewrite}`"
 
     @cached_property
     def _kept(self) -> Mapping[str, list[State]]:
@@ -178,7 +186,10 @@ def parallelism_refusals(match: Match) -> Iterator[Refusal]:
             message = (
                 f"operator {uid!r} is asked for parallelism {wanted}, but its max parallelism is {ceiling}{adopted}"
             )
-            advice = f"choose at most {ceiling}, or raise the max parallelism of the checkpoint with `ckpt rewrite`"
+            raised = match.changed(f"--max-parallelism {wanted}")
+            advice = f"choose at most {ceiling}, or raise the max parallelism of the checkpoint with {raised}"
+            if match.query:
+                advice += f"; `ckpt rescale {match.query} --parallelism {wanted} --to COPY` copies the query itself"
             details = {"parallelism": wanted, "max_parallelism": ceiling, "adopted": chosen is None}
             yield Refusal(RefusalCode.PARALLELISM_ABOVE_MAX, uid, message, advice, details)
 
@@ -193,8 +204,8 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
         if operator.max_parallelism is not None and operator.max_parallelism != saved.max_parallelism:
             saved_max, wanted_max = saved.max_parallelism, operator.max_parallelism
             message = f"operator {uid!r} has keyed state of max parallelism {saved_max} and is asked for {wanted_max}"
-            rewrite = f"`ckpt rewrite --max-parallelism {wanted_max}`"
-            advice = f"leave it open to adopt the saved one, or change the checkpoint with {rewrite}"
+            changed = match.changed(f"--max-parallelism {wanted_max}")
+            advice = f"leave it open to adopt the saved one, or change the checkpoint with {changed}"
             details: dict[str, object] = {"saved": saved_max, "wanted": wanted_max}
             yield Refusal(RefusalCode.MAX_PARALLELISM_CHANGED, uid, message, advice, details)
         before = saved.key_hash or DEFAULT_KEY_HASH
@@ -227,9 +238,10 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
             message = (
                 f"operator {operator.uid!r} is not in the topology, but the checkpoint holds state of it: {states}"
             )
+            renamed = match.changed(f"--rename {operator.uid}=NEW", f"--map {operator.uid}=NEW")
             advice = (
-                f"keep the operator under this uid, give its state another one with `ckpt rewrite --rename "
-                f"{operator.uid}=NEW`, or give it up with drop={str(operator.uid)!r}"
+                f"keep the operator under this uid, give its state another one with {renamed}, or give it up with "
+                f"drop={str(operator.uid)!r}"
             )
             details = {"states": list(lost), "rows": sum(lost.values())}
             yield Refusal(RefusalCode.OPERATOR_MISSING, operator.uid, message, advice, details)

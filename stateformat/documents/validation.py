@@ -27,6 +27,7 @@ def store_report_document(report: StoreReport) -> Document:
     """
     return {
         "store": report.url,
+        "system": report.system,
         "level": report.level,
         "ok": report.ok,
         "newest": report.newest,

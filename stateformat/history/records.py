@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from .. import paths as layout
 from ..errors import CheckpointError, DamagedCheckpoint, ErrorKind, NotFound, StorageError, UnsupportedFormat
-from ..formats import foreign_checkpoints
+from ..formats import foreign_checkpoints, only_read
 from ..model import CheckpointId, ParentRef, Record
 from ..reading import load_record
 from ..storage import Storage, names, names_after, stats_of
@@ -194,8 +194,7 @@ def no_records(storage: Storage) -> NotFound:
     found = foreign_checkpoints(storage)
     if found is not None:
         return NotFound(
-            f"{storage.url} is {found.system}, not a store. `ckpt import {storage.url} --to STORE` imports it "
-            "into a store of its own",
+            only_read(storage.url, found.system, "not a store"),
             kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
         )

@@ -21,6 +21,7 @@ import xxhash
 
 from .. import paths as layout
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from ..formats import only_read
 from ..history import reachable
 from ..reading import Checkpoint, missing_object
 from ..storage import (
@@ -75,8 +76,7 @@ def check_segments(checkpoint: Checkpoint) -> None:
     """Raise ``InvalidInput`` for another system's checkpoint, which has no segments to copy."""
     if checkpoint.system is not None:
         raise InvalidInput(
-            f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` imports "
-            "it into a store of its own",
+            only_read(checkpoint.storage.url, checkpoint.system, "which is copied as the folder that it is (cp -r)"),
             url=checkpoint.storage.url,
         )
 

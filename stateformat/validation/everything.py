@@ -65,12 +65,13 @@ class _Collected:
         self._results: list[CheckpointResult] = []
         self._findings: dict[object, Finding] = {}
         self._counts: list[Counts] = []
+        self._system: str | None = None
 
     def report(self) -> StoreReport:
         """Return all that was found."""
         counts = Counts(*(sum(getattr(one, name) for one in self._counts) for name in Counts.__slots__))
         url, findings = self._storage.url, tuple(self._findings.values())
-        return StoreReport(url, self._level, self._newest, tuple(self._results), findings, counts)
+        return StoreReport(url, self._level, self._newest, tuple(self._results), findings, counts, self._system)
 
     def own(self, found: Survey, progress: Progress | None, *, search: bool) -> None:
         """Validate the checkpoints of a stateformat store."""
@@ -98,6 +99,7 @@ class _Collected:
 
     def foreign(self, found: ForeignCheckpoints, progress: Progress | None, *, search: bool) -> None:
         """Validate the checkpoints of another system, each by its format."""
+        self._system = found.system
         records, damaged = found.history()
         by_id = {record.checkpoint_id: record for record in records}
         ids = sorted({*by_id, *map(CheckpointId, damaged)}, reverse=True)

@@ -47,21 +47,28 @@ class Sentence:
 
     @property
     def commands(self) -> list[str]:
-        """Every ``ckpt`` command that it names, with what belongs to it: ``repair STORE --yes``."""
-        spans = [found.removeprefix("ckpt ") for found in _SPAN.findall(self.text)]
-        return spans + ["".join(found).strip() for found in _COMMAND.findall(_SPAN.sub("", self.text))]
+        """Every ``ckpt`` command that it names."""
+        if len(self.text.split()) < 3:  # The name of a program, or a piece of a line.
+            return []
+        return commands_in(self.text)
 
     @property
     def options(self) -> list[str]:
         """Every option that it names without a command."""
         rest = _OF_OTHERS.sub("", _COMMAND.sub("", _SPAN.sub("", self.text)))
-        return _OPTION.findall(rest) if " " in self.text.strip() else []
+        return _OPTION.findall(rest) if len(self.text.split()) > 2 else []
 
     @property
     def arguments(self) -> list[str]:
         """Every argument that it names as Python writes it: ``resume=True``, ``staging=``."""
         prose = re.search(r"[a-z]+[,;:]? [a-z]+ [a-z]+", self.text)
         return _ARGUMENT.findall(_SPAN.sub("", self.text)) if prose and "<" not in self.text else []
+
+
+def commands_in(text: str) -> list[str]:
+    """Every ``ckpt`` command in a text, with what belongs to it: ``repair STORE --yes``."""
+    spans = [found.removeprefix("ckpt ") for found in _SPAN.findall(text)]
+    return spans + ["".join(found).strip() for found in _COMMAND.findall(_SPAN.sub("", text))]
 
 
 @cache

@@ -217,7 +217,7 @@ def test_the_other_pages_show_it(folder: Path, tmp_path: Path) -> None:
     assert "operator-0" in run("explain-restore", folder, "--parallelism", "2").out
     beyond = run("explain-restore", folder, "--parallelism", "6")
     assert beyond.status == 1
-    assert "`ckpt import --max-parallelism N`" in " ".join(beyond.out.split())
+    assert "`ckpt import --max-parallelism 6 --to STORE`" in " ".join(beyond.out.split())
     target = tmp_path / "rows.jsonl"
     exported = run("export", folder, "--operator", "operator-0", "--state", "default", "--to", target)
     assert exported.status == 0, exported.err

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,9 @@ class SparkSource:
 
     Opening reads logs and schemas and lists files; data files are read by what yields rows.
     """
+
+    goes_on_from_copies: ClassVar = True
+    """``repartition`` writes a copy at another number of partitions."""
 
     def __init__(
         self,

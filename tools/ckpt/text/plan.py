@@ -59,10 +59,6 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
         yield ""
         yield from _refusal(refusal, look)
     yield from _more(len(refusals) - LISTED, "refusal", look)
-    if document["system"] and plan["refusals"]:
-        yield ""
-        advice = "`ckpt import --max-parallelism N` converts it to a stateformat checkpoint, which all commands change"
-        yield from paragraph(words.sentence(f"this is {document['system']}, which is only read: {advice}"), look)
     yield from _notes([*(start["notes"] if start else ()), *(one["message"] for one in plan["warnings"])], look)
 
 

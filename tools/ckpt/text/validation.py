@@ -207,6 +207,10 @@ def _advice(document: Document, look: Look) -> Iterator[str]:
             look,
         )
         return
+    if document["system"] is not None:
+        if whole is not None:
+            yield from render.paragraph(f"`ckpt import {store}@{whole} --to STORE` makes a store of {whole}.", look)
+        return
     level = " --level full" if document["level"] == "full" else ""
     yield from render.paragraph(f"`ckpt repair {store}{level}` lists every way out, and what each would lose.", look)
     if whole is not None:

@@ -158,7 +158,7 @@ class Pojo(Serializer):
             raise UnsupportedFormat(
                 f"{lanes.path or 'state'}: a value of {self.class_name} is of the subclass {name}, whose fields the "
                 "checkpoint does not describe; register it in the job (`pipeline.serialization-config`, before Flink 2 "
-                "`registerPojoType`) and take a savepoint, or leave the state out (`ckpt import --drop UID/STATE`)",
+                "`registerPojoType`) and take a savepoint",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
                 path=lanes.path,
                 java_class=name,

@@ -114,7 +114,7 @@ def template_in(checkpoint: Checkpoint) -> Template:
     if (OPERATOR, STATE) not in names:
         raise InvalidInput(
             f"checkpoint {checkpoint.id} has no template of a savepoint ({OPERATOR}/{STATE}): its serializers are not "
-            f"known; {KEEP}, which keeps one",
+            "known. Only what came from Flink so can go back: `ckpt import SAVEPOINT --key-hash keep --to STORE`",
             kind=ErrorKind.UNKNOWN_STATE,
         )
     table = checkpoint.read(OPERATOR, STATE).table()
