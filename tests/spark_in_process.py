@@ -101,6 +101,8 @@ class Stand:
         for each in job.levels():
             received = enumerate(self._exchanged(job.slots, sent))
             sent = [self._slot(each, slot, payloads) for slot, payloads in received]
+        for feed in job.inputs:
+            feed.range.check(None)  # type: ignore[arg-type]
         reports = (mail.unpack_report(payload) for some in sent for payload in some[1::2])
         found = checked(reports, [spec.task for spec in job.specs])
         if self.breaks:

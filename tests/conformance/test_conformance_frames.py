@@ -18,6 +18,7 @@ import pytest
 
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
+from stateformat.backends.dataflow.chain import is_for_good
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
@@ -179,7 +180,7 @@ def test_checkpoints_of_earlier_releases_go_on_and_not_back(folder: Folder, wind
 @pytest.mark.parametrize(
     ("name", "age_s", "words"),
     [
-        ("1-00019.parquet", 25, r"'1-00019\.parquet' .* was found with"),
+        ("1-00019.parquet", 25, r"'1-00019\.parquet' .* had"),
         ("late.parquet", 2, "came later than the window of 0:00:10 allows"),
         ("in-time.parquet", 12, None),
     ],
@@ -203,10 +204,32 @@ def test_what_the_log_remembers_is_refused_when_it_changes_and_so_is_what_comes_
         until(run, lambda: folder.out.values == [*range(21), 77])
         run.close()
         return
-    with pytest.raises(RunDiscarded, match=words):
+    with pytest.raises(RunDiscarded, match=words) as caught:
         to_end(run)
+    assert is_for_good(caught.value.__cause__ or caught.value), "another try cannot help"
     run.close()
     assert folder.out.values == [*range(21)]
+
+
+class Touched(PlayedFiles):
+    """Somebody writes to each file after it was listed, as Spark begins to read it."""
+
+    def load(self, addresses: Sequence[str]) -> list[list[pa.RecordBatch]]:
+        found = super().load(addresses)
+        for address in addresses:
+            with Path(address.removeprefix("file:")).open("ab") as file:
+                file.write(b"more")
+        return found
+
+
+def test_an_epoch_whose_files_change_while_they_are_read_publishes_nothing(folder: Folder) -> None:
+    folder.add(3)
+    run = folder.begin(folder.flow(files=Touched))
+    with pytest.raises(RunDiscarded, match=r"File '0-00000\.parquet' of .* had .* bytes of .* and has") as caught:
+        to_end(run)
+    assert is_for_good(caught.value.__cause__ or caught.value), "another try cannot help"
+    run.close()
+    assert not folder.stage.newest_id
 
 
 def test_a_job_that_begins_behind_a_position_remembers_its_files(folder: Folder) -> None:

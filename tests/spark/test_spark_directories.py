@@ -105,7 +105,7 @@ def test_a_file_that_is_written_again_is_refused(later_ms: int, again: list[int]
     enumerator = folder.source(grows=True).enumerator()
     assert names(quick, enumerator.next_range(quick)) == ["1.json"]
     folder.add("1.json", NOON_MS + later_ms, again)
-    with pytest.raises(InvalidInput, match=r"'1\.json'.*was found with 9 bytes.*stay as they are") as caught:
+    with pytest.raises(InvalidInput, match=r"'1\.json'.*had 9 bytes.*stay as they are") as caught:
         enumerator.next_range(quick)
     assert caught.value.kind is ErrorKind.OBJECT_SIZE_DIFFERS
 
@@ -121,6 +121,23 @@ def test_a_file_that_changes_between_two_tries_of_an_epoch_is_refused(grows: boo
     (folder.path / "1.json").unlink()
     with pytest.raises(InvalidInput, match="is gone"):
         names(quick, found)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_file_that_changes_while_spark_reads_it_is_refused_before_its_rows_are_published(
+    grows: bool, quick: Any, folder: Folder
+) -> None:
+    folder.add("1.json", NOON_MS, [1])
+    found = folder.source(grows=grows).enumerator().next_range(quick)
+    assert isinstance(found, Range)
+    frame = found.frame(quick)
+    folder.add("1.json", NOON_MS, [1, 2, 3])
+    # Spark knows the length that the file had, reads the line that begins there, and says nothing.
+    assert [row.n for row in frame.collect()] == [1, 2]
+    with pytest.raises(InvalidInput, match=r"had 9 bytes of .* and has 27 bytes"):
+        found.check(quick)
+    folder.add("1.json", NOON_MS, [1])
+    found.check(quick)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -156,10 +173,10 @@ def test_a_file_that_comes_later_than_the_window_allows_is_refused(restart: bool
 @pytest.mark.parametrize(
     ("gone", "name", "later_ms", "words"),
     [
-        (None, "0.json", 5000, r"'0\.json'.*was found with 9 bytes"),
+        (None, "0.json", 5000, r"'0\.json'.*had 9 bytes"),
         # One goes and one comes: only who was there before says so.
         ("0.json", "late.json", 500, "window of 0:00:00"),
-        ("0.json", "1.json", 5000, r"'1\.json'.*was found with 9"),
+        ("0.json", "1.json", 5000, r"'1\.json'.*had 9"),
     ],
     ids=["again", "late", "again for another that went"],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .csv import CsvSource
 from .enumerators import ListEnumerator, check_at_least, not_null
-from .files import DirectoryEnumerator, FileSource, files_behind
+from .files import DirectoryEnumerator, FileSource, FileStat, files_behind
 from .memory import MemorySource
 from .parquet import ParquetSource
 from .rate import RateSource, rate_behind
@@ -17,6 +17,7 @@ __all__ = [
     "CsvSource",
     "DirectoryEnumerator",
     "FileSource",
+    "FileStat",
     "ListEnumerator",
     "MemorySource",
     "ParquetSource",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from stateformat.errors import CheckpointError
+from stateformat.errors import CheckpointError, InvalidInput
 
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
@@ -82,6 +82,9 @@ class EpochJob:
             begun = time.perf_counter()
             try:
                 return self._once()
+            except InvalidInput as error:
+                # Of a range: its files changed, or its columns.
+                raise FailsAgain(str(error)) from error
             except (PySparkException, Py4JJavaError, EpochBroken) as error:
                 raised = raised_in_python(error) or refused_by_spark(error)
                 if raised is not None and (raised == before or is_import_error(raised) or is_refusal(raised)):
@@ -101,6 +104,8 @@ class EpochJob:
             sent = self._rdd().collect()[1::2]  # Without their slots.
         finally:
             context.setJobDescription(before)
+        for each in self.inputs:
+            each.range.check(self.spark)
         return checked(map(frames.unpack_report, sent), [spec.task for spec in self.specs])
 
     def _rdd(self) -> RDD[bytes]:

@@ -7,13 +7,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from stateformat.errors import InvalidInput
+
 from ...dataflow import events as ev
 from ...dataflow.api import NoSplit, Source
+from ...dataflow.chain import FailsAgain
 from ...dataflow.graph import Job
 from ...runtime import Driver, SplitAssigned
 from ..protocol import DataFrameInput, DriverTask, InputEncoder
 from ..sources import RangeEnumerator, SparkSource
-from .epoch import first_line
+from .epoch import first_line, refused_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +70,12 @@ class SplitAssigner:
             found = enumerator.next_range(self._spark)
         except Exception as error:
             logger.debug("the next range of %s", uid, exc_info=error)
-            self._driver.inbox.append(ev.TaskFailed(None, f"source {uid!r} has no next range: {first_line(error)}"))
+            reason = f"source {uid!r} has no next range: {first_line(error)}"
+            if isinstance(error, InvalidInput) or refused_by_spark(error) is not None:
+                failure = FailsAgain(reason)
+                failure.__cause__ = error
+                self._driver.note(reason, failure)
+            self._driver.inbox.append(ev.TaskFailed(None, reason))
             return []
         if isinstance(found, NoSplit):
             for reader in readers:

@@ -7,7 +7,8 @@ read, the time before which files are forgotten (``/floor``), and how many are (
 unknown file from before the floor came too late and is refused. It is detected because more files
 are older than the floor than were read, or because the last listing did not have it. (Right after a
 restart, a late file goes unnoticed if as many old files were removed.) A file is also refused if it
-is remembered, or was in the last listing, and its size or time has changed.
+is remembered, or was in the last listing, and its size or time has changed, or if that changed
+while Spark read it.
 
 The driver itself lists files on a local disk. Other files (s3a, hdfs, abfss, …) are listed by
 Spark, with the credentials for reading: a job over the format ``binaryFile`` that opens no file.
@@ -30,7 +31,7 @@ import pyarrow.compute as pc
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
 
-from ...connectors.sources import check_at_least
+from ...connectors.sources import FileStat, check_at_least
 from .offsets import Offsets, Position
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class _Stat(NamedTuple):
 
     modified_ms: int
     size_bytes: int
+
+    @property
+    def known(self) -> FileStat:
+        """The same in µs."""
+        return FileStat(self.modified_ms * 1000, self.size_bytes)
 
     def __str__(self) -> str:
         return f"{self.size_bytes}@{self.modified_ms}"
@@ -250,15 +256,7 @@ class DirectoryFrames(Offsets):
                     raise
 
     def _check_same(self, path: str, was: _Stat, found: _Stat | None) -> None:
-        if found != was:
-            now = "is gone" if found is None else f"has {found.size_bytes} bytes of {_time(found.modified_ms)}"
-            raise InvalidInput(
-                f"File {path!r} of {self} was found with {was.size_bytes} bytes of {_time(was.modified_ms)} and {now}. "
-                "Files must be whole when they appear (write under a hidden name, then rename) and stay as they are "
-                "until they are read. Put back what was there, or start the job afresh.",
-                kind=ErrorKind.OBJECT_SIZE_DIFFERS,
-                path=path,
-            )
+        was.known.check(f"File {path!r} of {self}", path, None if found is None else found.known)
 
     def sample(self, spark: SparkSession) -> DataFrame:
         """Return an empty DataFrame with the columns, including hidden ones (``_metadata``)."""
@@ -271,11 +269,17 @@ class DirectoryFrames(Offsets):
         if not files:
             return self.sample(spark)
         if self._fresh is not stop:
-            found = self._stats(spark, files)
-            for path, stat in files.items():
-                self._check_same(path, stat, found.get(path))
+            self.check(spark, start, stop)
         self._fresh = None
         return self._reader(spark).schema(self._schema(spark)).load(self._addresses(spark, files))
+
+    def check(self, spark: SparkSession, start: Position, stop: Position) -> None:
+        """Raise ``InvalidInput`` for a file that is not as it was found."""
+        # Spark reads to the length that a file had when it made the plan, and one line more.
+        files = self._between(start, stop)
+        found = self._stats(spark, files) if files else {}
+        for path, stat in files.items():
+            self._check_same(path, stat, found.get(path))
 
     def rows_estimate(self, start: Position, stop: Position) -> int | None:
         return None if self._between(start, stop) else 0

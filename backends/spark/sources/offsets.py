@@ -72,6 +72,13 @@ class Offsets(ABC):
         Called for each attempt of an epoch, and must return the same rows each time.
         """
 
+    def check(self, spark: SparkSession, start: Position, stop: Position) -> None:  # noqa: B027 - most have fixed rows
+        """Raise ``InvalidInput`` unless the rows that Spark has read are those of this range.
+
+        Called after they were read and before their checkpoint is published: for what may change
+        while Spark reads it.
+        """
+
     def ended(self, position: Position) -> bool:  # noqa: ARG002 - without an end, no position is one
         """Return whether everything has been read, judging by the position alone."""
         return False

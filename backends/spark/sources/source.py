@@ -47,6 +47,8 @@ class Range(NamedTuple):
     """
     label: str
     """Where the rows come from, for Spark's UI."""
+    check: Callable[[SparkSession], None] = lambda _: None
+    """Raises ``InvalidInput`` if other rows may have been read. Called after each try."""
 
 
 class SparkSource(Source):
@@ -248,7 +250,11 @@ class RangeEnumerator(SplitEnumerator):
 
     def _range(self, offsets: Offsets, start: Position, stop: Position) -> Range:
         label = f"range {self._ranges} of {offsets}"
-        return Range(lambda spark: self._conforming(offsets.frame(spark, start, stop)), label)
+        return Range(
+            lambda spark: self._conforming(offsets.frame(spark, start, stop)),
+            label,
+            lambda spark: offsets.check(spark, start, stop),
+        )
 
     def next_split(self, subtask: int, parallelism: int) -> NoSplit:  # noqa: ARG002 - the same for all
         """Return ``LATER``, as splits come with ranges; ``NEVER`` once :meth:`next_range` did."""
