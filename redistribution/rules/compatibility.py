@@ -279,9 +279,36 @@ def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal
             f"the checkpoint holds {state.mode} state {state.name!r} of operator {state.operator!r} with "
             f"{_counted(rows, 'row')}, but the operator now {lacks}"
         )
-        advice = f"declare it again, or give it up with drop='{state.operator}/{state.name}'"
+        place = f"{state.operator}/{state.name}"
+        renamed = _renamed(match, state)
+        if renamed is None:
+            advice = f"declare it again, or give it up with drop='{place}'"
+        else:
+            advice = (
+                f"the new state {renamed!r} has the same key: if it is this one under another name, `ckpt rewrite "
+                f"--rename {place}={renamed}` gives it that name. Else declare it again, or give it up with "
+                f"drop='{place}'"
+            )
         details = {"state": state.name, "mode": state.mode.value, "rows": rows}
         yield Refusal(RefusalCode.STATE_MISSING, state.operator, message, advice, details)
+
+
+def _renamed(match: Match, state: State) -> str | None:
+    """Return the only new state of the operator with the same mode, kind and key; None if none."""
+    saved = {one.name for one in match.kept(state.operator)}
+
+    def shape(one: State) -> object:
+        return one.mode, one.kind, [(field.name, field.type) for field in one.current.fields if field.name in keys(one)]
+
+    def keys(one: State) -> tuple[str, ...]:
+        return (*one.key_columns, "_map_key")
+
+    found = [
+        name
+        for (uid, name), one in match.wanted.items()
+        if uid == state.operator and name not in saved and shape(one) == shape(state)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refusal]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from stateformat.backends.dataflow import Dataflow, Operator, ValueState
 
 
 class Count(Operator):
+    state = "totals"
+
     def __init__(self, columns, **changes):
         self.columns, self.changes = columns, changes
 
@@ -35,12 +38,12 @@ class Count(Operator):
     def states(self, *inputs):
         if self.columns is None:
             raise KeyError("what states?")
-        return [ValueState("totals", {"shard": pa.int32()}, self.columns, **self.changes)]
+        return [ValueState(self.state, {"shard": pa.int32()}, self.columns, **self.changes)]
 
     def process(self, batch, input):
         keys = pa.record_batch([pa.array(sorted({*batch["shard"].to_pylist()}), pa.int32())], names=["shard"])
         values = [pa.array([1] * keys.num_rows).cast(kind) for kind in self.columns.values()]
-        self.context.value_state("totals").put(keys, pa.record_batch(values, names=list(self.columns)))
+        self.context.value_state(self.state).put(keys, pa.record_batch(values, names=list(self.columns)))
         yield batch
 
 
@@ -94,6 +97,11 @@ def endless():
 
 def lost():
     return make({"n": pa.int32()})
+
+
+def with_profiles():
+    Count.state = "profile"
+    return make()
 
 
 def retyped():
@@ -350,6 +358,22 @@ def test_the_page_says_which_operator_waits_for_event_time_that_never_comes(plac
     for store, status in (("store", 1), ("nothing", 0)):
         found = document("explain-restore", place / store, "--flow", program(place, "endless"), status=status)
         assert any("'w' waits for event time, but source 'numbers'" in note for note in found["start"]["notes"])
+
+
+def test_a_state_under_another_name_is_recognised_and_the_advice_helps(place: Path) -> None:
+    store = shutil.copytree(place / "store", place.parent / "renamed")
+    found = document("explain-restore", store, "--flow", program(place, "with_profiles"), status=1)
+    (refusal,) = found["plan"]["refusals"]
+    assert refusal["code"] == "state_missing"
+    advised = "`ckpt rewrite --rename count/totals=profile`"
+    assert (
+        f"the new state 'profile' has the same key: if it is this one under another name, {advised}"
+        in refusal["advice"]
+    )
+    document("rewrite", store, "--rename", "count/totals=profile")
+    found = document("explain-restore", store, "--flow", program(place, "with_profiles"))
+    assert not found["refused"]
+    assert all(state["name"] != "totals" for state in found["states"])
 
 
 def test_a_job_that_has_finished_is_not_started(tmp_path: Path) -> None:

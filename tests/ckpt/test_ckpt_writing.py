@@ -108,6 +108,24 @@ def test_rewrite_hashes_keys_to_more_groups_and_renames(own_flights: Path, tmp_p
     assert document("validate", target, "--level", "full")["ok"]
 
 
+def test_rewrite_gives_a_state_another_name(own_flights: Path, tmp_path: Path) -> None:
+    before, target = sums(own_flights), tmp_path / "target"
+    operator, name = next(
+        (state["operator"], state["name"])
+        for state in document("inspect", own_flights)["states"]
+        if state["mode"] == "keyed"
+    )
+    found = document("rewrite", own_flights, "--rename", f"{operator}/{name}=profile", "--to", target, "--prove")
+    assert found["proof"]["same"]
+    names = {state["name"] for state in document("inspect", target)["states"] if state["operator"] == operator}
+    assert "profile" in names
+    assert name not in names
+    assert before
+    assert document("validate", target, "--level", "full")["ok"]
+    failed = failure("rewrite", own_flights, "--rename", f"{operator}/nothing=profile", status=2)
+    assert f"has no state '{operator}/nothing'" in failed["message"]
+
+
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_rewrite_on_spark_writes_the_same_rows(own_flights: Path) -> None:

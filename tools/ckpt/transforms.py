@@ -106,6 +106,25 @@ def transforms_of(
     return made
 
 
+def renames_of(
+    checkpoint: Checkpoint, named: Sequence[tuple[str, str]]
+) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """The new uids by old ones, and the new names of states by uid and old name, of ``--rename``.
+
+    Raises ``InvalidInput`` for what is not there.
+    """
+    operators: dict[str, str] = {}
+    names: dict[tuple[str, str], str] = {}
+    known = {name for operator in checkpoint.graph.operators for name in (operator.uid, operator.name)}
+    for old, new in named:
+        if old in known or "/" not in old:
+            operators[checkpoint.operator_uid(old)] = new
+        else:
+            state = _state(checkpoint, old)
+            names[state.operator, state.name] = new
+    return operators, names
+
+
 def _state(checkpoint: Checkpoint, given: str) -> State:
     """The state of ``OPERATOR/STATE``, or of ``STATE`` where only one has this name."""
     from stateformat.errors import ErrorKind, InvalidInput

@@ -25,7 +25,7 @@ from ...options import (
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
 from ...text import Look, render
-from ...transforms import TransformName, transform_options, transforms_of
+from ...transforms import TransformName, renames_of, transform_options, transforms_of
 from ._published import draw_published, published
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ _COLUMNS: Final = (
 @parallelism_options
 @click.option("--max-parallelism", type=Whole(), metavar="N", help="Hash keys to N key groups anew.")
 @click.option(
-    "--rename", multiple=True, type=PairType("OLD=NEW"), metavar="OLD=NEW", help="Give an operator a new uid."
+    "--rename",
+    multiple=True,
+    type=PairType("OLD=NEW"),
+    metavar="OLD=NEW",
+    help="Give an operator a new uid, or a state (OPERATOR/STATE=NEW) a new name.",
 )
 @click.option(
     "--codec",
@@ -102,11 +106,13 @@ def rewrite(
     from stateformat.segments import WriteOptions
 
     store, checkpoint = session.checkpoint(address, *(() if target is None else (target.url,)))
+    renames, states = renames_of(checkpoint, rename)
     spec = RewriteSpec(
         parallelism=parallelism,
         per_operator=per_operator(checkpoint, operator_parallelism),
         max_parallelism=max_parallelism,
-        renames={checkpoint.operator_uid(old): new for old, new in rename},
+        renames=renames,
+        states=states,
         transforms=transforms_of(checkpoint, transform, rename_column, rekey=rekey),
         options=WriteOptions(codec=codec, encoding=encoding),
     )
