@@ -297,8 +297,11 @@ class _Rows:
 
 
 def _walk(reader: HeapReader) -> None:
-    """Walk all key groups to their ends, which readers of one state do not do."""
-    if reader.compressed or len(reader.stored) == len(reader.numbers):
+    """Walk all key groups to their ends, which readers of one state do not do, if all is
+    understood.
+    """
+    understood = reader.unnamed == 0 and len(reader.stored) == len(reader.numbers)
+    if understood or (reader.compressed and reader.stored):
         for some in reader.extents.ranges():
             reader.entries(some, None)
 

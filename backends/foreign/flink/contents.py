@@ -257,7 +257,9 @@ class _OperatorReader:
         described = describe(read_keyed_header(extents.header(place), place.path))
         heap = is_heap(handle, place, extents, prefix)
         if heap:
-            reader = HeapReader(place, extents, described.numbers, described.stored, described.compressed)
+            reader = HeapReader(
+                place, extents, described.numbers, described.stored, described.compressed, described.unnamed
+            )
         else:
             reader = CanonicalReader(
                 place, extents, described.numbers, described.unnamed > 0, prefix, described.compressed

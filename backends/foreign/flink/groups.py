@@ -243,6 +243,8 @@ class HeapReader:
     stored: Mapping[int, Stored]
     """States by number, except those that are opaque."""
     compressed: bool
+    unnamed: int = 0
+    """How many states there are besides."""
 
     def batches(self, form: Form, first: int, last: int) -> Iterator[pa.RecordBatch]:
         number = self.numbers.get(form.parts.name)
@@ -285,7 +287,7 @@ class HeapReader:
                     f"{said}; take another checkpoint or savepoint",
                     path=where,
                 )
-            cuts = stream_starts(data, first + 4, last, where)[: len(self.numbers) + 1]
+            cuts = stream_starts(data, first + 4, last, where)[: len(self.numbers) + self.unnamed + 1]
             begins += cuts[:-1]
             ends += cuts[1:]
             owner += [index] * (len(cuts) - 1)

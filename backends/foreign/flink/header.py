@@ -6,14 +6,14 @@ What follows is data for readers that can find it without the header.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stateformat.errors import UnsupportedFormat
+from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 
 from ..cursor import Cursor
-from .serializers import Serializer, UnknownClass, read_top
+from .serializers import Serializer, UnknownClass, more_than_adapted, read_top
 
 KEY_VALUE, OPERATOR_LIST, BROADCAST, TIMERS, KEY_VALUE_V2 = range(5)
 """Kinds of states."""
@@ -90,12 +90,19 @@ def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
     at = Cursor(data, path)
     _version(at, (KEYED_VERSION,), "keyed")
     compressed = at.flag("whether key groups are compressed")
+    begin = end = at.position
     try:
         key = read_top(at)
+        end = at.position
+        declared = at.u16()
+        states, stopped = _states(at, declared)
     except UnknownClass as error:
         return KeyedHeader(compressed, None, 0, (), at.position, error)
-    declared = at.u16()
-    states, stopped = _states(at, declared)
+    except DamagedCheckpoint:
+        more = more_than_adapted(at, begin, end)
+        if more is None:
+            raise
+        return KeyedHeader(compressed, None, 0, (), end, more)
     return KeyedHeader(compressed, key, declared, states, at.position, stopped)
 
 
@@ -111,10 +118,14 @@ def read_operator_header(data: bytes | memoryview, path: str) -> OperatorHeader:
     lists, stopped = _states(at, declared)
     broadcasts: tuple[StateInfo, ...] = ()
     behind = declared - len(lists)
-    if stopped is None:
-        declared = at.u16()
-        broadcasts, stopped = _states(at, declared)
-        behind = declared - len(broadcasts)
+    try:
+        if stopped is None:
+            others = at.u16()
+            broadcasts, stopped = _states(at, others)
+            behind = others - len(broadcasts)
+    except DamagedCheckpoint as error:
+        lists, stopped = _understood(at, lists, error)
+        behind = declared - len(lists)
     tail = b"" if stopped is None else bytes(at.data[(*lists, *broadcasts)[-1].begin :])
     return OperatorHeader(version, compressed, lists, broadcasts, at.position, stopped, behind, tail)
 
@@ -136,24 +147,47 @@ def _states(at: Cursor, count: int) -> tuple[tuple[StateInfo, ...], UnknownClass
     found: list[StateInfo] = []
     at.fitting(count, 14, "states")
     for _ in range(count):
-        begin = at.position
-        name, kind = at.utf(), at.i32()
-        if not 0 <= kind <= KEY_VALUE_V2:
-            at.damaged(f"state {name!r} is of kind {kind}; known are 0 to {KEY_VALUE_V2}")
-        options = {at.utf(): at.utf() for _ in range(at.count(4, "options"))}
-        serializers: dict[str, Serializer] = {}
-        stopped = None
-        for _ in range(at.count(12, "serializers")):
-            role = at.utf()
-            try:
-                serializers[role] = read_top(at)
-            except UnknownClass as error:
-                stopped = error
-                break
-        found.append(StateInfo(name, kind, options, serializers, begin, at.position))
+        try:
+            state, stopped = _state(at)
+            if any(state.name == other.name for other in found):
+                at.damaged(f"state {state.name!r} stands twice in a header")
+        except DamagedCheckpoint as error:
+            return _understood(at, found, error)
+        found.append(state)
         if stopped is not None:
-            return tuple(found), stopped
-    names = [state.name for state in found]
-    if len(set(names)) != len(names):
-        at.damaged("a state stands twice in a header")
-    return tuple(found), None
+            break
+    return tuple(found), stopped if found else None
+
+
+def _understood(
+    at: Cursor, found: Sequence[StateInfo], error: DamagedCheckpoint
+) -> tuple[tuple[StateInfo, ...], UnknownClass]:
+    """Return states up to the one of which more may have been written than was read.
+
+    Raises the error if there is none.
+    """
+    for place, state in enumerate(found):
+        stopped = more_than_adapted(at, state.begin, state.end)
+        if stopped is not None:
+            at.position = state.end
+            return tuple(found[: place + 1]), stopped
+    raise error
+
+
+def _state(at: Cursor) -> tuple[StateInfo, UnknownClass | None]:
+    begin = at.position
+    name, kind = at.utf(), at.i32()
+    if not 0 <= kind <= KEY_VALUE_V2:
+        at.damaged(f"state {name!r} is of kind {kind}; known are 0 to {KEY_VALUE_V2}")
+    options = {at.utf(): at.utf() for _ in range(at.count(4, "options"))}
+    serializers: dict[str, Serializer] = {}
+    for _ in range(at.count(12, "serializers")):
+        role = at.utf()
+        try:
+            serializers[role] = read_top(at)
+        except (UnknownClass, DamagedCheckpoint) as error:
+            stopped = error if isinstance(error, UnknownClass) else more_than_adapted(at, begin, at.position)
+            if stopped is None:
+                raise
+            return StateInfo(name, kind, options, serializers, begin, at.position), stopped
+    return StateInfo(name, kind, options, serializers, begin, at.position), None

@@ -15,7 +15,7 @@ from .plain import Boolean, Nothing, Number, TimeWindow
 from .pojo import CLASS, Pojo
 from .records import ROW_KINDS, Either, Enumeration, FlippedLong, Nullable, Row, Sequential, Timer, Ttl, Tuple
 from .serializer import Opaque, Serializer, scattered
-from .snapshots import UnknownClass, read_top, read_versioned
+from .snapshots import UnknownClass, more_than_adapted, read_top, read_versioned
 from .sql import DecimalData, Framed, ManyData, RowData, TextData, TimestampData
 from .text import Character, Text
 from .times import LocalDate, LocalDateTime, LocalTime, Milliseconds, Moment
@@ -64,6 +64,7 @@ __all__ = [
     "UnknownClass",
     "element_lanes",
     "gathered",
+    "more_than_adapted",
     "ramp",
     "read_top",
     "read_versioned",

@@ -6,6 +6,7 @@ frames it. Class names are compared and printed, never loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -42,6 +43,8 @@ _OUTER_MAGIC: Final = 911108
 _NESTED_MAGIC: Final = 1333245
 _MAP_MAGIC: Final = 0x4F2C69A3D70
 _PACKAGE: Final = "org.apache.flink."
+ADAPTER: Final = 0x7A53C4F0
+"""The version of snapshots whose class is from before Flink 1.7 (Beam's still are)."""
 
 Parse: TypeAlias = "Callable[[Cursor, int, int], Serializer]"
 """Takes the cursor after the version, the version, and the depth."""
@@ -77,10 +80,29 @@ def read_versioned(at: Cursor, depth: int) -> Serializer:
         at.damaged(f"serializers stand in one another more than {DEPTH_MAX} deep")
     name = at.name("the class of a serializer")
     version = at.i32()
+    if version == ADAPTER:
+        # The serializer itself, as Java writes objects, and the version of what its class adds.
+        at.i32()
+        at.take(at.i32())
+        at.i32()
+        return Opaque(name)
     parse = _PARSERS.get(name.rpartition(".")[2]) if name.startswith(_PACKAGE) else None
     if parse is None:
         raise _unknown(at, f"serializer snapshot {name}", name)
     return parse(at, version, depth)
+
+
+def more_than_adapted(at: Cursor, begin: int, end: int) -> UnknownClass | None:
+    """Return why bytes behind ``begin`` … ``end`` may not be understood: a snapshot from before
+    Flink 1.7 stands there, whose class may have added more. None if there is none.
+    """
+    place = bytes(at.data[begin:end]).find(ADAPTER.to_bytes(4, "big"))
+    if place < 0:
+        return None
+    # The name of its class precedes the version.
+    name = re.search(rb"[\w.$]+$", bytes(at.data[begin : begin + place]))
+    named = name[0].decode() if name else "of an unknown class"
+    return _unknown(at, f"what serializer snapshot {named} adds", named)
 
 
 def _unknown(at: Cursor, what: str, name: str) -> UnknownClass:
