@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .errors import ErrorKind, InvalidInput, NotFound
@@ -48,10 +49,16 @@ class ForeignCheckpoints(Protocol):
 def split_format(address: str) -> tuple[str | None, str]:
     """Return the format and the rest of ``flink:PATH``; None if the address names no format.
 
-    Only formats that are installed count; ``other:PATH`` is a path.
+    Only formats that are installed count; ``other:PATH`` is a path. The file ``_metadata`` stands
+    for its folder, as it does for Flink.
     """
     match = _PREFIX.fullmatch(address)
-    return (match[1], match[2]) if match and match[1] in _formats() else (None, address)
+    name, place = (match[1], match[2]) if match and match[1] in _formats() else (None, address)
+    folder, slash, last = place.rpartition("/")
+    scheme, _, path = place.rpartition("://")
+    if last == "_metadata" and (scheme not in ("", "file") or Path(path).is_file()):
+        place = folder or slash or "."
+    return name, place
 
 
 def foreign_checkpoints(

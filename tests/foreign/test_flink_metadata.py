@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,10 @@ from stateformat.backends.foreign.flink.handles import (
     Relative,
     Segment,
 )
+from stateformat.backends.foreign.flink.header import read_keyed_header
 from stateformat.backends.foreign.flink.metadata import decode_metadata
 from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.known_versions import FLINK_VERSIONS, SPARK_VERSIONS
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 
 # Written from the table of the layout, not from the decoder: plain concatenation.
@@ -237,7 +240,7 @@ def sized(count: int) -> Callable[[bytes], bytes]:
     [
         (sized(2**31 - 1), "2147483647 operators should follow in 0 bytes"),
         (sized(-1), "-1 operators should follow"),
-        (lambda empty: b"PK\3\4" + empty[4:], "does not begin as Flink's metadata does"),
+        (lambda empty: b"", "it is empty: Flink did not complete this checkpoint"),
         (lambda empty: empty + b"x", "should end here, and 1 bytes are left"),
         (lambda empty: empty[:8] + b8(-5) + empty[16:], "the checkpoint's id is -5"),
     ],
@@ -247,6 +250,11 @@ def test_what_cannot_be_is_named(change: Callable[[bytes], bytes], said: str) ->
     assert decode_metadata(empty).operators == ()
     with pytest.raises(DamagedCheckpoint, match=said):
         decode_metadata(change(empty))
+
+
+def test_another_file_is_not_called_damaged() -> None:
+    with pytest.raises(UnsupportedFormat, match="begins with 50 4b 03 04, and Flink's metadata with 49 60 67 2d"):
+        decode_metadata(b"PK\3\4" + metadata(6)[4:])
 
 
 @pytest.mark.parametrize("version", [0, 1, 7, -1])
@@ -263,3 +271,12 @@ def test_handles_in_handles_have_a_limit() -> None:
     data += operator(3, 1, [subtask(3, 0, keyed=key_groups(3, stream, [1]))])
     with pytest.raises(DamagedCheckpoint, match="more than 32 deep"):
         decode_metadata(data)
+
+
+def test_messages_and_docs_name_the_same_versions() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "foreign.md"
+    assert f"\n| | {FLINK_VERSIONS} | {SPARK_VERSIONS} |\n" in docs.read_text(encoding="utf-8")
+    with pytest.raises(UnsupportedFormat, match=rf"\({FLINK_VERSIONS}\)"):
+        decode_metadata(struct.pack(">iiq", 0x4960672D, 99, 1))
+    with pytest.raises(UnsupportedFormat, match=rf"\({FLINK_VERSIONS}\)"):
+        read_keyed_header(struct.pack(">i", 99), "stream")

@@ -11,15 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import stateformat
 from stateformat.backends.foreign.flink import FlinkSource, recognises, sources
 from stateformat.backends.foreign.flink.handles import File, KeyGroups, Metadata, Operator, Relative, Stream, Subtask
 from stateformat.backends.foreign.flink.metadata import decode_metadata
 from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.source import checkpoint_ids
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from stateformat.model import Mode
 from stateformat.problems import Problem
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage, folder_of, open_storage
+from tests.ckpt.ckpt_runs import document, failure
 
 FIXTURES = Path(__file__).parent / "fixtures" / "flink-2.3.0"
 CANONICAL, HEAP, ROCKS = "core-hashmap-canonical", "brief-hashmap-native", "brief-rocksdb-native"
@@ -268,12 +271,58 @@ def test_checkpoints_of_a_job_are_opened_newest_first(copied, tmp_path):
         FlinkSource(folder, 3)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x49\x60\x67", b"PAR1" * 8])
-def test_a_folder_without_flinks_magic_is_none_of_its(content, tmp_path):
-    (tmp_path / "_metadata").write_bytes(content)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b"\x49\x60\x67", "4 bytes should follow and 3 are left"),
+        (b"text, not Flink's", "it is another file"),
+    ],
+)
+@pytest.mark.parametrize("place", ["", "chk-7/"])
+def test_metadata_that_is_no_metadata_of_flinks_is_said_so_and_not_called_absent(place, content, said, tmp_path):
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "_metadata").write_bytes(content)
+    for address in (tmp_path, tmp_path / place / "_metadata"):
+        assert said in failure("inspect", address, status=1)["message"]
+        (problem,) = document("validate", address, status=1)["problems"]
+        assert said in problem["message"]
+
+
+def test_the_metadata_of_a_parquet_data_set_is_none_of_flinks(tmp_path):
+    (tmp_path / "_metadata").write_bytes(b"PAR1" * 8)
     assert not recognises(folder_at(tmp_path))
     with pytest.raises(NotFound):
         opened(tmp_path)
+
+
+def test_a_damaged_newest_checkpoint_is_not_passed_over_in_silence(copied, tmp_path):
+    (tmp_path / "job" / "chk-10").mkdir(parents=True)
+    shutil.copytree(copied(CANONICAL), tmp_path / "job" / "chk-2")
+    (tmp_path / "job" / "chk-10" / "_metadata").write_bytes(b"")
+    folder = folder_at(tmp_path / "job")
+    assert checkpoint_ids(folder) == [10, 2]
+    found = sources(folder)
+    assert [source.home for source in found.sources] == ["chk-2/"]
+    assert "it is empty" in str(found.damaged[10])
+
+
+def test_the_path_of_the_file_metadata_stands_for_its_folder(copied):
+    path = copied(CANONICAL)
+    whole = document("inspect", path)
+    assert document("inspect", path / "_metadata") == whole
+    assert document("inspect", f"file://{path}/_metadata") == whole
+    assert stateformat.open(path / "_metadata").open().id == stateformat.open(path).open().id
+
+
+def test_a_file_of_another_size_than_the_metadata_says_is_never_called_left_over(copied):
+    path = copied(CANONICAL)
+    rewrite(path, absolute("hdfs://old/flink/job"))
+    victim = max((item for item in path.iterdir() if item.name != "_metadata"), key=lambda item: item.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert [(item.kind, item.path) for item in problems_of(path, "quick")] == [
+        (ErrorKind.OBJECT_SIZE_DIFFERS, victim.name)
+    ]
 
 
 @EVERY

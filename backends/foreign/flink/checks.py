@@ -140,7 +140,13 @@ class _Files:
             except CheckpointError as error:
                 path = stream.path if isinstance(stream, Relative) else stream.uri
                 broken.add(path)
-                if isinstance(error, InvalidInput):
+                namesake = self._named(path)
+                if namesake is not None:
+                    self.used.add(namesake)
+                    end = stream.size + (stream.start if isinstance(stream, Segment) else 0)
+                    message = _other_size(namesake, self.source.places.known[namesake], end)
+                    yield Problem(ErrorKind.OBJECT_SIZE_DIFFERS, CLAUSE, message, _OTHER, namesake, uid, "", subtask)
+                elif isinstance(error, InvalidInput):
                     above = path.rpartition("/")[0]
                     outside[above] = outside.get(above, (0, error))[0] + 1, error
                 else:
@@ -171,8 +177,13 @@ class _Files:
             if size is None or size == end or (not place.whole and size > end):
                 return None
             kind = ErrorKind.OBJECT_SIZE_DIFFERS
-            message = f"{place.path} has {size} bytes, and {end} by the metadata: it was cut, or is another file"
+            message = _other_size(place.path, size, end)
         return Problem(kind, CLAUSE, message, _OTHER, place.path, uid, "", subtask)
+
+    def _named(self, path: str) -> str | None:
+        """Return the file here that has the name of one that was not found, in another size."""
+        last = path.rpartition("/")[2]
+        return next((name for name in self.source.places.known if name.rpartition("/")[2] == last), None)
 
     def _left_over(self) -> Iterator[Problem]:
         home = self.source.home
@@ -183,10 +194,21 @@ class _Files:
             if name in used or plain.startswith((".", "_")) or "/" in name.removeprefix(home):
                 continue
             message = f"{name} belongs to no state of this checkpoint"
-            yield Problem(ErrorKind.OBJECT_SIZE_DIFFERS, CLAUSE, message, "it may be deleted", name, severity="warning")
+            yield Problem(
+                ErrorKind.OBJECT_SIZE_DIFFERS,
+                CLAUSE,
+                message,
+                "nothing in this checkpoint needs it",
+                name,
+                severity="warning",
+            )
 
     def _listed(self, home: str) -> list[str]:
         return [item.path for item in self.source.folder.list(home)]
+
+
+def _other_size(name: str, size: int, wanted: int) -> str:
+    return f"{name} has {size} bytes, and {wanted} by the metadata: it was cut, or is another file"
 
 
 def _refused(contents: Contents) -> Iterator[Problem]:

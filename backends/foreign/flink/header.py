@@ -13,6 +13,7 @@ from typing import Final
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 
 from ..cursor import Cursor
+from ..known_versions import FLINK_VERSIONS
 from .serializers import Serializer, UnknownClass, more_than_adapted, read_top
 
 KEY_VALUE, OPERATOR_LIST, BROADCAST, TIMERS, KEY_VALUE_V2 = range(5)
@@ -135,7 +136,7 @@ def _version(at: Cursor, known: tuple[int, ...], what: str) -> int:
     if version not in known:
         raise UnsupportedFormat(
             f"{at.path}: a header of {what} state has version {version}, and known are {', '.join(map(str, known))} "
-            "(Flink 1.7 to 2.3): take a savepoint with one of these",
+            f"({FLINK_VERSIONS}): take a savepoint with one of these",
             path=at.path,
             version=version,
         )

@@ -1,4 +1,4 @@
-"""From the bytes of ``_metadata`` to :class:`Metadata` (versions 2 to 6, Flink 1.3 to 2.3).
+"""From the bytes of ``_metadata`` to :class:`Metadata` (versions 2 to 6).
 
 Every count is checked against the remaining bytes; any error is a ``DamagedCheckpoint`` of kind
 ``DAMAGED_RECORD`` with the offset, or ``UnsupportedFormat`` for an unknown version or code.
@@ -13,6 +13,7 @@ import numpy as np
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..cursor import DEPTH_MAX, Cursor
+from ..known_versions import FLINK_VERSIONS
 from .handles import (
     Changelog,
     ChangelogBytes,
@@ -46,14 +47,21 @@ GROUPS_MAX: Final = 32768
 def decode_metadata(data: bytes | memoryview, path: str = FILE_NAME) -> Metadata:
     """Decode a whole file. Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``."""
     at = Cursor(data, path, kind=ErrorKind.DAMAGED_RECORD)
-    if at.i32() != MAGIC:
-        at.position = 0
-        at.damaged("it does not begin as Flink's metadata does (49 60 67 2D)")
+    if not at.left:
+        at.damaged("it is empty: Flink did not complete this checkpoint, or the file was cut")
+    if not MAGIC.to_bytes(4, "big").startswith(bytes(data[:4])):
+        raise UnsupportedFormat(
+            f"{path} begins with {bytes(data[:4]).hex(' ')}, and Flink's metadata with 49 60 67 2d: it is another "
+            "file. Check the address, or put Flink's file back",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            path=path,
+        )
+    at.take(4)
     version = at.i32()
     if version not in VERSIONS:
         raise UnsupportedFormat(
             f"{path}: metadata of version {version} is not known; known are {VERSIONS[0]} to {VERSIONS[-1]} "
-            "(Flink 1.3 to 2.3): take a savepoint with one of these",
+            f"({FLINK_VERSIONS}): take a savepoint with one of these",
             path=path,
             version=version,
         )
@@ -263,7 +271,7 @@ class _Reader:
     def unknown(self, what: str, code: int) -> UnsupportedFormat:
         return UnsupportedFormat(
             f"{self.at.path}: at byte {self.at.position} stands {what} of the unknown kind {code}: the file is damaged "
-            "or of a newer Flink; take a savepoint with Flink 2.3 or before",
+            f"or of a newer Flink; take a savepoint with {FLINK_VERSIONS}",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             path=self.at.path,
             code=code,

@@ -28,6 +28,7 @@ from .streams import Places
 
 _FOLDER: Final = re.compile(r"chk-(\d{1,18})/" + FILE_NAME)
 _START: Final = MAGIC.to_bytes(4, "big")
+_PARQUET: Final = b"PAR1"
 
 
 def recognises(folder: Storage) -> bool:
@@ -36,17 +37,22 @@ def recognises(folder: Storage) -> bool:
 
 
 def checkpoint_ids(folder: Storage) -> list[int]:
-    """Return the ids of the checkpoints in a folder, newest first; none if it has none."""
+    """Return the ids of the checkpoints in a folder, newest first; none if it has none.
+
+    A ``_metadata`` that cannot be read counts: its checkpoint is damaged, not absent. Only that of
+    a Parquet data set is another thing.
+    """
     head = _head(folder, FILE_NAME)
     if head is not None:
+        if head[:4] == _PARQUET:
+            return []
         # The id comes after the magic and the version.
-        return [int.from_bytes(head[8:16], "big", signed=True)] if head[:4] == _START else []
+        return [int.from_bytes(head[8:16], "big", signed=True) if head[:4] == _START else 0]
     try:
         listed = [_FOLDER.fullmatch(item.path) for item in folder.list("chk-")]
     except FileNotFoundError:
         return []
-    ids = sorted((int(match[1]) for match in listed if match), reverse=True)
-    return [number for number in ids if (_head(folder, f"chk-{number}/{FILE_NAME}") or b"")[:4] == _START]
+    return sorted((int(match[1]) for match in listed if match), reverse=True)
 
 
 def sources(folder: Storage, outside: Outside | None = None) -> Opened:
