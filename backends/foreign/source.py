@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from stateformat.errors import CheckpointError
 from stateformat.graph import JobGraph
 from stateformat.model import Record
 from stateformat.problems import Problem
+
+FLINK_VERSIONS: Final = "Flink 1.13 to 2.3"
+SPARK_VERSIONS: Final = "Spark 3.5 to 4.3"
+"""Which are read and tested, as messages and docs/foreign.md say it."""
 
 Level = Literal["quick", "full"]
 Progress = Callable[[int, int], None]

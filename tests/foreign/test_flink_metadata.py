@@ -22,7 +22,7 @@ from stateformat.backends.foreign.flink.handles import (
 from stateformat.backends.foreign.flink.header import read_keyed_header
 from stateformat.backends.foreign.flink.metadata import decode_metadata
 from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
-from stateformat.backends.foreign.known_versions import FLINK_VERSIONS, SPARK_VERSIONS
+from stateformat.backends.foreign.source import FLINK_VERSIONS, SPARK_VERSIONS
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 
 # Written from the table of the layout, not from the decoder: plain concatenation.

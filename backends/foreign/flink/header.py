@@ -13,7 +13,7 @@ from typing import Final
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 
 from ..cursor import Cursor
-from ..known_versions import FLINK_VERSIONS
+from ..source import FLINK_VERSIONS
 from .serializers import Serializer, UnknownClass, more_than_adapted, read_top
 
 KEY_VALUE, OPERATOR_LIST, BROADCAST, TIMERS, KEY_VALUE_V2 = range(5)

@@ -13,7 +13,7 @@ import numpy as np
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..cursor import DEPTH_MAX, Cursor
-from ..known_versions import FLINK_VERSIONS
+from ..source import FLINK_VERSIONS
 from .handles import (
     Changelog,
     ChangelogBytes,
