@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
@@ -23,7 +24,7 @@ from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.spark.sources import DirectoryFrames, position_log
-from stateformat.errors import RestoreRefused
+from stateformat.errors import InvalidInput, RestoreRefused
 from tests.conformance import Out, to_end, until
 from tests.growing_folders import END, GrowingFolder
 from tests.local_jobs import ROWS, rows
@@ -230,6 +231,33 @@ def test_an_epoch_whose_files_change_while_they_are_read_publishes_nothing(folde
     assert is_for_good(caught.value.__cause__ or caught.value), "another try cannot help"
     run.close()
     assert not folder.stage.newest_id
+
+
+class Lost(PlayedFiles):
+    """What the driver asks for next is not there."""
+
+    error: Exception
+
+    def latest(self, spark: Any, position: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "for_good"),
+    [
+        (InvalidInput("no such range"), True),
+        (AnalysisException("[TABLE_OR_VIEW_NOT_FOUND] orders"), True),
+        (ConnectionResetError("the broker is away"), False),
+    ],
+)
+def test_what_the_driver_cannot_read_is_tried_again_only_if_that_may_help(
+    folder: Folder, error: Exception, for_good: bool
+) -> None:
+    run = folder.begin(folder.flow(files=type("Gone", (Lost,), {"error": error})))
+    with pytest.raises(RunDiscarded, match="source 'in' has no next range: ") as caught:
+        to_end(run)
+    assert is_for_good(caught.value.__cause__ or caught.value) is for_good
+    run.close()
 
 
 def test_a_job_that_begins_behind_a_position_remembers_its_files(folder: Folder) -> None:

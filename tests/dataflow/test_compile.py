@@ -459,8 +459,6 @@ REFUSED: list[tuple[str, Dataflow, str, dict[str, Any]]] = [
     ("hidden column fed back", with_loop(lambda s, loop: loop.close(
         s.apply(Pass(), loop.stream(), uid="head")), HIDDEN), "which is a feedback edge, may become part", {}),
     ("column of messages", flow_with(Taken()), r"coordinator of 'op' has columns \['message'\]", {}),
-    ("column twice", flow_with(Pass(), schema=pa.schema([KEY_FIELD, KEY_FIELD])),
-     r"'s' emits columns \['key'\] twice", {}),
     ("no event time", timed(pa.timestamp("ms")), r"event time 'at' of source 's' is timestamp\[ms\]", {}),
     *((f"join {name}", joining(way), r"'named' needs all of its input 1 .* 'table' sends it by .* broadcast", {})
       for name, way in [("forward", lambda s: s), ("rebalance", Stream.rebalance), ("hash", keyed)]),

@@ -156,12 +156,6 @@ def _check_steps(flow: Dataflow, per_operator: Mapping[str, int]) -> None:
             kind=ErrorKind.UNKNOWN_OPERATOR,
         )
     for step in flow.steps.values():
-        names = step.schema.names
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InvalidInput(
-                f"step {step.uid!r} emits columns {twice} twice. Rename them.", kind=ErrorKind.SCHEMA_MISMATCH
-            )
         _check_source(step)
         _check_inputs(flow, step)
 
