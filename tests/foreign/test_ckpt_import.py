@@ -147,3 +147,14 @@ def test_damage_is_an_answer_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stateformat.formats, "_formats", lambda: {"broken": entry})
     found = failure("import", place(tmp_path, "broken"), "--to", tmp_path / "store", status=1)
     assert "but its hash (spark-murmur3-seed42) puts it in" in found["message"]
+
+
+def test_the_page_of_a_flink_import_names_its_own_hash_and_nothing_that_was_dropped(tmp_path: Path) -> None:
+    saved = Path(__file__).parent / "fixtures" / "flink-2.3.0" / "core-hashmap-canonical" / "savepoint"
+    options = ["--key-hash", "keep", "--drop", "numbers", "--prove"]
+    text = " ".join(page("import", saved, "--to", tmp_path / "store", *options, COLUMNS="120").split())
+    assert "key hash flink-java-hashcode-murmur size" in text
+    assert "4 rows of the import's own" in text
+    assert "flink-savepoint" not in text
+    assert "Opaque (numbers" not in text
+    assert "Left out as asked, and not compared: numbers." in text

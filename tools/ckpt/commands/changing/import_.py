@@ -19,6 +19,7 @@ from ._published import CHANGES_SHOWN, draw_changes, published, totals_text
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.importing import Imported
+    from stateformat.model import Record
     from stateformat.ttl import Ttl
 
 NOTES_SHOWN: Final = 20
@@ -127,7 +128,7 @@ def import_(
         "job_id": done.record.job_id,
         "job_name": done.record.job_name,
         "written": {"segments": done.rewritten.segments, "rows": done.rewritten.rows, "bytes": done.rewritten.bytes},
-        "key_hashes": sorted({operator.key_hash or "" for operator in done.record.graph.operators}),
+        "key_hashes": _key_hashes(done.record),
         "dropped": list(drop),
         "finished": [
             {"uid": one.uid, "subtasks": [list(pair) for pair in one.done.ranges], "parallelism": one.parallelism}
@@ -144,6 +145,13 @@ def import_(
             session, lambda step: prove_import(checkpoint, result, spec, progress=step), left_out=drop
         )
     return show_proved(session, document, draw)
+
+
+def _key_hashes(record: Record) -> list[str]:
+    """Those of operators with keyed state, or of all if there is none."""
+    keyed = {state.operator for state in record.states if state.mode.value == "keyed"}
+    operators = record.graph.operators
+    return sorted({one.key_hash or "" for one in operators if one.uid in keyed or not keyed})
 
 
 def _ttl(text: str) -> Ttl:
@@ -178,6 +186,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     source = document["source"]
     watermark = document["watermark_ms"]
     job = words.named(document["job_id"], document["job_name"])
+    more = document["totals"]["rows"] - document["written"]["rows"]
+    # What --source and --key-hash keep add: positions, and what a savepoint of Flink's needs.
+    added = [f"{words.plural(more, 'row')} of the import's own"] if more else []
     yield from render.page_head(
         f"Imported checkpoint {source['checkpoint_id']} as checkpoint {document['checkpoint_id']}",
         [
@@ -186,9 +197,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             ("store", label(document["store"])),
             ("job", job),
             ("key hash", label(", ".join(document["key_hashes"]))),
-            ("size", totals_text(document["totals"], look)),
+            ("size", totals_text(document["totals"], look, *added)),
             ("left out", label(", ".join(document["dropped"]))),
-            *draw_changes(document["changes"], look),
+            *draw_changes([one for one in document["changes"] if one["uid"] != "flink-savepoint"], look),
             *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),
             *((("watermark", words.precise_moment(watermark * 1000)),) if watermark else ()),
             *((label(one["uid"]), f"goes on {label(one['behind'])}") for one in document["positions"]),
