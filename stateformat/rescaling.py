@@ -46,7 +46,10 @@ class WantedParallelism:
         # Few records have one, and every reader of a record would import the code for key hashes.
         from .keys import MAX_PARALLELISM_LIMIT
 
-        members = json.loads(text)
+        try:
+            members = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("is nested too deeply") from error
         operators = members.get("operators", {}) if isinstance(members, dict) else None
         if not isinstance(operators, dict):
             raise ValueError("is no object")

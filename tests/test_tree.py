@@ -41,7 +41,7 @@ tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.tex
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.proving tools.ckpt.repartitioned tools.ckpt.asking tools.ckpt.programs
 tools.ckpt.completion tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
-tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs
+tools.ckpt.confined tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs
 """
 """Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of
 its own.

@@ -196,5 +196,5 @@ def _read(where: str, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
 
 def _unreadable(where: str, error: Exception) -> InvalidInput:
     text = str(error).partition(" Detail: Python exception: ")[0]
-    said = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    said = next((line.strip() for line in text.split("\n") if line.strip()), type(error).__name__)
     return InvalidInput(f"{where} cannot be read: {said.rstrip('.')}. Nothing was published; fix their source")

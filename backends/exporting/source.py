@@ -170,8 +170,9 @@ def _names_in(records: Sequence[Record]) -> frozenset[tuple[str, str]]:
 def folder_names(sources: Sequence[Source]) -> Iterator[tuple[str, str]]:
     """Return a folder for each operator and state, distinct on every file system.
 
-    A name that cannot be that of a folder, or that differs from another of the checkpoints in case
-    only, gets the digest of the original name: the same in every export of them, also of one state.
+    A name that cannot be that of a folder, that looks like an option (``-x``), or that differs from
+    another of the checkpoints in case only, gets the digest of the original name: the same in every
+    export of them, also of one state.
     """
     names = {(source.state.operator, source.state.name) for source in sources}
     names.update(*(source.beside for source in sources))
@@ -187,13 +188,15 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
 def _safe(names: set[str]) -> dict[str, str]:
     folded = [name.lower() for name in names]
-    found = {}
+    found: dict[str, str] = {}
     for name in names:
         plain = "".join(char if char.lower() in _PLAIN else "_" for char in name)[:_NAME_LENGTH]
         alone = folded.count(name.lower()) == 1 or name == name.lower()
-        if plain != name or not alone or name[:1] in ("", "_"):
-            digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:8]
-            plain = f"{plain.lstrip('_') or 'state'}_{digest}"
+        if plain != name or not alone or name[:1] in ("", "_", "-"):
+            digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
+            short = f"{plain.lstrip('_-') or 'state'}_{digest[:8]}"
+            # Names can be made up that have the same eight digits, or are such a name themselves.
+            plain = short if short.lower() not in (*folded, *found.values()) else f"{short}{digest[8:]}"
         found[name] = plain
     return found
 

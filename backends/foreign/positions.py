@@ -93,7 +93,7 @@ def _offset(start: Start, properties: Mapping[str, str]) -> Any:
         )
     try:
         return json.loads(offsets[start.number])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -162,7 +162,7 @@ def _paths_of(folder: Storage, path: str) -> list[str]:
     if size > LOG_BYTES_MAX:
         raise _damaged(path, f"has {size} bytes, more than {LOG_BYTES_MAX} for names of files")
     try:
-        version, *lines = folder.read(path).to_pybytes().decode().splitlines()
+        version, *lines = folder.read(path).to_pybytes().decode().split("\n")
         entries = [json.loads(line) for line in lines if line]
         if version != "v1" or not all(isinstance(entry["path"], str) for entry in entries):
             raise ValueError(version)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stateformat.errors import ErrorKind, InvalidInput
@@ -16,6 +21,8 @@ if TYPE_CHECKING:
 MEMORY_BYTES: Final = 192 << 20
 """How much DuckDB holds in memory at most; the rest goes to files in ``TMPDIR``."""
 
+_FOLDER: Final = "stateformat-sql-"
+_LOCK: Final = "lock"
 _CLOSED: Final = {
     "allow_community_extensions": "false",
     "autoinstall_known_extensions": "false",
@@ -51,7 +58,8 @@ def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> I
     Raises ``InvalidInput`` where DuckDB is not installed.
     """
     duckdb = duckdb_module()
-    aside = tempfile.mkdtemp(prefix="stateformat-sql-")
+    _remove_left_behind()
+    aside, lock = _own_folder()
     settings = {**_CLOSED, "memory_limit": f"{memory_bytes >> 10}KiB", "temp_directory": f"{aside}/spill"}
     if threads is not None:
         settings["threads"] = str(threads)
@@ -68,6 +76,32 @@ def locked(*, threads: int | None = None, memory_bytes: int = MEMORY_BYTES) -> I
             connection.close()
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        os.close(lock)
+
+
+def _own_folder() -> tuple[str, int]:
+    """Make a folder for what does not fit in memory; its lock is held as long as this process
+    lives.
+    """
+    folder = tempfile.mkdtemp(prefix=_FOLDER)
+    lock = os.open(f"{folder}/.{_LOCK}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # It gets its name when it is locked: without, nobody takes the folder for left behind.
+    Path(folder, f".{_LOCK}").rename(Path(folder, _LOCK))
+    return folder, lock
+
+
+@cache
+def _remove_left_behind() -> None:
+    """Remove the folders of processes that were killed: those whose lock nobody holds."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def quoted(name: str) -> str:

@@ -158,7 +158,10 @@ def _expression(connection: DuckDBPyConnection, condition: str) -> dict[str, Any
 def _parsed(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
     # With two pairs of parentheses, text that closes both cannot continue.
     rows = connection.execute("select json_serialize_sql(?::varchar)", [f"{_BEFORE}{text}\n))"]).fetchall()
-    found: dict[str, Any] = json.loads(rows[0][0])
+    try:
+        found: dict[str, Any] = json.loads(rows[0][0])
+    except RecursionError:
+        raise _refusal(text, "it is nested too deeply") from None
     return found
 
 

@@ -361,14 +361,14 @@ class DirectoryTree:
         # In all cases but the last nothing was done, and a retry would do nothing either.
         kind, said = ErrorKind.STORAGE_REFUSED, error.strerror or error
         link = self._link_on(path) or (self._link_on(error.filename) if isinstance(error.filename, str) else None)
-        if link:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP) and not Path(self.root).is_dir():
+            why = "it is no directory, and a store is one. Check the address"
+        elif link:
             kind = ErrorKind.INVALID_PATH
             why = f"{link} is a symbolic link, and links in a store are not followed. Put the file itself in its place"
-        elif error.errno == errno.ENOTDIR and Path(self.root).is_file():
-            why = "it is a file, and a store is a directory. Check the address"
         elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST):
             named = f"{said}, {error.filename}" if error.filename else said
-            why = f"something else stands where a directory or a plain file belongs ({named}). Remove it"
+            why = f"something else stands where a directory or a plain file belongs ({named}). Move it out of the store"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             why = f"not permitted ({said}). Check the owner and mode of the directory and of the file"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):

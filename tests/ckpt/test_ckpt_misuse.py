@@ -250,6 +250,6 @@ def test_a_file_in_place_of_a_store_is_not_to_be_removed(tmp_path: Path, command
     precious, (name, *options) = tmp_path / "precious.csv", command.split()
     precious.write_text("a,b\n")
     message = failure(name, precious, *options, status=3)["message"]
-    assert "it is a file, and a store is a directory" in message
+    assert "it is no directory, and a store is one" in message
     assert "heck the address" in message
     assert precious.read_text() == "a,b\n"

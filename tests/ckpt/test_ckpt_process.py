@@ -3,11 +3,13 @@ steer a terminal."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,7 +21,8 @@ import pytest
 import stateformat as sf
 from stateformat.history import retention
 from stateformat.tools.ckpt import main as program_module
-from stateformat.tools.ckpt.exit_status import interrupted
+from stateformat.tools.ckpt.exit_status import failure_of, interrupted
+from stateformat.tools.ckpt.files import new_file
 from stateformat.tools.ckpt.interrupts import Interrupts
 from stateformat.tools.ckpt.json_text import pieces, unprintable_escaped
 from stateformat.tools.ckpt.output import complain
@@ -181,7 +184,7 @@ def test_a_closed_stream_is_nobody_who_reads(counts: Path, command: str, status:
 def test_a_full_disk_behind_standard_output_is_named(counts: Path, command: str) -> None:
     done = shell(f'"$0" {command} "$1" >/dev/full', counts)
     assert done.returncode == 3
-    assert "ckpt: standard output: No space left on device" in done.stderr
+    assert "ckpt: standard output: No space left on device (OSError); free some room there" in done.stderr
 
 
 # ---- strangers' text
@@ -236,3 +239,18 @@ def test_stack_traces_keep_their_lines_and_nothing_else(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
+
+
+def test_an_error_of_a_disk_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    place = str(tmp_path / "a.csv")
+    with pytest.raises(OSError, match="No space left") as raised, new_file(place, None, force=False):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert failure_of(raised.value).message == (
+        f"{place}: No space left on device (OSError); free some room there, or name another disk: with --to, or TMPDIR "
+        "for temporary files"
+    )
+    unnamed = failure_of(OSError(errno.ENOSPC, "No space left on device")).message
+    assert unnamed.startswith(f"a temporary file in {tempfile.gettempdir()}: No space left on device")
+    closed = failure_of(OSError(errno.EROFS, "Read-only file system", place)).message
+    assert closed == f"{place}: Read-only file system (OSError); see that you may write there, or name another place"
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -415,3 +416,55 @@ def test_ctrl_c_ends_the_query_with_a_sentence(shop: Path, tmp_path: Path, *, to
     assert "Traceback" not in err
     assert "nanobind" not in err
     assert (names(tmp_path), names(scratch)) == (["scratch"], [])
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("how", ["constant", "rows", "export"])
+def test_ctrl_c_ends_one_call_of_a_function_that_takes_minutes(shop: Path, tmp_path: Path, how: str) -> None:
+    call = "levenshtein(repeat('a', 300000), repeat('b', 300000))"
+    arguments = {
+        "constant": ("sql", shop, f"select {call}"),
+        "rows": ("sql", shop, f"select {call} + orders from totals.spent"),
+        "export": ("export", shop, "--operator", "totals", "--state", "spent", "--as", "csv", "--to", "-"),
+    }[how]
+    where = ("--where", f"{call} > orders") if how == "export" else ()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [CKPT, *map(str, (*arguments, *where))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        while not names(tmp_path):  # DuckDB has begun.
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "ckpt: interrupted; nothing was changed\n")
+    # What a killed process leaves is removed by the next one.
+    assert program("sql", shop, "select 1", env=environment).returncode == 0
+    assert names(tmp_path) == []
+
+
+def test_a_query_that_takes_too_much_memory_is_stopped_with_a_sentence(shop: Path) -> None:
+    done = program("sql", shop, "select length(repeat('x', 1000000000)) from range(20)", "--format", "json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["kind"]) == (2, "limit_exceeded")
+    assert error["message"].startswith("the query took more than 768 MiB of memory and was stopped")
+    assert done.stderr == f"ckpt: {error['message']}\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_values_cannot_command_a_terminal(shop: Path, form: str) -> None:
+    query = "select chr(27) || '[2J' || chr(155) || 'ä' as a, chr(7) as b"
+    ours, terminal = pty.openpty()
+    try:
+        subprocess.run([CKPT, "sql", shop, query, "--as", form], stdout=terminal, stderr=subprocess.DEVNULL, check=True)
+        shown = os.read(ours, 10_000).decode()
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    assert not [char for char in shown if not char.isprintable() and char not in "\r\n"]
+    assert "[2J" in shown
+    assert "ä" in shown
+    assert "\x1b[2J" in run("sql", shop, query, "--as", "csv").out, "a file or pipe gets what there is"

@@ -198,6 +198,13 @@ def test_a_state_must_be_named_where_several_have_rows(tmp_path: Path) -> None:
     assert [(one["operator"], one["state"]) for one in found["transformed"]] == [("totals", "spent")]
 
 
+def test_what_a_function_prints_is_not_the_result(counts: Path, fixes: Path) -> None:
+    (fixes / "fixes_loud.py").write_text("print('imported')\ndef chatty(rows):\n    print('hello')\n    return rows\n")
+    found = run("rewrite", counts, "--transform", "fixes_loud:chatty", "--format", "json")
+    assert found.document["transformed"][0]["function"] == "fixes_loud:chatty"
+    assert set(found.err.split("\n")) == {"imported", "hello", ""}
+
+
 def test_the_stack_trace_of_a_function_is_shown_with_verbose(counts: Path) -> None:
     found = run("rewrite", counts, "--transform", "fixes:fail", "-v", traces=True)
     assert found.status == 2
@@ -222,7 +229,7 @@ def test_the_state_of_another_system_is_imported_first() -> None:
     folder = FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
     for option in ("--transform=fixes:fail", "--rename-column=a=b"):
         error = failure("rewrite", folder, option, "--to", "memory://to", status=2)
-        assert re.search("which cannot be rewritten; `ckpt import .* whose state can be", error["message"])
+        assert re.search("whose state cannot be transformed; `ckpt import .*makes a store of it", error["message"])
 
 
 @pytest.mark.s3

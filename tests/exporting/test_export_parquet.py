@@ -4,6 +4,7 @@ folders."""
 from __future__ import annotations
 
 import datetime
+import hashlib
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from pyarrow import dataset, parquet as pq
 
 from stateformat.backends.exporting import Place, Source, export_files, one_checkpoint, parquet, several_checkpoints
+from stateformat.backends.exporting.source import _safe
 from stateformat.errors import CheckpointExpired, InvalidInput
 from stateformat.graph import JobGraph
 from stateformat.states import declare
@@ -184,3 +186,14 @@ def test_columns_that_cannot_be_folders_are_refused(
     long = store_of(tmp_path, pa.table({"c": ["x" * 300], "n": [1]}))
     refused(InvalidInput, lambda: partitioned(long, tmp_path / "o", "c"), "makes a name of 302 bytes")
     assert not (tmp_path / "o").exists()
+
+
+def test_no_folder_looks_like_an_option_and_no_two_names_get_one() -> None:
+    digits = hashlib.sha256(b"a.b").hexdigest()[:8]
+    made_up = f"a_b_{digits}"
+    names = {"-rf", "--help", "-", "A", "a", "a.b", made_up, made_up.upper()}
+    found = _safe(names)
+    assert not [folder for folder in found.values() if folder.startswith("-")]
+    assert len({folder.lower() for folder in found.values()}) == len(names)
+    assert (found["a"], found[made_up]) == ("a", made_up)
+    assert _safe({"a.b"}) == {"a.b": made_up}, "as earlier releases name it"

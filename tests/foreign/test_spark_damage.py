@@ -18,6 +18,7 @@ from spark_rows import array_of, checkpoint, encode_entries, encode_row, lz4_str
 
 from stateformat.backends.foreign.framing import spark_encode
 from stateformat.backends.foreign.spark import SparkSource, recognises, sources
+from stateformat.backends.foreign.spark.logs import read_lines
 from stateformat.errors import CheckpointError, DamagedCheckpoint, NotFound, UnsupportedFormat
 from stateformat.keys import hash_keys, key_groups
 from stateformat.problems import Problem
@@ -478,3 +479,13 @@ def test_offsets_of_sources_by_name_and_sources_without_an_offset() -> None:
     properties = opened({**WHOLE, OFFSETS: text.encode()}).record.properties
     assert json.loads(properties["spark.offsets.orders"]) == {"logOffset": 5}
     assert "spark.offsets.users" not in properties
+
+
+def test_only_a_line_feed_ends_a_line_of_a_log(tmp_path: Path) -> None:
+    """Spark writes U+2028 and U+0085 into its JSON as they are."""
+    told = ['{"a": "one\u2028two\x85three\x1cfour"}', "0:-"]
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "7").write_bytes("\n".join(["v1", *told, ""]).encode())
+    folder = folder_of(open_storage(str(tmp_path)))
+    assert folder is not None
+    assert read_lines(folder, "offsets/7", (1,)) == (1, told)

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo, IsNotNull
 from stateformat.backends.spark.data_source import StateDataSource, reader as reader_module
 from stateformat.backends.spark.data_source.options import read_options
 from stateformat.backends.spark.data_source.streams import stream_of
+from stateformat.errors import InvalidInput
 from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
 from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
@@ -320,3 +321,10 @@ def test_what_had_expired_is_read_where_an_option_asks_for_it(session: Any) -> N
 def _options(url: str, more: dict[str, Any], with_expired: str) -> dict[str, str]:
     given = {"path": url, "operator": "seen", "state": "last", "with_expired": with_expired}
     return {**given, **{name: str(value) for name, value in more.items()}}
+
+
+@pytest.mark.parametrize("columns", ["[" * 100_000, "[" * 100, "[1]", "[", "[]"])
+def test_columns_that_are_none_are_a_sentence(columns: str) -> None:
+    with pytest.raises(InvalidInput, match="the option columns is") as raised:
+        read_options({"path": "store", "columns": columns})
+    assert len(str(raised.value)) < 500

@@ -187,8 +187,9 @@ JVM = "An error occurred while calling o592.getResult.\n: org.apache.spark.Spark
         (KeyError("at"), "KeyError: 'at'"),
         (ValueError(), "ValueError"),
         (EpochBroken("two tokens"), "two tokens"),
+        (EpochBroken("a file a\u2028b\x0bc is gone"), "a file a\u2028b\x0bc is gone"),
     ],
-    ids=["of Spark", "causes in the JVM", "other code", "without words", "ours"],
+    ids=["of Spark", "causes in the JVM", "other code", "without words", "ours", "ends of lines for some"],
 )
 def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
     assert epoch.first_line(error) == line

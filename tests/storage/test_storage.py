@@ -213,7 +213,7 @@ def read(path: str) -> Callable[[Storage], object]:
 IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str, list[Callable[[Storage], object]]]] = {
     "file for the store": (
         lambda root: root.write_bytes(b""),
-        "it is a file, and a store is a directory",
+        "it is no directory, and a store is one",
         [
             lambda storage: storage.exists(),
             lambda storage: storage.create(RECORD, b"x"),
@@ -237,12 +237,12 @@ IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str, list[Callable[[Storag
     ),
     "folder for the newest record": (
         lambda root: (root / f"checkpoints/{2:020d}.json").mkdir(parents=True),
-        r"something else stands where .*0002\.json.* Remove it",
+        r"something else stands where .*0002\.json.* Move it out of the store",
         [lambda storage: storage.list("checkpoints/")],
     ),
     "file for a folder": (
         lambda root: (root / "manifests").write_bytes(b""),
-        r"something else stands where .* Remove it",
+        r"something else stands where .* Move it out of the store",
         [
             read("manifests/x"),
             lambda storage: storage.open_output("manifests/x"),

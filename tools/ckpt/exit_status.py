@@ -5,6 +5,7 @@ Classes are matched by name, so that this module, which every call imports, need
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import traceback
@@ -44,6 +45,18 @@ STATUS_OF_CLASS: Final[Mapping[str, int]] = {
     "StorageError": UNAVAILABLE,
 }
 """The classes of ``stateformat.errors``; one that is not listed counts as its nearest base."""
+
+
+_FULL: Final = "; free some room there, or name another disk: with --to, or TMPDIR for temporary files"
+_CLOSED: Final = "; see that you may write there, or name another place"
+_NEXT_STEPS: Final[Mapping[int, str]] = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: _CLOSED,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+}
+"""What to do about an error of the system, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,12 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(status, kind, str(error), getattr(error, "details", {}))
     if isinstance(error, OSError):
         what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        return Failure(UNAVAILABLE, "storage_failed", f"{what} ({type(error).__name__})")
+        if error.filename is None and _NEXT_STEPS.get(error.errno or 0) == _FULL:
+            from tempfile import gettempdir
+
+            what = f"a temporary file in {gettempdir()}: {error.strerror}"  # Others are named.
+        advice = _NEXT_STEPS.get(error.errno or 0, "")
+        return Failure(UNAVAILABLE, "storage_failed", f"{what} ({type(error).__name__}){advice}")
     return Failure(
         PROBLEMS,
         "internal_error",

@@ -5,6 +5,7 @@ Formats: ``parquet``, ``csv``, ``jsonl`` (an object a line), ``json`` (an array 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import secrets
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from stateformat.words import label
+from stateformat.words import label, lines_label
 
 from .options import Address, Session, is_local
 from .output import on_standard_output
@@ -94,12 +95,31 @@ def remote_folder(session: Session, address: Address, target: str, *, force: boo
     return Place(target.rpartition("/")[0], session.options_of(target, address.url))
 
 
+class _Terminal:
+    """A terminal to which text is written; what a value has of control characters is spelled
+    out.
+    """
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: Any) -> int:
+        self._file.write(lines_label(self._decoder.decode(bytes(data))).encode())
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 @contextmanager
 def new_file(path: str, place: Place | None, *, force: bool) -> Iterator[Any]:
     """Standard output, or a file that takes the target's name when it is whole."""
     if path == "-":
         with on_standard_output():
-            yield sys.stdout.buffer
+            yield _Terminal(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
     if place is not None:
@@ -116,6 +136,11 @@ def new_file(path: str, place: Place | None, *, force: bool) -> Iterator[Any]:
         with file:
             yield file
         draft.replace(final)
+    except OSError as error:
+        # A failed write names no file.
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         draft.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ directory; a file is imported under its own name.
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import importlib
 import importlib.util
@@ -60,7 +61,8 @@ def load_function(name: FunctionName) -> Callable[..., Any]:
 
     def call(what: str, code: Callable[[], T]) -> T:
         try:
-            return code()
+            with contextlib.redirect_stdout(sys.stderr):
+                return code()
         except CheckpointError:
             raise
         except (Exception, SystemExit) as error:

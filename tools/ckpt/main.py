@@ -22,7 +22,8 @@ from click.shell_completion import CompletionItem
 
 from stateformat import __version__
 
-from .exit_status import FINE, PIPE_CLOSED, failure_of, interrupted, trace_of
+from .confined import confined, runs_sql
+from .exit_status import FINE, PIPE_CLOSED, Failure, failure_of, interrupted, trace_of
 from .interrupts import Interrupts
 from .output import complain, show_failure
 from .watch import Watch
@@ -139,7 +140,8 @@ def ckpt() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``ckpt``, return its exit status. Never raises; a stack trace is for ``--verbose``."""
-    if arguments is None:
+    alone = arguments is None
+    if alone:
         # What the imports allocate lives until the end: a garbage collection would take longer than
         # some commands.
         gc.set_threshold(100_000)
@@ -150,6 +152,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .completion import answer
 
         return answer(ckpt, os.environ["_CKPT_COMPLETE"])
+    if alone and runs_sql(arguments):
+        ended = confined()
+        if isinstance(ended, Failure):
+            with contextlib.suppress(OSError):
+                show_failure(ended, as_json=_wants_json(arguments))
+            return ended.status
+        if ended is not None:
+            return ended
     with Interrupts() as interrupts:
         return _run(arguments, Watch(), interrupts)
 

@@ -156,7 +156,7 @@ class LocalFiles:
 
     def _check_file(self, path: Path, name: str) -> None:
         if not stat.S_ISREG(path.lstat().st_mode):
-            message = f"{path} is not a file, and a sink prepares files alone. Remove it"
+            message = f"{path} is not a file, and a sink prepares files alone. Put back the file that was there"
             raise StorageError(message, kind=ErrorKind.INVALID_PATH, path=name)
 
     def _sync(self, path: Path) -> None:

@@ -213,7 +213,7 @@ def read_small(folder: Reads, path: str, limit: int = SMALL_BYTES) -> bytes:
 def read_lines(folder: Reads, path: str, versions: Sequence[int]) -> tuple[int, list[str]]:
     """Return the version of a log file and its other lines."""
     try:
-        first, *lines = read_small(folder, path).decode().splitlines() or [""]
+        first, *lines = read_small(folder, path).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise damaged(path, f"it is no text ({error})", kind=ErrorKind.DAMAGED_MANIFEST) from error
     if not re.fullmatch(r"v[1-9]\d{0,3}", first):

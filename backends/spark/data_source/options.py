@@ -170,10 +170,12 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
     if text.lstrip().startswith("["):
         try:
             names = json.loads(text)
-        except ValueError as error:
-            raise InvalidInput(f"the option columns is {text!r}, no array of JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"the option columns is {text!r:.200}, no array of JSON: {error}") from None
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidInput(f"the option columns is {text!r}; write names with commas between them, or a JSON array")
+        raise InvalidInput(
+            f"the option columns is {text!r:.200}; write names with commas between them, or a JSON array"
+        )
     return tuple(names)
 
 

@@ -177,7 +177,7 @@ def first_line(error: Exception) -> str:
     from pyspark.errors import PySparkException
 
     kind = "" if isinstance(error, (CheckpointError, PySparkException, Py4JError)) else f"{type(error).__name__}: "
-    lines = [line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not _is_wrapper(line)]
+    lines = [line.removeprefix(": ") for line in str(error).split("\n") if line.strip() and not _is_wrapper(line)]
     for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
             return next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)[:500]

@@ -193,12 +193,12 @@ def reported(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def decode(message: str) -> CheckpointError:
     """Return the error of a worker from Spark's message; if it is not ours, a ``StorageError``."""
-    for line in message.splitlines():
+    for line in message.split("\n"):
         _, mark, text = line.partition(_MARK)
         if mark:
             facts, _ = json.JSONDecoder().raw_decode(text)
             found = getattr(stateformat.errors, facts["class"], None)
             if isinstance(found, type) and issubclass(found, CheckpointError):
                 return found(facts["message"], kind=ErrorKind(facts["kind"]))
-    last = next((line for line in reversed(message.splitlines()) if line.strip()), "no reason given")
+    last = next((line for line in reversed(message.split("\n")) if line.strip()), "no reason given")
     return StorageError(f"a Spark task failed, nothing was published: {last.strip()}")

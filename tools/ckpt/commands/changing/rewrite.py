@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -126,7 +128,9 @@ def rewrite(
         from stateformat.backends.spark.rewrite import SparkEngine
 
         runner = SparkEngine()
-    with session.output.progress(f"Rewriting checkpoint {checkpoint.id}", unit="rows") as step:
+    title = f"Rewriting checkpoint {checkpoint.id}"
+    # What a function prints is not the result; it may run in other threads.
+    with redirect_stdout(sys.stderr), session.output.progress(title, unit="rows") as step:
         done = run(store, checkpoint, spec, engine=runner, target=other, progress=step)
     document = {
         **published(there, done.permit, store, checkpoint.record),
