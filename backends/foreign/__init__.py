@@ -3,7 +3,8 @@
 Pure functions from bytes to Arrow; no JVM, no pyspark. Read ``source`` (what every format
 provides), ``checkpoint`` (a source as users see it), ``formats`` (which formats there are), then
 ``byte_strings``, ``framing``, ``cursor``, ``sst`` (bytes), ``spark`` or ``flink`` (a format), and
-``importing``. `docs/foreign.md` says what is read, kept opaque and refused.
+``importing``. ``advice`` has what commands advise for such folders, and the versions that are read.
+`docs/foreign.md` says what is read, kept opaque and refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
+    from .advice import advice_for as advice_for
     from .checkpoint import (
         ForeignCheckpoint as ForeignCheckpoint,
         ForeignFolder as ForeignFolder,
@@ -24,6 +26,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
+            ".advice": "advice_for",
             ".checkpoint": "ForeignCheckpoint ForeignFolder ForeignFormat",
             ".importing": "ImportSpec Imported import_checkpoint",
             ".source": "ForeignSource Note Part",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stateformat.formats import Outside
 from stateformat.storage import Storage
 
+from .advice import FLINK, SPARK
 from .checkpoint import ForeignFolder, ForeignFormat
 
 
@@ -13,7 +14,7 @@ def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
     from .spark import SparkSource, recognises, sources
 
     form = ForeignFormat(
-        "the checkpoint of a Spark query",
+        SPARK,
         recognises,
         sources=lambda folder, _: sources(folder),
         source=lambda folder, checkpoint_id, _: SparkSource(folder, checkpoint_id),
@@ -25,5 +26,5 @@ def flink(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
     """Return a savepoint or checkpoints of Flink; None if the folder has none."""
     from .flink import FlinkSource, recognises, sources
 
-    form = ForeignFormat("a Flink checkpoint or savepoint", recognises, sources=sources, source=FlinkSource)
+    form = ForeignFormat(FLINK, recognises, sources=sources, source=FlinkSource)
     return form.found(folder, outside)

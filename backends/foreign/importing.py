@@ -130,6 +130,12 @@ def import_checkpoint(
     flink = whole.source if spec.key_hash == "keep" else None
     template = template_of(flink) if isinstance(flink, FlinkSource) else None
     added = [*(one.operator for one in sources), *([template_operator()] if template else [])]
+    if not (plan.graph.operators or added):
+        raise InvalidInput(
+            f"{checkpoint.storage.url} has no state to import: no operator of the query keeps any. With --source "
+            "UID=KIND a source of a program goes on where the query stopped in its input",
+            kind=ErrorKind.INVALID_GRAPH,
+        )
     declared = [*(state for one in sources for state in one.states), *([template_state()] if template else [])]
     pending = target.begin(
         job_id=spec.job_id or found.record.job_id,

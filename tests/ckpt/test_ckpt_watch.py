@@ -320,7 +320,7 @@ def test_every_event_is_documented() -> None:
 def test_other_systems_checkpoints_are_refused_and_history_is_named() -> None:
     folder = next(iter(sorted(Path(__file__).parents[1].rglob("_metadata")))).parent
     error = failure("watch", folder, status=2)
-    assert "only stores are followed. `ckpt history" in error["message"]
+    assert "Only stores are followed; `ckpt history" in error["message"]
 
 
 def test_a_checkpoint_is_not_followed() -> None:

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "foreign.md").read_text()
 RECIPES = dict(re.findall(r"<!-- recipe: (\w+) -->\n```bash\n(.*?)```", PAGE, re.DOTALL))
 
 
-def run(recipe: str, folder: Path, **variables: Path) -> str:
+def run(recipe: str, folder: Path, **variables: Path | int) -> str:
     """What the shell prints; ``ckpt`` is that of this environment."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, **{name: str(value) for name, value in variables.items()}}
@@ -33,7 +33,7 @@ def run(recipe: str, folder: Path, **variables: Path) -> str:
 
 
 def test_every_recipe_is_run() -> None:
-    assert set(RECIPES) == {"partitions", "query"}
+    assert set(RECIPES) == {"back", "partitions", "query"}
 
 
 def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None:
@@ -50,6 +50,21 @@ def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "copy" / "state" / "0").iterdir() if path.name.isdigit()) == sorted(
         map(str, range(12))
     )
+
+
+def test_a_spark_query_goes_back_to_an_older_batch(tmp_path: Path) -> None:
+    query = shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query")
+    places = {"QUERY": query, "OLDER": tmp_path / "older", "COPY": tmp_path / "copy"}
+    newest, older = (record.checkpoint_id for record in stateformat.open(query).history()[:2])
+    run(RECIPES["back"], tmp_path, BATCH=older - 1, PARTITIONS=3, **places)
+    assert [record.checkpoint_id for record in stateformat.open(query).history()[:2]] == [newest, older]
+    found, wanted = (
+        sorted(map(repr, one.read("operator-0", "default").table().to_pylist()))
+        for one in (stateformat.open(places["COPY"]).open(), stateformat.open(query).open(older))
+    )
+    assert found == wanted
+    assert stateformat.open(places["COPY"]).open().id == older
+    assert not list((tmp_path / "copy" / "state").rglob(f"{newest}.*"))
 
 
 @pytest.mark.parametrize("form", ["core-hashmap-canonical", "core-rocksdb-canonical"])

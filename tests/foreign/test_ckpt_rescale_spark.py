@@ -89,7 +89,7 @@ def test_only_the_newest_checkpoint_can_be_gone_on_with(tmp_path: Path) -> None:
 def test_a_flink_savepoint_is_refused_with_what_to_do(tmp_path: Path) -> None:
     savepoint = FIXTURES / "flink-2.3.0" / "core-hashmap-canonical" / "savepoint"
     found = failure("rescale", savepoint, "--parallelism", "4", "--to", tmp_path / "copy", status=2)
-    assert "which Flink restores at another parallelism by itself" in found["message"]
+    assert "Flink restores it at another parallelism by itself" in found["message"]
     assert not (tmp_path / "copy").exists()
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from stateformat.backends.foreign.spark.repartition import plan_repartition, repartition
 from stateformat.storage import folder_of, open_storage
+from tests.docs.test_foreign_recipes import RECIPES, run
 from tests.foreign.spark_queries import CHANGELOG, QUERIES, go_on, partitions, readings, state, write_batch
 from tests.tally import Tally
 
@@ -116,6 +117,23 @@ def test_spark_goes_on_from_a_checkpoint_dealt_anew(
     spark: Any, stand: Callable[..., Stand], name: str, number: int, provider: str | None
 ) -> None:
     check(spark, stand(name, 4, batches=1), number, provider, CHANGELOG if provider else None)
+
+
+@pytest.mark.truth
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("conf", [{}, CHANGELOG], ids=["default", "rocksdb"])
+def test_spark_goes_back_to_an_older_batch_as_the_page_says(spark: Any, tmp_path: Path, conf: dict[str, str]) -> None:
+    name, batch = "totals", 1
+    query, older, copy = tmp_path / "query", tmp_path / "older", tmp_path / "copy"
+    for number in range(5):
+        write_batch(tmp_path, QUERIES[name], number)
+    whole = go_on(spark, name, tmp_path, query, {**partitions(3), **conf})
+    run(RECIPES["back"], tmp_path, QUERY=query, OLDER=older, COPY=copy, BATCH=batch, PARTITIONS=3)
+    again = go_on(spark, name, tmp_path, copy, conf)
+    # The next batch has its own input; what comes after it may be one batch.
+    assert again[batch + 1] == whole[batch + 1]
+    assert min(again) == batch + 1
+    assert contents(spark, name, copy) == contents(spark, name, query)
 
 
 @pytest.mark.truth

@@ -43,6 +43,7 @@ def rescale_foreign(
 
     Returns the exit status.
     """
+    from stateformat.backends.foreign import advice_for
     from stateformat.backends.foreign.spark.repartition import (
         Engine,
         LocalEngine,
@@ -62,8 +63,9 @@ def rescale_foreign(
     there = session.folder(target, address.url)
     plan = plan_repartition(folder, there.url, parallelism, provider)
     if plan.batch + 1 != checkpoint.id:
+        back = advice_for(str(checkpoint.system), "rollback", folder.url)
         raise click.UsageError(
-            f"a query goes on from its newest checkpoint, {plan.batch + 1}; leave @{checkpoint.id} out"
+            f"a query goes on from its newest checkpoint, {plan.batch + 1}; leave @{checkpoint.id} out. {back}"
         )
     check_target(folder, there)
     if dry_run:

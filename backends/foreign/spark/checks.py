@@ -21,6 +21,7 @@ from stateformat.graph import SubtaskSet
 from stateformat.problems import Problem, Severity
 from stateformat.storage import ObjectInfo, Storage
 
+from ..advice import SPARK, advice_for
 from ..framing import DAMAGED_ADVICE
 from ..source import Level, Note, Part, Progress
 from .hdfs_store import chain_names
@@ -30,7 +31,7 @@ from .schemas import SCHEMA_ADVICE
 from .states import StateShape
 from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
 
-_ADVICE_COPY: Final = "put the file back from a copy, or go on from another batch (`ckpt history` lists them)"
+_ADVICE_COPY: Final = advice_for(SPARK, "damage")
 _ADVICE_PARTITIONS: Final = (
     "do not start the query on it: Spark reports no error, and its results are wrong. Put the partitions' files "
     "back from a copy"

@@ -273,8 +273,8 @@ def _nothing_committed(folder: Reads) -> str:
         return "the query has begun no batch yet: it has no offsets/, commits/ and state/. Let it finish its first one"
     if not begun:
         return (
-            "the query has state/, and no offsets/ and commits/: nothing else says of which batch the state is, and "
-            "Spark would begin anew at batch 0, without it. Put both folders back from a copy"
+            "the query has state/, and no offsets/ and commits/: nothing else says of which batch the state is. Spark "
+            "4.3 refuses to start on it, an older one begins anew at batch 0. Put both folders back from a copy"
         )
     first, last = begun[0], begun[-1]
     batch = f"batch {last}" if first == last else f"batches {first} to {last}"

@@ -14,6 +14,7 @@ from ..watch import Watch
 from .values import Address, AddressType, OperatorParallelism, StorageOptionType, is_local, options_for
 
 if TYPE_CHECKING:
+    from stateformat.errors import CheckpointError
     from stateformat.model import CheckpointId
     from stateformat.reading import Checkpoint
     from stateformat.storage import Storage
@@ -163,6 +164,34 @@ class Session:
         store = self.store(address, *others)
         return store, store.open(id_of(address))
 
+    def system(self, store: CheckpointStore) -> str | None:
+        """The system whose checkpoints lie where a store was expected; None for a store."""
+        from stateformat.formats import foreign_checkpoints
+        from stateformat.history import record_ids
+
+        if store.format is None and record_ids(store.storage):
+            return None
+        found = foreign_checkpoints(store.storage, store.format)
+        return None if found is None else found.system
+
+    def refuse_foreign(self, command: str, store: CheckpointStore, error: CheckpointError | None = None) -> None:
+        """Raise what to do in place of a command, if the store is another system's."""
+        from stateformat.backends.foreign import advice_for
+        from stateformat.errors import InvalidInput
+
+        system = self.system(store)
+        told = advice_for(system, command, store.url) if system is not None else ""
+        if told:
+            kind = InvalidInput if error is None else type(error)
+            raise kind(f"{store.url} is {system}, no store of this library. {told}") from error
+
+    def explain(self, command: str, address: Address, error: Exception) -> None:
+        """Raise what to do instead, if a command failed because its store is another system's."""
+        from stateformat.errors import ErrorKind, InvalidInput, NotFound
+
+        if isinstance(error, (InvalidInput, NotFound)) and error.kind is not ErrorKind.CHECKPOINT_NOT_FOUND:
+            self.refuse_foreign(command, self.store(address), error)
+
     def shown(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint with the rows that had expired, where the command asks for them."""
         return checkpoint.with_expired() if self.with_expired else checkpoint
@@ -220,7 +249,13 @@ def command(
             output = Output(as_json=output_format == "json")
             options = storage_options(endpoint_url, option)
             session = Session(output, options, watch, allow_outside=allow_outside, with_expired=with_expired)
-            return function(session, rest.pop("address"), **rest)
+            address = rest.pop("address")
+            try:
+                return function(session, address, **rest)
+            except Exception as error:
+                if not foreign:
+                    session.explain(name, address, error)
+                raise
 
         made: click.Command = click.command(name)(run)
         own = [*made.params, *([_WITH_EXPIRED] if expired else []), *([_ALLOW_OUTSIDE] if foreign else [])]

@@ -153,10 +153,9 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
 
     record, number = checkpoint.record, checkpoint.id
     if checkpoint.system is not None:
-        yield (
-            f"this is {checkpoint.system}: import it with `ckpt import {store.url} --to STORE --job-id {flow.job_id}`, "
-            f"and the program goes on from the new store"
-        )
+        from stateformat.backends.foreign import advice_for
+
+        yield f"this is {checkpoint.system}: {advice_for(checkpoint.system, 'start', store.url, job_id=flow.job_id)}"
     elif record.kind is CheckpointKind.SAVEPOINT:
         yield (
             f"this is a savepoint, which is yours: `--from {store.url}` begins an empty store with it, and --claim "

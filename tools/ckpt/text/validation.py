@@ -208,8 +208,13 @@ def _advice(document: Document, look: Look) -> Iterator[str]:
         )
         return
     if document["system"] is not None:
+        from stateformat.backends.foreign import advice_for
+
         if whole is not None:
             yield from render.paragraph(f"`ckpt import {store}@{whole} --to STORE` makes a store of {whole}.", look)
+        told = advice_for(document["system"], "validate", store)
+        if told:
+            yield from render.paragraph(words.sentence(told), look)
         return
     level = " --level full" if document["level"] == "full" else ""
     yield from render.paragraph(f"`ckpt repair {store}{level}` lists every way out, and what each would lose.", look)

@@ -17,6 +17,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.storage import ObjectInfo, Storage
 
+from ...advice import advice_for
 from ...framing import damaged
 from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
 from ..rocksdb_files import read_snapshot
@@ -157,11 +158,7 @@ class RepartitionPlan:
 def check_query(source: object, url: str, system: str) -> None:
     """Raise ``InvalidInput`` for a source of another system: Flink rescales its own."""
     if not isinstance(source, SparkSource):
-        raise InvalidInput(
-            f"{url} is {system}, which Flink restores at another parallelism by itself: start the job from it with the "
-            "new one (`flink run -p N -s PATH`). `ckpt import` converts it to a stateformat checkpoint, which "
-            "`ckpt rescale` takes"
-        )
+        raise InvalidInput(f"{url} is {system}. {advice_for(system, 'rescale', url)}")
 
 
 def plan_repartition(
@@ -191,8 +188,9 @@ def plan_repartition(
     units = tuple(_units(source, parallelism, provider_before, provider_after, target_url))
     if not units:
         raise InvalidInput(
-            f"{folder.url} has no stateful operator: its number of partitions is not fixed. Change "
-            f"{PARTITIONS_CONF} of the session and restart the query",
+            f"{folder.url} has no stateful operator, so there is no state to deal anew. The partitions of its "
+            f"shuffles are {PARTITIONS_CONF}: Spark 4.3 takes that of the session at a restart, Spark 3.5 that of the "
+            "newest offset log, whatever the session says",
             kind=ErrorKind.INVALID_ARGUMENT,
         )
     for unit in units:

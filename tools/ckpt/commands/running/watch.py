@@ -24,7 +24,6 @@ from ...text import Look, render
 if TYPE_CHECKING:
     from stateformat.history import Came, Seen
     from stateformat.model import Record
-    from stateformat.store import CheckpointStore
 
 INTERVAL_SECONDS: Final = 2.0
 SILENT_SECONDS: Final = 30.0
@@ -62,27 +61,10 @@ def watch(session: Session, address: Address, *, interval: float, count: int | N
     from stateformat.history import Follower
 
     store = session.store(address)
-    _refuse_foreign(store)
+    session.refuse_foreign("watch", store)  # Its metadata would be read whole at every look.
     watching = Watching(store.url, Follower(store.storage), session.output.line)
     watching.run(interval, count, until_end=until_end)
     return FINE
-
-
-def _refuse_foreign(store: CheckpointStore) -> None:
-    """Another system's metadata would be read whole at every look."""
-    from stateformat.errors import InvalidInput
-    from stateformat.formats import foreign_checkpoints
-    from stateformat.history import record_ids
-
-    if store.format is None and record_ids(store.storage):
-        return
-    found = foreign_checkpoints(store.storage, store.format)
-    if found is not None:
-        raise InvalidInput(
-            f"{store.url} is {found.system}, and only stores are followed. `ckpt history {store.url}` shows what is "
-            "there now",
-            url=store.url,
-        )
 
 
 class Watching:
