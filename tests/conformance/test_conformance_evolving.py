@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.dataflow.operators import accumulators
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
 from tests.conformance import Gated, Out, batches, to_end, until
@@ -88,3 +89,31 @@ def test_columns_are_renamed_and_dropped_and_again_after_a_rollback(stage: Playe
     for state in ("map", "list", "split"):
         found = job.rows(state)
         assert {(row["count"] > 4, row["old"], row["n"]) for row in found} == {(False, None, None), (True, -1, -1)}
+
+
+@EVERYWHERE
+def test_a_mean_goes_on_from_a_store_in_which_its_sum_had_no_carry(
+    stage: PlayedStage, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 0.1 left it: the sum and the count."""
+    large = [2**61 + number for number in range(32)]
+    source, out = Gated(stage.directory / "in", batches(large, 4), shut=True, endless=True), Out()
+    flow = Dataflow("means", parallelism=2)
+    rows = flow.source(source, uid="in", parallelism=1).key_by("key")
+    rows.aggregate({"mean": ("value", "mean")}, uid="mean").apply(out, uid="out", parallelism=1, chain=False)
+    now = accumulators._accumulators_of
+
+    def before(kind: str, given: pa.DataType) -> list[tuple[str, str]]:
+        return [("sum_of_", "sum"), ("count_of_", "count")] if kind == "mean" else now(kind, given)
+
+    for read, how in ((2, before), (8, now)):
+        monkeypatch.setattr(accumulators, "_accumulators_of", how)
+        source.let(0, read)
+        run = stage.begin("local" if how is before else executor, flow, resume=True, requests_every_us=None)
+        until(run, lambda run=run, read=read: run.rows_read >= (8 if read == 2 else 24))
+        run.request_stop(StopMode.NO_DRAIN)
+        to_end(run)
+        columns = {name for row in stage.state("mean", "totals") for name in row if name != "_key_group"}
+        assert columns == {"key", "sum_of_mean", "count_of_mean", *(["carry_of_mean"] if how is now else [])}
+    last = dict(sorted(out.seen))
+    assert last == {key: sum(large[key::4]) / 8 for key in range(4)}

@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
 AGGREGATES = {
     "rows": ("*", "count"),
     **{f"{kind}_of_{name}": (name, kind) for name in ("n", "money", "half") for kind in KINDS},
-    "sum_of_u": ("u", "sum"),
+    "mean_of_u": ("u", "mean"),
 }
 
 

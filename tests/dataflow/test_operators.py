@@ -6,7 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pyarrow as pa
@@ -277,10 +277,81 @@ def test_sums_have_types_that_hold_them() -> None:
     assert list(b.values()) == ["b", None, 2, None, None]
 
 
-def test_sums_of_unsigned_integers_wrap_around_as_those_of_others() -> None:
-    table = pa.table({"k": ["a", "a"], "v": pa.array([2**63, 5], pa.uint64())})
-    driven = driven_by(Aggregate("k", {"sum": ("v", "sum")}), table.schema)
-    assert driven.push(table).take_output()["sum"].to_pylist() == [5 - 2**63]
+def pushed(operator: Operator, table: pa.Table, rows: int, *, restored: bool = False) -> pa.Table:
+    """What comes out of an operator in the end, if it is given so many rows at once."""
+    driven = driven_by(operator, table.schema)
+    for batch in chunks(table, rows):
+        driven.push(batch)
+        driven = again(driven) if restored else driven
+    return driven.finish().take_output()
+
+
+CENT = Decimal("0.01")
+NINES, ALMOST = Decimal("9" * 36 + ".99"), Decimal("9" * 36 + ".98")
+LIMITS: list[tuple[pa.DataType, list[Any], list[Any]]] = [
+    (pa.int64(), [2**62, 2**62 - 1, None], [2**62, 2**62]),
+    (pa.int64(), [-(2**62)] * 2, [-(2**62), -(2**62), -1]),
+    (pa.int64(), [2**63 - 1], [2**63 - 1] * 8),
+    (pa.uint64(), [2**63 - 5, 4], [2**63 - 5, 5]),
+    (pa.uint64(), [2**63 - 1, 0], [2**64 - 1, 2**64 - 1, 2]),
+    (pa.decimal128(38, 2), [ALMOST, CENT, None], [NINES, CENT]),
+    (pa.decimal128(38, 2), [ALMOST.copy_negate(), -CENT], [NINES.copy_negate()] * 4),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize(("kind", "fits", "leaves"), LIMITS)
+def test_a_sum_that_does_not_fit_fails_whatever_the_batches_are(
+    kind: pa.DataType, fits: list[Any], leaves: list[Any], rows: int
+) -> None:
+    with localcontext(prec=99):
+        total = sum(filter(None, fits))
+    for values, expected in ((fits, total), (leaves, None)):
+        count = len(values)
+        table = pa.table({"k": ["a"] * count, "v": pa.array(values, kind), "t": pa.array([1] * count, pa.int64())})
+        for operator in (
+            Aggregate("k", {"total": ("v", "sum")}, emit="end"),
+            TumblingWindow("k", 10, "t", {"total": ("v", "sum")}),
+        ):
+            if expected is not None:
+                assert pushed(operator, table, rows)["total"].to_pylist() == [expected]
+                continue
+            with pytest.raises(
+                OperatorError, match=r"the sum 'total' of column 'v' does not fit into .* Cast the column"
+            ):
+                pushed(operator, table, rows)
+
+
+def test_a_mean_of_decimals_is_refused_where_their_sum_has_more_digits() -> None:
+    table = pa.table({"k": ["a"] * 2, "v": pa.array([NINES] * 2, pa.decimal128(38, 2))})
+    for rows in (1, 2):
+        with pytest.raises(OperatorError, match=r"of column 'v' does not fit into decimal128\(38, 2\)\. Cast"):
+            pushed(Aggregate("k", {"mean": ("v", "mean")}, emit="end"), table, rows)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+@pytest.mark.parametrize("rows", [1, 7, 500])
+def test_a_mean_of_large_integers_is_that_of_python(kind: pa.DataType, rows: int) -> None:
+    draw = random.Random(rows)
+    least = 0 if kind == pa.uint64() else -(2**63)
+    near = [2**63 - 1, 1_790_000_000_000_000_000, least, least + 1, None, 5]
+    values = [draw.choice(near) if draw.random() < 0.9 else draw.randrange(2**62) for _ in range(300)]
+    values += [near[0]] * 100
+    count = len(values)
+    keys = [draw.choice("abc") for _ in range(count - 100)] + ["d"] * 100
+    table = pa.table({"k": keys, "v": pa.array(values, kind), "t": pa.array([1] * count, pa.int64())})
+    expected = {}
+    for key in "abcd":
+        some = [value for at, value in zip(keys, values, strict=True) if at == key and value is not None]
+        expected[key] = sum(some) / len(some)
+    for operator in (
+        Aggregate("k", {"mean": ("v", "mean")}, emit="end"),
+        TumblingWindow("k", 10, "t", {"mean": ("v", "mean")}),
+    ):
+        for restored in (False, True):
+            found = pushed(operator, table, rows, restored=restored)
+            means = dict(zip(found["k"].to_pylist(), found["mean"].to_pylist(), strict=True))
+            assert means == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize(

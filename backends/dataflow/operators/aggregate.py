@@ -35,8 +35,8 @@ class Aggregate(Operator):
     - ``keys``: the columns that its input is keyed by, in that order.
     - ``aggregates``: a new column → (column, ``"sum"``, ``"count"``, ``"min"``, ``"max"`` or
       ``"mean"``); ``("*", "count")`` counts rows. Nulls are skipped: without any value, a count is
-      0 and all else null. A sum of integers is int64 and wraps around, of floats double, of
-      decimals decimal(38). A mean is double.
+      0 and all else null. A sum of integers is int64, of floats double, of
+      decimals decimal(38); one that does not fit fails the job. A mean is double.
     - ``emit="updates"``: emits the totals so far after every batch, for each key in it.
       ``emit="end"``: emits the totals of every key once, when the input has ended.
 
