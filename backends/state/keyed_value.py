@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import InvalidInput
 from stateformat.graph import Operator, brief
@@ -233,10 +234,10 @@ class KeyedValue(KeyedState):
         ``how`` maps value columns to ``sum`` (numbers), ``min``, ``max`` (numbers, dates,
         timestamps) or ``count`` (int64). ``values`` has those columns. Nulls do not count: a sum of
         nothing is null, a count 0. If its column is not in ``values``, a count counts rows.
-        Integers wrap around.
 
         Other columns stay as they are, null for a new key. Non-nullable columns must be in ``how``,
-        and given without nulls unless they count. Raises ``InvalidInput`` before anything changes.
+        and given without nulls unless they count. Raises ``InvalidInput`` before anything changes,
+        also for a sum of integers that does not fit into its column.
         """
         fitted_keys = self._keys.fit(keys)
         inputs = {name: self._input(values, name, kind) for name, kind in how.items()}
@@ -247,6 +248,14 @@ class KeyedValue(KeyedState):
         self._make_room(len(keys))
         slots, rows = self._store.ensure(fitted_keys)
         new = slice(self._store.used - len(rows), self._store.used)
+        for position, field in enumerate(self._values.schema, self._store.key_count):
+            if how.get(field.name) == "sum" and self._overflows(position, inputs[field.name], slots, new):
+                self._store.kill(np.arange(new.start, new.stop))
+                wider = "it as int64" if field.type.bit_width < 64 else "a column of double or decimal128, for update()"
+                raise InvalidInput(
+                    f"a sum in column {field.name!r} does not fit into {field.type}, so nothing is added. Declare "
+                    f"{wider}."
+                )
         self.changes.touched(slots)
         for position, name in enumerate(self._values.schema.names, self._store.key_count):
             if name in inputs:
@@ -296,6 +305,28 @@ class KeyedValue(KeyedState):
             return column.cast(target)
         except pa.ArrowException as error:
             raise InvalidInput(f"column {name!r} is {column.type} and should be {target}: {error}") from error
+
+    def _overflows(self, position: int, column: pa.Array | None, slots: Slots, new: slice) -> bool:
+        """Return whether a sum of integers would leave its column."""
+        buffer = self._store.buffers[position][1]
+        assert isinstance(buffer, FixedBuffer)
+        if buffer.values.dtype.kind != "i" or column is None or not len(column):
+            return False
+        limit = 1 << 8 * buffer.values.dtype.itemsize - 1
+        # Null is stored as zero; what is at new slots means nothing yet.
+        held = np.where(slots < new.start, buffer.values[slots], 0).astype(np.int64)
+        added = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        if _farthest(held) + _farthest(added) * len(added) < limit:
+            return False
+        # Exact, in halves: the upper ones overflow first.
+        _, first, place = np.unique(slots, return_index=True, return_inverse=True)
+        upper, lower = held[first] >> 32, held[first] & 0xFFFFFFFF
+        np.add.at(upper, place, added >> 32)
+        np.add.at(lower, place, added & 0xFFFFFFFF)
+        upper += lower >> 32
+        sums = (upper << 32) + (lower & 0xFFFFFFFF)
+        outside = (upper < -(1 << 31)) | (upper >= 1 << 31) | (sums < -limit) | (sums > limit - 1)
+        return bool(outside.any())
 
     def _accumulate(self, position: int, kind: str, column: pa.Array | None, slots: Slots, new: slice) -> None:
         valid, buffer = self._store.buffers[position]
@@ -439,6 +470,10 @@ def check_lengths(keys: int, what: str, found: int) -> None:
     """Raise ``InvalidInput`` unless there are as many rows as keys."""
     if keys != found:
         raise InvalidInput(f"{keys} rows of keys and {found} of {what}; there must be as many")
+
+
+def _farthest(numbers: Any) -> int:
+    return max(-int(numbers.min()), int(numbers.max()))
 
 
 def _identity(dtype: Any, kind: str) -> Any:

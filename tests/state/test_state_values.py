@@ -364,6 +364,31 @@ def test_columns_of_narrower_types_and_without_nullable_ones_are_taken() -> None
     assert kept.rows().to_pylist() == [{"k": 5, "n": None, "s": "x"}]
 
 
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sum_that_leaves_its_column_is_refused_and_changes_nothing(bits: int, seed: int) -> None:
+    """Random sums near both ends, beside those of Python, which have none."""
+    draw = random.Random(seed)
+    kind, limit = getattr(pa, f"int{bits}")(), 1 << bits - 1
+    kept, sums, refused = value_of({"n": kind, "m": pa.int64()}), dict[int, int](), 0
+    for _ in range(120):
+        keys = [draw.randrange(4) for _ in range(draw.randrange(1, 5))]
+        values = [draw.choice([None, 1, -1, limit // 2, -limit // 2, limit - 1, -limit]) for _ in keys]
+        after = dict(sums)
+        for key, value in zip(keys, values, strict=True):
+            after[key] = after.get(key, 0) + (value or 0)
+        batch = pa.record_batch({"n": pa.array(values, kind)})
+        if all(-limit <= one < limit for one in after.values()):
+            kept.add(ints(k=keys), batch, {"n": "sum"})
+            sums = after
+        else:
+            refused += 1
+            with pytest.raises(InvalidInput, match=f"a sum in column 'n' does not fit into int{bits}, so nothing"):
+                kept.add(ints(k=keys), batch, {"n": "sum"})
+        assert {row["k"]: row["n"] or 0 for row in kept.rows().to_pylist()} == sums
+    assert 10 < refused < 110
+
+
 def test_entries_keep_their_order() -> None:
     state = declare.union_state(
         "op", "u", columns=[pa.field("a", pa.int64(), nullable=False), pa.field("s", pa.string())]
