@@ -206,3 +206,13 @@ def test_what_is_no_time_is_refused(tmp_path: Path, event_time: str | None, idle
     source = Gated(tmp_path, [rows(1)])
     with pytest.raises(InvalidInput, match=said):
         Dataflow("refused").source(source, uid="in", event_time=event_time, idle_after=idle_after)
+
+
+@ON_BOTH
+def test_infinite_times_are_late_and_no_window_of_theirs_is_made_up(stage: PlayedStage, executor: str) -> None:
+    source, out = Gated(stage.directory / "in", [rows(1, at=-(2**63)), rows(2, at=57), rows(3, at=2**63 - 1)]), Out()
+    flow = Dataflow("infinite", parallelism=2)
+    keyed = flow.source(source, uid="in", event_time="at").key_by("key")
+    keyed.window(10, "at", {"n": ("value", "sum")}, uid="w").apply(out, uid="out")
+    assert "2 late rows dropped" in stage.run(executor, flow).sentence
+    assert out.seen == {(2, 50, 60, 2): 1}

@@ -55,6 +55,19 @@ def test_what_passes_depends_on_the_rows_of_a_key_alone(seed: int, within_us: in
     assert harness.operator().late_records == 0
 
 
+def test_what_passes_does_not_depend_on_batches_at_the_ends_of_int64_either() -> None:
+    times = [0, 2**53, 2**53 + 90, 2**63 - 1, 2**63 - 1]
+    rows = [{"k": 0, "n": n, "at": at} for n, at in enumerate(times)]
+    for size in (1, 2, 5):
+        harness = OperatorHarness(Deduplicate("k", within=50, time="at"), COLUMNS, key_by="k")
+        for first in range(0, len(rows), size):
+            harness.push(rows[first : first + size])
+        assert harness.output["n"].to_pylist() == [0, 1]
+    # Before all of them is late once event time has begun.
+    harness.advance(-(2**63) + 5).push([{"k": 0, "n": 9, "at": -(2**63)}, {"k": 1, "n": 9, "at": -(2**63) + 1}])
+    assert harness.operator().late_records == 2
+
+
 def test_the_state_has_the_keys_that_may_still_have_duplicates() -> None:
     harness = OperatorHarness(Deduplicate("k", within=100, time="at"), COLUMNS, key_by="k")
     for n in range(50):

@@ -477,6 +477,35 @@ def test_after_the_end_of_time_everything_is_late() -> None:
     assert driven.finish().take_output().num_rows == 0
 
 
+@pytest.mark.parametrize("lateness_us", [0, 3])
+@pytest.mark.parametrize("size_us", [1, 10, 7_000_000, 2**62])
+def test_times_at_the_ends_of_int64_get_their_window_or_are_late(size_us: int, lateness_us: int) -> None:
+    least, greatest = -(2**63), 2**63 - 1
+    times = [*range(least, least + 25), least + size_us, least + 2 * size_us, 0, None]
+    times += [greatest - 2 * size_us - 5, greatest - size_us - 4, *range(greatest - 24, greatest + 1)]
+    for together in (True, False):
+        operator = TumblingWindow("k", size_us, "t", {"rows": ("*", "count")}, lateness_us=lateness_us)
+        driven = driven_by(operator, at().schema)
+        for some in [times] if together else [[one] for one in times]:
+            driven.push(at(*some))
+        dropped = driven.operator()
+        assert isinstance(dropped, TumblingWindow)
+        late, untimed = dropped.late_records, dropped.untimed_records
+        found = plain_windows(driven.finish().take_output())
+        assert untimed == 1
+        assert sum(rows for _, _, _, rows in found) + late == len(times) - 1
+        expected: dict[int, int] = defaultdict(int)
+        for time in filter(lambda time: time is not None, times):
+            start = time // size_us * size_us
+            if start - size_us >= least and start + 2 * size_us + lateness_us <= greatest:
+                expected[start] += 1
+        shown = {start: rows for _, start, _, rows in found}
+        assert {start: shown.get(start) for start in expected} == expected
+        for _, start, end, _ in found:
+            assert end == start + size_us
+            assert start % size_us == 0
+
+
 # Deduplicate --------------------------------------------------------------------------------------
 
 

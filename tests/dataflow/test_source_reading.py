@@ -176,6 +176,15 @@ def test_what_a_source_raises_is_told_and_what_it_reads_is_checked() -> None:
         chain.read()
 
 
+def test_the_last_moment_of_int64_is_a_time_and_not_the_end_of_time() -> None:
+    for late_us in (0, 5):
+        chain, _ = reader(Chunks(a=[rows([1]), rows([2**63 - 1])], b=[rows([-(2**63)])]), EventTime("value", late_us))
+        chain.assign(Split("b", b""))
+        assert [one.watermark for one in read_on(chain, 1)] == [-(2**63)]
+        chain.assign(Split("a", b""))
+        assert read_on(chain, 4)[-1].watermark == min(2**63 - 2, 2**63 - 1 - late_us)
+
+
 class Halves(MemorySource):
     """Tells positions between two rows."""
 

@@ -26,7 +26,7 @@ from stateformat.segments import check_text
 from stateformat.tables import table_from_python
 
 from ..api import Chunk, EventTime, NoSplit, ReaderContext, Source, Split
-from ..events import MIN_WATERMARK
+from ..events import MAX_WATERMARK, MIN_WATERMARK
 from ..graph import SPLITS_SCHEMA
 from .errors import Guard
 
@@ -235,7 +235,9 @@ class SourceReader:
                 times.append(pc.max(batch.column(self._event_time.column)).cast(pa.int64()).as_py())
             for newest_us in times:
                 if newest_us is not None:
-                    time = max(newest_us - self._event_time.out_of_order_us, MIN_WATERMARK)
+                    # MAX_WATERMARK is the end of all input, and no row's time.
+                    time = newest_us - self._event_time.out_of_order_us
+                    time = min(max(time, MIN_WATERMARK), MAX_WATERMARK - 1)
                     split.watermark = _greatest(time, split.watermark)
         # After the rows: a snapshot shows what has been emitted.
         split.position = chunk.position

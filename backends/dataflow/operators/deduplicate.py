@@ -12,6 +12,7 @@ import stateformat as sf
 from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 from stateformat.segments import row_key_codes
+from stateformat.ttl import NO_TIME_US, TIME_MAX_US
 
 from ..api import Descriptor, Duration, OperatorContext, ValueState, microseconds
 from .aggregate import key_names, plain
@@ -36,7 +37,7 @@ class Deduplicate(DropsLate):
       is at least ``within`` after that of the last row of its key that passed. This depends only on
       the rows of a key and their order. Rows older than the watermark are late: whether an earlier
       row passed may be forgotten, so they are dropped, as in Spark's
-      ``dropDuplicatesWithinWatermark``.
+      ``dropDuplicatesWithinWatermark``. Times after June 2255 count as that moment.
     - Without ``time``, ``within`` is in processing time.
 
     Emits the columns of its input. States: ``seen``, an expiring row per key; with ``time`` also
@@ -123,6 +124,8 @@ class Deduplicate(DropsLate):
         if not batch.num_rows:
             return None
         keys = batch.select(self._keys)
+        # As a time to live counts, so that batches do not matter: no further than 2**53.
+        times = np.clip(times, NO_TIME_US + 1, TIME_MAX_US)
         passing = pa.array(_spaced(keys, times, self._ttl.duration_us))
         keys, batch = keys.take(passing), batch.take(passing)
         seen.put(keys, _seen(keys.num_rows), at=pa.array(times).take(passing))

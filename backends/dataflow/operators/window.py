@@ -20,6 +20,7 @@ from .gathered_windows import GatheredWindows
 from .late import DropsLate
 from .row_steps import check_columns
 
+_TIMES: Final = np.iinfo(np.int64)
 _START, _END = "window_start", "window_end"
 _GATHERED_MAX: Final = 256
 """A batch for more windows goes straight to the state: gathering costs a few µs per window."""
@@ -38,7 +39,8 @@ class TumblingWindow(DropsLate):
     - ``time``: the column with the event time (timestamp[us] or int64 µs).
     - ``aggregates``: as for ``Aggregate``.
     - ``lateness_us``: how long a window waits after its end. Rows for a window that was already
-      emitted are late, and dropped.
+      emitted are late, and dropped. So are those so near an end of int64, like the infinite times
+      of databases, that no window holds them.
 
     Emits the key columns, ``window_start`` and ``window_end`` (of the type of ``time``; the end is
     exclusive), then the new columns: once for every key and window with records, when the watermark
@@ -152,8 +154,12 @@ class TumblingWindow(DropsLate):
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """Return the records that are in time, and where their windows begin. Count the others."""
         batch, times = self.timed(batch, self._time)
+        # What can be added to every start, and to the watermark, without leaving int64.
+        wait_us = self._size_us + self._lateness_us
+        inside = (times >= _TIMES.min + self._size_us) & (times <= _TIMES.max - wait_us)
+        batch, times = self.in_time(batch, times, inside)
         starts = times - times % self._size_us
-        return self.in_time(batch, starts, starts + (self._size_us + self._lateness_us) > self.context.watermark)
+        return self.in_time(batch, starts, starts + wait_us > self.context.watermark)
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one set
         """Emit windows that have ended, and delete them."""

@@ -20,7 +20,7 @@ from .lanes import Lanes, gathered, ramp
 from .logical import Logical
 from .records import struct
 from .serializer import scattered
-from .times import microseconds
+from .times import microseconds, refused
 
 Present = npt.NDArray[np.bool_]
 
@@ -234,7 +234,13 @@ def timestamps(kind: Logical, millis: npt.NDArray[np.int64], nanos: npt.NDArray[
     if wrong.any():
         place.damaged(int(np.flatnonzero(wrong)[0]), f"it has {int(nanos[wrong][0])} nanoseconds beyond its ms")
     base = microseconds(millis, np.ones(len(millis), np.bool_), pa.timestamp("us"), place)
-    whole = base.cast(pa.int64()).to_numpy() + nanos // 1000
+    whole = base.cast(pa.int64()).to_numpy()
+    whole, before = whole + nanos // 1000, whole
+    if (whole < before).any():
+        lane = int(np.flatnonzero(whole < before)[0])
+        refused(
+            place, lane, f"{millis[lane]} ms and {nanos[lane]} ns since 1970, which no timestamp in microseconds holds"
+        )
     if kind.precision <= 6:
         return pa.array(whole).cast(kind.arrow)
     return struct(
