@@ -29,7 +29,7 @@ backends.dataflow.api backends.dataflow.casting backends.dataflow.operators back
 backends.dataflow.graph backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
 backends.connectors backends.rewrite backends.bootstrap
-backends.foreign.advice backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
+backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
 backends.foreign.spark backends.foreign.spark.repartition backends.foreign.flink.serializers backends.foreign.flink.layouts
 backends.foreign.flink
 backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.chosen backends.foreign.positions backends.foreign.formats backends.foreign.importing backends.foreign

@@ -8,6 +8,7 @@ from typing import NoReturn
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 
 from .framing import modified_utf8
+from .limits import SHARED_NODES, Nodes, too_large
 
 DEPTH_MAX = 32
 """How deep structures may be nested; nothing real comes near it."""
@@ -31,12 +32,15 @@ class Cursor:
         kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT,
         position: int = 0,
         end: int | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         self.data = memoryview(data)
         self.path = path
         self.kind = kind
         self.position = position
         self.end = len(self.data) if end is None else end
+        self.nodes = nodes or Nodes(max(SHARED_NODES, len(self.data)))
+        """Of all types that are read from here."""
 
     @property
     def left(self) -> int:
@@ -50,6 +54,11 @@ class Cursor:
             path=self.path,
             offset=self.position,
         )
+
+    def deeper(self, what: str, depth: int, limit: int = DEPTH_MAX) -> None:
+        """Raise ``UnsupportedFormat`` if ``what`` stands more than ``limit`` deep in itself."""
+        if depth > limit:
+            raise too_large(self.path, f"at byte {self.position} {what} in one another", depth, limit, "levels")
 
     def take(self, size: int) -> memoryview:
         """Take ``size`` bytes; they are not copied."""

@@ -269,7 +269,7 @@ def test_handles_in_handles_have_a_limit() -> None:
         stream = b1(3) + b4(0) + b4(0) + stream
     data = bytes.fromhex("4960672d") + b4(3) + b8(1) + b4(0) + b4(1)
     data += operator(3, 1, [subtask(3, 0, keyed=key_groups(3, stream, [1]))])
-    with pytest.raises(DamagedCheckpoint, match="more than 32 deep"):
+    with pytest.raises(UnsupportedFormat, match="33 levels, and at most 32"):
         decode_metadata(data)
 
 

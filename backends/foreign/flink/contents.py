@@ -147,6 +147,7 @@ class _OperatorReader:
         self.uid = saved.uid or saved.id.hex()
         self.running: list[Subtask] = []
         self.key_hash = DEFAULT_KEY_HASH
+        self.taken: set[str] = set()
 
     def read(self) -> Operator:
         saved = self.saved
@@ -186,18 +187,21 @@ class _OperatorReader:
     def _add(self, part: Part, content: KeyedPart | OperatorPart | Bytes) -> None:
         self.found.parts[part.operator, part.state, part.subtask] = part, content
 
+    def _declare(self, state: State) -> None:
+        self.found.states.append(state)
+        self.taken.add(state.name)
+
     def _coordinator(self, data: bytes) -> None:
         name = self._free(COORDINATOR)
-        self.found.states.append(coordinator_state(self.uid, name, columns={"value": pa.binary()}))
+        self._declare(coordinator_state(self.uid, name, columns={"value": pa.binary()}))
         self._add(Part(self.uid, name, None, len(data), rows=1), Bytes(data))
 
     def _free(self, name: str) -> str:
         """Return a name that no state of the operator has: keyed and operator state may share a
         name.
         """
-        taken = {state.name for state in self.found.states if state.operator == self.uid}
         found, number = name, 1
-        while found in taken:
+        while found in self.taken:
             number += 1
             found = f"{name}_{number}"
         return found
@@ -357,7 +361,7 @@ class _OperatorReader:
             )
             return
         self.found.notes += notes
-        self.found.states.append(form.state)
+        self._declare(form.state)
         by_subtask = {stream.subtask: stream for stream in streams if name in stream.described.numbers}
         for subtask in self.running:
             self._keyed_part(form, forms, subtask.index, by_subtask.get(subtask.index))
@@ -412,7 +416,7 @@ class _OperatorReader:
             form, notes = operator_form(self.uid, name, mode, None, None, stored)
         if not prefix:
             self.found.notes += notes
-        self.found.states.append(form.state)
+        self._declare(form.state)
         for subtask in self.running:
             found = readers.get(subtask.index)
             partitions = found[0].partitions(stored) if found else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from .header import TIMERS, KeyedHeader, StateInfo
@@ -16,7 +17,7 @@ BINARY_ROW: Final = "BinaryRowData"
 ADVICE: Final = "take a canonical savepoint (`flink savepoint --type canonical`), in which every entry has its length"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Described:
     """The keyed states of one stream."""
 
@@ -33,7 +34,7 @@ class Described:
     key_java: str | None
     """Whose ``hashCode`` keys have."""
 
-    @property
+    @cached_property
     def unframed(self) -> tuple[str, ...]:
         """States whose entries have no known end in a heap."""
         return tuple(name for name, number in self.numbers.items() if number not in self.stored)

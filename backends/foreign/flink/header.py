@@ -146,15 +146,17 @@ def _version(at: Cursor, known: tuple[int, ...], what: str) -> int:
 def _states(at: Cursor, count: int) -> tuple[tuple[StateInfo, ...], UnknownClass | None]:
     """Read ``count`` states; the last one returned lacks serializers if one stopped."""
     found: list[StateInfo] = []
+    names: set[str] = set()
     at.fitting(count, 14, "states")
     for _ in range(count):
         try:
             state, stopped = _state(at)
-            if any(state.name == other.name for other in found):
+            if state.name in names:
                 at.damaged(f"state {state.name!r} stands twice in a header")
         except DamagedCheckpoint as error:
             return _understood(at, found, error)
         found.append(state)
+        names.add(state.name)
         if stopped is not None:
             break
     return tuple(found), stopped if found else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
-from ..cursor import DEPTH_MAX, Cursor
+from ..cursor import Cursor
 from ..source import FLINK_VERSIONS
 from .handles import (
     Changelog,
@@ -179,8 +179,7 @@ class _Reader:
 
     def keyed(self, depth: int = 0) -> Keyed | None:
         at = self.at
-        if depth > DEPTH_MAX:
-            at.damaged(f"handles stand in one another more than {DEPTH_MAX} deep")
+        at.deeper("handles", depth)
         code = at.u8()
         if code == 0:
             return None
@@ -240,8 +239,7 @@ class _Reader:
 
     def stream(self, depth: int = 0) -> Stream | None:
         at = self.at
-        if depth > DEPTH_MAX:
-            at.damaged(f"handles stand in one another more than {DEPTH_MAX} deep")
+        at.deeper("handles", depth)
         code = at.u8()
         if code == 0:
             return None

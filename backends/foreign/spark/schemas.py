@@ -18,6 +18,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import MAX_NESTING
 
 from ..framing import damaged, modified_utf8
+from ..limits import NODES, Nodes, too_large
 
 _PLAIN: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -47,7 +48,6 @@ _TEXT: Final = re.compile(r"(char|varchar)\(\d+\)")
 _TIME: Final = re.compile(r"time\(\d\)")
 _COLLATED: Final = re.compile(r"string collate (.+)")
 _MAX_DEPTH: Final = 2 * MAX_NESTING
-_MAX_FIELDS: Final = 100_000
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def parse_schema_file(data: Any, path: str) -> list[StoreSchema]:
     Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
     """
     reader = _Utf(memoryview(data).cast("B"), path)
-    version = reader.text()
+    version, types = reader.text(), _Types(path)
     if version == "v1":
-        found = [StoreSchema(parse_struct(reader.text(), path), parse_struct(reader.text(), path))]
+        found = [StoreSchema(types.row(reader.text()), types.row(reader.text()))]
     elif version == "v2":
-        found = [StoreSchema(parse_struct(reader.chunks(), path), parse_struct(reader.chunks(), path))]
+        found = [StoreSchema(types.row(reader.chunks()), types.row(reader.chunks()))]
     elif version == "v3":
         # A family takes at least the lengths of its five texts.
-        found = [_family(reader, path) for _ in range(reader.count(22))]
+        found = [_family(reader, types) for _ in range(reader.count(22))]
     else:
         raise UnsupportedFormat(
             f"{path}: the schema file is of version {version[:20]!r}; v1, v2 and v3 are known. Use a newer stateformat",
@@ -120,16 +120,16 @@ def parse_schema_file(data: Any, path: str) -> list[StoreSchema]:
     return found
 
 
-def _family(reader: _Utf, path: str) -> StoreSchema:
+def _family(reader: _Utf, types: _Types) -> StoreSchema:
     name = reader.text()
     # Each schema is preceded by its version number, which encodings with schemas need.
     reader.take(2)
-    key = parse_struct(reader.chunks(), path)
+    key = types.row(reader.chunks())
     reader.take(2)
-    value = parse_struct(reader.chunks(), path)
-    encoder = parse_json(reader.chunks(), path)
+    value = types.row(reader.chunks())
+    encoder = parse_json(reader.chunks(), reader.path)
     user = reader.chunks()
-    return StoreSchema(key, value, name, encoder, parse_struct(user, path) if user.strip(" {}") else ())
+    return StoreSchema(key, value, name, encoder, types.row(user) if user.strip(" {}") else ())
 
 
 class _Utf:
@@ -180,22 +180,58 @@ def parse_json(text: str, path: str) -> dict[str, Any]:
 
 def parse_struct(text: str, path: str) -> tuple[SparkField, ...]:
     """Return the fields of a ``StructType`` in Spark's JSON."""
-    found = parse_json(text, path)
-    if found.get("type") != "struct":
-        raise _no_type(found, path)
-    return _fields(found, path, 0)
+    return _Types(path).row(text)
 
 
-def _fields(found: Mapping[str, Any], path: str, depth: int) -> tuple[SparkField, ...]:
-    items = found.get("fields")
-    if not isinstance(items, list) or len(items) > _MAX_FIELDS:
-        raise _no_type(found, path)
-    fields = []
-    for item in items:
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise _no_type(item, path)
-        fields.append(SparkField(item["name"], _parse_type(item.get("type"), path, depth, _collation(item))))
-    return tuple(fields)
+class _Types:
+    """The types that one file declares, no more of them than ``limits.NODES``."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.nodes = path, Nodes(NODES)
+
+    def row(self, text: str) -> tuple[SparkField, ...]:
+        found = parse_json(text, self.path)
+        if found.get("type") != "struct":
+            raise _no_type(found, self.path)
+        return self.fields(found, 0)
+
+    def fields(self, found: Mapping[str, Any], depth: int) -> tuple[SparkField, ...]:
+        items = found.get("fields")
+        if not isinstance(items, list):
+            raise _no_type(found, self.path)
+        fields = []
+        for item in items:
+            if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+                raise _no_type(item, self.path)
+            fields.append(SparkField(item["name"], self.type(item.get("type"), depth, _collation(item))))
+        return tuple(fields)
+
+    def type(self, found: Any, depth: int, collation: str = "") -> SparkType:
+        if not self.nodes.take():
+            raise too_large(self.path, "its types", self.nodes.taken, NODES, "columns and fields")
+        if depth > _MAX_DEPTH:
+            raise UnsupportedFormat(
+                f"{self.path}: a column is nested deeper than {_MAX_DEPTH}; such state cannot be read",
+                kind=ErrorKind.UNSUPPORTED_TYPE,
+                path=self.path,
+            )
+        if isinstance(found, str):
+            return _plain(found, self.path, collation)
+        kind = found.get("type") if isinstance(found, dict) else None
+        if kind == "udt":
+            return self.type(found.get("sqlType"), depth + 1)
+        if kind == "struct":
+            fields = self.fields(found, depth + 1)
+            return SparkType("struct", pa.struct(arrow_fields(fields)), fields, collation)
+        if kind == "array":
+            element = SparkField("element", self.type(found.get("elementType"), depth + 1))
+            return SparkType("array", pa.list_(pa.field("element", element.type.arrow)), (element,), collation)
+        if kind == "map":
+            key = SparkField("key", self.type(found.get("keyType"), depth + 1))
+            value = SparkField("value", self.type(found.get("valueType"), depth + 1))
+            arrow = pa.map_(pa.field("key", key.type.arrow, nullable=False), pa.field("value", value.type.arrow))
+            return SparkType("map", arrow, (key, value), collation)
+        raise _no_type(found, self.path)
 
 
 def _collation(item: Mapping[str, Any]) -> str:
@@ -203,32 +239,6 @@ def _collation(item: Mapping[str, Any]) -> str:
     metadata = item.get("metadata")
     found = metadata.get("__COLLATIONS") if isinstance(metadata, dict) else None
     return ", ".join(map(str, found.values())) if isinstance(found, dict) else ""
-
-
-def _parse_type(found: Any, path: str, depth: int, collation: str = "") -> SparkType:
-    if depth > _MAX_DEPTH:
-        raise UnsupportedFormat(
-            f"{path}: a column is nested deeper than {_MAX_DEPTH}; such state cannot be read",
-            kind=ErrorKind.UNSUPPORTED_TYPE,
-            path=path,
-        )
-    if isinstance(found, str):
-        return _plain(found, path, collation)
-    kind = found.get("type") if isinstance(found, dict) else None
-    if kind == "udt":
-        return _parse_type(found.get("sqlType"), path, depth + 1)
-    if kind == "struct":
-        fields = _fields(found, path, depth + 1)
-        return SparkType("struct", pa.struct(arrow_fields(fields)), fields, collation)
-    if kind == "array":
-        element = SparkField("element", _parse_type(found.get("elementType"), path, depth + 1))
-        return SparkType("array", pa.list_(pa.field("element", element.type.arrow)), (element,), collation)
-    if kind == "map":
-        key = SparkField("key", _parse_type(found.get("keyType"), path, depth + 1))
-        value = SparkField("value", _parse_type(found.get("valueType"), path, depth + 1))
-        arrow = pa.map_(pa.field("key", key.type.arrow, nullable=False), pa.field("value", value.type.arrow))
-        return SparkType("map", arrow, (key, value), collation)
-    raise _no_type(found, path)
 
 
 def _plain(name: str, path: str, collation: str) -> SparkType:
@@ -268,11 +278,13 @@ def has_values(kind: SparkType) -> bool:
 def distinct(fields: Sequence[SparkField], taken: Sequence[str] = ()) -> list[str]:
     """Return a name for each field: its own, or with ``_2``, ``_3`` … if that is taken."""
     used, names = set(taken), []
+    numbers: dict[str, int] = {}
     for item in fields:
-        name, number = item.name, 1
+        name, number = item.name, numbers.get(item.name, 1)
         while name in used:
             number += 1
             name = f"{item.name}_{number}"
+        numbers[item.name] = number
         used.add(name)
         names.append(name)
     return names

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from ...byte_strings import Positions
 from ...cursor import DEPTH_MAX
+from ...limits import Nodes
 from . import plain
 from .binary_rows import long_decimals, text_or_octets
 from .collections import element_lanes, list_offsets
@@ -56,10 +57,12 @@ class Unsuitable(Exception):
     """A schema that has no Arrow type; the message says why."""
 
 
-def avro_serializer(schema: str, class_name: str) -> Serializer:
-    """Return the serializer of a schema in JSON; opaque bytes if it has no Arrow type."""
+def avro_serializer(schema: str, class_name: str, nodes: Nodes) -> Serializer:
+    """Return the serializer of a schema in JSON; opaque bytes if it has no Arrow type, or more
+    ``nodes`` than there may be.
+    """
     try:
-        return _Schemas().serializer(json.loads(schema), "", 0)
+        return _Schemas(nodes).serializer(json.loads(schema), "", 0)
     except (ValueError, RecursionError, Unsuitable):
         return Opaque(class_name)
 
@@ -194,15 +197,17 @@ class _Union(Serializer):
 class _Schemas:
     """Makes serializers from a schema; a named type is known once it has been defined."""
 
-    def __init__(self) -> None:
-        self.named: dict[str, Serializer | None] = {}
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.named: dict[str, tuple[Serializer, int, int] | None] = {}
+        """With how many nodes each has, and how deep it is nested."""
+        self.deepest = 0
 
     def serializer(self, schema: Any, space: str, depth: int) -> Serializer:
         """Return the serializer of a schema; ``space`` is the namespace around it."""
-        if depth > DEPTH_MAX:
-            raise Unsuitable("nested too deep")
+        self.take(1, depth)
         if isinstance(schema, str):
-            return self.by_name(schema, space)
+            return self.by_name(schema, space, depth)
         if isinstance(schema, list):
             return self.union(schema, space, depth)
         if not isinstance(schema, dict):
@@ -219,7 +224,13 @@ class _Schemas:
             return _Blocks(self.item(schema.get("items"), space, depth))
         if kind == "map":
             return _Blocks(self.item(schema.get("values"), space, depth), _Octets(TEXT))
-        return self.by_name(kind, space)
+        return self.by_name(kind, space, depth)
+
+    def take(self, nodes: int, depth: int) -> None:
+        """Count nodes, of which the deepest is at ``depth``."""
+        self.deepest = max(self.deepest, depth)
+        if depth > DEPTH_MAX or not self.nodes.take(nodes):
+            raise Unsuitable(f"nested deeper than {DEPTH_MAX}, or of more than {self.nodes.limit} fields")
 
     def item(self, schema: Any, space: str, depth: int) -> Serializer:
         found = self.serializer(schema, space, depth + 1)
@@ -227,7 +238,7 @@ class _Schemas:
             raise Unsuitable("items without bytes")
         return found
 
-    def by_name(self, name: str, space: str) -> Serializer:
+    def by_name(self, name: str, space: str, depth: int) -> Serializer:
         if name in _PLAIN:
             return _PLAIN[name]
         if name in ("string", "bytes"):
@@ -235,7 +246,8 @@ class _Schemas:
         for known in (name, f"{space}.{name}"):
             found = self.named.get(known)
             if found is not None:
-                return found
+                self.take(found[1], depth + found[2])
+                return found[0]
         raise Unsuitable(f"{name} is no type, or holds itself")
 
     def logical(self, schema: Mapping[str, Any], kind: str) -> Serializer | None:
@@ -263,8 +275,10 @@ class _Schemas:
         space = str(schema.get("namespace", name.rpartition(".")[0] or space))
         full = name if "." in name or not space else f"{space}.{name}"
         self.named[full] = None
+        before, above, self.deepest = self.nodes.taken, self.deepest, depth
         found = logical or self.made(schema, kind, full, space, depth)
-        self.named[full] = found
+        self.named[full] = found, self.nodes.taken - before, self.deepest - depth
+        self.deepest = max(self.deepest, above)
         return found
 
     def made(self, schema: Mapping[str, Any], kind: str, full: str, space: str, depth: int) -> Serializer:

@@ -65,8 +65,7 @@ class _Stream:
 
     def content(self, depth: int) -> Value:
         at = self.at
-        if depth > _DEPTH_MAX:
-            at.damaged(f"Java objects stand in one another more than {_DEPTH_MAX} deep")
+        at.deeper("Java objects", depth, _DEPTH_MAX)
         code = at.u8()
         if code == _NULL:
             return None
@@ -127,8 +126,7 @@ class _Stream:
 
     def class_or_none(self, depth: int) -> _Class | None:
         at = self.at
-        if depth > _DEPTH_MAX:
-            at.damaged(f"classes stand in one another more than {_DEPTH_MAX} deep")
+        at.deeper("classes", depth, _DEPTH_MAX)
         code = at.u8()
         if code == _NULL:
             return None
@@ -170,8 +168,7 @@ class _Stream:
         parent: _Class | None = made
         while parent is not None:
             line.append(parent)
-            if len(line) > _DEPTH_MAX:
-                self.at.damaged(f"a class has more than {_DEPTH_MAX} parents")
+            self.at.deeper("parents of a class", len(line), _DEPTH_MAX)
             parent = parent.parent
         for each in reversed(line):
             if each.flags & _EXTERNAL:

@@ -27,6 +27,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from ...limits import Nodes
 from .java_objects import JavaObject, Value, items
 
 _PACKAGE: Final = "org.apache.flink.table.types.logical."
@@ -101,32 +102,64 @@ def row(names: list[str], children: list[Logical]) -> Logical:
     return Logical("row", arrow, children=tuple(children), names=tuple(names))
 
 
-def logical_type(value: Value, depth: int = 0) -> Logical | None:
-    """Return the SQL type that a Java object describes; None for types that stay opaque."""
-    if depth > _NESTING_MAX or not isinstance(value, JavaObject) or not value.class_name.startswith(_PACKAGE):
+def logical_type(value: Value, nodes: Nodes) -> Logical | None:
+    """Return the SQL type that a Java object describes; None for types that stay opaque, also for
+    those with more ``nodes`` than there may be.
+    """
+    return _Types(nodes).of(value, 0)
+
+
+class _Types:
+    """Makes types from objects. An object that is there twice is one type, and counted twice."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.known: dict[int, tuple[Logical | None, int]] = {}
+
+    def of(self, value: Value, depth: int) -> Logical | None:
+        if depth > _NESTING_MAX or not isinstance(value, JavaObject) or not value.class_name.startswith(_PACKAGE):
+            return None
+        if id(value) in self.known:
+            found, size = self.known[id(value)]
+            return found if self.nodes.take(size) else None
+        before = self.nodes.taken
+        found = self.made(value, depth) if self.nodes.take() else None
+        self.known[id(value)] = found, self.nodes.taken - before
+        return found
+
+    def made(self, value: JavaObject, depth: int) -> Logical | None:
+        name, fields = value.class_name.removeprefix(_PACKAGE), value.fields
+        if name in _SIMPLE:
+            return _SIMPLE[name]
+        numbers = {key: found for key, found in fields.items() if isinstance(found, int)}
+        if name == "DecimalType":
+            return decimal(numbers.get("precision", 0), numbers.get("scale", -1))
+        if name in ("TimestampType", "LocalZonedTimestampType"):
+            return timestamp(numbers.get("precision", -1), "UTC" if name.startswith("Local") else None)
+        if name == "DistinctType":
+            return self.of(fields.get("sourceType"), depth + 1)
+        if name == "ArrayType":
+            return list_of(self.of(fields.get("elementType"), depth + 1))
+        if name == "MapType":
+            key, item = (self.of(fields.get(part), depth + 1) for part in ("keyType", "valueType"))
+            return map_of(key, item)
+        if name == "MultisetType":
+            return map_of(self.of(fields.get("elementType"), depth + 1), _SIMPLE["IntType"])
+        if name in ("RawType", "TypeInformationRawType"):
+            return Logical("raw", pa.binary(), names=(raw_class(fields),))
+        if name in ("RowType", "StructuredType"):
+            return self.row(items(fields.get("fields" if name == "RowType" else "attributes")), depth)
         return None
-    name, fields = value.class_name.removeprefix(_PACKAGE), value.fields
-    if name in _SIMPLE:
-        return _SIMPLE[name]
-    numbers = {key: found for key, found in fields.items() if isinstance(found, int)}
-    if name == "DecimalType":
-        return decimal(numbers.get("precision", 0), numbers.get("scale", -1))
-    if name in ("TimestampType", "LocalZonedTimestampType"):
-        return timestamp(numbers.get("precision", -1), "UTC" if name.startswith("Local") else None)
-    if name == "DistinctType":
-        return logical_type(fields.get("sourceType"), depth + 1)
-    if name == "ArrayType":
-        return list_of(logical_type(fields.get("elementType"), depth + 1))
-    if name == "MapType":
-        key, item = (logical_type(fields.get(part), depth + 1) for part in ("keyType", "valueType"))
-        return map_of(key, item)
-    if name == "MultisetType":
-        return map_of(logical_type(fields.get("elementType"), depth + 1), _SIMPLE["IntType"])
-    if name in ("RawType", "TypeInformationRawType"):
-        return Logical("raw", pa.binary(), names=(raw_class(fields),))
-    if name in ("RowType", "StructuredType"):
-        return _row(items(fields.get("fields" if name == "RowType" else "attributes")), depth)
-    return None
+
+    def row(self, found: list[Value] | None, depth: int) -> Logical | None:
+        if found is None or not all(isinstance(item, JavaObject) for item in found):
+            return None
+        names = [item.fields.get("name") for item in found]
+        if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+            return None
+        children = [self.of(item.fields.get("type"), depth + 1) for item in found]
+        known = [child for child in children if child is not None]
+        return row(names, known) if len(known) == len(children) else None
 
 
 def list_of(element: Logical | None) -> Logical | None:
@@ -142,20 +175,12 @@ def map_of(key: Logical | None, item: Logical | None) -> Logical | None:
     return Logical("map", arrow, children=(key, item))
 
 
-def _row(found: list[Value] | None, depth: int) -> Logical | None:
-    if found is None or not all(isinstance(item, JavaObject) for item in found):
-        return None
-    names = [str(item.fields.get("name")) for item in found]
-    children = [logical_type(item.fields.get("type"), depth + 1) for item in found]
-    known = [child for child in children if child is not None]
-    return row(names, known) if len(known) == len(children) and len(set(names)) == len(names) else None
-
-
 def raw_class(fields: dict[str, Value]) -> str:
     """Return the class of values of a RAW type, for messages."""
     found = fields.get("clazz") or fields.get("typeInfo")
     if isinstance(found, JavaObject):
-        return str(found.fields.get("name", found.class_name))
+        name = found.fields.get("name")
+        return name if isinstance(name, str) else found.class_name
     return "a raw value of SQL"
 
 

@@ -186,20 +186,30 @@ def _columns(pojo: Pojo) -> tuple[dict[str, dict[str, str]], dict[str, pa.DataTy
     if not pojo.subclasses:
         return None
     kinds: dict[str, pa.DataType] = {}
+    again: dict[str, dict[pa.DataType, str]] = {}
     owners: dict[str, dict[str, str]] = {}
     own = [(name, child.arrow_type) for name, child in zip(pojo.names, pojo.children, strict=True)]
-    owners[pojo.class_name] = {name: _column(kinds, name, kind) for name, kind in own}
+    owners[pojo.class_name] = {name: _column(kinds, again, name, kind) for name, kind in own}
     for class_name, serializer in pojo.subclasses.items():
         if serializer is None or not pa.types.is_struct(serializer.arrow_type):
             continue
         fields = [serializer.arrow_type.field(i) for i in range(serializer.arrow_type.num_fields)]
-        owners[class_name] = {item.name: _column(kinds, item.name, item.type) for item in fields if item.name != CLASS}
+        owners[class_name] = {
+            item.name: _column(kinds, again, item.name, item.type) for item in fields if item.name != CLASS
+        }
     return owners, kinds
 
 
-def _column(kinds: dict[str, pa.DataType], name: str, kind: pa.DataType) -> str:
-    found, number = name, 1
-    while kinds.setdefault(found, kind) != kind:
-        number += 1
-        found = f"{name}_{number}"
-    return found
+def _column(
+    kinds: dict[str, pa.DataType], again: dict[str, dict[pa.DataType, str]], name: str, kind: pa.DataType
+) -> str:
+    """Return the column of a field; ``again`` has by name which column each type has got."""
+    mine = again.setdefault(name, {})
+    if kind not in mine:
+        number = len(mine) + 1
+        found = name if number == 1 else f"{name}_{number}"
+        while kinds.setdefault(found, kind) != kind:
+            number += 1
+            found = f"{name}_{number}"
+        mine[kind] = found
+    return mine[kind]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, UnsupportedFormat
 from stateformat.schema import MAX_NESTING
 
-from ...cursor import DEPTH_MAX, Cursor
+from ...cursor import Cursor
 from . import logical, plain, sql, times
 from .avro import avro_serializer
 from .collections import Characters, ListOf, MapOf, MaskedList, Octets
@@ -76,8 +76,7 @@ def _depth(kind: pa.DataType) -> int:
 
 def read_versioned(at: Cursor, depth: int) -> Serializer:
     """Read class, version and body. Raises ``UnknownClass`` and ``DamagedCheckpoint``."""
-    if depth > DEPTH_MAX:
-        at.damaged(f"serializers stand in one another more than {DEPTH_MAX} deep")
+    at.deeper("serializers", depth)
     name = at.name("the class of a serializer")
     version = at.i32()
     if version == ADAPTER:
@@ -264,7 +263,7 @@ def _framed(at: Cursor, blob: memoryview | None, depth: int) -> Serializer | Non
     """Read a snapshot within a blob: an unknown class there is opaque, and parsing goes on."""
     if blob is None:
         return None
-    inner = Cursor(blob, at.path, kind=at.kind)
+    inner = Cursor(blob, at.path, kind=at.kind, nodes=at.nodes)
     try:
         found = read_versioned(inner, depth + 1)
     except UnknownClass as error:
@@ -300,7 +299,7 @@ def _avro(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (1, 2), "Avro's serializer")
     # Version 1 has only the schema.
     name = at.name("the class of a value") if version == 2 else "an Avro record"
-    return avro_serializer(at.utf(), name)
+    return avro_serializer(at.utf(), name, at.nodes)
 
 
 def _custom(at: Cursor, _version: int, _depth: int) -> Serializer:
@@ -311,7 +310,7 @@ def _row_data(at: Cursor, version: int, depth: int) -> Serializer:
     _versions(at, version, (3,), "a SQL row's serializer")
     found = [read_object(at) for _ in range(at.count(5, "columns"))]
     nested(at, depth)
-    kinds = [logical_type(kind) for kind in found]
+    kinds = [logical_type(kind, at.nodes) for kind in found]
     known = [kind for kind in kinds if kind is not None]
     whole = logical.row([f"f{i}" for i in range(len(found))], known) if len(known) == len(found) else None
     return sql.row_data(kinds, [described(kind) for kind in found], whole)
@@ -325,14 +324,14 @@ def _binary_row(at: Cursor, version: int, _depth: int) -> Serializer:
 def _array_data(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "a SQL array's serializer")
     element, _ = read_object(at), read_object(at)
-    kind = logical.list_of(logical_type(element))
+    kind = logical.list_of(logical_type(element, at.nodes))
     return sql.ManyData(kind) if kind else sql.Framed(described(element))
 
 
 def _map_data(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "a SQL map's serializer")
     key, value, _, _ = [read_object(at) for _ in range(4)]
-    kind = logical.map_of(logical_type(key), logical_type(value))
+    kind = logical.map_of(logical_type(key, at.nodes), logical_type(value, at.nodes))
     return sql.ManyData(kind) if kind else sql.Framed(described(key), described(value))
 
 
