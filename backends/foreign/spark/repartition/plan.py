@@ -8,7 +8,7 @@ session's; a partition without a file of a version fails to load, so empty ones 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -199,7 +199,8 @@ def plan_repartition(
     listed = folder.list("")
     edits = tuple(_edits(source, units, listed, parallelism, provider_after, target_url))
     changed = dict(edits)
-    kept = sorted((item for item in listed if _is_copied(item.path, changed)), key=lambda item: turn(item.path))
+    there = {item.path for item in listed}
+    kept = sorted((item for item in listed if _is_copied(item.path, changed, there)), key=lambda item: turn(item.path))
     return RepartitionPlan(
         query_id=source.query_id,
         batch=source.batch,
@@ -369,14 +370,15 @@ def _edits(
             yield path, edit_offsets(read_small(source.folder, path), conf, path)
 
 
-def _is_copied(path: str, edits: Mapping[str, bytes]) -> bool:
+def _is_copied(path: str, edits: Mapping[str, bytes], there: Set[str]) -> bool:
     folder, _, name = path.rpartition("/")
     if path in edits:
         return False
-    # Hadoop's checksum of a file that is not copied, or was changed.
+    # Hadoop's checksum of a file that is not copied, was changed, or is gone. Beside the last Spark
+    # writes no file of that name.
     if name.startswith(".") and name.endswith(".crc"):
         of = f"{folder}/{name[1:-4]}" if folder else name[1:-4]
-        return _is_copied(of, edits)
+        return of in there and _is_copied(of, edits, there)
     if name.startswith(".") and name.endswith(".tmp"):
         return False
     found = _PARTITION.fullmatch(path)
