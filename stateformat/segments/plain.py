@@ -6,6 +6,7 @@ offsets, and with times in microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -88,18 +89,23 @@ def kept(column: Any, wanted: pa.DataType) -> Any:
     return column.cast(wanted, safe=True)
 
 
-def check_text(rows: pa.Table | pa.RecordBatch, what: str) -> None:
+def check_text(rows: pa.Table | pa.RecordBatch, what: str, *, checked: pa.RecordBatch | None = None) -> None:
     """Raise ``InvalidState`` for text of ``what`` that is not UTF-8, naming its column.
 
-    Arrow trusts whoever makes an array, and readers of Parquet do not look.
+    Arrow trusts whoever makes an array, and readers of Parquet do not look. Columns that share
+    their memory with one of ``checked`` are passed over.
     """
+    done = [] if checked is None else [_memory(column) for column in checked.columns if _has_text(column.type)]
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not _has_text(field.type):
             continue
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            if done and _memory(chunk) in done:
+                continue
             try:
-                if not _is_ascii(chunk):
-                    chunk.validate(full=True)
+                for texts in _texts(chunk):
+                    if not _is_ascii(texts):
+                        texts.validate(full=True)
             except (pa.ArrowException, ValueError) as error:
                 raise InvalidState(
                     f"column {field.name!r} of {what} holds text that is not UTF-8: {error}. Decode it as what it is, "
@@ -109,15 +115,41 @@ def check_text(rows: pa.Table | pa.RecordBatch, what: str) -> None:
                 ) from error
 
 
+def _memory(array: pa.Array) -> tuple[Any, ...]:
+    places = [None if buffer is None else buffer.address for buffer in array.buffers()]
+    return array.type, array.offset, len(array), places
+
+
 def _has_text(kind: Any) -> bool:
     if pa.types.is_nested(kind):
         return any(_has_text(kind.field(index).type) for index in range(kind.num_fields))
+    return _is_text(kind)
+
+
+def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _texts(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield the texts within an array, and none of what a slice of it leaves out."""
+    kind, is_ = array.type, pa.types
+    if not _has_text(kind) or not len(array):
+        return
+    if is_.is_struct(kind):
+        for place in range(kind.num_fields):
+            yield from _texts(array.field(place))
+    elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        yield from _texts(array.values.slice(first, last - first))
+    elif is_.is_fixed_size_list(kind):
+        yield from _texts(array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size))
+    else:  # Text, or of a kind that nothing divides.
+        yield array
 
 
 def _is_ascii(array: pa.Array) -> bool:
     """Return whether all is ASCII, at a tenth of what a look at each value costs."""
-    if pa.types.is_nested(array.type):
+    if not _is_text(array.type):
         return False
     _, offsets, data = array.buffers()
     if not len(array) or data is None:

@@ -536,6 +536,13 @@ def test_csv_without_a_header_compressed_and_with_some_columns(tmp_path: Path) -
     assert all_rows(source).to_pylist() == [{"c": "x", "b": "ä"}, {"c": "y", "b": None}]
 
 
+@pytest.mark.parametrize("header", ["n,text", '"n",text'])
+def test_a_byte_order_mark_before_the_header_of_a_csv_file_is_part_of_no_name(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n1,é\n", "utf-8-sig")
+    for source in (CsvSource(tmp_path), CsvSource(tmp_path, schema={"n": pa.int64(), "text": pa.string()})):
+        assert all_rows(source).to_pylist() == [{"n": 1, "text": "é"}]
+
+
 def test_csv_types_that_are_given_are_made_plain(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,c\nx,y,2024-02-29 12:00:00\n")
     given = {"a": pa.large_string(), "b": pa.dictionary(pa.int32(), pa.string()), "c": pa.timestamp("s")}

@@ -21,6 +21,7 @@ from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sources import SparkSource
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import Status
+from stateformat.segments import check_text
 from tests.dataflow_fakes import Chunks, Collected, Pass, job_of, opened, rows
 
 
@@ -72,6 +73,24 @@ def test_text_that_is_not_utf_8_is_refused_where_it_enters_by_split_and_column()
         assert chain.read().rows == 3
         with pytest.raises(InvalidState, match=rf"column '{column}' of split 'a' of source 'source' holds text that"):
             chain.read()
+
+
+def test_of_a_slice_of_nested_text_the_slice_alone_is_looked_at() -> None:
+    texts = pa.array([b"\xff", b"\xff", b"a", "é".encode(), b"\xff", b"\xff"]).view(pa.string())
+    pairs = pa.ListArray.from_arrays([0, 2, 4, 6], texts)
+    each = {
+        "list": pairs,
+        "large": pa.LargeListArray.from_arrays([0, 2, 4, 6], texts),
+        "fixed": pa.FixedSizeListArray.from_arrays(texts, 2),
+        "map": pa.MapArray.from_arrays([0, 2, 4, 6], texts, texts),
+        "struct": pa.StructArray.from_arrays([pairs], ["in"]),
+        "deep": pa.ListArray.from_arrays([0, 1, 2, 3], pa.FixedSizeListArray.from_arrays(texts, 2)),
+    }
+    check_text(pa.record_batch(each).slice(1, 1), "a slice")
+    for name, column in each.items():
+        for first in (0, 2):
+            with pytest.raises(InvalidState, match=f"column '{name}' of a slice holds text that is not UTF-8"):
+                check_text(pa.record_batch({name: column}).slice(first, 1), "a slice")
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,9 @@ class CsvSource(FileSource):
         names = self._column_names
         if names is None:
             # A header of enormous names is none of Python's (csv.Error), and Arrow reads it.
+            # Like Arrow, utf-8-sig takes no byte order mark for a part of a name.
             with self._reported(path), pa.input_stream(path) as file, contextlib.suppress(csv.Error):
-                text = io.TextIOWrapper(file, "utf-8", "replace", newline="")
+                text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
                 names = next(filter(None, csv.reader(text, delimiter=self._delimiter)), [])
         if names:
             self._check_names(path, names, self._schema.names)

@@ -78,7 +78,7 @@ class Map(Operator):
                 )
             answer = made_plain(_MADE, answer, schema)
         if answer is not batch:
-            check_text(answer, _MADE)
+            check_text(answer, _MADE, checked=batch)
         return answer
 
 
