@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.segments import kept, plain_type
+from stateformat.segments import cast_kept, kept, plain_type
 
 
 def cast_to_schema(what: str, rows: object, schema: pa.Schema, *, declared: str = "columns") -> pa.Table:
@@ -22,9 +22,21 @@ def cast_to_schema(what: str, rows: object, schema: pa.Schema, *, declared: str 
     if sorted(table.column_names) != sorted(schema.names):
         raise InvalidState(f"{what} returned columns {table.column_names}; its {declared} are {schema.names}")
     try:
-        return table.select(schema.names).cast(schema)
+        return columns_kept(table, schema)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidState(f"{what} returned other types than declared: {error}") from error
+
+
+def columns_kept(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema; ``ArrowException`` or ``ValueError`` for other values."""
+    columns = []
+    for field in schema:
+        try:
+            columns.append(cast_kept(table[field.name], field.type))
+        except pa.ArrowException as error:
+            raise pa.ArrowInvalid(f"column {field.name!r}, {table[field.name].type}: {error}") from error
+    # The cast of the whole refuses nulls where none may be.
+    return pa.Table.from_arrays(columns, names=schema.names).cast(schema)
 
 
 def check_columns(what: str, schema: pa.Schema) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .external_sort import SortedRuns
 from .file_writer import SegmentPlace, WriteOptions
 from .normalize import normalize_keys, normalize_rows
-from .plain import check_text, keeps_values, kept, plain_type
+from .plain import cast_kept, check_text, keeps_values, kept, plain_type
 from .reader import PIECE_ROWS_MAX, SegmentReader
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from .sort import Clustered, clustered, groups_of_keys, is_clustered, one_array
@@ -29,6 +29,7 @@ __all__ = [
     "SegmentReader",
     "SortedRuns",
     "WriteOptions",
+    "cast_kept",
     "check_text",
     "clustered",
     "groups_of_keys",

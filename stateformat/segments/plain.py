@@ -89,6 +89,54 @@ def kept(column: Any, wanted: pa.DataType) -> Any:
     return column.cast(wanted, safe=True)
 
 
+def cast_kept(column: Any, wanted: pa.DataType) -> Any:
+    """Cast to a type that may not hold every value, as Arrow does it, except that floats alone are
+    rounded. Raises ``ArrowException`` for any other value that changes.
+
+    Arrow makes a float of 1e300 infinite, drops the fields of a struct that are not wanted, and
+    rounds times to dates and floats to decimals.
+    """
+    if keeps_values(column.type, wanted):
+        return kept(column, wanted)
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([cast_kept(chunk, wanted) for chunk in column.chunks], wanted)
+    made = column.cast(wanted)
+    _check_cast(column, made)
+    return made
+
+
+def _check_cast(given: Any, made: Any) -> None:
+    """Raise ``pa.ArrowInvalid`` where a cast value is not the given one."""
+    is_ = pa.types
+    if isinstance(given, pa.ExtensionArray):
+        _check_cast(given.storage, made)
+    elif is_.is_struct(made.type) and is_.is_struct(given.type):
+        names = {item.name for item in made.type}
+        if lost := [item.name for item in given.type if item.name not in names]:
+            raise pa.ArrowInvalid(f"{lost[0]!r} is no field of {made.type}")
+        for item in given.type:
+            _check_cast(pc.struct_field(given, item.name), pc.struct_field(made, item.name))
+    elif is_.is_map(made.type) and is_.is_map(given.type):
+        # The keys and items of null maps and beyond slices are of no map.
+        _check_cast(*(pc.list_flatten(each.cast(_as_list(each.type))) for each in (given, made)))
+    elif is_.is_nested(made.type) and is_.is_nested(given.type):
+        _check_cast(pc.list_flatten(given), pc.list_flatten(made))
+    elif is_.is_floating(made.type):
+        was = pc.is_inf(given) if is_.is_floating(given.type) else pa.scalar(False)
+        _refuse_first(given, made.type, pc.and_not(pc.is_inf(made), was))
+    else:
+        _refuse_first(given, made.type, pc.not_equal(made.cast(given.type, safe=False), given))
+
+
+def _as_list(kind: Any) -> pa.DataType:
+    return pa.list_(pa.struct([kind.key_field, kind.item_field]))
+
+
+def _refuse_first(given: Any, kind: pa.DataType, differs: Any) -> None:
+    if pc.any(differs).as_py():
+        raise pa.ArrowInvalid(f"{given.filter(differs)[0].as_py()!r} is no {kind}")
+
+
 def check_text(rows: pa.Table | pa.RecordBatch, what: str, *, checked: pa.RecordBatch | None = None) -> None:
     """Raise ``InvalidState`` for text of ``what`` that is not UTF-8, naming its column.
 

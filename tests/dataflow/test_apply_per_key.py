@@ -656,6 +656,11 @@ SEVERAL = [ValueState("one", (), N), MapState("two", (), pa.string(), STRICT), L
         (rome({"city": "Rome", "m": 1}), {}, "of key 'Rome' gave a dict of city, m."),
         (rome(pa.table({"city": ["Rome"]})), {}, "of key 'Rome' gave a table of city string. Its output is city str"),
         (rome(pa.table({"city": ["Rome"], "n": ["x"]})), {}, "gave a table of other types than its output"),
+        (
+            rome(pa.table({"city": ["Rome"], "n": [1e300]})),
+            {"output": [*CITY_FIELD, pa.field("n", pa.float32())]},
+            "column 'n', double: 1e+300 is no float",
+        ),
         (rome(("Rome", None)), {"output": [*CITY_FIELD, *N_FIELD]}, "of key 'Rome' gave None in column 'n' of its"),
         (rome(NULLS), {"output": [*CITY_FIELD, *N_FIELD]}, "of key 'Rome' gave None in column 'n' of its output"),
         (rome(("Rome", [1, 2.5])), {"output": NESTED}, "in column 'n' of its output, which is list<item"),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.errors import InvalidInput
+from stateformat.segments import cast_kept
 from stateformat.tables import CONVERSION_ERRORS, from_python, table_from_python
 
 INT, FLOAT = pa.int32(), pa.float32()
@@ -143,3 +144,48 @@ def test_rows_are_refused_with_their_column() -> None:
         table_from_python([{"n": 2.5}], schema, "it")
     with pytest.raises(InvalidInput, match=r"it: \['m'\] are no columns; those are \['n', 's'\]"):
         table_from_python([{"m": 1}], schema, "it")
+
+
+PLUS = pa.struct([("a", pa.float64()), ("b", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([1.0, None, 1e300]), FLOAT),
+        (pa.chunked_array([[[1.0], None], [[2.0, -1e300]]]), pa.list_(FLOAT)),
+        (pa.array([[("a", 1e300)], None], pa.map_(pa.string(), pa.float64())), pa.map_(pa.string(), FLOAT)),
+        (pa.array([{"a": 1, "bb": "x"}]), PLUS),
+        (pa.array([1, None], pa.timestamp("us")), pa.date32()),
+        (pa.array([86_400_000_001], pa.timestamp("us")), pa.time64("us")),
+        (pa.array([0.16]), pa.decimal128(5, 1)),
+        (pa.array([5]), pa.bool_()),
+        (pa.array(["07"]), pa.int64()),
+        (pa.array([2.5]), pa.int64()),
+        (pa.array([Decimal("1.26")]), pa.decimal128(5, 1)),
+    ],
+    ids=str,
+)
+def test_a_cast_that_would_change_a_value_is_refused(column: Any, kind: pa.DataType) -> None:
+    with pytest.raises(pa.ArrowException):
+        cast_kept(column, kind)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "wanted"),
+    [
+        (pa.array([0.5, None, float("inf"), -0.0]), FLOAT, [0.5, None, float("inf"), -0.0]),
+        (pa.array([0.1]), FLOAT, [float(np.float32(0.1))]),
+        (pa.chunked_array([[1], [None]], pa.int64()), pa.float64(), [1.0, None]),
+        (pa.array([{"a": 1}, None]), PLUS, [{"a": 1.0, "b": None}, None]),
+        (pa.array([[1, 2], None, []], pa.list_(pa.int64()))[1:], pa.list_(FLOAT), [None, []]),
+        (pa.array([86_400_000_000, None], pa.timestamp("us")), pa.date32(), [dt.date(1970, 1, 2), None]),
+        (pa.array([True, None]), pa.int64(), [1, None]),
+        (pa.array(["7"]), pa.int64(), [7]),
+        (pa.array([None]), PLUS, [None]),
+    ],
+    ids=str,
+)
+def test_a_cast_that_keeps_every_value_is_made(column: Any, kind: pa.DataType, wanted: list[Any]) -> None:
+    made = cast_kept(column, kind)
+    assert (made.type, made.to_pylist()) == (kind, wanted)

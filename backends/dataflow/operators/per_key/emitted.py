@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stateformat.tables import CONVERSION_ERRORS, from_python
 
-from ...casting import columns_text
+from ...casting import columns_kept, columns_text
 from .conversion import first_misfit
 
 BATCH_ROWS: Final = 65_536
@@ -143,7 +143,7 @@ class Emitted:
                 place, f"gave a table of {columns_text(table.schema)}. Its output is {columns_text(self._schema)}."
             )
         try:
-            table = table.select(names).cast(pa.schema([item.with_nullable(True) for item in self._schema]))
+            table = columns_kept(table, pa.schema([item.with_nullable(True) for item in self._schema]))
         except (pa.ArrowException, ValueError) as error:
             raise self._fault(place, f"gave a table of other types than its output: {error}") from error
         for batch in table.to_batches():
