@@ -27,6 +27,7 @@ from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
+from .limits import memory_named
 from .source import ForeignSource, Level, Note, Opened, Part, unreadable
 
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
@@ -63,30 +64,34 @@ class ForeignFolder:
         return self.form.system
 
     def history(self) -> tuple[list[Record], dict[int, CheckpointError]]:
-        opened = self.form.sources(self.folder, self.outside)
-        if not opened.sources:
-            record_of(self._source(None))  # the reason, where the newest one's record has it
-            raise DamagedCheckpoint(
-                f"no checkpoint in {self.folder.url}, {self.system}, can be opened; `ckpt validate {self.folder.url}` "
-                "says why"
-            )
-        return [record_of(source) for source in opened.sources], opened.damaged
+        with memory_named(self.folder.url):
+            opened = self.form.sources(self.folder, self.outside)
+            if not opened.sources:
+                record_of(self._source(None))  # the reason, where the newest one's record has it
+                raise DamagedCheckpoint(
+                    f"no checkpoint in {self.folder.url}, {self.system}, can be opened; "
+                    f"`ckpt validate {self.folder.url}` says why"
+                )
+            return [record_of(source) for source in opened.sources], opened.damaged
 
     def open(self, checkpoint_id: int | None = None) -> ForeignCheckpoint:
-        return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)
+        with memory_named(self.folder.url):
+            return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)
 
     def validate(self, checkpoint_id: int | None, level: Level, progress: Callable[[int, int], None] | None) -> Report:
         seen, findings = _Seen(progress), list[Problem]()
         chosen, counts = None, Counts()
         try:
-            source = self._source(checkpoint_id)
-            for problem in source.check(level, seen):
-                findings.append(problem)
-            chosen = source.record.checkpoint_id
-            counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
+            with memory_named(self.folder.url):
+                source = self._source(checkpoint_id)
+                for problem in source.check(level, seen):
+                    findings.append(problem)
+                chosen = source.record.checkpoint_id
+                counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
         except (DamagedCheckpoint, UnsupportedFormat, InvalidInput) as error:
             # What it is based on cannot be read; the check may have reported that, and more.
-            if not any(problem.severity == "error" for problem in findings):
+            ended = error.kind is ErrorKind.LIMIT_EXCEEDED
+            if ended or not any(problem.severity == "error" for problem in findings):
                 path = str(error.details.get("path", ""))
                 findings.append(Problem(error.kind, self.system, str(error), advice=_ADVICE, path=path))
         return Report(self.folder.url, chosen, level, ordered(findings), counts)
@@ -165,7 +170,8 @@ class ForeignCheckpoint(Checkpoint):
         """All parts as handles, with exact rows: reads data files on first use."""
         with self._reading:
             if self._manifest is None:
-                self._manifest = Manifest(handles_table([self._counted(part) for part in self.source.parts]))
+                with memory_named(self.storage.url):
+                    self._manifest = Manifest(handles_table([self._counted(part) for part in self.source.parts]))
             return self._manifest
 
     @property
@@ -309,8 +315,9 @@ class _ForeignReader:
         """Stream the rows, as ``ReadTask.batches`` says."""
         if batch_rows < 1:
             raise InvalidInput(f"batch_rows is {batch_rows}; it must be at least 1")
-        for batch in rebatch(map(self._wanted.rows, self._tables()), self._schema, batch_rows):
-            yield self._wanted.of(batch)
+        with memory_named(self._task.storage.url):
+            for batch in rebatch(map(self._wanted.rows, self._tables()), self._schema, batch_rows):
+                yield self._wanted.of(batch)
 
     def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the one layer that a foreign state has."""

@@ -110,7 +110,7 @@ class Cursor:
 
     def text(self, size: int) -> str:
         """Take ``size`` bytes of modified UTF-8: NUL is C0 80, a character beyond U+FFFF two
-        surrogates of three bytes each. A lone surrogate stays one.
+        surrogates of three bytes each. Half of a pair is refused.
         """
         raw = bytes(self.take(size))
         if raw.isascii() and 0 not in raw:

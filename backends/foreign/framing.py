@@ -8,6 +8,9 @@ never over entries.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -20,11 +23,7 @@ import xxhash
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 
 from .byte_strings import Octets
-
-LIMIT_BYTES: Final = 1 << 36
-"""A decompressed file larger than this is not read into memory, whatever it declares."""
-_ZSTD_RATIO, _ZSTD_SMALL = 2048, 1 << 28
-"""How many times its size a zstd file may contain, and what any file may: zstd declares no size."""
+from .limits import Decoded
 
 _LZ4_MAGIC: Final = b"LZ4Block"
 _LZ4_HEAD: Final = struct.Struct("<8sBiiI")
@@ -37,6 +36,8 @@ _LZ4_FRAME_MAX: Final = 1 << 25
 _XERIAL_HEAD: Final = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 _SNAPPY_FRAME: Final = 1 << 16
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _SPARK_CODECS: Final = {
     "lz4": "lz4",
     "snappy": "snappy",
@@ -78,10 +79,14 @@ def spark_codec(name: str) -> str:
     return known
 
 
-def spark_decode(codec: str, data: Any, path: str) -> Octets:
-    """Return what Spark compressed with ``codec`` (:func:`spark_codec`) into one file."""
+def spark_decode(codec: str, data: Any, path: str, decoded: Decoded | None = None) -> Octets:
+    """Return what Spark compressed with ``codec`` (:func:`spark_codec`) into one file.
+
+    ``decoded`` is what it and the files that are read with it may have together.
+    """
     view = memoryview(data).cast("B")
-    return {"lz4": _lz4_decode, "snappy": _xerial_decode, "zstd": _zstd_decode}[spark_codec(codec)](view, path)
+    decode = {"lz4": _lz4_decode, "snappy": _xerial_decode, "zstd": _zstd_decode}[spark_codec(codec)]
+    return decode(view, path, decoded or Decoded(len(view)))
 
 
 def spark_encode(codec: str, data: Any) -> bytes:
@@ -110,17 +115,16 @@ def spark_joined(codec: str, files: Iterable[Any]) -> Iterator[Any]:
 class _Frames:
     """Decompressed frames in one growing buffer."""
 
-    def __init__(self, path: str, expected: int = 1 << 16, limit: int = LIMIT_BYTES) -> None:
+    def __init__(self, path: str, decoded: Decoded, expected: int = 1 << 16) -> None:
         """Room for ``expected`` bytes is allocated at once; they have not been verified to come."""
-        self.path, self.limit = path, min(limit, LIMIT_BYTES)
+        self.path, self.decoded = path, decoded
         self.data: Octets = np.empty(expected, np.uint8)
         self.size = 0
 
     def add(self, frame: Any) -> None:
         piece = np.frombuffer(frame, np.uint8)
         end = self.size + len(piece)
-        if end > self.limit:
-            raise damaged(self.path, f"it holds more than {self.limit:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+        self.decoded.take(self.path, len(piece))
         if end > len(self.data):
             grown = np.empty(max(end, 2 * len(self.data)), np.uint8)
             grown[: self.size] = self.data[: self.size]
@@ -139,8 +143,8 @@ def _unpack(codec: pa.Codec, body: Any, size: int, path: str, at: int) -> Any:
         raise damaged(path, f"the frame at byte {at} does not decompress ({error})", offset=at) from error
 
 
-def _lz4_decode(view: memoryview, path: str) -> Octets:
-    frames, codec, at, ended = _Frames(path, _lz4_room(view)), pa.Codec("lz4_raw"), 0, False
+def _lz4_decode(view: memoryview, path: str, decoded: Decoded) -> Octets:
+    frames, codec, at, ended = _Frames(path, decoded, _lz4_room(view)), pa.Codec("lz4_raw"), 0, False
     while at < len(view):
         if ended:
             raise damaged(path, f"{len(view) - at} bytes follow the end of the stream", offset=at)
@@ -215,8 +219,8 @@ def _snappy_size(body: memoryview, path: str, at: int) -> int:
     raise damaged(path, f"the frame at byte {at} has {len(body)} bytes and no size that fits them", offset=at)
 
 
-def _xerial_decode(view: memoryview, path: str) -> Octets:
-    frames, codec, at = _Frames(path), pa.Codec("snappy"), len(_XERIAL_HEAD)
+def _xerial_decode(view: memoryview, path: str, decoded: Decoded) -> Octets:
+    frames, codec, at = _Frames(path, decoded), pa.Codec("snappy"), len(_XERIAL_HEAD)
     if bytes(view[:at]) != _XERIAL_HEAD:
         raise damaged(path, "it does not begin as a snappy stream of version 1", offset=0)
     while at < len(view):
@@ -241,8 +245,8 @@ def _xerial_encode(view: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _zstd_decode(view: memoryview, path: str) -> Octets:
-    frames = _Frames(path, limit=max(_ZSTD_SMALL, _ZSTD_RATIO * len(view)))
+def _zstd_decode(view: memoryview, path: str, decoded: Decoded) -> Octets:
+    frames = _Frames(path, decoded)
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(view)), "zstd") as stream:
             while piece := stream.read(1 << 20):
@@ -269,7 +273,8 @@ def snappy_streams_decode(
     Returns the buffer, and where in it each stream's bytes end. All checksums (CRC-32C) are
     compared at once, which is much cheaper than one stream at a time.
     """
-    view, frames, codec = memoryview(data).cast("B"), _Frames(path), pa.Codec("snappy")
+    view, codec = memoryview(data).cast("B"), pa.Codec("snappy")
+    frames = _Frames(path, Decoded(len(view)))
     bounds: list[int] = []
     places: list[int] = []
     checks: list[int] = []
@@ -344,15 +349,55 @@ def _masked(sums: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 
 
 def modified_utf8(data: Any, path: str) -> str:
-    """Return the text of Java's modified UTF-8: NUL is C0 80, high characters two surrogates."""
+    """Return the text of Java's modified UTF-8: NUL is C0 80, high characters two surrogates.
+
+    Names come from here, or from :func:`json_value`. Java has names with half a surrogate pair;
+    they are refused, since no text of ours could show, store or look for one.
+    """
     octets = bytes(data)
     try:
         if b"\x00" in octets or any(byte >= 0xF0 for byte in octets):
             raise ValueError("a byte that it never has")
         halves = octets.replace(b"\xc0\x80", b"\x00").decode("utf-8", "surrogatepass")
-        return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        found = halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     except ValueError as error:
         raise damaged(path, f"{octets[:40]!r} is no text of Java's DataOutput.writeUTF ({error})") from error
+    if _HALF.search(found):
+        raise UnsupportedFormat(
+            f"{path}: the name {found[:40]!a} has half a surrogate pair, which no UTF-8 can have; give it another name "
+            "in the job, and take another checkpoint or savepoint",
+            kind=ErrorKind.UNSUPPORTED_TYPE,
+            path=path,
+        )
+    return found
+
+
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises ``ValueError``; also for numbers that 64 bits do not hold, for NaN and infinities, for
+    half a surrogate pair, and for what is nested too deep.
+    """
+    try:
+        found = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if _ESCAPED_HALF.search(text):
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 64:
+        raise ValueError(f"the number {text[:20]}… does not fit 64 bits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text[:20]} is no number")
+    return found
 
 
 def encode_modified_utf8(text: str) -> bytes:

@@ -18,7 +18,10 @@ from stateformat.errors import ErrorKind, UnsupportedFormat
 from stateformat.storage import Storage
 
 FILE_BYTES: Final = 1 << 36
-"""Of a file, or a range of one, that is read at once; also what it is decompressed to."""
+"""Of a file, or a range of one, that is read at once; also what it is decompressed to.
+
+``docs/foreign.md`` repeats these numbers.
+"""
 METADATA_BYTES: Final = 1 << 30
 """Of Flink's ``_metadata``."""
 SMALL_BYTES: Final = 1 << 26
@@ -38,9 +41,11 @@ SHARED_NODES: Final = 1 << 13
 
 def too_large(path: str, what: str, count: int, limit: int, unit: str = "bytes") -> UnsupportedFormat:
     """Return the refusal of ``what``, which takes ``count``; at most ``limit`` are taken."""
+    by_memory = unit == "bytes" and limit == memory_bytes()
     return UnsupportedFormat(
-        f"{path}: {what} would take {count:,} {unit}, and at most {limit:,} are read; if it is what the engine wrote, "
-        "take a smaller checkpoint or savepoint, or use a machine with more memory",
+        f"{path}: {what} would take {count:,} {unit}, and at most {limit:,} are read; if that is what the engine "
+        f"wrote, {'use a machine with more memory' if by_memory else 'read it with the engine'}, or take another "
+        "checkpoint or savepoint",
         kind=ErrorKind.LIMIT_EXCEEDED,
         path=path,
         limit=limit,

@@ -11,7 +11,6 @@ continues, how it reads, and the number of the source in the foreign query (0 by
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from itertools import chain
@@ -26,6 +25,7 @@ from stateformat.storage import Storage
 from ..bootstrap import source_states
 from ..connectors.sources import files_behind, rate_behind
 from ..dataflow.api import StartingPoint
+from .framing import json_value
 
 OFFSETS: Final = "spark.offsets."
 """Properties of a Spark checkpoint: its line of the offset log, for each source by its number."""
@@ -92,8 +92,8 @@ def _offset(start: Start, properties: Mapping[str, str]) -> Any:
             f"{', '.join(map(str, offsets)) or 'none that says where it is'}"
         )
     try:
-        return json.loads(offsets[start.number])
-    except (ValueError, RecursionError):
+        return json_value(offsets[start.number])
+    except ValueError:
         return None
 
 
@@ -163,10 +163,10 @@ def _paths_of(folder: Storage, path: str) -> list[str]:
         raise _damaged(path, f"has {size} bytes, more than {LOG_BYTES_MAX} for names of files")
     try:
         version, *lines = folder.read(path).to_pybytes().decode().split("\n")
-        entries = [json.loads(line) for line in lines if line]
+        entries = [json_value(line) for line in lines if line]
         if version != "v1" or not all(isinstance(entry["path"], str) for entry in entries):
             raise ValueError(version)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, "is no log of files: v1, then a JSON object with a path in each line") from error
     return [entry["path"] for entry in entries]
 

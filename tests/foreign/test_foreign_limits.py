@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import shutil
 import struct
 import time
+import warnings
+import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreign import hostile_flink as hostile
+from foreign import hostile_flink as hostile, rocks_tables
 
-from stateformat.backends.foreign import formats
+from stateformat.backends.foreign import formats, limits, sst
 from stateformat.backends.foreign.spark import schemas
-from stateformat.errors import ErrorKind, UnsupportedFormat
+from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
+from stateformat.formats import foreign_checkpoints
 from stateformat.schema import segment_schema
-from tests.fuzz.foreign_targets import DictFolder, read_all
+from stateformat.storage import open_storage
+from stateformat.tools.ckpt.exit_status import failure_of
+from tests.fuzz.foreign_targets import FIXTURES, DictFolder, files_of, read_all
 
 SECONDS_MAX = 60.0
 """Of processor time. A quiet machine takes one or two; what is wrong takes for ever."""
@@ -110,3 +121,169 @@ def test_columns_of_one_name_are_told_apart_in_time() -> None:
     names = [field.name for field in schemas.arrow_fields(schema.key)]
     assert names[:3] == ["c", "c_2", "c_3"]
     assert len(set(names)) == 30_000
+
+
+SPARSE = 1 << 39
+"""Bytes that a file says it has, of which none is stored."""
+LONG_FILES = [
+    ("spark-4.3.0/aggregate/checkpoint", "*.delta"),
+    ("spark-4.3.0/aggregate/checkpoint", "*/schema"),
+    ("spark-4.3.0/aggregate/checkpoint", "offsets/*"),
+    ("spark-4.3.0/aggregate/checkpoint", "commits/*"),
+    ("spark-4.3.0/aggregate/checkpoint", "metadata"),
+    ("spark-4.3.0/aggregate-rocksdb/checkpoint", "*.zip"),
+    ("spark-4.3.0/aggregate-rocksdb/checkpoint", "*.sst"),
+    ("spark-4.3.0/aggregate-rocksdb-ids/checkpoint", "*.changelog"),
+]
+
+
+def outcome(folder: str) -> list[Any]:
+    """The problems of a folder, of which every state is read as well; only errors of the tree."""
+    opened = foreign_checkpoints(open_storage(folder))
+    assert opened is not None
+    with suppress(CheckpointError):
+        read_all(opened.open())
+    return list(opened.validate(None, "full", None).problems)
+
+
+@pytest.mark.parametrize(("place", "pattern"), LONG_FILES)
+def test_a_file_of_any_size_is_refused_before_it_is_read(place: str, pattern: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURES / place, tmp_path / "query")
+    found = [path for path in folder.rglob("*") if path.is_file() and path.match(pattern)]
+    assert found
+    for path in found:
+        os.truncate(path, SPARSE)
+    problems = outcome(str(folder))
+    assert problems
+    assert all(problem.kind is not None and problem.message for problem in problems)
+    named = [problem for problem in problems if problem.kind is ErrorKind.LIMIT_EXCEEDED]
+    assert "sst" in pattern or named, problems
+    for problem in named:
+        assert re.search(r"would take [\d,]+ bytes, and at most [\d,]+ are read", problem.message)
+        assert problem.path
+
+
+@pytest.mark.parametrize("name", ["_metadata", "stream"])
+def test_a_file_of_flink_of_any_size_is_refused_before_it_is_read(name: str, tmp_path: Path) -> None:
+    header = hostile.header([("s", hostile.LONG)])
+    group = hostile.pack("ihi", 0, 0, 0)
+    for path, data in hostile.files(header + group, [len(header)], SPARSE).items():
+        (tmp_path / path).write_bytes(data)
+    os.truncate(tmp_path / "stream", SPARSE)
+    if name == "_metadata":
+        os.truncate(tmp_path / name, SPARSE)
+    problems = outcome(str(tmp_path))
+    assert [problem.kind for problem in problems if problem.path == name] == [ErrorKind.LIMIT_EXCEEDED] * len(problems)
+    assert problems
+    assert f"would take {SPARSE:,}" in problems[0].message or name == "stream"
+
+
+@pytest.mark.parametrize("floor", [1 << 22, 1 << 24])
+def test_blocks_are_decompressed_to_what_their_bytes_may_hold(floor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DECODED_FLOOR", floor)
+    monkeypatch.setattr(limits, "DECODED_RATIO", 4)
+    records = [(b"%02d" % number, 1, rocks_tables.PUT, bytes(1 << 20)) for number in range(10)]
+    packed = rocks_tables.table(records, per_block=1, compression=7)
+    assert len(packed) < 1 << 13
+    if floor > 10 << 20:
+        assert len(sst.merged([rocks_tables.opened(packed)])[0]) == 10
+        return
+    with pytest.raises(UnsupportedFormat, match=r"what it holds, decompressed, would take 4,\d+,\d+ bytes") as caught:
+        sst.merged([rocks_tables.opened(packed)])
+    assert caught.value.kind is ErrorKind.LIMIT_EXCEEDED
+
+
+ZIPS = {
+    "a table 20,000 times": "lists a table file twice",
+    "20,000 entries": "at most 10,000 are read",
+    "a name twice": "two files of one name",
+    "bzip2": "compressed by method 12",
+    "LZMA": "compressed by method 14",
+    "Infinity": "Infinity is no number",
+    "a number of 70 bits": "does not fit 64 bits",
+    "half a pair": "surrogates not allowed",
+}
+
+
+def rezipped(data: bytes, how: str) -> bytes:
+    """The zip of a version, with something else in it."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {info.filename: archive.read(info) for info in archive.infolist()}
+    version, body = parts["metadata"].split(b"\n", 1)
+    found = json.loads(body)
+    texts = {"Infinity": "Infinity", "a number of 70 bits": str(1 << 70), "half a pair": '"\\ud800"'}
+    if how == "a table 20,000 times":
+        found["sstFiles"] = found["sstFiles"][:1] * 20_000
+    text = json.dumps(found)
+    if how in texts:
+        text = text.replace("{", f'{{"extra":{texts[how]},', 1)
+    parts["metadata"] = version + b"\n" + text.encode()
+    method = {"bzip2": zipfile.ZIP_BZIP2, "LZMA": zipfile.ZIP_LZMA}.get(how, zipfile.ZIP_DEFLATED)
+    out = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(out, "w", method) as archive:
+        warnings.simplefilter("ignore")  # It warns of a name that is there twice.
+        for name, content in parts.items():
+            archive.writestr(name, content)
+        if how == "a name twice":
+            archive.writestr("metadata", parts["metadata"])
+        for number in range(20_000 if how == "20,000 entries" else 0):
+            archive.writestr(f"e{number}", b"")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("how", sorted(ZIPS))
+def test_zips_that_no_query_wrote_are_refused_by_what_is_wrong_with_them(how: str) -> None:
+    files = files_of(FIXTURES / "spark-4.3.0/aggregate-rocksdb/checkpoint")
+    for path in [path for path in files if path.endswith(".zip")]:
+        files[path] = rezipped(files[path], how)
+    problems = spark(files).validate(None, "full", None).problems
+    assert problems
+    assert any(ZIPS[how] in problem.message for problem in problems), problems[0].message
+
+
+def spark(files: dict[str, bytes]) -> Any:
+    folder: Any = DictFolder(files)
+    opened = formats.spark(folder, None)
+    assert opened is not None
+    return opened
+
+
+HALF = b"\xed\xa0\x80"
+
+
+@pytest.mark.parametrize("where", ["state", "uid", "name", "file"])
+def test_what_can_be_validated_can_be_shown(where: str) -> None:
+    header = hostile.header([(HALF if where == "state" else "s", hostile.LONG)])
+    texts = {name: HALF for name in ("uid", "name") if name == where}
+    files = hostile.files(header + hostile.pack("ihi", 0, 0, 0), [len(header)], **texts)
+    if where == "file":
+        files["_metadata"] = files["_metadata"].replace(hostile.utf("stream"), hostile.pack("H", 3) + HALF)
+    opened = flink(files)
+    (problem,) = opened.validate(None, "full", None).problems
+    assert "has half a surrogate pair" in problem.message
+    assert problem.message.isascii()
+    with pytest.raises(UnsupportedFormat, match="half a surrogate pair"):
+        opened.open()
+
+
+def test_an_allocation_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = savepoint(hostile.LONG)
+
+    def full(*_: Any) -> None:
+        raise MemoryError("Unable to allocate 5.5 GiB")
+
+    monkeypatch.setattr(DictFolder, "read_range", full)
+    with pytest.raises(UnsupportedFormat, match=r"not enough memory to read it \(Unable to allocate 5.5 GiB\)"):
+        opened.open()
+    (problem,) = opened.validate(None, "full", None).problems
+    assert problem.kind is ErrorKind.LIMIT_EXCEEDED
+    failure = failure_of(MemoryError("Unable to allocate 5.5 GiB"))
+    assert "bug" not in failure.message
+    assert failure.kind == "limit_exceeded"
+
+
+def test_operators_that_say_many_subtasks_are_counted_together() -> None:
+    operators = [hostile.one_operator(b"\0", 32768, 32768, number, uid=b"u%d" % number) for number in range(100)]
+    opened = flink({"_metadata": hostile.metadata(operators)})
+    with pytest.raises(UnsupportedFormat, match="the subtasks of all operators would take 3,276,800 entries"):
+        opened.open()

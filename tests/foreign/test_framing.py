@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings, strategies as st
 
-from stateformat.backends.foreign import framing
+from stateformat.backends.foreign import framing, limits
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 
 
@@ -83,10 +83,10 @@ def test_a_frame_that_declares_more_than_its_bytes_can_hold_takes_no_memory() ->
 
 
 def test_a_zstd_file_that_unpacks_to_thousands_of_times_its_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "_ZSTD_SMALL", 1 << 20)
+    monkeypatch.setattr(limits, "DECODED_FLOOR", 1 << 20)
     whole = framing.spark_encode("zstd", bytes(1 << 24))
     assert 2048 * len(whole) < 1 << 24
-    with pytest.raises(DamagedCheckpoint, match="it holds more than"):
+    with pytest.raises(UnsupportedFormat, match=r"1.delta: what it holds, decompressed, would take .* at most"):
         framing.spark_decode("zstd", whole, "1.delta")
 
 

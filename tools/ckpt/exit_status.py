@@ -122,6 +122,9 @@ def failure_of(error: BaseException) -> Failure:
             what = f"a temporary file in {gettempdir()}: {error.strerror}"  # Others are named.
         advice = _NEXT_STEPS.get(error.errno or 0, "")
         return Failure(UNAVAILABLE, "storage_failed", f"{what} ({type(error).__name__}){advice}")
+    if isinstance(error, MemoryError):
+        what = f"there is not enough memory ({str(error) or 'an allocation failed'})"
+        return Failure(UNAVAILABLE, "limit_exceeded", f"{what}; use a machine with more, or ask for less")
     return Failure(
         PROBLEMS,
         "internal_error",

@@ -21,6 +21,7 @@ from stateformat.keys import DEFAULT_KEY_HASH, key_group_range
 from stateformat.model import State
 from stateformat.states import coordinator_state
 
+from ..limits import ENTRIES, check
 from ..source import Note, Part
 from .described import ADVICE, Described, describe
 from .groups import CanonicalReader, Extents, HeapReader, KeyedReader, is_heap
@@ -186,6 +187,7 @@ class _OperatorReader:
 
     def _add(self, part: Part, content: KeyedPart | OperatorPart | Bytes) -> None:
         self.found.parts[part.operator, part.state, part.subtask] = part, content
+        check(part.operator, "the states of all subtasks", len(self.found.parts), ENTRIES, "entries")
 
     def _declare(self, state: State) -> None:
         self.found.states.append(state)
@@ -253,7 +255,7 @@ class _OperatorReader:
         prefix = prefix_size(self.saved.max_parallelism)
         if isinstance(handle, Incremental):
             place = self.places.of(handle.meta)
-            described = describe(read_keyed_header(place.read(0, place.size).tobytes(), place.path))
+            described = describe(read_keyed_header(place.head(place.size), place.path))
             reader: KeyedReader = self._rocks(handle, prefix, first, last, place.path)
             return _KeyedStream(index, first, last, handle.size, place.path, described, reader, False)
         place = self.places.of(handle)
@@ -394,7 +396,7 @@ class _OperatorReader:
     def _operator_stream(self, handle: OperatorStates) -> tuple[OperatorReader, dict[str, StateInfo]]:
         place = self.places.of(handle.stream)
         end = operator_header_end(handle, place)
-        header: OperatorHeader = read_operator_header(place.read(0, end).tobytes(), place.path)
+        header: OperatorHeader = read_operator_header(place.head(end), place.path)
         infos = {info.name: info for info in (*header.lists, *header.broadcasts)}
         return OperatorReader(place, handle, header.compressed), infos
 

@@ -84,7 +84,7 @@ class Extents:
 
     def header(self, place: Place) -> bytes:
         """Return what precedes the first key group."""
-        return place.read(0, int(self.start.min(initial=place.size))).tobytes()
+        return place.head(int(self.start.min(initial=place.size)))
 
     def between(self, first: int, last: int) -> Extents:
         """Return the places of key groups ``first`` … ``last``."""

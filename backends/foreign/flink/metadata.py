@@ -13,6 +13,7 @@ import numpy as np
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..cursor import Cursor
+from ..limits import ENTRIES, check
 from ..source import FLINK_VERSIONS
 from .handles import (
     Changelog,
@@ -71,6 +72,8 @@ def decode_metadata(data: bytes | memoryview, path: str = FILE_NAME) -> Metadata
     masters = tuple(_master_state(at) for _ in range(at.count(8, "master states")))
     reader = _Reader(at, version)
     operators = tuple(reader.operator() for _ in range(at.count(24, "operators")))
+    subtasks = sum(operator.parallelism for operator in operators)
+    check(path, "the subtasks of all operators", subtasks, ENTRIES, "entries")
     ids = [operator.id for operator in operators]
     if len(set(ids)) != len(ids):
         at.damaged("an operator id stands twice")
@@ -96,6 +99,7 @@ class _Reader:
     def __init__(self, at: Cursor, version: int) -> None:
         self.at = at
         self.version = version
+        self.streams = 0
 
     def operator(self) -> Operator:
         at = self.at
@@ -239,6 +243,8 @@ class _Reader:
 
     def stream(self, depth: int = 0) -> Stream | None:
         at = self.at
+        self.streams += 1
+        check(at.path, "its streams", self.streams, ENTRIES, "entries")
         at.deeper("handles", depth)
         code = at.u8()
         if code == 0:

@@ -19,6 +19,7 @@ from stateformat.problems import Problem
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage
 
+from ..limits import METADATA_BYTES, read_whole
 from ..source import Level, Note, Opened, Part, Progress
 from .checks import check_source
 from .contents import Bytes, Contents, KeyedPart, OperatorPart, contents_of, job_id_of
@@ -98,7 +99,7 @@ class FlinkSource:
 
     @cached_property
     def _bytes(self) -> bytes:
-        return bytes(memoryview(self.folder.read(self.home + FILE_NAME)))
+        return bytes(memoryview(read_whole(self.folder, self.home + FILE_NAME, METADATA_BYTES)))
 
     @cached_property
     def metadata(self) -> Metadata:

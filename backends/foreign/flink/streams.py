@@ -19,6 +19,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.storage import Storage
 
 from ..byte_strings import Octets
+from ..limits import FILE_BYTES, SMALL_BYTES, check
 from ..source import Note
 from .handles import EmptySegment, File, Inline, KeyGroups, Relative, Segment, Stream
 
@@ -54,6 +55,7 @@ class Place:
                 kind=ErrorKind.DAMAGED_RECORD,
                 path=self.path,
             )
+        check(self.path, f"bytes {offset:,} to {offset + length:,}", length, FILE_BYTES)
         found: Any
         if self.data is not None:
             found = memoryview(self.data)[offset : offset + length]
@@ -73,6 +75,11 @@ class Place:
                 path=self.path,
             )
         return np.concatenate([octets, np.zeros(padding, np.uint8)]) if padding else octets
+
+    def head(self, length: int) -> bytes:
+        """Return the first bytes, which are a header."""
+        check(self.path, "its header", length, SMALL_BYTES)
+        return self.read(0, length).tobytes()
 
     def stored_size(self) -> int | None:
         """Return the size of the file; None for a stream in the metadata.

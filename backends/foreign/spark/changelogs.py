@@ -7,7 +7,6 @@ each change with a byte for its kind; it ends with the byte 0. Versions 3 and 4 
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Final, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..byte_strings import ByteStrings, Octets
-from ..framing import damaged, modified_utf8
+from ..framing import damaged, json_value, modified_utf8
 from .chains import parse_chains
 
 DELETE, PUT, MERGE, DELETE_RANGE = 0x10, 0x01, 0x11, 0x20
@@ -95,6 +94,6 @@ def _version(data: Octets) -> tuple[int, int]:
 
 def _lineage(text: str, path: str) -> tuple[tuple[int, str], ...]:
     try:
-        return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in json_value(text))
+    except (ValueError, TypeError, KeyError) as error:
         raise damaged(path, f"its lineage cannot be read ({text[:60]!r})") from error

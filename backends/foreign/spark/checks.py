@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import CheckpointError, ErrorKind
+from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.graph import SubtaskSet
 from stateformat.problems import Problem, Severity
 from stateformat.storage import ObjectInfo, Storage
 
 from ..advice import SPARK, advice_for
 from ..framing import DAMAGED_ADVICE
+from ..limits import read_whole
 from ..source import Level, Note, Part, Progress
 from .hdfs_store import chain_names
 from .key_columns import partitions_of
@@ -313,17 +314,17 @@ def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> I
         if size != wanted:
             what = f"it has {size} bytes, and {wanted} would belong to the {item.size_bytes} of {name}"
         elif level == "full":
-            what = _compare_sums(source.folder, item.path, path)
+            what = _compare_sums(source.folder, item, ObjectInfo(path, size))
         if what:
             message = f"{path} is not of the file beside it: {what}"
             yield _problem(ErrorKind.OBJECT_DIGEST_DIFFERS, message, _ADVICE_CRC, path, severity="warning")
 
 
-def _compare_sums(folder: Storage, path: str, sums: str) -> str:
+def _compare_sums(folder: Storage, item: ObjectInfo, sums: ObjectInfo) -> str:
     try:
-        stored, data = memoryview(folder.read(sums)), memoryview(folder.read(path))
-    except FileNotFoundError:
-        return ""
+        stored, data = (memoryview(read_whole(folder, one.path, size=one.size_bytes)) for one in (sums, item))
+    except (FileNotFoundError, UnsupportedFormat):
+        return ""  # Whoever reads the file says so.
     if bytes(stored[:8]) != b"crc\x00" + _CRC_CHUNK.to_bytes(4, "big"):
         return "it does not begin as Hadoop's checksums do"
     found = [zlib.crc32(data[at : at + _CRC_CHUNK]) for at in range(0, len(data), _CRC_CHUNK)]

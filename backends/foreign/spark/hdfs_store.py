@@ -20,9 +20,10 @@ from stateformat.storage import ObjectInfo, Storage
 
 from ..byte_strings import ByteStrings, Positions
 from ..framing import crc32c, damaged, spark_decode, spark_encode
+from ..limits import Decoded
 from ..source import Level
 from .chains import Chain, parse_chains
-from .stores import Entries, Listing, Store
+from .stores import Entries, Listing, Store, read_whole
 from .unsafe_row import decode_rows, row_size
 
 FILE: Final = re.compile(r"([1-9]\d{0,17})\.(delta|snapshot)")
@@ -72,13 +73,9 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
     if not files:
         nothing = ByteStrings(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
         return Entries(nothing, nothing)
-    contents, paths = [], [item.path for item in files]
-    for path in paths:
-        try:
-            stored = folder.read(path)
-        except FileNotFoundError as error:
-            raise damaged(path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
-        contents.append(spark_decode(store.codec, stored, path))
+    paths = [item.path for item in files]
+    decoded = Decoded(sum(item.size_bytes for item in files))
+    contents = [spark_decode(store.codec, read_whole(folder, item), item.path, decoded) for item in files]
     data = contents[0] if len(contents) == 1 else np.concatenate(contents)
     ends = np.cumsum([len(content) for content in contents]).astype(np.int64)
     deletes = np.array([path.endswith(".delta") for path in paths])

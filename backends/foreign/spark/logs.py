@@ -18,6 +18,7 @@ from stateformat.errors import CheckpointError, ErrorKind, NotFound, Unsupported
 from stateformat.storage import ObjectInfo, Storage, reads_at_once
 
 from ..framing import damaged
+from ..limits import SMALL_BYTES, check
 from .schemas import parse_json
 
 _NUMBER: Final = re.compile(r"0|[1-9]\d{0,17}")
@@ -31,8 +32,6 @@ _SINCE_SCHEMAS: Final = ("spark.sql.streaming.stateStore.compression.codec", STR
 """Settings that no Spark before 3.1, the first that writes schemas, has in its offset log."""
 _TIMES_MS: Final = 1 << 52
 """Milliseconds are below this, so that microseconds fit 64 bits."""
-SMALL_BYTES: Final = 1 << 26
-"""More bytes than any log or schema has."""
 MAX_PARTITIONS: Final = 32768
 """The limit for stateformat's key groups; Spark's number of partitions is not limited."""
 
@@ -182,6 +181,8 @@ class Remembered:
     def read_range(self, path: str, offset: int, length: int) -> Any:
         """See :meth:`Reads.read_range`; the file's beginning is kept."""
         if path not in self._files:
+            if sum(map(len, self._files.values())) > SMALL_BYTES:
+                self._files.clear()
             self._files[path] = self._folder.read_range(path, 0, offset + length)
         return self._files[path][offset : offset + length]
 
@@ -205,8 +206,7 @@ def read_small(folder: Reads, path: str, limit: int = SMALL_BYTES) -> bytes:
         data = folder.read_range(path, 0, limit + 1)
     except FileNotFoundError as error:
         raise damaged(path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
-    if len(data) > limit:
-        raise damaged(path, f"it has more than {limit:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+    check(path, "the file", len(data), limit)
     return bytes(data)
 
 

@@ -19,14 +19,16 @@ from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.storage import ObjectInfo, Storage
 
 from ..framing import damaged
+from ..limits import SMALL_BYTES, ZIP_ENTRIES, check
 from ..source import Level
 from ..sst import Table, merged, open_table
 from .rocksdb_keys import delimiter_of
 from .schemas import parse_json
-from .stores import Listing, Store
+from .stores import Listing, Store, read_whole
 
-_ZIP_MAX: Final = 1 << 26
 _METADATA_MAX: Final = 1 << 24
+_ZIP_ENTRY: Final = b"PK\1\2"
+_ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SST_NAME: Final = re.compile(r"[^/\\\x00]+\.sst")
 
 
@@ -52,11 +54,12 @@ class Snapshot:
 def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
     """Read the ``metadata`` of a zip."""
     path = item.path
-    if item.size_bytes > _ZIP_MAX:
-        raise damaged(path, f"it has {item.size_bytes:,} bytes, more than lists of files have")
+    data = read_whole(folder, item, SMALL_BYTES)
+    check(path, "the files in it", data.count(_ZIP_ENTRY), ZIP_ENTRIES, "entries")
     try:
-        archive = zipfile.ZipFile(io.BytesIO(read_whole(folder, path)))
+        archive = zipfile.ZipFile(io.BytesIO(data))
         names = {info.filename: info.file_size for info in archive.infolist()}
+        _check_entries(path, archive.infolist())
         logs = {name: size for name, size in names.items() if name.endswith(".log") and size}
         if not 0 < names.get("metadata", 0) <= _METADATA_MAX:
             raise damaged(path, f"its metadata has {names.get('metadata', 0)} bytes")
@@ -80,6 +83,20 @@ def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
     return _snapshot(path, parse_json(body, path))
 
 
+def _check_entries(path: str, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Check that each name is there once, and that no other compression than Spark's is used."""
+    for info in entries:
+        if info.compress_type not in _ZIP_METHODS:
+            raise UnsupportedFormat(
+                f"{path}: {info.filename!a} in it is compressed by method {info.compress_type}; only what is "
+                "stored or deflated is read, as Spark writes it. Put the zip back from a copy",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                path=path,
+            )
+    if len({info.filename for info in entries}) < len(entries):
+        raise damaged(path, "it has two files of one name")
+
+
 def _snapshot(path: str, found: Mapping[str, Any]) -> Snapshot:
     listed, families = found.get("sstFiles") or [], found.get("columnFamilyMapping") or {}
     own = found.get("columnFamilyTypeMap") or {}
@@ -100,6 +117,8 @@ def _snapshot(path: str, found: Mapping[str, Any]) -> Snapshot:
         if not isinstance(name, str) or not _SST_NAME.fullmatch(name) or not isinstance(size, int):
             raise damaged(path, f"it lists the table file {item!r}", kind=ErrorKind.DAMAGED_MANIFEST)
         tables.append((name, size))
+    if len({name for name, _ in tables}) < len(tables):
+        raise damaged(path, "it lists a table file twice", kind=ErrorKind.DAMAGED_MANIFEST)
     marked = frozenset(name for name in families if own.get(name))
     return Snapshot(path, tuple(tables), keys, internal, dict(families), marked, found)
 
@@ -121,14 +140,6 @@ def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:
             )
         tables.append(open_table(partial(folder.read_range, path), size, path))
     return tables
-
-
-def read_whole(folder: Storage, path: str) -> bytes:
-    """Read a file. Raises ``DamagedCheckpoint`` if it is missing."""
-    try:
-        return bytes(folder.read(path))
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
 
 
 def file_problems(

@@ -19,6 +19,7 @@ from stateformat.storage import ObjectInfo, Storage
 
 from ..byte_strings import ByteStrings
 from ..framing import damaged, spark_decode
+from ..limits import Decoded
 from ..sst import (
     DELETE as _DELETE,
     MERGE as _MERGE,
@@ -29,7 +30,7 @@ from ..sst import (
     read_tables,
 )
 from .changelogs import DELETE, DELETE_RANGE, MERGE, PUT, Changes, read_changes
-from .rocksdb_files import Snapshot, file_problems, open_tables, read_snapshot, read_whole
+from .rocksdb_files import Snapshot, file_problems, open_tables, read_snapshot
 from .rocksdb_keys import (
     PLAIN,
     delimiter_of,
@@ -40,7 +41,7 @@ from .rocksdb_keys import (
     split_values,
     without_sums,
 )
-from .stores import Entries, Listing, Store
+from .stores import Entries, Listing, Store, read_whole
 from .unsafe_row import decode_rows
 
 FILE: Final = re.compile(r"([1-9]\d{0,17})(?:_([^/.]+))?\.(zip|changelog)")
@@ -169,6 +170,7 @@ def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[
     own = next(one for number, one, _ in known if number == version)
     ids = {version: own}
     logs: list[Changes] = []
+    decoded = Decoded(sum(item.size_bytes for item in files))
     while version and (version, ids[version], "zip") not in known:
         item = known.get((version, ids[version], "changelog"))
         if item is None:
@@ -177,7 +179,8 @@ def _chain(folder: Storage, store: Store, files: Sequence[ObjectInfo]) -> tuple[
                 "it is missing, and a later changelog goes on from it",
                 kind=ErrorKind.OBJECT_MISSING,
             )
-        logs.append(read_changes(spark_decode(store.codec, read_whole(folder, item.path), item.path), item.path))
+        data = spark_decode(store.codec, read_whole(folder, item), item.path, decoded)
+        logs.append(read_changes(data, item.path))
         if own:
             ids.update({number: one for number, one in logs[-1].lineage if number < version})
             if version > 1 and version - 1 not in ids:

@@ -5,7 +5,6 @@ A schema file is of version 1, 2 (one key and one value row) or 3 (one of each p
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import pyarrow as pa
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import MAX_NESTING
 
-from ..framing import damaged, modified_utf8
+from ..framing import damaged, json_value, modified_utf8
 from ..limits import NODES, Nodes, too_large
 
 _PLAIN: Final[Mapping[str, pa.DataType]] = {
@@ -170,8 +169,8 @@ def parse_json(text: str, path: str) -> dict[str, Any]:
     one.
     """
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_value(text)
+    except ValueError as error:
         raise damaged(path, f"it holds no JSON where it should ({error})", kind=ErrorKind.DAMAGED_MANIFEST) from error
     if not isinstance(found, dict):
         raise damaged(path, f"it holds {text[:40]!r} where a JSON object should be", kind=ErrorKind.DAMAGED_MANIFEST)

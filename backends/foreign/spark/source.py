@@ -30,6 +30,7 @@ from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, Storage
 
 from ..framing import damaged
+from ..limits import ENTRIES, check as check_limit
 from ..source import Level, Note, Opened, Part, Progress
 from . import hdfs_store, rocksdb_store
 from .checks import check
@@ -318,6 +319,8 @@ class SparkSource:
     def parts(self) -> Sequence[Part]:
         """One part per state and partition, with sizes from the listing."""
         found = []
+        parts = sum(store.partitions for store in self.stores.values())
+        check_limit(self.offsets.path, "the states of all partitions", parts, ENTRIES, "entries")
         sharing = Counter((store.operator, store.store_name) for store in self.stores.values())
         for (operator, state), store in sorted(self.stores.items()):
             shares = sharing[store.operator, store.store_name]

@@ -13,10 +13,13 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from stateformat.errors import CheckpointError
+from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.storage import ObjectInfo, Storage
 
+from .. import limits
 from ..byte_strings import ByteStrings
+from ..framing import damaged
+from ..limits import FILE_BYTES
 from ..source import Level
 from .schemas import SparkField, StoreSchema
 
@@ -107,6 +110,16 @@ class Listing:
     def files(self, folder: str) -> Mapping[str, int]:
         """Return the files directly in a folder: sizes by name."""
         return self.folders.get(folder, {})
+
+
+def read_whole(folder: Storage, item: ObjectInfo, limit: int = FILE_BYTES) -> bytes:
+    """Read a listed file. Raises ``DamagedCheckpoint`` if it is missing, and ``UnsupportedFormat``
+    if it is too large.
+    """
+    try:
+        return bytes(limits.read_whole(folder, item.path, limit, item.size_bytes))
+    except FileNotFoundError as error:
+        raise damaged(item.path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
 
 
 class StoreReader(Protocol):

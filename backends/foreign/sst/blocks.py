@@ -20,6 +20,7 @@ from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..byte_strings import Octets, Positions
 from ..framing import crc32c, damaged
+from ..limits import FILE_BYTES, META_FLOOR, Decoded, check
 
 ReadRange: TypeAlias = Callable[[int, int], Any]
 """Takes an offset and a length; returns that many bytes of the file in any buffer, fewer at its
@@ -46,7 +47,6 @@ _CODECS: Final = {0: "none", 1: "snappy", 2: "zlib", 3: "bzip2", 4: "LZ4", 5: "L
 _RATIO: Final = {"snappy": 32, "zlib": 1040, "LZ4": 255, "LZ4HC": 255, "zstd": 1 << 16}
 """One byte never decompresses to more than this many."""
 BLOCK_MAX: Final = 1 << 30
-LOAD_MAX: Final = 1 << 34
 _SPAN: Final = 1 << 26
 
 
@@ -100,8 +100,8 @@ class TableFile:
     """None if the metaindex has it."""
 
     def load(self, handles: Handles) -> Blocks:
-        """Read, check and decompress blocks, as :func:`load`."""
-        return load([(self, handles)])
+        """Read, check and decompress blocks, as :func:`load`: those of the index and the like."""
+        return load([(self, handles)], META_FLOOR)
 
     def fits(self, place: tuple[int, int], octets: bytes) -> bool:
         """Return whether a stored block with its trailer has the checksum given in the trailer."""
@@ -168,9 +168,9 @@ def varint_at(octets: bytes, at: int, path: str) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         shift += 7
         at += 1
-        if byte < 0x80:
+        if byte < 0x80 and value < 1 << 63:
             return value, at
-    raise damaged(path, f"a varint at byte {at} of a block or footer has no end")
+    raise damaged(path, f"a varint at byte {at} of a block or footer has no end, or 64 bits")
 
 
 def single(place: tuple[int, int]) -> Handles:
@@ -178,15 +178,21 @@ def single(place: tuple[int, int]) -> Handles:
     return Handles(np.array([place[0]], np.int64), np.array([place[1]], np.int64))
 
 
-def load(wanted: Sequence[tuple[TableFile, Handles]]) -> Blocks:
+def load(wanted: Sequence[tuple[TableFile, Handles]], floor: int | None = None) -> Blocks:
     """Read, check and decompress blocks of several files into one buffer, in the order given.
 
-    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``.
+    ``floor``: what they may be decompressed to, however small they are. Raises
+    ``DamagedCheckpoint`` and ``UnsupportedFormat``.
     """
     pieces: list[Any] = []
+    # In Python's numbers: what a file says need not fit 64 bits together.
+    stored = sum(sum(handles.size.tolist()) for _, handles in wanted)
+    for file, _ in wanted[:1]:
+        check(file.path, "the blocks of it and of what is read with it", stored, FILE_BYTES)
+    decoded = Decoded(stored, floor)
     for file, handles in wanted:
         if len(handles.offset):
-            pieces += _decompressed(file, handles)
+            pieces += _decompressed(file, handles, decoded)
     sizes = np.array([len(piece) for piece in pieces], np.int64)
     data = np.frombuffer(b"".join([*pieces, bytes(PAD)]), np.uint8)
     end = np.cumsum(sizes)
@@ -219,7 +225,7 @@ def _fetch(file: TableFile, handles: Handles) -> tuple[memoryview, Positions]:
     return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)).cast("B"), starts
 
 
-def _decompressed(file: TableFile, handles: Handles) -> list[Any]:
+def _decompressed(file: TableFile, handles: Handles, decoded: Decoded) -> list[Any]:
     """Return the blocks' bytes, one buffer for each."""
     view, starts = _fetch(file, handles)
     raw = np.frombuffer(view, np.uint8)
@@ -240,13 +246,11 @@ def _decompressed(file: TableFile, handles: Handles) -> list[Any]:
     pieces: list[Any] = [view[at : at + length] for at, length in zip(starts.tolist(), size.tolist(), strict=True)]
     for kind in np.unique(kinds).tolist():
         if kind:
-            _decompress(file, pieces, np.flatnonzero(kinds == kind).tolist(), kind)
-    if sum(map(len, pieces)) > LOAD_MAX:
-        raise damaged(file.path, f"blocks hold more than {LOAD_MAX:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+            _decompress(file, pieces, np.flatnonzero(kinds == kind).tolist(), kind, decoded)
     return pieces
 
 
-def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int) -> None:
+def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int, decoded: Decoded) -> None:
     """Replace blocks of one compression by their decompressed bytes."""
     name = _CODECS.get(kind, f"number {kind}")
     ratio = _RATIO.get(name)
@@ -255,19 +259,13 @@ def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int
     if file.version < 2 and name != "snappy":
         raise unsupported(file.path, f"blocks are compressed by {name} in format version {file.version}", codec=name)
     codec = None if name == "zlib" else pa.Codec({"snappy": "snappy", "zstd": "zstd"}.get(name, "lz4_raw"))
-    total = 0
     for index in chosen:
         body = pieces[index]
         raw_size, at = varint_at(body[:10], 0, file.path)
-        if raw_size > ratio * len(body) + 64 or raw_size > BLOCK_MAX:
-            raise damaged(
-                file.path,
-                f"a block of {len(body)} bytes compressed by {name} declares {raw_size:,} bytes",
-                kind=ErrorKind.DAMAGED_SEGMENT if raw_size <= BLOCK_MAX else ErrorKind.LIMIT_EXCEEDED,
-            )
-        total += raw_size
-        if total > LOAD_MAX:
-            raise damaged(file.path, f"blocks hold more than {LOAD_MAX:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+        if raw_size > ratio * len(body) + 64:
+            raise damaged(file.path, f"a block of {len(body)} bytes compressed by {name} declares {raw_size:,} bytes")
+        check(file.path, f"a block of {len(body):,} bytes compressed by {name}", raw_size, BLOCK_MAX)
+        decoded.take(file.path, raw_size)
         try:
             if codec is None:
                 inflated = zlib.decompressobj(-15)

@@ -15,15 +15,16 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stateformat.errors import ErrorKind
-
 from ..byte_strings import ByteStrings, Octets, Positions
 from ..framing import damaged
+from ..limits import DECODED_FLOOR, check
 from .blocks import PAD, Blocks, unsupported
 
 _HASHED: Final = 1 << 31
 _FEATURES: Final = 0x70000000
-_KEYS_MAX: Final = 1 << 34
+_NUMBER_MAX: Final = 1 << 60
+_SHARED_MAX: Final = 64
+"""Keys, which share their beginnings in a block, take no more than so many times the block."""
 _STEPS_MAX: Final = 1 << 16
 """No restart point has so many entries; RocksDB's usual number is 16."""
 
@@ -66,8 +67,9 @@ def varints(data: Octets, at: Positions) -> tuple[Positions, Positions]:
             after[more] += 1
             more = more[byte >= 0x80]
             shift += 7
-        # Longer than any length: no sum with it may overflow.
-        value[more] = 1 << 62
+        # Longer than any length: no sum of two may overflow.
+        value[more] = _NUMBER_MAX
+        np.minimum(value, _NUMBER_MAX, out=value)
     return value, after
 
 
@@ -94,8 +96,8 @@ def read_entries(
         shared[place], own[place], key_at[place] = step.shared, step.own, step.key_at
         value_at[place], value_size[place] = step.value_at, step.value_size
     length = shared + own
-    if int(length.sum()) > _KEYS_MAX:
-        raise damaged(path(0), f"keys have more than {_KEYS_MAX:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+    if total:
+        check(path(0), "its keys", int(length.sum()), max(DECODED_FLOOR, _SHARED_MAX * len(blocks.data)))
     # No key shares more than the length of the previous key; the first of a lane shares nothing.
     before = np.zeros(total, np.int64)
     before[1:] = length[:-1]

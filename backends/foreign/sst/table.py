@@ -347,6 +347,9 @@ def _properties(found: dict[bytes, bytes], path: str) -> Properties:
     external = fixed("external_sst_file.version", "<I")
     if external > 2:
         raise unsupported(path, f"it was taken in from outside by version {external}")
+    sequence = fixed("external_sst_file.global_seqno", "<Q")
+    if sequence >> 56:
+        raise damaged(path, f"its sequence number is {sequence}; such a number has 56 bits")
     comparator = text("comparator")
     if comparator not in (None, "", _BYTEWISE):
         raise unsupported(path, f"its keys are ordered by {comparator}", comparator=comparator)
@@ -361,7 +364,7 @@ def _properties(found: dict[bytes, bytes], path: str) -> Properties:
         merges=number("merge.operands"),
         range_deletions=number("num.range-deletions"),
         external=external > 0,
-        global_sequence=fixed("external_sst_file.global_seqno", "<Q"),
+        global_sequence=sequence,
         index_type=fixed("block.based.table.index.type", "<I"),
         index_has_user_keys=bool(number("index.key.is.user.key")),
         index_is_delta_encoded=bool(number("index.value.is.delta.encoded")),

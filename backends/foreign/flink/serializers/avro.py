@@ -24,7 +24,6 @@ Recursive schemas have no Arrow type: their values stay opaque.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -33,6 +32,7 @@ import pyarrow as pa
 
 from ...byte_strings import Positions
 from ...cursor import DEPTH_MAX
+from ...framing import json_value
 from ...limits import Nodes
 from . import plain
 from .binary_rows import long_decimals, text_or_octets
@@ -62,8 +62,8 @@ def avro_serializer(schema: str, class_name: str, nodes: Nodes) -> Serializer:
     ``nodes`` than there may be.
     """
     try:
-        return _Schemas(nodes).serializer(json.loads(schema), "", 0)
-    except (ValueError, RecursionError, Unsuitable):
+        return _Schemas(nodes).serializer(json_value(schema), "", 0)
+    except (ValueError, Unsuitable):
         return Opaque(class_name)
 
 

@@ -155,7 +155,7 @@ def _headers(source: FlinkSource, operator: Operator) -> Iterator[tuple[str, byt
         handle, raw = subtask.managed_keyed, subtask.raw_keyed
         if isinstance(handle, Incremental):
             place = source.places.of(handle.meta)
-            yield place.path, place.read(0, place.size).tobytes()
+            yield place.path, place.head(place.size)
         elif isinstance(handle, KeyGroups):
             place = source.places.of(handle)
             yield place.path, Extents.of(handle, place.size, place.path).header(place)
@@ -228,7 +228,7 @@ def _operator_stream(source: FlinkSource, subtask: Subtask) -> tuple[bytes, Oper
     if handle is None or not handle.states:
         return None
     place = source.places.of(handle.stream)
-    data = place.read(0, operator_header_end(handle, place)).tobytes()
+    data = place.head(operator_header_end(handle, place))
     return data, read_operator_header(data, place.path), [item.name for item in handle.states]
 
 

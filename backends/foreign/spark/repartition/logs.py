@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 
-from ...framing import damaged
+from ...framing import damaged, json_value
 
 PARTITIONS_CONF: Final = "spark.sql.shuffle.partitions"
 PROVIDER_CONF: Final = "spark.sql.streaming.stateStore.providerClass"
@@ -138,8 +138,8 @@ def _text(data: bytes, path: str) -> str:
 
 def _object(text: str, path: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_value(text)
+    except ValueError as error:
         raise _no_log(path) from error
     if not isinstance(found, dict):
         raise _no_log(path)

@@ -20,6 +20,7 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import Storage, lies_in
 from stateformat.tables import Spill
 
+from ...limits import read_whole
 from ..logs import batches
 from .plan import RepartitionPlan, Target, turn
 from .work import deal, write_partition
@@ -185,7 +186,7 @@ def _write_rest(folder: Storage, target: Storage, plan: RepartitionPlan) -> tupl
     paths = sorted([*(item.path for item in plan.copies), *edits], key=turn)
 
     def write(path: str) -> int:
-        data = edits[path] if path in edits else folder.read(path)
+        data = edits[path] if path in edits else read_whole(folder, path)
         with target.open_output(path) as output:
             return output.write(memoryview(data))
 
