@@ -104,6 +104,9 @@ class Answer(ArrowStream):
             if statement.sees_catalog:
                 chosen = [*((one, None) for one in relations.all), *chosen]
             notes = [*relations.notes, *(note for one in dict.fromkeys(one for one, _ in chosen) for note in one.notes)]
+            if len(relations.checkpoints) == 1 and not statement.sees_catalog:
+                uids = dict.fromkeys(one.state.operator for one, _ in chosen if one.state is not None)
+                notes += filter(None, map(relations.checkpoints[0].without_state, uids))
             answer = cls(relations, statement, tuple(chosen), pa.schema([]), tuple(notes))
             return cls(relations, statement, tuple(chosen), answer._bound(connection), tuple(notes))
 

@@ -165,6 +165,12 @@ class Checkpoint:
             message = f"checkpoint {self.id} has no operator {given!r}, by uid or by name; {known}"
         raise InvalidInput(message, kind=ErrorKind.UNKNOWN_OPERATOR, operator=given)
 
+    def without_state(self, uid: str) -> str:
+        """Say that an operator has no state left, as it has finished; empty if it may have some."""
+        operator = self.graph.by_uid.get(OperatorId(uid))
+        finished = operator is not None and operator.status is Status.FULLY_FINISHED
+        return f"operator {uid!r} has finished; it has no state in checkpoint {self.id}" if finished else ""
+
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
         """Return a task that reads one state, or one subtask's part of it, as it was written.
 

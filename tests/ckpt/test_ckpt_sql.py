@@ -14,13 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import stateformat as sf
+from stateformat.backends.connectors import MemorySource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import LocalRuntime
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
-from tests.ckpt.ckpt_runs import CKPT, failure, fingerprint, page, program, run
+from tests.ckpt.ckpt_runs import CKPT, document, failure, fingerprint, page, program, run
 from tests.data_world import data_store, expected, same_rows
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
@@ -468,3 +473,15 @@ def test_values_cannot_command_a_terminal(shop: Path, form: str) -> None:
     assert "[2J" in shown
     assert "ä" in shown
     assert "\x1b[2J" in run("sql", shop, query, "--as", "csv").out, "a file or pipe gets what there is"
+
+
+def test_a_table_of_an_operator_that_has_finished_is_said_to_have_no_state(tmp_path: Path) -> None:
+    flow = Dataflow("delays")
+    rows = flow.source(MemorySource(pa.table({"plane": ["N1"], "late": [2]})), uid="flights")
+    rows.key_by("plane").aggregate({"worst": ("late", "max")}, emit="end", uid="delays")
+    LocalRuntime(sf.open(str(tmp_path / "store"))).run(flow)
+    said = "operator 'delays' has finished; it has no state in checkpoint 1"
+    assert document("sql", tmp_path / "store", "from delays.totals")["notes"] == [said]
+    assert document("sql", tmp_path / "store", "from operators")["notes"] == []
+    found = run("get", tmp_path / "store", "--operator", "delays", "--key", '"N1"')
+    assert (found.status, said in " ".join(found.err.split())) == (1, True)

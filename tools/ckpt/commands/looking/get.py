@@ -61,6 +61,8 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
         checkpoint = session.shown(session.read_only(address))
         chosen = chosen_state(checkpoint, operator, state)
         keys = keys_from_json(chosen, key)
+        if said := checkpoint.without_state(chosen.operator):
+            session.output.note(said)
         kept = files.enter_context(Kept(_most(session)))
         for batch in checkpoint.state(chosen).at_keys(keys).batches():
             kept.add(batch)
