@@ -8,8 +8,8 @@ reported once per segment, with the first row that breaks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,10 @@ class RowsCheck:
     delta: bool
     checkpoint_id: CheckpointId
     report: Report
+    subtasks: Mapping[str, int] = field(default_factory=dict)
+    """For rows in flight that this very checkpoint caught: how many senders and receivers there
+    are, by column.
+    """
 
     def __post_init__(self) -> None:
         self.rows = 0
@@ -193,6 +197,11 @@ class RowsCheck:
         A repeated record has the same key, so it is in the same group. Rows of one group, sender
         and number are neighbors; the last of them are kept for the next batch.
         """
+        for name, count in self.subtasks.items():
+            bounds = pc.min_max(table[name]).as_py()
+            if count <= bounds["max"] < MAX_PARALLELISM_LIMIT:
+                what = f"has {name} {bounds['max']}; the rows were caught by this checkpoint, where it is from 0 to"
+                self._report_once(_DAMAGED, "SPEC 5.1", name, f"{what} {count - 1}")
         columns = [groups, *(table[name].combine_chunks().to_numpy() for name in ("_sender", "_seq", "_receiver"))]
         rows = np.stack([column.astype(np.int64) for column in columns])
         rows = np.concatenate([self._open_channels, rows], axis=1)

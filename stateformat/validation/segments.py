@@ -32,7 +32,7 @@ from ..manifest import (
     row_group_faults,
     take_rows,
 )
-from ..model import Mode, Record, State
+from ..model import CheckpointKind, Mode, Record, State
 from ..parquet import (
     ByteRange,
     Footer,
@@ -363,6 +363,7 @@ class _SegmentCheck:
             delta=facts["layer"] > 0,
             checkpoint_id=self._record.checkpoint_id,
             report=self.report,
+            subtasks=self._channel_ends(),
         )
         try:
             check_columns(self._pages, CODECS, ENCODINGS)
@@ -393,6 +394,20 @@ class _SegmentCheck:
         rows.finish(facts["segment_rows"], handle_rows(segment.handles))
         self.result.newest_id = max(self.result.newest_id, rows.newest_prepared)
         self.result.group_rows = rows.group_rows
+
+    def _channel_ends(self) -> Mapping[str, int]:
+        """Return how many senders and receivers rows in flight have, if a run caught them for this
+        checkpoint: only rescales and rewrites leave other ones (section 5.1).
+        """
+        record, state = self._record, self._segment.state
+        edge = record.graph.by_edge.get(state.edge or "")
+        own = record.kind is CheckpointKind.CHECKPOINT and self.result.newest_id == record.checkpoint_id
+        if edge is None or not own:
+            return {}
+        return {
+            "_sender": record.graph.operator(edge.source).parallelism,
+            "_receiver": record.graph.operator(edge.target).parallelism,
+        }
 
     def _check_pages(self, number: int, held: tuple[ByteRange, ...]) -> None:
         """Check the pages of a row group; raise ``FooterFault`` if they are unsafe to decode."""
