@@ -1,0 +1,363 @@
+"""Refusals of ``ckpt`` that name options: the refused call, and the call that its reader makes then."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from stateformat.segments import WriteOptions
+from stateformat.store import open as open_store
+from tests import stores
+from tests.advice.following import WIDE, complaints, copied, refusal_of, said
+from tests.advice.sentences import HOLE
+from tests.ckpt.ckpt_runs import run
+
+FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
+ENVIRONMENT = {"COLUMNS": WIDE, "SHELL": "/bin/another"}
+FUNCTIONS = """
+import pyarrow as pa
+import pyarrow.compute as pc
+
+def same(rows):
+    return rows
+
+def moved(rows):
+    return rows.set_column(rows.column_names.index("word"), "word", pc.utf8_upper(rows["word"]))
+
+def numbered(rows):
+    return rows.set_column(rows.column_names.index("word"), "word", pc.utf8_length(rows["word"]).cast("int64"))
+
+def called(rows):
+    return rows.rename_columns(["text" if name == "word" else name for name in rows.column_names])
+"""
+FLOW = """
+from stateformat.backends.connectors import CollectSink, RateSource
+from stateformat.backends.dataflow import Dataflow, Operator
+
+def flow():
+    flow = Dataflow("counts", parallelism=2)
+    flow.source(RateSource(total=10, shards=2), uid="lines").apply(CollectSink(), uid="counter")
+    return flow
+
+class Odd(Operator):
+    def states(self, *inputs):
+        raise ValueError("no states")
+
+def raises():
+    flow = Dataflow("counts", parallelism=2)
+    flow.source(RateSource(total=10, shards=2), uid="lines").key_by("value").apply(Odd(), uid="counter")
+    return flow
+"""
+
+
+class Case(NamedTuple):
+    """A complaint, by a piece of its sentence, and what to do about it."""
+
+    says: str
+    call: str
+    then: str
+    why: str = ""
+    """What the second call may be refused for, which is another matter."""
+
+
+ONE = "export {five} --operator counter --state counts"
+CASES = [
+    Case(
+        "contradict each other",
+        ONE + " --to {new}.csv --checkpoints 1.. --all-checkpoints",
+        ONE + " --to {new}.csv --checkpoints 1..",
+    ),
+    Case(
+        "writes all operators into an empty folder",
+        "export {flink} --as flink-savepoint --operator by-long --to {new}",
+        "export {flink} --as flink-savepoint --to {new}",
+    ),
+    Case(
+        "--subtask is of one checkpoint",
+        ONE + " --subtask 0 --all-checkpoints --as parquet --to {new}",
+        ONE + " --all-checkpoints --to {new}.parquet",
+    ),
+    Case(
+        "--partition-by writes Parquet",
+        ONE + " --partition-by n --as csv --to {new}",
+        ONE + " --partition-by n --to {new}",
+    ),
+    Case(
+        "and this goes into a folder; name one",
+        ONE + " --partition-by n --to -",
+        ONE + " --partition-by n --to {new}",
+    ),
+    Case(
+        "--state is the name of one of its states",
+        "export {five} --state counts --as delta --to {new}",
+        ONE + " --to {new}.csv",
+    ),
+    Case("is the folder of all states", "export {five} --to {new}", "export {five} --as csv --to {new}"),
+    Case("is the folder of all states", "export {five} --to {new}", ONE + " --to {new}.csv"),
+    Case(
+        "nothing in a folder is replaced",
+        "export {five} --as csv --force --to {new}",
+        "export {five} --as csv --to {new}",
+    ),
+    Case("Parquet cannot be written to standard output", ONE + " --as parquet --to -", ONE + " --as jsonl --to -"),
+    Case("so no name tells the format", ONE + " --to -", ONE + " --as csv --to -"),
+    Case(
+        "does not say its format",
+        "sql {five} 'from states' --to {new}.xyz",
+        "sql {five} 'from states' --as csv --to {new}.xyz",
+    ),
+    Case("is not a regular file", ONE + " --as csv --to /dev/null --force", ONE + " --as csv --to -"),
+    Case("exists; give another name, or --force", ONE + " --as csv --to {file}", ONE + " --as csv --to {file} --force"),
+    Case(
+        "--all-checkpoints reads the whole history",
+        "sql {five}@1 'from states' --all-checkpoints",
+        "sql {five} 'from states' --all-checkpoints",
+    ),
+    Case(
+        "--rows is about what is shown",
+        "sql {five} 'from states' --rows 3 --to {new}.csv",
+        "sql {five} 'from states limit 3' --to {new}.csv",
+    ),
+    Case("--rows N shows more", "sql {five} 'from counter.counts'", "sql {five} 'from counter.counts' --rows 300"),
+    Case("--rows N shows more", "sql {five} 'from counter.counts'", "sql {five} 'from counter.counts' --to {new}.csv"),
+    Case("ckpt sql reads, and nothing else", "sql {five} 'drop table counter.counts'", "sql {five} 'from counter.counts'"),
+    Case(
+        "both take standard output",
+        "report {five} --to - --format json",
+        "report {five} --to -",
+    ),
+    Case(
+        "--all and --newest-whole answer two questions",
+        "validate {five} --all --newest-whole",
+        "validate {five} --all",
+    ),
+    Case(
+        "--flow names a program",
+        "explain-restore {five} --flow {flow}:flow --max-parallelism 64",
+        "explain-restore {five} --max-parallelism 64",
+    ),
+    Case(
+        "--unaligned is an option of a run",
+        "explain-restore {five} --unaligned",
+        "explain-restore {five} --unaligned --flow {flow}:flow",
+    ),
+    Case(
+        "--topology says how parallel each operator is",
+        "explain-restore {five} --topology {topology} --parallelism 3",
+        "explain-restore {five} --topology {topology}",
+    ),
+    Case(
+        "Give a JSON object with operators and edges",
+        "explain-restore {five} --topology {flow}",
+        "explain-restore {five} --topology {topology}",
+    ),
+    Case(
+        "when its states were asked for",
+        "explain-restore {five} --flow {flow}:raises",
+        "explain-restore {five} --flow {flow}:flow --verbose",
+    ),
+    Case(
+        "share one number of partitions",
+        "rescale {spark} --operator-parallelism operator-0=2 --to {new}",
+        "rescale {spark} --parallelism 2 --to {new}",
+    ),
+    Case(
+        "--running asks a job of this library",
+        "rescale {spark} --running --parallelism 2",
+        "rescale {spark} --parallelism 2 --to {new}",
+    ),
+    Case(
+        "goes to a new folder: give --parallelism N",
+        "rescale {spark} --parallelism 2",
+        "rescale {spark} --parallelism 2 --to {new}",
+    ),
+    Case(
+        "--provider and --engine are for the checkpoints of Structured Streaming",
+        "rescale {five} --parallelism 3 --provider rocksdb",
+        "rescale {five} --parallelism 3",
+    ),
+    Case(
+        "give --parallelism, or --operator-parallelism",
+        "rescale {five}",
+        "rescale {five} --operator-parallelism counter=3",
+    ),
+    Case("give --parallelism, or --operator-parallelism", "rescale {five}", "rescale {five} --parallelism 3"),
+    Case(
+        "the job keeps running, so there is nothing to prove",
+        "rescale {five} --parallelism 3 --running --prove",
+        "diff {five} {five}@1",
+    ),
+    Case(
+        "its rows carry checksums",
+        "rescale {checksums} --parallelism 2 --provider rocksdb --to {new}",
+        "rescale {checksums} --parallelism 2 --to {new}",
+    ),
+    Case(
+        "give the name of a pin",
+        "unpin {pinned}",
+        "unpin {pinned}@kept",
+    ),
+    Case("choose another name, or `ckpt unpin", "pin {pinned}@2 kept", "unpin {pinned}@kept"),
+    Case("name a shell", "completion", "completion bash"),
+    Case("saves", "du {five} --keep 1 --price 0.02", "gc {five} --keep 1 --delete"),
+    Case("Run it again with --delete", "gc {five} --keep 1", "gc {five} --keep 1 --delete"),
+    Case(
+        "is a savepoint and stays as it is",
+        "rescale {pinned}@kept --parallelism 3",
+        "rescale {pinned}@kept --parallelism 3 --to {new}",
+    ),
+    Case("lists the savepoints of a store", "inspect {pinned}@other", "history {pinned}"),
+    Case(
+        "leave it out to publish there",
+        "rescale {five} --parallelism 3 --to {five}",
+        "rescale {five} --parallelism 3",
+    ),
+    Case(f"`ckpt history {HOLE}` lists them", "rollback {five}", "history {five}"),
+    Case(
+        "--transform names two functions",
+        "rewrite {five} --transform counter/counts={functions}:same --transform counter/counts={functions}:moved",
+        "rewrite {five} --transform counter/counts={functions}:same",
+    ),
+    Case("--rekey is for a --transform", "rewrite {five} --rekey", "rewrite {five}"),
+    Case(
+        "hash them again with rekey=True",
+        "rewrite {five} --transform counter/counts={functions}:moved",
+        "rewrite {five} --transform counter/counts={functions}:moved --rekey",
+    ),
+    Case(
+        "Hash the rows again with rekey=True",
+        "rewrite {five} --transform counter/counts={functions}:numbered",
+        "rewrite {five} --transform counter/counts={functions}:numbered --rekey",
+    ),
+    Case(
+        "say so with renames",
+        "rewrite {five} --transform counter/counts={functions}:called",
+        "rewrite {five} --transform counter/counts={functions}:called --rename-column counter/counts.word=text --rekey",
+    ),
+    Case(
+        "rewrite without the proof",
+        "rewrite {five} --prove --transform counter/counts={functions}:same",
+        "rewrite {five} --transform counter/counts={functions}:same",
+    ),
+    Case(
+        "key groups are kept, and operator",
+        "import {flink} --key-hash keep --max-parallelism 64 --to {new}",
+        "import {flink} --key-hash rehash --max-parallelism 64 --to {new}",
+    ),
+    Case(
+        "is none of Flink's in the template",
+        "export {renamed} --as flink-savepoint --to {new}",
+        "rewrite {renamed} --rename mine=by-long",
+    ),
+    Case(
+        "cannot be written, for Flink has no serializer by that name",
+        "export {retitled} --as flink-savepoint --to {new}",
+        "import {flink} --key-hash keep --to {new}",
+    ),
+    Case(
+        "Only what came from Flink so can go back",
+        "export {hashed} --as flink-savepoint --to {new}",
+        "import {flink} --key-hash keep --to {new}",
+    ),
+    Case("shows how to use it", "inspect {five} --nothing", "inspect --help"),
+    Case("--by bytes tells their size", "top {five}", "top {five} --by bytes"),
+    Case("--restore-from", "repair {five} --restore-from {five}@1", "repair {lost} --restore-from {five}"),
+]
+
+
+class World:
+    """What the calls name, made when one does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made = 0
+
+    def __getitem__(self, name: str) -> str:
+        if name == "new":
+            self.made += 1
+            return str(self.folder / f"new-{self.made}")
+        path = self.folder / name
+        return str(path if path.exists() else getattr(self, name)(path))
+
+    def five(self, path: Path) -> Path:
+        store, job = stores.counts_store(str(path), keys=300), stores.counts_job(keys=300)
+        for _ in range(4):
+            job.publish(store, store.start(job.job_id), options=WriteOptions(inline_bytes_max=0))
+        return path
+
+    def pinned(self, path: Path) -> Path:
+        open_store(str(self.five(path))).pin(name="kept")
+        return path
+
+    def lost(self, path: Path) -> Path:
+        copied(Path(self["five"]), path)
+        sorted(path.glob("segments/*5/*"))[0].unlink()
+        return path
+
+    def spark(self, path: Path) -> Path:
+        return FIXTURES / "spark-4.3.0/aggregate/checkpoint"
+
+    def checksums(self, path: Path) -> Path:
+        return FIXTURES / "spark-4.3.0/totals-row-checksum/checkpoint"
+
+    def flink(self, path: Path) -> Path:
+        return FIXTURES / "flink-2.3.0/core-hashmap-canonical/savepoint"
+
+    def imported(self, path: Path, *options: str) -> Path:
+        found = run("import", self["flink"], "--to", path, *options)
+        assert found.status == 0, found
+        return path
+
+    def renamed(self, path: Path) -> Path:
+        return self.imported(path, "--key-hash", "keep", "--map", "by-long=mine")
+
+    def retitled(self, path: Path) -> Path:
+        return self.imported(path, "--key-hash", "keep", "--map", "by-long/sum=total")
+
+    def hashed(self, path: Path) -> Path:
+        return self.imported(path)
+
+    def file(self, path: Path) -> Path:
+        path.write_text("mine")
+        return path
+
+    def functions(self, path: Path) -> Path:
+        path = path.with_suffix(".py")
+        path.write_text(FUNCTIONS)
+        return path
+
+    def flow(self, path: Path) -> Path:
+        path = path.with_suffix(".py")
+        path.write_text(FLOW)
+        return path
+
+    def topology(self, path: Path) -> Path:
+        found = run("inspect", self["five"], "--format", "json")
+        path.write_text(json.dumps({name: found.document[name] for name in ("operators", "edges")}))
+        return path
+
+
+def called(text: str, world: World) -> list[str]:
+    """The words of a call."""
+    return shlex.split(text.format_map(world))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.says[:40]} {case.then.split()[0]}")
+def test_what_a_refusal_advises_is_done_and_the_complaint_is_gone(case: Case, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    call = called(case.call, world)
+    told = [sentence for sentence, _ in complaints(said(run(*call, **ENVIRONMENT))) if case.says in sentence.text]
+    assert told, said(run(*call, **ENVIRONMENT))
+    then = called(case.then, world)
+    for sentence in told:
+        unheard = [name for name in sentence.options if (name in then) == (name in call)]
+        named = [line.split()[0] for line in sentence.commands]
+        assert set(unheard) < {*sentence.options, ""} or named, f"{sentence}: neither call has {unheard}"
+    found = run(*then, **ENVIRONMENT)
+    assert refusal_of(found) is None or case.why in said(found), found
+    again = [sentence for sentence, _ in complaints(said(found)) if sentence in told]
+    assert not again or case.why, found
