@@ -49,7 +49,7 @@ def write_file(place: Place, path: str, schema: pa.Schema, groups: Iterator[pa.R
     if first is None:
         return None
     rows = 0
-    with place.new_file(path) as counted:
+    with place.new_file(path, replace=True) as counted:
         with pq.ParquetWriter(counted, schema, compression="zstd", store_decimal_as_integer=True) as writer:
             batch: pa.RecordBatch | None = first
             while batch is not None:

@@ -171,6 +171,6 @@ def export_files(
 
 
 def _write_one(place: Place, path: str, source: Source, write: WriteFile, step: Step) -> tuple[int, int]:
-    with place.new_file(path) as file:
+    with place.new_file(path, replace=True) as file:
         stream = source.stream()
         return write(file, stream.schema, batches_of(stream, step)), file.size_bytes

@@ -110,8 +110,15 @@ class Place:
                         folder.rmdir()
 
     @contextlib.contextmanager
-    def new_file(self, name: str) -> Iterator[CountedOutput]:
-        """Provide a file to write, which exists once the block has succeeded, and not before."""
+    def new_file(self, name: str, *, replace: bool = False) -> Iterator[CountedOutput]:
+        """Provide a file to write, which exists once the block has succeeded, and not before.
+
+        Raises ``InvalidInput`` if there is one that is not to be replaced.
+        """
+        if not replace:
+            with contextlib.suppress(FileNotFoundError):
+                self.storage.size(name)
+                raise InvalidInput(f"{self}/{name} exists; give another name, or replace it (--force)")
         with self.storage.open_output(name) as output:
             yield CountedOutput(output)
 

@@ -1,4 +1,4 @@
-"""Refusals of ``ckpt`` that name options: the refused call, and the call that its reader makes then."""
+"""Refusals of ``ckpt`` that name options: the refused call, and what its reader calls then."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Odd(Operator):
 
 def raises():
     flow = Dataflow("counts", parallelism=2)
-    flow.source(RateSource(total=10, shards=2), uid="lines").key_by("value").apply(Odd(), uid="counter")
+    flow.source(RateSource(total=10, shards=2), uid="lines").key_by("n").apply(Odd(), uid="counter")
     return flow
 """
 
@@ -124,7 +124,9 @@ CASES = [
     ),
     Case("--rows N shows more", "sql {five} 'from counter.counts'", "sql {five} 'from counter.counts' --rows 300"),
     Case("--rows N shows more", "sql {five} 'from counter.counts'", "sql {five} 'from counter.counts' --to {new}.csv"),
-    Case("ckpt sql reads, and nothing else", "sql {five} 'drop table counter.counts'", "sql {five} 'from counter.counts'"),
+    Case(
+        "ckpt sql reads, and nothing else", "sql {five} 'drop table counter.counts'", "sql {five} 'from counter.counts'"
+    ),
     Case(
         "both take standard output",
         "report {five} --to - --format json",
@@ -254,7 +256,7 @@ CASES = [
         "rewrite {renamed} --rename mine=by-long",
     ),
     Case(
-        "cannot be written, for Flink has no serializer by that name",
+        "import the savepoint again (`ckpt import",
         "export {retitled} --as flink-savepoint --to {new}",
         "import {flink} --key-hash keep --to {new}",
     ),
@@ -290,7 +292,7 @@ class World:
         return path
 
     def pinned(self, path: Path) -> Path:
-        open_store(str(self.five(path))).pin(name="kept")
+        open_store(str(self.five(path))).pin(None, "kept")
         return path
 
     def lost(self, path: Path) -> Path:

@@ -174,9 +174,11 @@ class _Writer:
         known |= {form.state.name for _, form in lists.forms} if lists else set()
         unknown = sorted(set(mine) - known - {COORDINATOR})
         if unknown:
+            missing = [name.removeprefix(f"{uid}/") for name in self.left_out if name.startswith(f"{uid}/")]
+            renamed = f"if it is {' or '.join(missing)} under another name, {KEEP}; if not, " if missing else ""
             raise InvalidInput(
                 f"state {unknown[0]!r} of operator {uid!r} cannot be written, for Flink has no serializer by that "
-                f"name: it was renamed, or Flink did not describe it; {without(f'{uid}/{unknown[0]}')}",
+                f"name; {renamed}{without(f'{uid}/{unknown[0]}')}",
                 kind=ErrorKind.UNKNOWN_STATE,
             )
         return saved, operator, keyed, lists
