@@ -16,7 +16,8 @@ import pytest
 
 from stateformat.segments import WriteOptions
 from tests import stores
-from tests.advice.following import WIDE, Place, copied, lines_in, said
+from tests.advice.following import WIDE, Place, complaints, copied, lines_in, said
+from tests.advice.sentences import HOLE
 from tests.ckpt.ckpt_runs import run
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
@@ -146,18 +147,52 @@ INPUTS: dict[str, Input] = {
 }
 
 
+MET: dict[str, tuple[str, ...]] = {
+    "a store": (
+        "; `ckpt history` lists what is there",
+        "--operator {} --state {}",
+        "`ckpt rewrite {}`",
+        "is already a stateformat checkpoint",
+        "Footers were read, but no rows: --level full",
+    ),
+    "a lost segment": (
+        "; `ckpt validate {}@{}` lists everything that is wrong",
+        "still exists and names it; `ckpt validate",
+        "`ckpt repair` says which whole checkpoint",
+        "` lists every way out, and what each would lose",
+        "Sinks then see the input of",
+        "You can copy out a whole checkpoint first",
+        "--give-up keys --yes` publishes",
+        "with --give-up every byte is.",
+        "shows what {} would restore",
+    ),
+    "a flipped segment": ("It holds state", "It was not copied; `ckpt validate`"),
+    "a cut record": ("`ckpt repair` says what can be done",),
+    "a lost record": ("are cut off. They can be inspected",),
+    "a Spark query": ("STORE` makes a store of it", "copies the query itself", "`ckpt import {} --to STORE`"),
+    "a damaged Spark query": (
+        "or read another checkpoint (`ckpt history` lists them)",
+        "or go on from another batch (`ckpt history` lists them)",
+        "--to STORE` makes a store of {}.",
+    ),
+    "a savepoint of Flink": ("which Flink restores at another parallelism by itself",),
+    "a savepoint of Flink with values of its own": ("` leaves it out, if the rest is worth", "--format json lists all"),
+}
+"""Sentences that are printed of each, by a piece of them."""
+
+
 @pytest.mark.parametrize("name", INPUTS)
-def test_every_command_that_is_advised_takes_what_it_is_advised_for(
-    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_command_that_is_advised_takes_what_it_is_advised_for(name: str, tmp_path: Path) -> None:
     made = INPUTS[name]
     (tmp_path / "made" / "it").mkdir(parents=True)
     source, wrong, seen = made.make(tmp_path / "made" / "it"), list[str](), set[str]()
+    told = set[str]()
     for number, call in enumerate(filter(None, made.calls.split("\n"))):
         folder = tmp_path / f"tried-{number}"
         store = copied(source, folder / "it")
         found = run(*shlex.split(call.format(s=store, i=made.id, n=folder / "new")), COLUMNS=WIDE)
         text = said(found).replace(str(folder), "FOLDER")
+        told |= {sentence.text for sentence, _ in complaints(text)}
         place = Place(store, made.id, GIVEN)
         for line in lines_in(text):
             if line in seen:
@@ -172,4 +207,6 @@ def test_every_command_that_is_advised_takes_what_it_is_advised_for(
                 shutil.rmtree(folder / "it", ignore_errors=True)
                 copied(source, folder / "it")
         shutil.rmtree(folder)
+    for piece in MET.get(name, ()):
+        assert any(piece.replace("{}", HOLE) in text for text in told), f"nothing was told with {piece!r}"
     assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)

@@ -21,6 +21,7 @@ from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from tests import stores
 from tests.advice.following import complaints
+from tests.ckpt.ckpt_runs import run as ckpt
 
 NUMBERS = {"n": pa.int64()}
 
@@ -80,9 +81,13 @@ def counted(folder: Path) -> CheckpointStore:
     return stores.counts_store(str(folder / "counts"))
 
 
+OTHER = declare.value_state("counter", "others", keys={"id": pa.int64()}, values=NUMBERS)
+
+
 def planned(folder: Path, *states: Any, without: str = "", **more: Any) -> None:
     """Plan a restore of the counts with other states, or without an operator."""
-    checkpoint = counted(folder).open()
+    made = folder / "counts"
+    checkpoint = (open_store(str(made)) if made.exists() else counted(folder)).open()
     graph = checkpoint.graph
     left = JobGraph(tuple(one for one in graph.operators if one.uid != without), () if without else graph.edges)
     checkpoint.plan_restore(left, states=states, **more).check()
@@ -94,7 +99,7 @@ def state(name: str = "counts", **columns: pa.DataType) -> Any:
 
 PAIRS = [
     Pair(
-        "until={} is for a directory that grows. Give grows=True too",
+        "is for a directory that grows. Give grows=True too",
         lambda folder: csv(folder, until="b"),
         lambda folder: csv(folder, until="b", grows=True, schema={"n": pa.int64()}),
     ),
@@ -157,9 +162,17 @@ PAIRS = [
         lambda folder: planned(folder, without="counter", drop=["counter"]),
     ),
     Pair(
-        "declare it again, or give it up",
+        "declare it again, or give it up with drop=",
+        lambda folder: planned(folder, OTHER),
+        lambda folder: planned(folder, OTHER, drop=["counter/counts"]),
+    ),
+    Pair(
+        "if it is this one under another name",
         lambda folder: planned(folder, state("others")),
-        lambda folder: planned(folder, state("others"), drop=["counter/counts"]),
+        lambda folder: (
+            ckpt("rewrite", counted(folder).url, "--rename", "counter/counts=others"),
+            planned(folder, state("others")),
+        ),
     ),
     Pair(
         "give the whole state up with drop",

@@ -273,7 +273,7 @@ CASES = [
         for says, call, then in [
             ("Nothing was published. `ckpt validate` lists all", "rescale {gone} --parallelism 3", "validate {gone}"),
             ("Nothing was published. `ckpt validate` lists all", "rescale {gone} --parallelism 3", "history {gone}"),
-            ("take another checkpoint (`ckpt history`", "validate {twice} --level full", "history {twice}"),
+            ("take another checkpoint (`ckpt history` lists them)", "validate {twice} --level full", "history {twice}"),
             ("`ckpt rewrite` writes them anew", "validate {totals}", "rewrite {totals} --to {new} ; validate {made}"),
             ("restore from another one", "explain-restore {twice} --parallelism 3", "validate {twice}"),
             ("take a checkpoint from before that", "validate {union}", "history {union}"),
@@ -301,6 +301,34 @@ CASES = [
                 "--rows 20` shows rows",
                 "get {flights} --operator planes --state splits --key x",
                 "inspect {flights} --operator planes --state splits --rows 20",
+            ),
+            ("give the folder above, or", "validate {chk}", "validate {above}"),
+            ("Give the folder that has both, or", "inspect {chk} --rows 2", "inspect {above} --rows 2"),
+            (
+                "imports the rest",
+                "validate {log}",
+                "import {log} --drop brief --to {new}",
+            ),
+            (
+                "`ckpt import` leaves it out with --drop",
+                "validate {avro}",
+                "import {avro} --drop operator-0 --to {new}",
+            ),
+            (
+                "and puts back what matches its digest",
+                "repair {kept}",
+                "repair {kept} --restore-from {kept}@kept --yes ; validate {kept} --level full",
+            ),
+            ("Given up, of checkpoint", "repair {lost} --give-up keys --yes", "inspect {lost}"),
+            (
+                "`--give-up rows` keeps",
+                "repair {sums}",
+                "repair {sums} --give-up rows --yes ; validate {sums} --level full",
+            ),
+            (
+                "it holds the positions of a source",
+                "repair {splits} --give-up keys --yes",
+                "repair {splits} --restore-from {flown} --yes ; validate {splits} --level full",
             ),
             ("only stores are followed", "watch {spark}", "history {spark}"),
             (
@@ -425,6 +453,37 @@ class World:
         found = run("copy", self["ran"] + "@1", path)
         assert found.status == 0, found
         return path
+
+    def kept(self, path: Path) -> Path:
+        self.pinned(path)
+        sorted(path.glob("segments/*5/*"))[0].unlink()
+        return path
+
+    def flown(self, path: Path) -> Path:
+        stores.flights_job().publish(open_store(str(path)), None, options=WriteOptions(inline_bytes_max=0))
+        return path
+
+    def sums(self, path: Path) -> Path:
+        copied(Path(self["flown"]), path)
+        sorted(path.glob("segments/*/delays-sums*"))[0].unlink()
+        return path
+
+    def splits(self, path: Path) -> Path:
+        copied(Path(self["flown"]), path)
+        sorted(path.glob("segments/*/planes-splits*"))[0].unlink()
+        return path
+
+    def avro(self, path: Path) -> Path:
+        return FIXTURES / "spark-4.3.0/transform-rocksdb-avro/checkpoint"
+
+    def above(self, path: Path) -> Path:
+        return next((FIXTURES / "flink-2.3.0/namespaces-rocksdb-checkpoint/savepoint").iterdir())
+
+    def chk(self, path: Path) -> Path:
+        return next(self.above(path).glob("chk-*"))
+
+    def log(self, path: Path) -> Path:
+        return next((FIXTURES / "flink-2.3.0/brief-rocksdb-checkpoint-changelog/savepoint").iterdir())
 
     def spark(self, path: Path) -> Path:
         return FIXTURES / "spark-4.3.0/aggregate/checkpoint"
