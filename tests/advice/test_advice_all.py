@@ -30,6 +30,7 @@ WORDS_ONLY: dict[str, tuple[str, ...]] = {
         "`ckpt repair {}` says what to do",
         "shows whether its checkpoint was published before",
         "shows whether a checkpoint was published. If not, run it again",
+        "no checkpoint {} in {}; `ckpt history {}` lists what is there",
         "is whole now; it was not a moment ago",
         "is not the newest checkpoint of",
         "is not the newest of",
