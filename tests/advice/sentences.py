@@ -29,6 +29,7 @@ _COMMAND = re.compile(
 _SPAN = re.compile(r"`(ckpt [a-z][^`]*)`")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _ARGUMENT = re.compile(r"(?<![\w.:?&{-])([a-z][a-z_]{2,})=(?!=)")
+_FIELD = re.compile(r"\{[a-z_]+\}")
 _OF_OTHERS = re.compile(r"`?\b(?:flink (?:run|savepoint|stop)|spark-submit|pip install)\b[^`,;.)]*")
 """Commands of other programs, with what is theirs."""
 
@@ -100,6 +101,7 @@ def _inside(node: ast.AST, path: str, within: tuple[str, ...]) -> Iterator[Sente
         within = (*within, node.name)
     text = _text(node)
     if text is not None:
+        text = _FIELD.sub(HOLE, text)  # Of a text for `str.format`.
         yield Sentence(path, node.lineno, ".".join(within), text)  # type: ignore[attr-defined]
     for child in _children(node):
         yield from _inside(child, path, within)

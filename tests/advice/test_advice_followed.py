@@ -169,13 +169,26 @@ MET: dict[str, tuple[str, ...]] = {
     "a flipped segment": ("It holds state", "It was not copied; `ckpt validate`"),
     "a cut record": ("`ckpt repair` says what can be done",),
     "a lost record": ("are cut off. They can be inspected",),
-    "a Spark query": ("STORE` makes a store of it", "copies the query itself", "`ckpt import {} --to STORE`"),
+    "a Spark query": (
+        "`ckpt import {} --to STORE` makes a store of it",
+        "copies the query itself",
+        "`ckpt import {} --to STORE`",
+        "Spark itself removes old batches",
+        "Stop the query and copy its whole folder",
+        "and which no query goes on from",
+    ),
     "a damaged Spark query": (
         "or read another checkpoint (`ckpt history` lists them)",
-        "or go on from another batch (`ckpt history` lists them)",
+        "says which batches are whole",
+        "lists the batches.",
         "--to STORE` makes a store of {}.",
     ),
-    "a savepoint of Flink": ("which Flink restores at another parallelism by itself",),
+    "a savepoint of Flink": (
+        "Flink restores it at another parallelism by itself",
+        "Flink itself removes old checkpoints",
+        "makes a savepoint of again",
+        "lists what is wrong. Put damaged files back",
+    ),
     "a savepoint of Flink with values of its own": ("` leaves it out, if the rest is worth", "--format json lists all"),
 }
 """Sentences that are printed of each, by a piece of them."""

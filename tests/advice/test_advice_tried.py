@@ -346,7 +346,7 @@ CASES = [
                 "repair {splits} --give-up keys --yes",
                 "repair {splits} --restore-from {flown} --yes ; validate {splits} --level full",
             ),
-            ("only stores are followed", "watch {spark}", "history {spark}"),
+            ("` shows what is there now", "watch {spark}", "history {spark}"),
             (
                 "and the program goes on from the new store",
                 "explain-restore {spark} --flow {flow}:flow",
