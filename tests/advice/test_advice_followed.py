@@ -216,6 +216,12 @@ def test_every_command_that_is_advised_takes_what_it_is_advised_for(name: str, t
             argv, refused = place.tried(line.replace("FOLDER", str(folder)))
             if refused is not None and not any(why in refused for why in made.why):
                 wrong.append(f"{call}: {text}\n    {shlex.join(argv)}\n    {refused}".replace(str(folder), ""))
+            if refused is None and call.startswith("explain-restore") and argv[0] in ("import", "rescale", "rewrite"):
+                changed = Path(argv[argv.index("--to") + 1]) if "--to" in argv else store
+                again = run(*shlex.split(call.format(s=changed, i=made.id, n=folder / "again")), COLUMNS=WIDE)
+                told_again = said(again).replace(str(changed), "FOLDER/it").replace(str(folder), "FOLDER")
+                if line in lines_in(told_again) and f"`ckpt {line}`" in told_again:
+                    wrong.append(f"{call}: {text}\n    {shlex.join(argv)}\n    did not help: {told_again}")
             if argv[0] not in ("import", "rescale"):
                 shutil.rmtree(folder / "it", ignore_errors=True)
                 copied(source, folder / "it")
