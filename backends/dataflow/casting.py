@@ -61,15 +61,21 @@ def check_columns(what: str, schema: pa.Schema) -> None:
             ) from error
 
 
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the same columns with plain types."""
-    return pa.schema([field.with_type(plain_type(field.type)) for field in schema])
+def plain_schema(schema: pa.Schema, known: pa.Schema | None = None) -> pa.Schema:
+    """Return the same columns with plain types. Times in ns stay so if ``known`` has them."""
+    nanoseconds = {(field.name, field.type) for field in known or () if getattr(field.type, "unit", None) == "ns"}
+    return pa.schema(
+        [
+            field if (field.name, field.type) in nanoseconds else field.with_type(plain_type(field.type))
+            for field in schema
+        ]
+    )
 
 
 def fits_plain(given: pa.Schema, wanted: pa.Schema) -> bool:
     """Return whether rows become those of a plain schema as :func:`made_plain` does it."""
     return given.names == wanted.names and all(
-        (pa.types.is_null(a.type) or plain_type(a.type) == b.type) and a.nullable == b.nullable
+        (pa.types.is_null(a.type) or b.type in (a.type, plain_type(a.type))) and a.nullable == b.nullable
         for a, b in zip(given, wanted, strict=True)
     )
 

@@ -360,6 +360,16 @@ def test_times_finer_than_a_microsecond_pass_if_the_schema_says_so_and_others_be
             assert all_rows(MemorySource(pa.table({"at": rounded})))["at"].cast(pa.int64()).to_pylist() == [1]
 
 
+@pytest.mark.parametrize("modified_us", [-(1 << 62), -1, 0, 1 << 62])
+def test_a_file_of_another_time_is_told_whatever_the_time_is(modified_us: int) -> None:
+    was = files.FileStat(modified_us, 3)
+    was.check("it", "a", was)
+    with pytest.raises(
+        InvalidInput, match=r"it had 3 bytes of .* when the job found it, and has 3 bytes of 1970-01-01T"
+    ):
+        was.check("it", "a", files.FileStat(7, 3))
+
+
 TWICE = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array(["x"])], ["n", "n", "b"])
 
 

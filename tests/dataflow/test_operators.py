@@ -180,6 +180,18 @@ def test_a_map_that_returns_a_value_that_no_plain_column_holds_is_refused(column
         harness.push(pa.table({"k": [1], "v": [1]}, schema=KEYED))
 
 
+@pytest.mark.parametrize("schema", [None, {"at": pa.timestamp("ns")}])
+def test_a_map_keeps_times_finer_than_a_microsecond_that_its_input_or_schema_has(schema: Any) -> None:
+    given = pa.table({"at": pa.array([1001, None], pa.timestamp("ns"))})
+    for rows in (given, given.slice(1)):
+        found = driven_by(Map(lambda batch: batch, schema), given.schema).push(rows).take_output()
+        assert found.schema == given.schema
+        assert found.equals(rows)
+    named = driven_by(Map(lambda batch: batch.rename_columns(["as"])), given.schema)
+    with pytest.raises(OperatorError, match=r"column 'as' of what the function of a map returned is timestamp\[ns\]"):
+        named.push(given)
+
+
 def test_a_map_that_tells_no_type_or_one_name_twice_is_refused_when_the_job_is_built() -> None:
     with pytest.raises(InvalidInput, match=r"returned column 'x' without a type\. Give Map the schema"):
         driven_by(Map(lambda batch: pa.record_batch({"x": pa.array([None] * len(batch))})), KEYED)

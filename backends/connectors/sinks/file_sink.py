@@ -96,8 +96,8 @@ class FileSink(TwoPhaseCommitSink):
                 pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
             except (pa.ArrowException, ValueError) as error:
                 raise InvalidInput(
-                    f"column {field.name!r} of {self._directory} is {field.type}, which Parquet cannot hold: {error}. "
-                    "Cast it before the sink, or leave it out",
+                    f"column {field.name!r} of {self._directory} is {field.type}, which Parquet cannot hold: "
+                    f"{str(error).rstrip('.')}. Cast it before the sink, or leave it out",
                     kind=ErrorKind.UNSUPPORTED_TYPE,
                     column=field.name,
                 ) from error

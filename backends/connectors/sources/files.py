@@ -14,7 +14,6 @@ are passed over: such files are still being written.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import glob
 import json
 import os
@@ -31,9 +30,10 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
 from stateformat.segments import keeps_values, plain_type
 from stateformat.states import Columns, as_schema
+from stateformat.words import precise_moment
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
-from ...dataflow.casting import check_columns, plain_column
+from ...dataflow.casting import check_columns, plain_column, plain_schema
 from .enumerators import ListEnumerator, check_at_least, not_null
 
 SEEN_FILES = 4096
@@ -56,8 +56,7 @@ class FileStat(NamedTuple):
     def __str__(self) -> str:
         if self.modified_us is None:
             return f"{self.size_bytes} bytes"
-        at = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=self.modified_us)
-        return f"{self.size_bytes} bytes of {at.isoformat(' ')}"
+        return f"{self.size_bytes} bytes of {precise_moment(self.modified_us)}"
 
     def check(self, what: str, path: str, found: FileStat | None) -> None:
         """Raise ``InvalidInput`` unless ``what``, once this file, still is. None: it is gone."""
@@ -126,14 +125,9 @@ class FileSource(Source):
         self._check_names(str(self._paths) if schema is not None else self._files[0], found.names, wanted)
         fields = [found.field(name) for name in wanted]
         self._of_first = {} if schema is not None else {field.name: field.type for field in fields}
-        is_kept = [
-            schema is not None and pa.types.is_timestamp(each.type) and each.type.unit == "ns" for each in fields
-        ]
-        plain = [
-            each if keep else each.with_type(plain_type(each.type)) for each, keep in zip(fields, is_kept, strict=True)
-        ]
-        check_columns(f"the schema of {self._paths}", pa.schema(plain))
-        return plain
+        plain = plain_schema(pa.schema(fields), None if schema is None else pa.schema(fields))
+        check_columns(f"the schema of {self._paths}", plain)
+        return [*plain]
 
     def _check_first(self) -> None:
         """Raise ``InvalidInput`` now if the first file does not fit. It may be read and gone."""

@@ -31,14 +31,15 @@ class Map(Operator):
     ``fn`` may return fewer or more rows, with the columns of ``schema`` in that order. It must be
     pure: after a restart it may be called again on the same rows. Without ``schema`` it is called
     once on an empty batch, when the dataflow is built, to learn the columns. Types are made plain:
-    views, dictionaries, large offsets, and times in other units, if that changes no value. Raises
-    ``InvalidInput`` if that fails or tells no type, and ``InvalidState`` if ``fn`` returns other
-    columns, or text that is not UTF-8.
+    views, dictionaries, large offsets, and times in other units, if that changes no value; times in
+    ns stay so if the input or ``schema`` has them. Raises ``InvalidInput`` if that fails or tells
+    no type, and ``InvalidState`` if ``fn`` returns other columns, or text that is not UTF-8.
     """
 
     def __init__(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None) -> None:
         self._fn = fn
-        self._schema = None if schema is None else plain_schema(as_schema(schema))
+        declared = None if schema is None else as_schema(schema)
+        self._schema = None if declared is None else plain_schema(declared, declared)
         self._known: pa.Schema | None = self._schema
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
@@ -60,7 +61,7 @@ class Map(Operator):
                     f"the function of a map, called on a batch without rows, returned column {untyped[0]!r} without a "
                     "type. Give Map the schema of what it returns."
                 )
-            self._known = plain_schema(answer.schema.remove_metadata())
+            self._known = plain_schema(answer.schema.remove_metadata(), inputs[0])
         return self._known
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
