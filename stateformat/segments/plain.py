@@ -134,7 +134,12 @@ def _as_list(kind: Any) -> pa.DataType:
 
 def _refuse_first(given: Any, kind: pa.DataType, differs: Any) -> None:
     if pc.any(differs).as_py():
-        raise pa.ArrowInvalid(f"{given.filter(differs)[0].as_py()!r} is no {kind}")
+        first = given.filter(differs)[0]
+        try:
+            shown = repr(first.as_py())
+        except (OverflowError, ValueError):  # A time beyond Python's calendar.
+            shown = f"{first.value} ({first.type})"
+        raise pa.ArrowInvalid(f"{shown} is no {kind}")
 
 
 def check_text(rows: pa.Table | pa.RecordBatch, what: str, *, checked: pa.RecordBatch | None = None) -> None:

@@ -21,8 +21,6 @@ CONVERSION_ERRORS: Final = (pa.ArrowException, OverflowError, TypeError, ValueEr
 """What :func:`from_python` raises for values of another type."""
 
 _WHOLE: Final = frozenset({int, bool, type(None), *(np.dtype(code).type for code in np.typecodes["AllInteger"])})
-_FINE: Final = frozenset({pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("us", "UTC")})
-"""Hold every datetime of Python's."""
 _TEXTS: Final = (str, bytes, bytearray, memoryview)
 _UNIT_NS: Final[Mapping[str, int]] = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
 
@@ -93,12 +91,16 @@ def _check(values: Sequence[Any], array: pa.Array, types: set[type]) -> None:
         for inner, part in _parts(values, array, types - {type(None)}):
             _check(inner, part, set(map(type, inner)))
     elif is_.is_floating(kind):
-        if not types <= {float, type(None)} or np.isinf(array.to_numpy(zero_copy_only=False)).any():
+        # Arrow itself refuses an int of Python's that a float32 would round.
+        exact = {float, int, type(None)} if kind == pa.float32() else {float, type(None)}
+        if not types <= exact or np.isinf(array.to_numpy(zero_copy_only=False)).any():
             _compare(values, array)
     else:
         # Arrow takes numpy's moments of the same unit only.
         types = types - _WHOLE - {np.datetime64, np.timedelta64}
-        if types and not (kind in _FINE and types == {datetime}) and not (is_.is_date(kind) and types == {date}):
+        if types == {datetime} and is_.is_timestamp(kind):
+            _check_fine(values, kind)
+        elif types and not (is_.is_date(kind) and types == {date}):
             _compare(values, array)
 
 
@@ -130,8 +132,10 @@ def _parts(values: Sequence[Any], array: pa.Array, types: set[type]) -> Iterator
     elif is_.is_map(kind):
         if not (_may_differ(kind.key_type) or _may_differ(kind.item_type)):
             return
-        entries = [list(row.items()) if isinstance(row, Mapping) else [_entry(one) for one in row] for row in values]
-        pairs = list(chain.from_iterable(entries))
+        if types <= {dict}:
+            pairs = [*chain.from_iterable(map(dict.items, values))]
+        else:
+            pairs = [one for row in values for one in (row.items() if isinstance(row, Mapping) else map(_entry, row))]
         yield [key for key, _ in pairs], array.keys
         yield [item for _, item in pairs], array.items
     else:
@@ -150,19 +154,30 @@ def _entry(one: Any) -> tuple[Any, Any]:
     return (one["key"], one["value"]) if isinstance(one, Mapping) else one
 
 
+def _check_fine(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Raise ``pa.ArrowInvalid`` for a datetime that is no whole number of the type's unit."""
+    unit_us = _UNIT_NS[kind.unit] // 1000
+    if unit_us > 1:
+        for value in values:
+            if value is not None and isinstance(value, datetime) and value.microsecond % unit_us:
+                raise _no_value(value, kind)
+
+
 def _compare(values: Sequence[Any], array: pa.Array) -> None:
-    for value, stored in zip(values, array, strict=True):
-        if not (value is None or isinstance(value, pa.Scalar) or _is_kept(value, stored)):
-            raise _no_value(value, array.type)
+    kind = array.type
+    # Python's values are made much faster together, and numbers need no more.
+    found = array if pa.types.is_temporal(kind) else array.to_pylist()
+    for value, stored in zip(values, found, strict=True):
+        if not (value is None or isinstance(value, pa.Scalar) or _is_kept(value, stored, kind)):
+            raise _no_value(value, kind)
 
 
-def _is_kept(value: Any, stored: pa.Scalar) -> bool:
-    kind, is_ = stored.type, pa.types
+def _is_kept(value: Any, stored: Any, kind: pa.DataType) -> bool:
+    is_ = pa.types
     if is_.is_floating(kind):
-        found = stored.as_py()
-        return bool(np.isinf(value)) if np.isinf(found) else not isinstance(value, int | np.integer) or value == found
+        return bool(np.isinf(value)) if np.isinf(stored) else not isinstance(value, int | np.integer) or value == stored
     if is_.is_integer(kind):
-        return bool(value == stored.as_py())
+        return bool(value == stored)
     if isinstance(value, datetime) and is_.is_date(kind):
         return bool(value == datetime.combine(value.date(), time(), value.tzinfo))
     if isinstance(value, datetime):
