@@ -238,11 +238,15 @@ def _no_wait(_: float) -> None:
     pass
 
 
-def until(run: Run, happened: Callable[[], object], steps: int = STEPS_MAX) -> None:
-    """Step a run until something has happened."""
+def until(run: Run, happened: Callable[[], object], steps: int = STEPS_MAX, *, still: bool = False) -> None:
+    """Step a run until something has happened.
+
+    Its checkpoints are published though nothing moves, unless ``still``.
+    """
     for _ in range(steps):
         if happened():
             return
+        run._coordinator._moved |= not still
         assert run.step(), f"the job has ended before: {run.outcome}"
     raise AssertionError(f"it did not happen in {steps} steps")
 

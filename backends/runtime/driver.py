@@ -108,7 +108,8 @@ class Driver:
     ) -> None:
         self.inbox: deque[ev.CoordinatorEvent | MessageToCoordinator | SplitRequested] = deque()
         self.permit = restored.permit
-        self.published = 0
+        self.published = self.forgone = 0
+        """How many checkpoints were published, and how many not, because nothing had changed."""
         self.publish_us = self.commit_us = 0
         """How long publishing and committing have taken, in total."""
         self.in_flight: InFlightCheckpoint | None = None
@@ -122,6 +123,8 @@ class Driver:
         self.failed_savepoints: list[ev.SavepointFailed] = []
         self.copied: set[int] = set()
         """Checkpoints that are being copied. Expiry keeps them and all later ones."""
+        self._unpublished: set[str] = set()
+        """The segments of the last checkpoint that was not published because nothing had moved."""
         self._store = store
         self._job = restored.job
         self._coordinator = coordinator
@@ -346,6 +349,10 @@ class Driver:
         assert current is not None
         assert current.checkpoint is not None
         number = command.number
+        if not command.moved and self._is_settled:
+            self._forgo(current, current.checkpoint)
+            self.inbox.append(ev.Unchanged(number))
+            return
         try:
             begun = time.perf_counter()
             finished = self._mark(current, command)
@@ -366,11 +373,33 @@ class Driver:
             self.note(str(error), error)
             self.inbox.append(ev.PublishFailed(number, str(error), unknown=isinstance(error, er.OutcomeUnknown)))
         else:
-            self._retries = {}
+            self._retries, self._unpublished = {}, set()
             self._logs.published()
             self._errors.clear()
             self.published += 1
             self.inbox.append(ev.Published(number))
+
+    def _forgo(self, current: InFlightCheckpoint, checkpoint: PendingCheckpoint) -> None:
+        """Delete what the one before this one has written, if that was not published either.
+
+        A run on Spark may still read what this one has written; nobody else knows any of it.
+        """
+        self.forgone += 1
+        current.unchanged = True
+        before, self._unpublished = self._unpublished, checkpoint.written()
+        void = sorted(before - self._unpublished)
+        if void:
+            try:
+                self._store.storage.delete(void)
+            except (er.StorageError, OSError) as error:
+                logger.warning("segments of a checkpoint that was not published could not be deleted: %s", error)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether nothing is left to commit or to end, and the newest checkpoint says so."""
+        if self.permit is None or self._retries or "committables" in self.permit.record.required_features:
+            return False
+        return not any(operator.finishing for operator in self.permit.record.graph.operators)
 
     def _mark(self, current: InFlightCheckpoint, command: ev.Publish) -> frozenset[str]:
         """Mark the subtasks that had ended before. Return the fully finished operators."""
@@ -449,7 +478,8 @@ class Driver:
 
     def _abort(self, command: ev.Abort) -> None:
         current, self.in_flight = self.in_flight, None
-        logger.info("aborted the checkpoint of barrier %d: %s", command.number, command.reason)
+        level = logging.DEBUG if current is not None and current.unchanged else logging.INFO
+        logger.log(level, "aborted the checkpoint of barrier %d: %s", command.number, command.reason)
         self._messenger.drop_in_flight()
         for task in sorted(command.tasks):  # In the same order in every process, so that a seed reproduces a run.
             self._messenger.mail(task, ev.Aborted(command.number))

@@ -27,6 +27,8 @@ class InFlightCheckpoint:
     """What subtasks have sent to them since, before their own snapshots."""
     overdue: bool = False
     """Whether its barrier was turned unaligned."""
+    unchanged: bool = False
+    """Whether it is not published, because nothing has moved since the newest one."""
     timed_out: bool = False
     """Whether the coordinator was told that it takes too long."""
 

@@ -37,6 +37,8 @@ class Keep(Enum):
 class Schedule:
     """When and how a job takes checkpoints. Times are in µs of the executor's clock; None: never.
 
+    A checkpoint that would say what the newest one says is not published.
+
     Raises ``InvalidInput`` for invalid values.
     """
 

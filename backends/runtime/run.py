@@ -132,8 +132,13 @@ class Run(TaskMessenger):
         current = self._driver.in_flight
         if current is not None and current.barrier.number != self._barrier[0]:
             self._barrier = (current.barrier.number, current.begun_us, self.rows_read)
-        if self.published != self._noted:
-            self._noted, self._covered = self.published, self._barrier
+        if self._settled != self._noted:
+            self._noted, self._covered = self._settled, self._barrier
+
+    @property
+    def _settled(self) -> int:
+        """How often the newest checkpoint has held all that the run had done."""
+        return self._driver.published + self._driver.forgone
 
     def cost_of_failure(self) -> FailureCost:
         """Return the cost, if the run is lost now."""

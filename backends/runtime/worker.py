@@ -10,6 +10,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from stateformat.model import Mode
+
 from ..dataflow import events as ev
 from ..dataflow.api import NoSplit
 from ..dataflow.chain import OpenSnapshot, OperatorChain, OperatorError
@@ -32,6 +34,10 @@ _ASKING_SHARE: Final = 50
 _ASKING_WAIT_MAX_US: Final = 2_000_000
 """All readers together ask an enumerator without splits so rarely that this takes a fiftieth of the
 time, but at least every two seconds, since one slow answer says little."""
+_MOVES: Final = (ev.Process, ev.AdvanceWatermark, ev.EndInput, ev.Finish)
+"""What changes the states of a task's operators."""
+_SAY_MORE: Final = (Mode.KEYED, Mode.COMMITTABLES, Mode.IN_FLIGHT)
+"""The modes of which a snapshot has rows only if they are new: other states are written whole."""
 _UNTIL_MAIL: Final = 2**63
 """A time to read again that means: when the enumerator has answered."""
 
@@ -91,6 +97,9 @@ class Worker:
         self.snapshot_taken = number
         """The last barrier for which it took a snapshot, or that it passed on in a round."""
         self._source_held = self._reads = False
+        self._moved = self._moved_before = False
+        """Whether it has done something since its last snapshot; and before, since the last that it
+        has acknowledged."""
         self._late_messages: deque[MessageToSubtask] = deque()
         self._asked = False
         self._ask_at_us = 0
@@ -196,6 +205,7 @@ class Worker:
                 else:
                     self._open_mail(mail)
             elif self.fires_timers and self._timer_is_due:
+                self._moved = True
                 self.operators.fire_timers()
             elif self.vertex.is_source:
                 self._read()
@@ -213,6 +223,7 @@ class Worker:
         if not isinstance(element, ev.Records):
             self._receive(queue, element)
         elif self.task.processes(queue.channel):
+            self._moved = True
             self.operators.process(queue.channel.edge, element.batch, combined=element.combined)
         else:
             self.deliver(ev.Received(queue.channel, element))
@@ -268,6 +279,7 @@ class Worker:
         """Fire the timers of processing time that are due, if the epoch decides when."""
         try:
             if self.task.may_fire and self.operators.is_timed:
+                self._moved |= self.operators.next_timer_us() <= self.processing_time_us()
                 self.operators.fire_timers()
         except Exception as error:
             self.fail(error)
@@ -308,6 +320,7 @@ class Worker:
     def _carry(self, command: ev.TaskCommand, operators: OperatorChain) -> None:
         if isinstance(command, ev.AskCoordinator | ev.Snapshot):
             operators.flush()
+        self._moved |= isinstance(command, _MOVES)
         match command:
             case ev.Process(channel, batch, combined):
                 operators.process(channel.edge, batch, combined=combined)
@@ -362,6 +375,7 @@ class Worker:
     def _open_mail(self, mail: Mail) -> None:
         if isinstance(mail, SplitAssigned):
             self._asked = False
+            self._moved |= not isinstance(mail.split, NoSplit)
             self.operators.assign(mail.split)
             if mail.split is NoSplit.LATER:
                 # An answer may take longer and longer, as listing a growing directory does.
@@ -381,6 +395,7 @@ class Worker:
         elif mail.message is None:
             self.deliver(ev.Answered())
         elif self.task.state in (TaskState.RUNNING, TaskState.DRAINING, TaskState.ASKING):
+            self._moved = True
             self.operators.receive(mail.uid, mail.message)
         else:
             self._environment.lost(mail.uid, self.id.subtask)
@@ -397,6 +412,7 @@ class Worker:
         finally:
             self._reads = False
         self.rows += reading.rows
+        self._moved |= reading.rows > 0
         if self.task.is_idle and not reading.is_idle:
             self.deliver(ev.SourceIdle(idle=False))
         if reading.watermark is not None:
@@ -416,12 +432,14 @@ class Worker:
             self._idle_until_us = self.now_us() + IDLE_US
 
     def _emit(self, element: ev.Element) -> None:
+        self._moved |= isinstance(element, ev.Watermark)
         if isinstance(element, ev.Barrier):
             element = self._environment.current_form(element)
         self._outputs.put(element)
 
     def _take_snapshot(self, command: ev.Snapshot) -> None:
         self.snapshot_taken = command.barrier.number
+        self._moved_before, self._moved = self._moved_before or self._moved, False
         try:
             self.open_snapshot = self.operators.snapshot(command, self._environment.context(self.snapshot_taken))
         except Exception as error:
@@ -449,16 +467,21 @@ class Worker:
 
     def _acknowledge(self, command: ev.Acknowledge) -> None:
         snapshot, self.open_snapshot = self.open_snapshot, None
+        moved = self._moved_before or bool(self.vertex.feedback)
         if snapshot is not None:
             try:
-                self._environment.add(command.number, snapshot.close())
+                closed = snapshot.close()
+                handles = (handle for each in closed for handle in each.handles)
+                moved = moved or any(handle.rows and handle.mode in _SAY_MORE for handle in handles)
+                self._environment.add(command.number, closed)
             except Exception as error:
                 self._snapshot_failed(error)
                 return
         elif self.snapshot_taken == command.number:
             return  # Its snapshot failed, and the coordinator knows.
         self.snapshot_taken = command.number
-        self._environment.tell(ev.Acknowledged(self.id, command))
+        self._moved_before = False
+        self._environment.tell(ev.Acknowledged(self.id, command, moved))
 
     def _forget(self, number: int) -> None:
         self.open_snapshot = None

@@ -13,9 +13,10 @@ from ..runtime import Options, RuntimeOptions, check_whole
 class SparkOptions(Options):
     """:class:`~stateformat.backends.runtime.options.Options` for Spark.
 
-    Every epoch ends in a checkpoint. So ``checkpoint_interval_us`` limits how long sources read in
-    an epoch, and ``checkpoint_rows`` limits the rows of all sources together. An epoch ends earlier
-    if there are no more rows. The next epoch begins at once if there is work other than rows.
+    Every epoch ends in a checkpoint, unless nothing has changed in it. So
+    ``checkpoint_interval_us`` limits how long sources read in an epoch, and ``checkpoint_rows``
+    limits the rows of all sources together. An epoch ends earlier if there are no more rows. The
+    next epoch begins at once if there is work other than rows.
     """
 
     least_epoch_us: int = 0

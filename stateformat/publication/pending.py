@@ -211,6 +211,13 @@ class PendingCheckpoint:
         if self._published:
             raise InvalidInput(f"{self!r} was already published, or failed to publish; begin another one")
 
+    def written(self) -> set[str]:
+        """Return the paths of the segments that snapshots have written under this id."""
+        own = layout.segment_path(self.checkpoint_id, model.new_write_id(), label="").rpartition("/")[0] + "/"
+        with self._lock:
+            handles = [handle for snapshot in self._snapshots.values() for handle in snapshot.handles]
+        return {str(handle.path) for handle in handles if handle.inline is None and str(handle.path).startswith(own)}
+
     def publish(self) -> CommitPermit:
         """Publish the checkpoint, and return the permit that proves it.
 

@@ -50,6 +50,7 @@ NumberedEvent: TypeAlias = (
     | ev.TimedOut
     | ev.Overdue
     | ev.Published
+    | ev.Unchanged
     | ev.PublishRefused
     | ev.PublishFailed
     | ev.Committed
@@ -90,6 +91,8 @@ class Coordinator:
         """The run ends at the first checkpoint after this barrier; None: it goes on."""
         self._savepoints: list[str] = []
         """Requests for a savepoint, for the next checkpoint to begin."""
+        self._moved = True
+        """Whether a task may have moved since the newest checkpoint of this run; at first, yes."""
         self._failures = 0
         self._refusals = 0
         self._warn_at = REFUSALS_UNTIL_WARNING
@@ -160,6 +163,8 @@ class Coordinator:
                 return [] if tasks is None else [ev.Overtake(current.barrier, tasks)]
             case Phase.PUBLISHING, ev.Published():
                 return self._commit(current)
+            case Phase.PUBLISHING, ev.Unchanged():
+                return self._forgo(current)
             case Phase.PUBLISHING, ev.PublishRefused(_, reason, counted):
                 return self._abort(current, reason, counted=counted)
             case Phase.PUBLISHING, ev.PublishFailed(_, reason, False):
@@ -257,6 +262,7 @@ class Coordinator:
     # How it comes to its end ----------------------------------------------------------------------
 
     def _acknowledge(self, current: BarrierInFlight, event: ev.Acknowledged) -> list[CoordinatorCommand]:
+        self._moved |= event.moved
         if not current.acknowledge(event.task, event.acknowledgement) or not current.is_whole:
             return []
         if current.purpose is BarrierKind.ROUND:
@@ -266,10 +272,20 @@ class Coordinator:
             self._tasks.end_logic(current.finishing)
             return self._abort(current, _partial_union(union), counted=False, again=True)
         current.phase = Phase.PUBLISHING
-        return [ev.Publish(current.number, frozenset(current.finishing))]
+        wanted = current.stop or current.savepoints or current.finishing or current.turned
+        moved = self._moved or bool(wanted) or self._soon_after is not None
+        return [ev.Publish(current.number, frozenset(current.finishing), moved)]
+
+    def _forgo(self, current: BarrierInFlight) -> list[CoordinatorCommand]:
+        """Give up a checkpoint of a job in which nothing has moved since the newest one."""
+        self._in_flight = None
+        tasks = frozenset(task for task in current.plan.wait if task not in self._tasks.ended)
+        reason = "nothing has changed since the newest checkpoint"
+        return [ev.Abort(current.number, tasks, reason, counted=False), *self._next_action(at_once=False)]
 
     def _commit(self, current: BarrierInFlight) -> list[CoordinatorCommand]:
         self._failures = self._refusals = 0
+        self._moved = False
         self._warn_at = REFUSALS_UNTIL_WARNING
         if current.stop is not None and self._stop is not None:
             self._stop.phase = StopPhase.SAVED
@@ -320,6 +336,7 @@ class Coordinator:
             return self._restart(reason, counted=False, nothing_published=True, failing=failing)
         counted = counted and not saving
         self._failures += counted
+        self._moved = True  # Tasks do not say again what they have acknowledged for this barrier.
         if self._failures > self._tolerable_failures:
             return self._restart(reason, counted=True, nothing_published=True, failing=failing)
         self._in_flight = None

@@ -39,10 +39,15 @@ class SoonStopRequested(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A task has reported its snapshot. Late and duplicate reports are ignored."""
+    """A task has reported its snapshot. Late and duplicate reports are ignored.
+
+    ``moved``: the task has done something since its last snapshot, or the snapshot has something
+    that no earlier one has.
+    """
 
     task: TaskId
     acknowledgement: Acknowledge
+    moved: bool = True
 
 
 class Declined(NamedTuple):
@@ -110,6 +115,12 @@ class Published(NamedTuple):
     number: int
 
 
+class Unchanged(NamedTuple):
+    """The checkpoint would say what the newest one says, so it is not published."""
+
+    number: int
+
+
 class PublishRefused(NamedTuple):
     """The content may not be published, and was not.
 
@@ -161,6 +172,7 @@ CoordinatorEvent = (
     | TimedOut
     | Overdue
     | Published
+    | Unchanged
     | PublishRefused
     | PublishFailed
     | Committed
@@ -200,11 +212,13 @@ class Overtake(NamedTuple):
 class Publish(NamedTuple):
     """Publish; ``finishing`` are the tasks that acknowledged as such.
 
-    Answer with :class:`Published`, :class:`PublishRefused` or :class:`PublishFailed`.
+    Answer with :class:`Published`, :class:`PublishRefused` or :class:`PublishFailed`; or, unless
+    something has ``moved`` since the newest checkpoint, with :class:`Unchanged`.
     """
 
     number: int
     finishing: frozenset[TaskId]
+    moved: bool = True
 
 
 class Commit(NamedTuple):

@@ -201,7 +201,7 @@ class SparkRun(Run):
         writing = checkpoint or self._driver.new_checkpoint()
         self._version += 1
         self._next_us = self._timers_us = self._clock.now_us() + self._options.least_epoch_us
-        published, spent = self.published, (self._driver.publish_us, self._driver.commit_us)
+        settled, spent = self._settled, (self._driver.publish_us, self._driver.commit_us)
         job = self._job_of(writing, inputs)
         ready = time.perf_counter()
         reports = self._run_job(job)
@@ -219,7 +219,7 @@ class SparkRun(Run):
         }
         if self.in_flight is not None and self.in_flight is in_flight:
             raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
-        self._is_current = self.published > published
+        self._is_current = self._settled > settled
         if self._is_current:
             self._covered = (0, self._clock.now_us(), self._rows_read)
         else:

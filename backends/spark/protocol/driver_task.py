@@ -77,10 +77,12 @@ class DriverTask:
 
 
 def is_work(mail: Mail) -> bool:
-    """Return whether mail gives a task work. A completed epoch and the lack of a split do not."""
+    """Return whether mail gives a task work. The end of an epoch and the lack of a split do not."""
     if isinstance(mail, ev.Completed):
         return mail.loop is not None
-    return not (isinstance(mail, SplitAssigned) and isinstance(mail.split, NoSplit))
+    return not isinstance(mail, ev.Aborted) and not (
+        isinstance(mail, SplitAssigned) and isinstance(mail.split, NoSplit)
+    )
 
 
 def is_for_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:

@@ -235,7 +235,10 @@ class Watching:
             return
         self._said_silent = silence
         number = self._follower.newest.checkpoint_id
-        text = f"no checkpoint for {duration(silence)}, though they came every {duration(usual)}; is the job running?"
+        text = (
+            f"no checkpoint for {duration(silence)}, though they came every {duration(usual)}: nothing has changed, or "
+            "the job does not run"
+        )
         self._event("silent", number, text)
 
     def _event(self, event: str, checkpoint_id: int | None, message: str) -> None:
