@@ -458,7 +458,7 @@ class Simulation:
         else:
             mode = StopMode.DRAIN if what == "drain" else StopMode.NO_DRAIN
             # A copy to where another store is fails; the stop stands.
-            elsewhere = f"memory://{self.disk.name}" if rng.random() < 0.15 else None
+            elsewhere = f"memory://{self.disk.name}-stopped" if rng.random() < 0.15 else None
             self.say(f"asked to stop ({mode}) at step {step}")
             if rng.random() < 0.3 and self.disk.chain:
                 self.plain_store().request_stop(mode, elsewhere)

@@ -51,7 +51,7 @@ class Saves:
         simulation, place = self._simulation, None
         if self._rng.random() < 0.5:
             self._places += 1
-            place = f"memory://{simulation.disk.name}/elsewhere/{self._places}"
+            place = f"memory://{simulation.disk.name}-elsewhere/{self._places}"
         simulation.say(f"asked for a savepoint at step {step}, at {place}")
         if simulation.disk.chain and self._rng.random() < 0.6:
             request = simulation.plain_store().request_savepoint(place)
