@@ -27,7 +27,7 @@ from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
-from .limits import memory_named
+from .limits import STATE_BYTES, memory_named, too_large
 from .source import ForeignSource, Level, Note, Opened, Part, unreadable
 
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
@@ -107,6 +107,8 @@ def record_of(source: ForeignSource) -> Record:
     rows = -1 if None in known else sum(filter(None, known))
     paths = {part.path for part in parts}
     stored = sum(part.size_bytes for part in parts)
+    if stored > STATE_BYTES:
+        raise too_large("the checkpoint", "the files of its states, by the sizes that are given,", stored, STATE_BYTES)
     return replace(record, totals=Totals(handles=len(parts), rows=rows, segments=len(paths), bytes=stored))
 
 

@@ -22,6 +22,8 @@ FILE_BYTES: Final = 1 << 36
 
 ``docs/foreign.md`` repeats these numbers.
 """
+STATE_BYTES: Final = (1 << 53) - 1
+"""Of all files of a checkpoint, by what is said of them: the largest number of a record."""
 METADATA_BYTES: Final = 1 << 30
 """Of Flink's ``_metadata``."""
 SMALL_BYTES: Final = 1 << 26
@@ -30,8 +32,8 @@ DECODED_FLOOR, DECODED_RATIO = 1 << 28, 2048
 """Bytes are decompressed to at most so many, or so many times their size where that is more."""
 META_FLOOR: Final = 1 << 24
 """Instead of ``DECODED_FLOOR`` for the index and the properties of a table file."""
-ENTRIES: Final = 1 << 21
-"""Handles, files, subtasks and parts of one checkpoint, each kind by itself."""
+ENTRIES, SUBTASKS = 1 << 21, 1 << 19
+"""Streams of one checkpoint, and states of all subtasks; and subtasks of all operators."""
 ZIP_ENTRIES: Final = 10_000
 NODES: Final = 1 << 16
 """Columns and fields, at all depths, that one schema file declares."""

@@ -76,10 +76,11 @@ def table(
     says: dict[str, int] | None = None,
     version: int = 5,
     merge: str = "StringAppendTESTOperator",
+    writer: type[Writer] | None = None,
 ) -> bytes:
     """Encode records; they are sorted here. ``says`` replaces numbers of the properties."""
     ordered = sorted(records, key=lambda record: (record[0], -record[1]))
-    out = Writer(compression)
+    out = (writer or Writer)(compression)
     index = []
     for first in range(0, len(ordered), per_block):
         some = [

@@ -16,13 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from foreign import hostile_flink as hostile, rocks_tables
 
 from stateformat.backends.foreign import formats, limits, sst
-from stateformat.backends.foreign.spark import schemas
-from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
+from stateformat.backends.foreign.spark import chains, schemas
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.formats import foreign_checkpoints
 from stateformat.schema import segment_schema
 from stateformat.storage import open_storage
@@ -286,4 +287,25 @@ def test_operators_that_say_many_subtasks_are_counted_together() -> None:
     operators = [hostile.one_operator(b"\0", 32768, 32768, number, uid=b"u%d" % number) for number in range(100)]
     opened = flink({"_metadata": hostile.metadata(operators)})
     with pytest.raises(UnsupportedFormat, match="the subtasks of all operators would take 3,276,800 entries"):
+        opened.open()
+
+
+def test_zeros_are_no_entries_however_many_they_are() -> None:
+    for entry in (bytes(8), struct.pack(">ii", 0, -1)):
+        data = np.frombuffer(entry * (1 << 20) + struct.pack(">ihi", 0, 0, -1), np.uint8)
+        with pytest.raises(DamagedCheckpoint, match="more than 65,536 entries one after another have no key"):
+            chains.parse_chains(data, np.array([len(data)]), np.array([True]), ["1.delta"], gap=0)
+
+
+def test_a_map_whose_keys_have_no_values_is_refused() -> None:
+    found = {"type": "map", "keyType": "void", "valueType": "long", "valueContainsNull": True}
+    text = json.dumps({"type": "struct", "fields": [{"name": "c", "type": found}]})
+    with pytest.raises(UnsupportedFormat, match=r"the keys of a map have no values \(type void\)"):
+        schemas.parse_schema_file(spark_schema(text), "state/0")
+
+
+def test_sizes_that_no_number_of_a_record_holds_are_refused() -> None:
+    header = hostile.header([("s", hostile.LONG)])
+    opened = flink(hostile.files(header, [0], (1 << 63) - 1))
+    with pytest.raises(UnsupportedFormat, match=r"header would take|by the sizes that are given, would take"):
         opened.open()

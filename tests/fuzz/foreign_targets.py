@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.fuzz.targets import Preparation, Reading
 
 # Python imports a codec when it is first used; that is no file that a checkpoint has opened.
-for _codec in ("utf-16-le", "utf-16-be", "utf-16", "latin-1", "ascii"):
+for _codec in ("utf-16-le", "utf-16-be", "utf-16", "latin-1", "ascii", "cp437"):
     codecs.lookup(_codec)
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"

@@ -1,5 +1,5 @@
 """What is fuzzed: the readers of record, manifest and segment, a whole store with one object
-changed, and what ``foreign_targets`` has.
+changed, and what ``foreign_targets`` and ``foreign_shapes`` have.
 
 :func:`make` gives a function of bytes. It changes a good object as the bytes say, seals it (digests
 and sizes are right), reads it, and raises :class:`Finding` for everything but a result or an error
@@ -33,7 +33,7 @@ from stateformat.redistribution import plan_restore
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.forgery import Forger, get, put
-from tests.fuzz import foreign_targets, thrift_tree as thrift
+from tests.fuzz import foreign_shapes, foreign_targets, thrift_tree as thrift
 from tests.fuzz.mutations import Choices, changed_bytes, changed_parquet, changed_record
 from tests.segments import slices
 from tests.stores import flights_store
@@ -306,6 +306,7 @@ _TARGETS = {
     "segment": _segment_target,
     "store": _store_target,
     **dict(foreign_targets.all_targets()),
+    **dict(foreign_shapes.all_targets()),
 }
 NAMES = tuple(_TARGETS)
 

@@ -29,6 +29,9 @@ FOREIGN_RUNS = {
     "flink metadata": 300,
     "rocksdb tables": 60,
     "foreign frames": 300,
+    "flink shapes": 500,
+    "spark shapes": 120,
+    "rocksdb shapes": 500,
 }
 
 

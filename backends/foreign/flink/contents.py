@@ -163,8 +163,12 @@ class _OperatorReader:
             finished = SubtaskSet.all(saved.parallelism)
         reported = {subtask.index: subtask for subtask in saved.subtasks}
         # A subtask that reported nothing had nothing, and continues.
-        running = [index for index in range(saved.parallelism) if index not in finished]
-        self.running = [reported.get(index, Subtask(index)) for index in running]
+        nothing = saved.fully_finished
+        self.running = [
+            found
+            for index in range(0 if nothing else saved.parallelism)
+            if not (found := reported.get(index) or Subtask(index)).finished
+        ]
         self._keyed()
         self._operator_state()
         if saved.coordinator is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..cursor import Cursor
-from ..limits import ENTRIES, check
+from ..limits import ENTRIES, SUBTASKS, check
 from ..source import FLINK_VERSIONS
 from .handles import (
     Changelog,
@@ -73,7 +73,7 @@ def decode_metadata(data: bytes | memoryview, path: str = FILE_NAME) -> Metadata
     reader = _Reader(at, version)
     operators = tuple(reader.operator() for _ in range(at.count(24, "operators")))
     subtasks = sum(operator.parallelism for operator in operators)
-    check(path, "the subtasks of all operators", subtasks, ENTRIES, "entries")
+    check(path, "the subtasks of all operators", subtasks, SUBTASKS, "entries")
     ids = [operator.id for operator in operators]
     if len(set(ids)) != len(ids):
         at.damaged("an operator id stands twice")

@@ -19,6 +19,10 @@ from ..framing import damaged
 
 _LANE_BYTES: Final = 1 << 13
 _MAX_LANES: Final = 4096
+_FEW_LANES: Final = 16
+"""Up to so many lanes are advanced one by one, which is cheaper than all at once."""
+_EMPTY_MAX: Final = 1 << 16
+"""Zeros would pass for so many entries. A query without keys writes one entry a batch."""
 _TRIES: Final = 6
 """How many steps must succeed from a place before it is taken for the beginning of an entry."""
 
@@ -118,7 +122,7 @@ def _by_lanes(
     starts, chain = _guess(hops, begins, chosen, least)
     stops = np.minimum(np.append(starts[1:], hops.ends[-1]), hops.ends[chain])
     marked = np.zeros(int(hops.ends[-1]) + 1, np.bool_)
-    landed = _run(hops, starts, chain, stops, marked)
+    landed = _run(hops, starts, chain, stops, marked, paths)
     _mend(hops, starts, chain, landed, stops, marked, paths)
     entries = np.flatnonzero(marked)
     keys = hops.sizes[entries].astype(np.int64)
@@ -221,19 +225,45 @@ def _first_likely(
     return found
 
 
-def _run(hops: _Hops, starts: Positions, chain: npt.NDArray[np.int64], stops: Positions, marked: _Flags) -> Positions:
+def _run(
+    hops: _Hops,
+    starts: Positions,
+    chain: npt.NDArray[np.int64],
+    stops: Positions,
+    marked: _Flags,
+    paths: list[str],
+) -> Positions:
     """Advance all lanes to their stops and mark entries; return where each lane ended."""
     landed = starts.copy()
     running = np.arange(len(starts))
     at, own, stop = starts.copy(), chain, stops
-    while len(running):
+    while len(running) > _FEW_LANES:
         key, value, possible = hops.step(at, own)
         marked[at[possible]] = True
         landed[running] = np.where(possible, at + hops.frame + key + np.maximum(value, 0), at)
         on = possible & (landed[running] < stop)
         running, own, stop = running[on], own[on], stop[on]
         at = landed[running]
+    for lane in running.tolist():
+        landed[lane] = _follow(hops, int(landed[lane]), int(chain[lane]), int(stops[lane]), marked, paths)
     return landed
+
+
+def _follow(hops: _Hops, at: int, own: int, stop: int, marked: _Flags, paths: list[str]) -> int:
+    """Advance one lane to its stop, as :func:`_run` does many; return where it ended."""
+    size_at, end = hops.sizes.item, int(hops.ends[own])
+    least, empty = -1 if hops.may_delete[own] else 0, 0
+    while at < stop:
+        key, room = size_at(at), end - at - 4 - hops.frame
+        value = size_at(at + 4 + key) if 0 <= key <= room else least - 1
+        if not least <= value <= room - key:
+            return at
+        empty += not key
+        if empty > _EMPTY_MAX:
+            raise damaged(paths[own], f"more than {_EMPTY_MAX:,} entries one after another have no key")
+        marked[at] = True
+        at += hops.frame + key + max(0, value)
+    return at
 
 
 def _mend(

@@ -228,6 +228,12 @@ class _Types:
         if kind == "map":
             key = SparkField("key", self.type(found.get("keyType"), depth + 1))
             value = SparkField("value", self.type(found.get("valueType"), depth + 1))
+            if not has_values(key.type):
+                raise UnsupportedFormat(
+                    f"{self.path}: the keys of a map have no values (type {key.type.kind}); such state cannot be read",
+                    kind=ErrorKind.UNSUPPORTED_TYPE,
+                    path=self.path,
+                )
             arrow = pa.map_(pa.field("key", key.type.arrow, nullable=False), pa.field("value", value.type.arrow))
             return SparkType("map", arrow, (key, value), collation)
         raise _no_type(found, self.path)
