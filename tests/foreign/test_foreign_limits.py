@@ -309,3 +309,33 @@ def test_sizes_that_no_number_of_a_record_holds_are_refused() -> None:
     opened = flink(hostile.files(header, [0], (1 << 63) - 1))
     with pytest.raises(UnsupportedFormat, match=r"header would take|by the sizes that are given, would take"):
         opened.open()
+
+
+@pytest.mark.parametrize("code", [3, 7])
+def test_the_rows_of_many_states_are_found_at_once(code: int) -> None:
+    def opened(count: int) -> Any:
+        header = hostile.header([(f"s{at}", hostile.LONG) for at in range(count)])
+        group = bytearray(hostile.pack("i", 0) if code == 3 else b"")
+        for number in range(count):
+            if code == 3:
+                group += hostile.pack("hi", number, 1) + b"\0" + hostile.pack("qq", 1, number)
+            else:
+                last = hostile.pack("h", -1 if number + 1 == count else number + 1)
+                lead = hostile.pack("h", 0) if not number else b""
+                group += lead + hostile.pack("ibq", 10, -128, 1) + b"\0" + hostile.pack("iq", 8, number) + last
+        files = hostile.files(header + bytes(group), [len(header)])
+        keyed = hostile.pack("b", 3) + hostile.pack("iiq", 0, 1, len(header))
+        assert keyed in files["_metadata"]
+        files["_metadata"] = files["_metadata"].replace(keyed, hostile.pack("b", code) + keyed[1:])
+        return flink(files)
+
+    begin = time.process_time()
+    few = opened(5).open()
+    assert few.read("op", "s4").table()["value"].to_pylist() == [4]
+    many = opened(3_000)
+    checkpoint = many.open()
+    assert checkpoint.read("op", "s2999").table()["value"].to_pylist() == [2999]
+    assert checkpoint.read("op", "s2998").table()["value"].to_pylist() == [2998]
+    assert checkpoint.read("op", "s2998").table()["value"].to_pylist() == [2998]
+    assert many.validate(None, "full", None).problems in ([], ())
+    assert time.process_time() - begin < SECONDS_MAX

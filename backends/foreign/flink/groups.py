@@ -6,15 +6,15 @@ a whole stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind
 
 from ..byte_strings import Octets, Positions
 from ..framing import snappy_streams_decode
@@ -39,6 +39,10 @@ RANGE_BYTES: Final = 8 << 20
 
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 _PROBED: Final = 8
+_MANY_STATES: Final = 256
+"""With more states than this the entries of all are found at once and kept for the next one: the
+time would grow with the square of the states.
+"""
 
 
 class KeyedReader(Protocol):
@@ -127,6 +131,29 @@ class Extents:
         return data, self.start + shift, self.end + shift
 
 
+class _Last:
+    """What was found last in a range of key groups, entries or an error. One for the process."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[object, tuple[int, ...], Any] = None, (), None
+
+    def of(self, reader: object, some: Extents, find: Callable[[Extents], Any]) -> Any:
+        mark = (int(some.start[0]), len(some.start))
+        kept = self._kept
+        if kept[0] is not reader or kept[1] != mark:
+            try:
+                found: Any = find(some)
+            except CheckpointError as error:
+                found = error
+            self._kept = kept = reader, mark, found
+        if isinstance(kept[2], CheckpointError):
+            raise kept[2]
+        return kept[2]
+
+
+_LAST: Final = _Last()
+
+
 def is_heap(handle: KeyGroups, place: Place, extents: Extents, prefix: int) -> bool:
     """Return whether a stream has the hash-map backend's own layout; otherwise it is canonical.
 
@@ -212,6 +239,12 @@ class CanonicalReader:
 
     def frames(self, some: Extents) -> Frames:
         """Read key groups and find their entries; states by number must be known."""
+        if len(self.numbers) > _MANY_STATES:
+            found: Frames = _LAST.of(self, some, self._frames)
+            return found
+        return self._frames(some)
+
+    def _frames(self, some: Extents) -> Frames:
         data, start, end = some.read(self.place)
         open_end = some.open_end
         if self.compressed:
@@ -252,7 +285,7 @@ class HeapReader:
             return
         entry = self.stored[number]
         for some in self.extents.between(first, last).ranges(RANGE_BYTES // 4 if self.compressed else RANGE_BYTES):
-            entries = self.entries(some, number)[number]
+            entries = self._of(some, number)
             if len(entries):
                 batch = rows_of_heap(form, entry, entries)
                 if batch.num_rows:
@@ -267,8 +300,15 @@ class HeapReader:
         number = self.numbers.get(form.parts.name)
         if number is not None:
             for some in self.extents.between(first, last).ranges():
-                np.add.at(counts, self.entries(some, number)[number].groups - first, 1)
+                np.add.at(counts, self._of(some, number).groups - first, 1)
         return counts
+
+    def _of(self, some: Extents, number: int) -> HeapEntries:
+        """Read key groups and find the entries of one state."""
+        if len(self.numbers) <= _MANY_STATES:
+            return self.entries(some, number)[number]
+        found: HeapEntries = _LAST.of(self, some, lambda every: self.entries(every, None))[number]
+        return HeapEntries(found.groups, found.lanes.at(found.lanes.position.copy(), found.lanes.end))
 
     def entries(self, some: Extents, wanted: int | None) -> dict[int, HeapEntries]:
         """Read key groups and find their entries, of all states or of one."""
