@@ -11,8 +11,6 @@ from typing import Final
 
 FLINK: Final = "a Flink checkpoint or savepoint"
 SPARK: Final = "the checkpoint of a Spark query"
-FLINK_VERSIONS: Final = "Flink 1.13 to 2.3"
-SPARK_VERSIONS: Final = "Spark 3.1 to 4.3"
 
 _HISTORY: Final = "`ckpt history {url}` shows what is there now"
 _IMPORT: Final = "`ckpt import {url} --to STORE` makes a store of it"

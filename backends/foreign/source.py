@@ -21,7 +21,7 @@ from stateformat.model import Record
 from stateformat.problems import Problem
 
 FLINK_VERSIONS: Final = "Flink 1.13 to 2.3"
-SPARK_VERSIONS: Final = "Spark 3.5 to 4.3"
+SPARK_VERSIONS: Final = "Spark 3.1 to 4.3"
 """Which are read and tested, as messages and docs/foreign.md say it."""
 
 Level = Literal["quick", "full"]

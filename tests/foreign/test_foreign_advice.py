@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stateformat.backends.foreign.advice import _TABLE, FLINK, FLINK_VERSIONS, SPARK, SPARK_VERSIONS, advice_for
+from stateformat.backends.foreign.advice import _TABLE, FLINK, SPARK, advice_for
 from stateformat.tools.ckpt.main import COMMANDS, main
 
 HERE = Path(__file__).parent
@@ -123,8 +123,3 @@ def test_going_on_from_an_older_batch_is_told_where_it_is_asked_for(
     assert '"Go back to an older batch"' in told
     assert "ckpt repair" not in told
     assert "ckpt copy" not in told
-
-
-def test_the_page_has_the_versions_that_the_code_has() -> None:
-    page = (HERE.parents[1] / "docs" / "foreign.md").read_text()
-    assert f"| | {FLINK_VERSIONS} | {SPARK_VERSIONS} |" in page
