@@ -229,7 +229,7 @@ def test_the_state_of_another_system_is_imported_first() -> None:
     folder = FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
     for option in ("--transform=fixes:fail", "--rename-column=a=b"):
         error = failure("rewrite", folder, option, "--to", "memory://to", status=2)
-        assert re.search("whose state cannot be transformed; `ckpt import .*makes a store of it", error["message"])
+        assert re.search("no store of this library. `ckpt import .*makes a store of it", error["message"])
 
 
 @pytest.mark.s3

@@ -21,7 +21,7 @@ import pytest
 
 from stateformat.backends.connectors import SqlSink
 from stateformat.backends.dataflow import Dataflow
-from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState, PublishConflict, StorageError
 from tests.connectors.sink_steps import (
     ATTEMPTS,
     PERMIT,
@@ -400,7 +400,7 @@ class SqlSuite(ABC):
         assert len(removed) == 3
         assert self.seen() == []
         # Its object went, and it had promised nothing yet.
-        with pytest.raises(StorageError, match="cannot rename"):
+        with pytest.raises(PublishConflict, match="another run of the job has begun"):
             prepared(living, 6)
         living.close()
         sink.commit(PERMIT, pa.concat_tables([carried, tables[5, ATTEMPTS[0]], tables[5, ATTEMPTS[1]], held]))

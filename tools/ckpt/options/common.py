@@ -187,10 +187,14 @@ class Session:
 
     def explain(self, command: str, address: Address, error: Exception) -> None:
         """Raise what to do instead, if a command failed because its store is another system's."""
-        from stateformat.errors import ErrorKind, InvalidInput, NotFound
+        from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, NotFound
 
         if isinstance(error, (InvalidInput, NotFound)) and error.kind is not ErrorKind.CHECKPOINT_NOT_FOUND:
-            self.refuse_foreign(command, self.store(address), error)
+            try:
+                store = self.store(address)
+            except CheckpointError:
+                return  # Of what is no store either, the command has said so.
+            self.refuse_foreign(command, store, error)
 
     def shown(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint with the rows that had expired, where the command asks for them."""
