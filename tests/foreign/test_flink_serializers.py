@@ -88,7 +88,9 @@ def test_texts_of_avro_are_not_written() -> None:
     found = serializer(
         avro_snapshot({"type": "record", "name": "a.Word", "fields": [{"name": "text", "type": "string"}]})
     )
-    with pytest.raises(UnsupportedFormat, match="are read from Flink, and not written; import the savepoint again without it"):
+    with pytest.raises(
+        UnsupportedFormat, match="are read from Flink, and not written; import the savepoint again without it"
+    ):
         encode(found, found.read_all(strings([pack("i", 2) + b"no"])))
 
 
