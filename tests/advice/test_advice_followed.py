@@ -194,7 +194,11 @@ MET: dict[str, tuple[str, ...]] = {
 """Sentences that are printed of each, by a piece of them."""
 
 
-@pytest.mark.parametrize("name", INPUTS)
+LONG = {name for name in INPUTS if name.startswith("a savepoint")}
+"""What takes some ten seconds each."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.truth] * (each in LONG)) for each in INPUTS])
 def test_every_command_that_is_advised_takes_what_it_is_advised_for(name: str, tmp_path: Path) -> None:
     made = INPUTS[name]
     (tmp_path / "made" / "it").mkdir(parents=True)
