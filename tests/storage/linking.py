@@ -44,7 +44,7 @@ def pinned_by_the_server(server: S3Server) -> None:
     # The objects and the manifest by the server. Read are the record and the manifest.
     assert counts.pop("copy_object") == objects + 1
     assert counts.pop("read") <= 4
-    assert set(counts) <= {"list_objects_v2", "get_object"}
+    assert set(counts) <= {"list_objects_v2", "get_object", "head_object"}, counts
     assert sum(counts.values()) <= 16, counts
     pinned = sf.open(f"{store.url}@p", **server.options())
     assert sf.validate(pinned.storage, level="full").ok
