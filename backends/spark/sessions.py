@@ -42,7 +42,6 @@ _CHECKSUMS: Final[Mapping[str, str]] = {
 
 EVERYWHERE: Final[Mapping[str, str]] = {
     "spark.executorEnv.PYTHONSAFEPATH": "1",
-    "spark.python.daemon.module": "stateformat.backends.spark.worker_process",
     "spark.python.unix.domain.socket.enabled": "false",
     **_CHECKSUMS,
 }
@@ -77,13 +76,30 @@ LOCAL: Final[Mapping[str, str]] = {
 def configure(builder: Any) -> Any:
     """Set what every session needs on a ``SparkSession.builder``, and return the builder.
 
-    Sets ``PYSPARK_PYTHON`` to this interpreter if the user has not set it. The caller sets master,
-    memory and name.
+    Sets ``PYSPARK_PYTHON`` to this interpreter if the user has not set it. The caller sets memory,
+    name, and before this the master.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for name, value in {**EVERYWHERE, f"spark.executorEnv.{PATH_VARIABLE}": _path_of_driver()}.items():
+    settings = dict(EVERYWHERE)
+    if _daemon_finds_us(builder):
+        settings["spark.python.daemon.module"] = "stateformat.backends.spark.worker_process"
+        settings[f"spark.executorEnv.{PATH_VARIABLE}"] = _path_of_driver()
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder
+
+
+def _daemon_finds_us(builder: Any) -> bool:
+    """Return whether workers find our package before their first task, as this process does.
+
+    What ``--py-files`` carries, they find only within a task: on a cluster, and from an archive.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()  # Otherwise the next line does not see what was submitted.
+    master = builder._options.get("spark.master") or SparkConf().get("spark.master", "")
+    return str(master).startswith("local") and Path(stateformat.__file__).exists()
 
 
 def _path_of_driver() -> str:
@@ -106,7 +122,7 @@ def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
     if active is not None:
         return check(active)
     _check_java()
-    builder = configure(_session_class().builder).appName(app_name).master("local[*]")
+    builder = configure(_session_class().builder.master("local[*]")).appName(app_name)
     for name, value in {**LOCAL, **conf}.items():
         builder = builder.config(name, value)
     return _start(builder)

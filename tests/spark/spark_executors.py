@@ -27,7 +27,7 @@ def cluster() -> Any:
     """A Spark of two executors."""
     from pyspark.sql import SparkSession
 
-    builder = sessions.configure(SparkSession.builder).appName("executors").master("local-cluster[2,1,1024]")
+    builder = sessions.configure(SparkSession.builder.master("local-cluster[2,1,1024]")).appName("executors")
     settings = {
         **sessions.LOCAL,
         "spark.executor.memory": "768m",
