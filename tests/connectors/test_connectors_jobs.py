@@ -100,6 +100,31 @@ def test_a_job_that_is_lost_again_and_again_writes_every_row_once(tmp_path: Path
     assert not list((tmp_path / "totals").rglob("*.open"))
 
 
+class CollectsLargeText(CollectSink):
+    """A sink of release 0.1, which kept large types, in a process that is lost as it commits."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:
+        super().process(batch.cast(pa.schema({"n": pa.int64(), "text": pa.large_string()})), input)
+
+    def commit(self, permit: Any, committables: pa.Table) -> None:
+        raise KeyboardInterrupt
+
+
+def test_rows_that_release_0_1_prepared_with_large_text_are_collected_with_the_types_of_today(tmp_path: Path) -> None:
+    def flow(sink: CollectSink) -> Dataflow:
+        made = Dataflow("job", parallelism=1)
+        rows = pa.table({"n": range(1000), "text": [str(n) for n in range(1000)]})
+        made.source(MemorySource(rows, batch_rows=100), uid="rows").apply(sink, uid="out")
+        return made
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime(tmp_path).run(flow(CollectsLargeText()))
+    sink = CollectSink()
+    runtime(tmp_path).run(flow(sink))
+    assert sink.table().schema == pa.schema({"n": pa.int64(), "text": pa.string()})
+    assert sink.table()["text"].to_pylist() == [str(n) for n in range(1000)]
+
+
 def visible_rows(directory: Path) -> dict[str, int]:
     if not directory.exists():
         return {}

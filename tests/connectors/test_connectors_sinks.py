@@ -73,9 +73,23 @@ def test_collected_rows_are_there_once_committed_and_once_however_often() -> Non
 
 def test_one_object_in_two_places_collects_the_rows_of_both() -> None:
     sink = CollectSink()
+    sink.output_schema(SCHEMA)
     for number, uid in enumerate(("left", "right")):
         sink.commit(PERMIT, prepared_of(sink, number, uid=uid))
     assert sink.table()["n"].to_pylist() == [0, 1]
+
+
+def test_collected_rows_that_do_not_fit_the_columns_are_named_with_their_checkpoint() -> None:
+    sink = CollectSink()
+    sink.output_schema(pa.schema({"n": pa.int8(), "text": pa.string()}))
+    sink.commit(PERMIT, prepared_of(sink, 7, checkpoint_id=2))
+    assert sink.table().to_pylist() == [{"n": 7, "text": "日 7"}]
+    sink.commit(PERMIT, prepared_of(sink, 300, checkpoint_id=3))
+    with pytest.raises(InvalidState, match=r"'out' subtask 0 committed rows of checkpoint 3 .*: column 'n'.*300"):
+        sink.table()
+    sink.output_schema(pa.schema({"n": pa.int64()}))
+    with pytest.raises(InvalidState, match=r"checkpoint 2 with columns n int64, text string, .* has n int64:"):
+        sink.table()
 
 
 def test_a_subtask_that_collected_nothing_prepares_nothing() -> None:
@@ -91,6 +105,7 @@ def test_a_subtask_that_collected_nothing_prepares_nothing() -> None:
 def test_large_output_is_collected_in_payloads_of_bounded_size() -> None:
     sink = CollectSink()
     batch = pa.record_batch({"n": range(300_000), "text": ["x" * 200] * 300_000})
+    sink.output_schema(batch.schema)
     rows = prepared_of(sink, batch)
     assert rows["number"].to_pylist() == [0, 1]
     assert max(len(payload) for payload in rows["payload"].to_pylist()) < 40 * 2**20

@@ -17,6 +17,7 @@ from stateformat.publication import CommitPermit
 from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
+from ...dataflow.casting import columns_kept, columns_text
 from ..sources import not_null
 
 _PAYLOAD_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -89,8 +90,25 @@ class CollectSink(TwoPhaseCommitSink):
         self._committed |= {place: taken[place] for place in sorted(taken, key=lambda place: (place[0], *place[2:4]))}
 
     def table(self) -> pa.Table:
-        """Return all committed rows, in order of commit, then by checkpoint, uid and subtask."""
-        return pa.concat_tables(self._committed.values()) if self._committed else self._schema.empty_table()
+        """Return all committed rows, in order of commit, then by checkpoint, uid and subtask.
+
+        Rows that an older program prepared get today's types. Raises ``InvalidState`` for values
+        that these do not hold, and for other columns.
+        """
+        made = [self._schema.empty_table()]
+        for (checkpoint_id, _, uid, subtask, _), rows in self._committed.items():
+            try:
+                if sorted(rows.column_names) != sorted(self._schema.names):
+                    raise pa.ArrowInvalid("the names differ")
+                made.append(columns_kept(rows, self._schema))
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidState(
+                    f"{uid!r} subtask {subtask} committed rows of checkpoint {checkpoint_id} with columns "
+                    f"{columns_text(rows.schema)}, and this sink's input has {columns_text(self._schema)}: {error}. "
+                    "Give rows of other columns a CollectSink of their own",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                ) from error
+        return pa.concat_tables(made)
 
 
 def _payloads(table: pa.Table) -> Iterator[bytes]:
