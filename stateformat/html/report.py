@@ -369,7 +369,9 @@ def _folders(folders: Sequence[Json]) -> Element | None:
         for folder in held[:SHOWN]
     )
     return opening(
-        words.plural(len(held), "folder"), table(columns, rows), more(len(held) - SHOWN, "folder", "ckpt du lists all")
+        words.plural(len(held), "folder"),
+        table(columns, rows),
+        more(len(held) - SHOWN, "folder", "ckpt du --format json lists all"),
     )
 
 

@@ -43,7 +43,7 @@ def draw_states(report: Json) -> Element | None:
         e("h2", "States"),
         e("div", (e("span", title) for title in titles), class_="line titles"),
         [_state(state, trends.get((state["operator"], state["name"])), top, i) for i, state in enumerate(shown)],
-        more(len(held) - len(shown), "state", "ckpt inspect lists all"),
+        more(len(held) - len(shown), "state", "ckpt inspect --format json lists all"),
         _empty(empty),
         class_="long states",
     )

@@ -24,7 +24,9 @@ NO_ADVICE = (
     "backends/origin.py",  # calls git
 )
 _COMMAND = re.compile(
-    r"\bckpt (?!by\b|-)([a-z][a-z-]*)((?: (?:--[a-z][a-z-]*|[A-Z][A-Z@]*\b(?! [a-z])|[^\s`]*" + HOLE + r"[^\s`]*))*)"
+    r"(?<!\bby )\bckpt (?!by\b|-)([a-z][a-z-]*)((?: (?:--[a-z][a-z-]*|[A-Z][A-Z@]*\b(?! [a-z])|[^\s`]*"
+    + HOLE
+    + r"[^\s`]*))*)"
 )
 _SPAN = re.compile(r"`(ckpt [a-z][^`]*)`")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
