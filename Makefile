@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java python demo demo-all test test-truth simulate soak lint site format docs bench golden corpus fixtures clean
+.PHONY: help setup java python demo demo-all test test-truth matrix simulate soak lint site format docs bench golden corpus fixtures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,19 @@ test: java $(READY) ## every test but those of test-truth
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
 	@$(BIN)/python -m tests.side_by_side truth
+
+PYTHONS ?= python3.11 python3.12 python3.13
+matrix: ## the library's fast tests on each Python: PYTHONS="python3.11 /opt/python3.13/bin/python"
+	@tried=; for python in $(PYTHONS); do \
+	  command -v $$python >/dev/null || { echo "$$python is not installed here: not tried"; continue; }; \
+	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && place=build/matrix/$$version && \
+	  echo "Python $$version" && { test -x $$place/bin/pytest || { $$python -m venv $$place && \
+	  $$place/bin/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[dev]'; }; } && \
+	  $$place/bin/python -m pytest -q -p no:cacheprovider -m "not truth and not spark" $(LIBRARY) || exit; \
+	  tried="$$tried $$version"; \
+	done; echo "Passed on Python:$${tried:- none of $(PYTHONS) is installed}"; test -n "$$tried"
+
+LIBRARY := $(addprefix tests/,stateformat redistribution state dataflow connectors local ckpt)
 
 SEEDS ?= 2000
 FIRST ?= 0

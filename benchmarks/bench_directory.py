@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-import stateformat as sf
 from benchmarks.measuring import Row, cost, duration, side_by_side
 from stateformat.backends.connectors import DirectoryEnumerator
 from stateformat.backends.dataflow import NoSplit, Split, SplitEnumerator
@@ -25,6 +24,7 @@ from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime.logs import EnumeratorLogs
 from stateformat.backends.spark.sources import DirectoryFrames, Range, RangeEnumerator, SparkSource
 from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.states import coordinator_state, even_split_state
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 
@@ -51,8 +51,8 @@ class Side:
         self.store = CheckpointStore(self.storage)
         self.parent: Any = None
         self.states = (
-            sf.coordinator_state("in", ENUMERATOR, columns=self.enumerator.columns),
-            sf.even_split_state("in", ENUMERATOR_LOG, columns=self.enumerator.log_columns or {}),
+            coordinator_state("in", ENUMERATOR, columns=self.enumerator.columns),
+            even_split_state("in", ENUMERATOR_LOG, columns=self.enumerator.log_columns or {}),
         )
         self.epoch(files)
 

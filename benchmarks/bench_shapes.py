@@ -28,6 +28,7 @@ import stateformat as sf
 from benchmarks.measuring import Row, compare
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.reading import rekey
+from stateformat.states import value_state
 from stateformat.validation import validate
 
 MAX_PARALLELISM = 128
@@ -51,7 +52,7 @@ def shape(tables: dict[str, pa.Table]) -> Shape:
     for name, table in tables.items():
         fields = {field.name: field.type for field in table.schema}
         keys = {"k": fields.pop("k")}
-        states[name] = sf.value_state("op", name, keys=keys, values=fields)
+        states[name] = value_state("op", name, keys=keys, values=fields)
         clustered[name] = rekey(table, states[name], MAX_PARALLELISM, DEFAULT_KEY_HASH)
     return Shape(states, clustered)
 

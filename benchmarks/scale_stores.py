@@ -21,13 +21,22 @@ from stateformat.manifest import cut_handles
 from stateformat.model import Mode
 from stateformat.paths import SEGMENTS
 from stateformat.redistribution import rescale
+from stateformat.segments import WriteOptions
+from stateformat.states import (
+    broadcast_state,
+    even_split_state,
+    in_flight_state,
+    progress_state,
+    union_state,
+    value_state,
+)
 from stateformat.storage import ObjectInfo
 
 MAX_PARALLELISM: Final = 4096
 ROWS: Final = 8192
 PAYLOAD_BYTES: Final = 96
 MODES: Final = (*[Mode.KEYED] * 6, Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.IN_FLIGHT, Mode.UNION, Mode.PROGRESS)
-OPTIONS: Final = sf.WriteOptions(inline_bytes_max=0, check_unique=False)
+OPTIONS: Final = WriteOptions(inline_bytes_max=0, check_unique=False)
 COLUMNS: Final = {"value": pa.int64()}
 
 
@@ -58,16 +67,16 @@ def declare(number: int, mode: Mode | None = None) -> sf.State:
     uid = uid_of(number)
     match mode or mode_of(number):
         case Mode.KEYED:
-            return sf.value_state(uid, "state", keys={"key": pa.int64()}, values=COLUMNS)
+            return value_state(uid, "state", keys={"key": pa.int64()}, values=COLUMNS)
         case Mode.IN_FLIGHT:
-            return sf.in_flight_state(uid, "state", edge=f"loop-{uid}", columns=COLUMNS)
+            return in_flight_state(uid, "state", edge=f"loop-{uid}", columns=COLUMNS)
         case Mode.PROGRESS:
-            return sf.progress_state(uid, "state")
+            return progress_state(uid, "state")
         case other:
             make = {
-                Mode.EVEN_SPLIT: sf.even_split_state,
-                Mode.BROADCAST: sf.broadcast_state,
-                Mode.UNION: sf.union_state,
+                Mode.EVEN_SPLIT: even_split_state,
+                Mode.BROADCAST: broadcast_state,
+                Mode.UNION: union_state,
             }
             return make[other](uid, "state", columns=COLUMNS)
 
@@ -142,12 +151,12 @@ def publish_keyed(
     subtasks: int,
     max_parallelism: int = 128,
     parent: sf.CommitPermit | None = None,
-    options: sf.WriteOptions | None = OPTIONS,
+    options: WriteOptions | None = OPTIONS,
 ) -> sf.CommitPermit:
     """Publish a checkpoint of one keyed state ``sums/sum``, with ``key`` and one value."""
     graph = sf.JobGraph((sf.Operator("sums", subtasks, max_parallelism),))
     values = {name: table.schema.field(name).type for name in table.column_names[1:]}
-    state = sf.value_state("sums", "sum", keys={"key": pa.int64()}, values=values)
+    state = value_state("sums", "sum", keys={"key": pa.int64()}, values=values)
     own = {} if options is None else {"options": options}
     pending = store.begin(job_id="bench", graph=graph, states=[state], parent=parent, **own)
     owners = pending.context.owners("sums", "sum", table)

@@ -32,6 +32,16 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import stateformat as sf
+from stateformat.states import (
+    broadcast_state,
+    committables_state,
+    coordinator_state,
+    even_split_state,
+    map_state,
+    progress_state,
+    union_state,
+    value_state,
+)
 
 JOB_ID = "flights-2013"
 PARALLELISM = 4
@@ -70,20 +80,20 @@ def job_states() -> list[sf.State]:
     return [
         # Where each subtask of the source stands. At another parallelism the splits are dealt out
         # evenly ...
-        sf.even_split_state("flights", "positions", columns={**split, "next_row": pa.int64()}),
+        even_split_state("flights", "positions", columns={**split, "next_row": pa.int64()}),
         # ... and the coordinator, which hands splits out, gets what it kept, whole.
-        sf.coordinator_state("flights", "splits", columns={**split, "assigned_to": pa.int32(), "finished": pa.bool_()}),
+        coordinator_state("flights", "splits", columns={**split, "assigned_to": pa.int32(), "finished": pa.bool_()}),
         # Every subtask holds the same table, and each gets one copy.
-        sf.broadcast_state("airlines", "names", columns={"carrier": pa.string(), "name": pa.string()}),
+        broadcast_state("airlines", "names", columns={"carrier": pa.string(), "name": pa.string()}),
         # Every subtask gets the entries of all.
-        sf.union_state("rates", "totals", columns={"carrier": pa.string(), "flights": pa.int64(), "late": pa.int64()}),
+        union_state("rates", "totals", columns={"carrier": pa.string(), "flights": pa.int64(), "late": pa.int64()}),
         # Keyed by plane: a row per plane, and a map per plane. Some flights name no plane; null is
         # a key like any other.
-        sf.value_state("delays", "stats", keys=tailnum, values={**counts, "departure_delay_min": pa.int64()}),
-        sf.map_state("delays", "by_destination", keys=tailnum, map_key=pa.string(), values=counts),
-        sf.progress_state("delays"),
+        value_state("delays", "stats", keys=tailnum, values={**counts, "departure_delay_min": pa.int64()}),
+        map_state("delays", "by_destination", keys=tailnum, map_key=pa.string(), values=counts),
+        progress_state("delays"),
         # Output that is prepared and not committed: whoever restores commits it first.
-        sf.committables_state("sink", "prepared", columns={"file": pa.string(), "rows": pa.int64()}),
+        committables_state("sink", "prepared", columns={"file": pa.string(), "rows": pa.int64()}),
     ]
 
 

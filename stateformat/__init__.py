@@ -49,13 +49,6 @@ if TYPE_CHECKING:
         Status as Status,
         SubtaskSet as SubtaskSet,
     )
-    from .inspecting import (
-        CheckpointDiff as CheckpointDiff,
-        StateChanges as StateChanges,
-        StateRange as StateRange,
-        diff_checkpoints as diff_checkpoints,
-    )
-    from .keys import register_key_hash as register_key_hash
     from .model import (
         CheckpointKind as CheckpointKind,
         Kind as Kind,
@@ -68,31 +61,7 @@ if TYPE_CHECKING:
     from .publication import CommitPermit as CommitPermit, PendingCheckpoint as PendingCheckpoint
     from .reading import Checkpoint as Checkpoint, ReadTask as ReadTask, StateRows as StateRows
     from .redistribution import plan_restore as plan_restore
-    from .requests import (
-        JobRequest as JobRequest,
-        RequestAnswer as RequestAnswer,
-        RequestOutcome as RequestOutcome,
-        RescaleRequest as RescaleRequest,
-        SavepointRequest as SavepointRequest,
-        StopRequest as StopRequest,
-    )
-    from .schema import CLEAR as CLEAR, DELETE as DELETE, UPSERT as UPSERT
-    from .segments import WriteOptions as WriteOptions
     from .snapshot import Snapshot as Snapshot, SnapshotWriter as SnapshotWriter, WriteContext as WriteContext
-    from .states import (
-        broadcast_state as broadcast_state,
-        committables_state as committables_state,
-        coordinator_state as coordinator_state,
-        even_split_state as even_split_state,
-        in_flight_state as in_flight_state,
-        list_state as list_state,
-        map_state as map_state,
-        progress_state as progress_state,
-        timers as timers,
-        union_state as union_state,
-        value_state as value_state,
-    )
-    from .storage import Stats as Stats
     from .store import CheckpointStore as CheckpointStore, open as open
     from .ttl import Ttl as Ttl
     from .validation import validate as validate
@@ -106,24 +75,27 @@ else:
                 "UnsupportedFormat"
             ),
             ".graph": "Edge JobGraph Operator Partitioner Status SubtaskSet",
-            ".inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
-            ".keys": "register_key_hash",
             ".model": "CheckpointKind Kind Mode State Stop StopMode",
             ".problems": "Problem Report",
             ".publication": "CommitPermit PendingCheckpoint",
             ".reading": "Checkpoint ReadTask StateRows",
             ".redistribution": "plan_restore",
+            ".snapshot": "Snapshot SnapshotWriter WriteContext",
+            ".store": "CheckpointStore open",
+            ".ttl": "Ttl",
+            ".validation": "validate",
+        },
+        leaves_in="0.3",
+        moved={
+            ".inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
+            ".keys": "register_key_hash",
             ".requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
             ".schema": "CLEAR DELETE UPSERT",
             ".segments": "WriteOptions",
-            ".snapshot": "Snapshot SnapshotWriter WriteContext",
             ".states": (
                 "broadcast_state committables_state coordinator_state even_split_state in_flight_state "
                 "list_state map_state progress_state timers union_state value_state"
             ),
             ".storage": "Stats",
-            ".store": "CheckpointStore open",
-            ".ttl": "Ttl",
-            ".validation": "validate",
         },
     )

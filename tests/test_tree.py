@@ -450,6 +450,34 @@ def test_a_lazy_door_leads_to_every_name_that_it_lists(door: str | None) -> None
         _ = package.nothing
 
 
+MOVED = {
+    "inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
+    "keys": "register_key_hash",
+    "requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
+    "schema": "CLEAR DELETE UPSERT",
+    "segments": "WriteOptions",
+    "states": (
+        "broadcast_state committables_state coordinator_state even_split_state in_flight_state list_state map_state "
+        "progress_state timers union_state value_state"
+    ),
+    "storage": "Stats",
+}
+
+
+@pytest.mark.parametrize("home", MOVED)
+def test_a_name_that_has_moved_works_and_says_where_it_is(home: str) -> None:
+    root, new = importlib.import_module("stateformat"), importlib.import_module(f"stateformat.{home}")
+    for name in MOVED[home].split():
+        said = rf"stateformat\.{name} moves to stateformat\.{home} and leaves here in 0\.3: import it from there"
+        with pytest.warns(DeprecationWarning, match=said):
+            assert getattr(root, name) is getattr(new, name)
+        assert name not in root.__all__
+
+
+def test_the_root_offers_what_the_author_of_a_runtime_needs() -> None:
+    assert len(importlib.import_module("stateformat").__all__) <= 40
+
+
 SHOWN = ("= lazy(", "def __dir__")
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import stateformat as sf
 from stateformat.backends.dataflow.events import TaskId
 from stateformat.graph import Edge, OperatorId, Partitioner
 from stateformat.model import State
+from stateformat.states import union_state
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,5 @@ def tiny_job(parallelism: dict[str, int], *edges: str, union: tuple[str, ...] = 
         into = [edge(text) for text in edges if text.split()[2] == operators[0]]
         inputs = tuple(one for one in into if not one.feedback)
         vertices.append(TinyVertex(operators[0], operators, count, inputs, tuple(one for one in into if one.feedback)))
-    states = tuple(sf.union_state(uid, "shared", columns={"v": "int64"}) for uid in union)
+    states = tuple(union_state(uid, "shared", columns={"v": "int64"}) for uid in union)
     return TinyJob(tuple(vertices), states, unaligned)

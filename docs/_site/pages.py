@@ -14,7 +14,9 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
 DOORS = {
-    "stateformat": "stores, checkpoints, states, errors",
+    "stateformat": "stores, checkpoints, job graphs, errors",
+    "stateformat.states": "declarations of states",
+    "stateformat.requests": "requests to a running job",
     "stateformat.redistribution": "restore plans",
     "stateformat.inspecting": "changes of state, state over several checkpoints, metadata as tables",
     "stateformat.reporting": "what is known of a store, as one document",
@@ -30,6 +32,14 @@ DOORS = {
     "stateformat.storage": "the storage protocol",
 }
 """What users import from, in the order of the reference."""
+NAMES = {
+    "stateformat.states": (
+        "broadcast_state committables_state coordinator_state even_split_state in_flight_state list_state map_state "
+        "progress_state timers union_state value_state"
+    ),
+    "stateformat.requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
+}
+"""Of a door that other rooms use too: the names for users."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -39,7 +49,8 @@ def on_files(files: Any, config: Any) -> Any:
     for door, about in DOORS.items():
         package = import_module(door)
         page = [f"# {door}", "", f"{about[0].upper()}{about[1:]}.", ""]
-        for name in sorted(package.__all__, key=str.lower):
+        names = NAMES[door].split() if door in NAMES else package.__all__
+        for name in sorted(names, key=str.lower):
             page += [f"::: {door}.{name}", ""]
         files.append(File.generated(config, f"api/{door}.md", content="\n".join(page)))
         index.append(f"- [`{door}`]({door}.md): {about}")

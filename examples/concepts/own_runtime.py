@@ -5,11 +5,12 @@ another parallelism.
 import pyarrow as pa
 
 import stateformat as sf
+from stateformat.states import union_state, value_state
 
 WORDS = ["to", "be", "or", "not", "to", "be"]
-TOTAL = sf.value_state("counts", "total", keys={"word": pa.string()}, values={"n": pa.int64()})
+TOTAL = value_state("counts", "total", keys={"word": pa.string()}, values={"n": pa.int64()})
 TOTAL_ROWS = pa.schema({"word": pa.string(), "n": pa.int64()})
-READ = sf.union_state("words", "read", columns={"position": pa.int64()})
+READ = union_state("words", "read", columns={"position": pa.int64()})
 
 
 def graph(parallelism: int) -> sf.JobGraph:

@@ -13,6 +13,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends.storage import MemoryStorage
+from stateformat.states import broadcast_state, even_split_state
 from stateformat.tools.ckpt.text import render
 from tests import stores
 from tests.ckpt.ckpt_runs import page, run
@@ -176,8 +177,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd") / "store"
     operators = (sf.Operator("source", 1, name=LONG), sf.Operator(WIDE, 1, max_parallelism=16))
     graph = sf.JobGraph(operators, (sf.Edge("e", "source", WIDE, sf.Partitioner.REBALANCE),))
-    rules = sf.broadcast_state(WIDE, "規則", columns={LONG: pa.string()})
-    state = sf.even_split_state("source", LONG, columns={"n": pa.int64()})
+    rules = broadcast_state(WIDE, "規則", columns={LONG: pa.string()})
+    state = even_split_state("source", LONG, columns={"n": pa.int64()})
     pending = sf.open(str(folder)).begin(job_id="odd", graph=graph, states=[rules, state], parent=None)
     for owner, name, rows in (
         (WIDE, "規則", pa.table({LONG: ["語" * 70]})),

@@ -20,6 +20,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.history import retention
+from stateformat.states import value_state
 from stateformat.tools.ckpt import main as program_module
 from stateformat.tools.ckpt.exit_status import failure_of, interrupted
 from stateformat.tools.ckpt.files import new_file
@@ -195,7 +196,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose operator, state and property have names that a terminal would obey."""
     folder = tmp_path_factory.mktemp("nasty")
     graph = sf.JobGraph((sf.Operator(NASTY, parallelism=1, max_parallelism=8),), ())
-    state = sf.value_state(NASTY, NASTY, keys={"k": pa.string()}, values={"n": pa.int64()})
+    state = value_state(NASTY, NASTY, keys={"k": pa.string()}, values={"n": pa.int64()})
     pending = sf.open(str(folder)).begin(
         job_id="nasty", graph=graph, states=[state], parent=None, properties={"a\x1b[2J": "b\nc"}
     )

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
+from stateformat.segments import WriteOptions
+from stateformat.states import list_state
 from tests.ckpt.ckpt_runs import document, run, words
 from tests.stores import owned
 
@@ -21,7 +23,7 @@ TIMES = "ttl_last_access"
 
 
 def visits(ttl: sf.Ttl | None) -> sf.State:
-    return sf.list_state("counter", "visits", keys={"user": pa.string()}, values={"page": pa.int64()}, ttl=ttl)
+    return list_state("counter", "visits", keys={"user": pa.string()}, values={"page": pa.int64()}, ttl=ttl)
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def test_a_repair_gives_up_what_is_lost_and_neither_time_nor_what_has_expired(tm
     )
     mine = [owned(rows, ["user"], operator, subtask) for subtask in range(2)]
     for subtask in range(2):
-        options = sf.WriteOptions(inline_bytes_max=0)
+        options = WriteOptions(inline_bytes_max=0)
         with replace(pending.context, options=options).subtask("counter", subtask) as writer:
             writer.write("visits", mine[subtask])
         pending.add(writer)

@@ -36,6 +36,7 @@ from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
 from stateformat.publication import pending
+from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from tests.stores import Job, owned, rescale_newest
 
@@ -179,7 +180,7 @@ def _spilled(
     uids: str, names: Sequence[tuple[str, str]], versions: int, parallelism: int = 2, **options: Any
 ) -> Callable[[Any], Any]:
     def build(store: sf.CheckpointStore) -> Any:
-        permit, chosen = None, sf.WriteOptions(inline_bytes_max=0, **options)
+        permit, chosen = None, WriteOptions(inline_bytes_max=0, **options)
         for version in range(1, versions + 1):
             deltas = {("k", "v"): _delta()} if version == 2 else {}
             job = _job("j", _graph(uids).at(parallelism, max_parallelism=GROUPS), names, version)
@@ -221,7 +222,7 @@ def _codec(codec: Any) -> Callable[[Any], Any]:
         )
         begun = store.begin(job_id="j", graph=graph, states=states, parent=None)
         for uid, encoding in (("e", "fast"), ("p", "plain")):
-            chosen: Any = sf.WriteOptions(codec=codec, encoding=encoding, row_group_rows=2, inline_bytes_max=0)  # type: ignore[arg-type]
+            chosen: Any = WriteOptions(codec=codec, encoding=encoding, row_group_rows=2, inline_bytes_max=0)  # type: ignore[arg-type]
             with replace(begun.context, options=chosen).subtask(uid, 0) as writer:
                 writer.write("v", rows)
             begun.add(writer)
@@ -239,7 +240,7 @@ def _expiring(store: sf.CheckpointStore) -> Any:
     begun = store.begin(job_id="j", graph=JobGraph((_operator("k", 1),)), states=states, parent=None)
     keys = [_key(group) for group in (0, 3, 6)]
     times = pa.array([1, 2, 3], pa.timestamp("us"))
-    with replace(begun.context, options=sf.WriteOptions(codec="none", inline_bytes_max=0)).subtask("k", 0) as writer:
+    with replace(begun.context, options=WriteOptions(codec="none", inline_bytes_max=0)).subtask("k", 0) as writer:
         writer.write("v", pa.table({"k": keys, "n": [7, 8, 9], "ttl_last_access": times}))
         writer.write("t", pa.table({"k": keys[:1], "_timestamp": [5], "_tag": ["wake"]}))
     begun.add(writer)

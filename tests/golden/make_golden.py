@@ -6,6 +6,8 @@ every run that they are still read. Each store has beside it ``expected.json``: 
 values, written down when the checkpoint was made.
 """
 
+from stateformat.segments import WriteOptions
+from stateformat.states import list_state, map_state, timers, value_state
 from __future__ import annotations
 
 import json
@@ -61,9 +63,9 @@ def expiring_states() -> tuple[sf.State, ...]:
     """A value, a map and a list whose rows expire: by both clocks, refreshed in both ways."""
     keys, values = {"user": pa.string()}, {"n": pa.int64()}
     return (
-        sf.value_state("seen", "last", keys=keys, values=values, ttl=sf.Ttl(HOUR)),
-        sf.map_state("seen", "days", keys=keys, map_key=pa.date32(), values=values, ttl=sf.Ttl(2 * HOUR)),
-        sf.list_state("seen", "pages", keys=keys, values=values, ttl=sf.Ttl(HOUR, "processing_time", "read_and_write")),
+        value_state("seen", "last", keys=keys, values=values, ttl=sf.Ttl(HOUR)),
+        map_state("seen", "days", keys=keys, map_key=pa.date32(), values=values, ttl=sf.Ttl(2 * HOUR)),
+        list_state("seen", "pages", keys=keys, values=values, ttl=sf.Ttl(HOUR, "processing_time", "read_and_write")),
     )
 
 
@@ -79,8 +81,8 @@ def timed_states() -> tuple[sf.State, ...]:
     """Timers of processing time, and of event time beside them."""
     keys, values = {"user": pa.string()}, {"n": pa.int64()}
     return (
-        sf.timers("seen", "reminders", keys=keys, values=values, clock="processing_time"),
-        sf.timers("seen", "closing", keys=keys, values=values),
+        timers("seen", "reminders", keys=keys, values=values, clock="processing_time"),
+        timers("seen", "closing", keys=keys, values=values),
     )
 
 
@@ -137,7 +139,7 @@ def main() -> None:
     flights_store(str(VERSION / "flights"))
     flights_store(str(VERSION / "rescaled"))
     rescale_newest(sf.open(str(VERSION / "rescaled")), 3)
-    large = sf.WriteOptions(inline_bytes_max=0, codec="zstd", encoding="plain")
+    large = WriteOptions(inline_bytes_max=0, codec="zstd", encoding="plain")
     stopped = sf.open(str(VERSION / "stopped"))
     flights_job().publish(
         stopped, None, options=large, stop=sf.Stop(sf.StopMode.DRAIN, "request-1"), properties={"why": "golden"}

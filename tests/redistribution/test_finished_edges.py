@@ -9,8 +9,9 @@ import pytest
 from stores import rescale_newest
 
 import stateformat as sf
+from stateformat.states import even_split_state
 
-STATE = sf.even_split_state("map", "buffer", columns={"n": pa.int64()})
+STATE = even_split_state("map", "buffer", columns={"n": pa.int64()})
 
 
 def publish(store: sf.CheckpointStore, chain: str | None) -> sf.CommitPermit:

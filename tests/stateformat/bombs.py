@@ -28,6 +28,7 @@ import xxhash
 
 import stateformat
 from stateformat.errors import CheckpointError
+from stateformat.segments import WriteOptions
 from stateformat.tools.ckpt.main import main as ckpt
 from tests.forgery import Forger, seal
 from tests.fuzz import thrift_tree as thrift
@@ -65,7 +66,7 @@ class Outcome(NamedTuple):
 def good_store(root: Path, parallelism: int = 2) -> None:
     """One checkpoint whose segments are objects."""
     store = stateformat.open(str(root))
-    counts_job(parallelism, keys=200).publish(store, None, options=stateformat.WriteOptions(inline_bytes_max=0))
+    counts_job(parallelism, keys=200).publish(store, None, options=WriteOptions(inline_bytes_max=0))
 
 
 # ---- records -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from stateformat.model import Handle, State, StopMode
 from stateformat.publication import pending
 from stateformat.redistribution import rescale
 from stateformat.snapshot import Snapshot
-from stateformat.states import declare
+from stateformat.states import declare, in_flight_state, value_state
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.stores import counts_job, edge, flights_store, operator, refused
@@ -240,7 +240,7 @@ def test_every_value_shows_itself_in_one_short_line(url: str) -> None:
 
 @pytest.mark.parametrize("words", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_owners_are_those_of_the_rows_as_they_will_be_written(words: pa.DataType) -> None:
-    state = sf.value_state("o", "s", keys={"k": pa.int32(), "w": pa.string()}, values={"v": pa.int64()})
+    state = value_state("o", "s", keys={"k": pa.int32(), "w": pa.string()}, values={"v": pa.int64()})
     graph = sf.JobGraph((operator("o", 3),), ())
     pending = sf.open(f"memory://owners-{words}").begin(job_id="j", graph=graph, states=[state], parent=None)
     numbers = pa.array(range(50), pa.int64())
@@ -262,7 +262,7 @@ def test_bytes_that_are_no_snapshot_are_refused_in_a_sentence() -> None:
 @pytest.mark.parametrize("partitioner", [sf.Partitioner.FORWARD, sf.Partitioner.RESCALE, sf.Partitioner.BROADCAST])
 def test_records_in_flight_that_no_restore_could_give_back_are_not_published(partitioner: sf.Partitioner) -> None:
     graph = sf.JobGraph((operator("a", 1), operator("b", 1)), (edge("a", "b", partitioner),))
-    state = sf.in_flight_state("b", "flying", edge="a-b", columns={"v": pa.int64()})
+    state = in_flight_state("b", "flying", edge="a-b", columns={"v": pa.int64()})
     pending = sf.open(f"memory://flying-{partitioner}").begin(job_id="j", graph=graph, states=[state], parent=None)
     pending.add(pending.context.subtask("a", 0))
     zero = pa.array([0], pa.int32())
@@ -273,7 +273,7 @@ def test_records_in_flight_that_no_restore_could_give_back_are_not_published(par
 
 
 def test_a_column_called_like_the_arrow_schema_is_a_column() -> None:
-    state = sf.value_state("o", "s", keys={"k": "int64"}, values={"ARROW:schema": "int64"})
+    state = value_state("o", "s", keys={"k": "int64"}, values={"ARROW:schema": "int64"})
     store = sf.open("memory://called-so")
     pending = store.begin(job_id="j", graph=sf.JobGraph((operator("o", 1),)), states=[state], parent=None)
     with pending.context.subtask("o", 0) as writer:

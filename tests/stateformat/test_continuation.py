@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import stateformat as sf
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import Field, State
 from stateformat.schema import children
-from stateformat.states import Changes, evolution_faults
+from stateformat.states import Changes, evolution_faults, value_state
 from stateformat.states.continuation import check_columns_known, evolve_state, new_state
 
 LONG = pa.int64()
@@ -31,7 +30,7 @@ class Version:
 
     def declared(self) -> State:
         columns = dict.fromkeys(self.columns.split(), LONG) if isinstance(self.columns, str) else self.columns
-        return sf.value_state("op", "s", keys={"k": LONG}, values=columns)
+        return value_state("op", "s", keys={"k": LONG}, values=columns)
 
     @property
     def changes(self) -> Changes:
@@ -133,7 +132,7 @@ def test_changes_that_cannot_be(before: Version, version: Version, said: str) ->
 
 def test_a_column_that_was_dropped_and_is_declared_again_must_not_forbid_nulls() -> None:
     columns = pa.schema([pa.field("v", LONG, nullable=False)])
-    declared = sf.value_state("op", "s", keys={"k": LONG}, values=columns)
+    declared = value_state("op", "s", keys={"k": LONG}, values=columns)
     changes = Changes(drops=frozenset({"v"}))
     with pytest.raises(InvalidState, match="neither nullable nor has a default"):
         evolve_state(V.start(), declared, changes)

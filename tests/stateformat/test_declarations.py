@@ -13,9 +13,10 @@ import pytest
 import stateformat as sf
 from stateformat.model import Field, SchemaVersion, State
 from stateformat.rules import check_states
+from stateformat.states import list_state, progress_state, timers, value_state
 
 GRAPH = sf.JobGraph((sf.Operator("op", 2, 8, key_hash="spark-murmur3-seed42"),))
-VALUES = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
+VALUES = value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
 
 
 def with_fields(state: State, *fields: Field) -> State:
@@ -43,7 +44,7 @@ def test_a_good_declaration_has_no_problem() -> None:
     [
         (replace(with_fields(VALUES, Field(1, "_k", "int64")), key_columns=("_k",)), "such names belong to the format"),
         (replace(VALUES, key_columns=("k", "k")), "has a key column twice"),
-        (with_fields(sf.progress_state("op"), Field(1, "x", "int64")), "is progress and has fields"),
+        (with_fields(progress_state("op"), Field(1, "x", "int64")), "is progress and has fields"),
         (with_fields(VALUES, Field(1, "k", "int64"), nested(9)), "nested deeper than 8"),
         (
             with_fields(
@@ -69,9 +70,9 @@ def test_a_stored_declaration_that_breaks_a_rule_is_a_problem(state: State, mess
 @pytest.mark.parametrize(
     ("state", "columns"),
     [
-        (sf.list_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()}), {"_index": [0, None]}),
-        (sf.timers("op", "s", keys={"k": pa.int64()}), {"_timestamp": [1, None], "_tag": ["a", "b"]}),
-        (sf.timers("op", "s", keys={"k": pa.int64()}), {"_timestamp": [1, 2], "_tag": ["a", None]}),
+        (list_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()}), {"_index": [0, None]}),
+        (timers("op", "s", keys={"k": pa.int64()}), {"_timestamp": [1, None], "_tag": ["a", "b"]}),
+        (timers("op", "s", keys={"k": pa.int64()}), {"_timestamp": [1, 2], "_tag": ["a", None]}),
     ],
 )
 def test_the_formats_own_part_of_a_row_key_is_not_null(state: State, columns: dict[str, list[object]]) -> None:
@@ -104,7 +105,7 @@ X = pa.struct([("x", pa.int32())])
 
 
 def value(previous: State | None = None, *, values: Any, **evolution: Any) -> State:
-    return sf.value_state("o", "s", keys={"k": INT}, values=values, previous=previous, **evolution)
+    return value_state("o", "s", keys={"k": INT}, values=values, previous=previous, **evolution)
 
 
 @pytest.mark.parametrize(("kind", "one", "two"), [(INT, 10, 100), (X, {"x": 1}, {"x": 2})], ids=["flat", "nested"])
@@ -188,4 +189,4 @@ def test_a_default_that_other_readers_would_not_understand_is_refused(kind: pa.D
 
 def test_a_state_does_not_evolve_from_another_state() -> None:
     with pytest.raises(sf.InvalidInput, match="which is another state"):
-        sf.value_state("o", "other", keys={"k": INT}, values={"a": INT}, previous=value(values={"a": INT}))
+        value_state("o", "other", keys={"k": INT}, values={"a": INT}, previous=value(values={"a": INT}))

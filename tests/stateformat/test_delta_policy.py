@@ -12,11 +12,11 @@ import pytest
 
 import stateformat as sf
 from stateformat.graph import JobGraph, Operator, OperatorId
-from stateformat.states import UNKNOWN_MAX, Layer, should_fold
+from stateformat.states import UNKNOWN_MAX, Layer, should_fold, value_state
 from stateformat.states.delta_policy import LAYERS_MAX
 
 GRAPH = JobGraph((Operator(OperatorId("op"), 1, 128),))
-STATE = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
+STATE = value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
 
 
 def epoch(store: Any, parent: Any, number: int, *, rows: int, whole: bool) -> Any:

@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat import CheckpointDiff, diff_checkpoints
 from stateformat.backends.rewrite import RewriteSpec, publish_rescaled, rewrite
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.graph import JobGraph, Operator, Partitioner, SubtaskSet
-from stateformat.inspecting import StateDiff
+from stateformat.inspecting import CheckpointDiff, StateDiff, diff_checkpoints
 from stateformat.inspecting.diff.graphs import graph_diff
 from stateformat.inspecting.diff.pattern import pattern_of
 from stateformat.model import (

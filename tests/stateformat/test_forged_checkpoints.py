@@ -17,10 +17,11 @@ import pytest
 import stateformat as sf
 from stateformat.manifest import manifest_ref
 from stateformat.parquet.footer import carries_arrow_schema
+from stateformat.segments import WriteOptions
 from tests.forgery import Forger, get, put, seal
 from tests.stores import counts_job, counts_store, flights_store
 
-OBJECTS = sf.WriteOptions(inline_bytes_max=0)
+OBJECTS = WriteOptions(inline_bytes_max=0)
 
 
 def test_a_handle_that_stands_twice_gives_no_row_twice(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def watched() -> Iterator[type[Watched]]:
 @pytest.mark.parametrize("inline_bytes_max", [0, 16_384])
 def test_an_extension_type_in_a_segment_is_never_made(tmp_path: Path, watched: Any, inline_bytes_max: int) -> None:
     store = sf.open(str(tmp_path), durable=False)
-    counts_job(2, 200).publish(store, None, options=sf.WriteOptions(inline_bytes_max=inline_bytes_max))
+    counts_job(2, 200).publish(store, None, options=WriteOptions(inline_bytes_max=inline_bytes_max))
     forger = Forger(store.storage, 1)
     at = forger.find("counter", "counts")
     rows = forger.table_of(at)

@@ -21,7 +21,7 @@ from stateformat.model import Field, SchemaVersion, State
 from stateformat.reading import overlay, rekey
 from stateformat.reading.merge import evolve_table, merge_layers
 from stateformat.reading.overlay import Keys, merged_piecewise
-from stateformat.schema import segment_schema
+from stateformat.schema import CLEAR, DELETE, UPSERT, segment_schema
 from stateformat.segments import row_key_codes
 from stateformat.states import declare
 from stateformat.tables import SizedCall
@@ -29,7 +29,6 @@ from tests.segments import table
 
 VALUE = declare.value_state("op", "value", keys={"k": pa.int64()}, values={"v": pa.int64()})
 MAP = declare.map_state("op", "map", keys={"k": pa.string()}, map_key=pa.float64(), values={"v": pa.int64()})
-UPSERT, DELETE, CLEAR = 0, 1, 2
 Row = dict[str, Any]
 Layers = list[list[Row]]
 
@@ -382,7 +381,7 @@ def test_rekeying_keeps_records_in_flight_in_the_order_of_their_channel() -> Non
 
 
 def test_what_op_means_stands_wherever_the_author_of_a_runtime_looks() -> None:
-    assert (stateformat.UPSERT, stateformat.DELETE, stateformat.CLEAR) == (0, 1, 2)
+    assert (UPSERT, DELETE, CLEAR) == (0, 1, 2)
     folder = Path(stateformat.__file__).resolve().parent
     for text in (
         (folder.parent / "docs/library.md").read_text(),

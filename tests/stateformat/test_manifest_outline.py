@@ -20,6 +20,7 @@ from stateformat.manifest.codec import PLANNING_SCHEMA
 from stateformat.model import ManifestRef
 from stateformat.redistribution import plan_restore
 from stateformat.schema import MANIFEST_SCHEMA
+from stateformat.states import broadcast_state, even_split_state, in_flight_state, union_state, value_state
 
 OPERATORS, SUBTASKS = 7, 5
 MODES = ("keyed", "in_flight", "union", "broadcast", "even_split")
@@ -39,11 +40,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> sf.CheckpointStore:
     for number in range(OPERATORS):
         uid = f"op{number}"
         states += [
-            sf.value_state(uid, "keyed", keys={"key": pa.int64()}, values=columns),
-            sf.in_flight_state(uid, "in_flight", edge=f"loop{number}", columns=columns),
-            sf.union_state(uid, "union", columns=columns),
-            sf.broadcast_state(uid, "broadcast", columns=columns),
-            sf.even_split_state(uid, "even_split", columns=columns),
+            value_state(uid, "keyed", keys={"key": pa.int64()}, values=columns),
+            in_flight_state(uid, "in_flight", edge=f"loop{number}", columns=columns),
+            union_state(uid, "union", columns=columns),
+            broadcast_state(uid, "broadcast", columns=columns),
+            even_split_state(uid, "even_split", columns=columns),
         ]
     graph = sf.JobGraph(tuple(operators), tuple(loops))
     pending = store.begin(job_id="job", graph=graph, states=states, parent=None)

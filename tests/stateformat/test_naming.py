@@ -8,7 +8,7 @@ import pytest
 import stateformat as sf
 from stateformat.errors import InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId
-from stateformat.states import Named, labels_of, named, split_drop
+from stateformat.states import Named, labels_of, named, split_drop, value_state
 from stateformat.store import CheckpointStore
 from tests.stores import Job, open_store, operator
 
@@ -16,7 +16,7 @@ LONG = pa.int64()
 
 
 def _state(uid: str, name: str, *columns: str) -> sf.State:
-    return sf.value_state(uid, name, keys={"k": LONG}, values=dict.fromkeys(columns or ("v",), LONG))
+    return value_state(uid, name, keys={"k": LONG}, values=dict.fromkeys(columns or ("v",), LONG))
 
 
 def _operator(uid: str, name: str = "") -> Operator:

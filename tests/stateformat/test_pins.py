@@ -11,6 +11,7 @@ import stateformat as sf
 from stateformat import pins
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, StorageError
 from stateformat.model import CheckpointKind
+from stateformat.segments import WriteOptions
 from stateformat.storage import Storage, instrumented, split_name
 from stateformat.store import CheckpointStore
 from tests import stores
@@ -23,7 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     found = stores.counts_store(url)
     job = stores.counts_job()
     for _ in range(3):
-        job.publish(found, found.start(job.job_id), options=sf.WriteOptions(inline_bytes_max=0))
+        job.publish(found, found.start(job.job_id), options=WriteOptions(inline_bytes_max=0))
     return found
 
 

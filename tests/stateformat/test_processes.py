@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
+from stateformat.segments import WriteOptions
+from stateformat.states import value_state
 
 OWNERS = 4
 GRAPH = sf.JobGraph((sf.Operator("counts", parallelism=OWNERS, max_parallelism=64),))
-STATE = sf.value_state("counts", "n", keys={"key": pa.int64()}, values={"n": pa.int64()})
+STATE = value_state("counts", "n", keys={"key": pa.int64()}, values={"n": pa.int64()})
 ROWS = pa.table({"key": pa.array(range(4000), pa.int64()), "n": pa.array(range(4000), pa.int64())})
-BIG_SEGMENTS = sf.WriteOptions(inline_bytes_max=0)
+BIG_SEGMENTS = WriteOptions(inline_bytes_max=0)
 
 
 def write(context: sf.WriteContext, subtask: int) -> bytes:

@@ -15,6 +15,7 @@ import stateformat as sf
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError
 from stateformat.reading import ReadTask
+from stateformat.segments import WriteOptions
 from tests.stores import counts_job
 
 SEGMENTS, TOGETHER = 12, 4
@@ -48,7 +49,7 @@ class Waiting(LocalStorage):
 def task(tmp_path: Path) -> ReadTask:
     store = sf.open(str(tmp_path), durable=False)
     job = counts_job(parallelism=SEGMENTS, keys=400)
-    job.publish(store, None, options=sf.WriteOptions(inline_bytes_max=0))
+    job.publish(store, None, options=WriteOptions(inline_bytes_max=0))
     return store.open().read("counter", "counts")
 
 

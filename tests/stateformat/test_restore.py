@@ -10,6 +10,7 @@ import pytest
 import stateformat as sf
 from stateformat.manifest import cut_handles
 from stateformat.redistribution import rescale
+from stateformat.segments import WriteOptions
 from tests.segments import CountingStorage
 from tests.stores import counts_job, counts_store, operator
 
@@ -63,7 +64,7 @@ def test_layers_go_on_at_a_parallelism_at_which_some_subtasks_have_no_rows() -> 
 def test_what_a_rescale_has_cut_for_many_is_read_at_once_by_few() -> None:
     storage = CountingStorage("many-cuts")
     store = sf.CheckpointStore(storage)
-    counts_job(1, 500).publish(store, None, options=sf.WriteOptions(inline_bytes_max=0))
+    counts_job(1, 500).publish(store, None, options=WriteOptions(inline_bytes_max=0))
     checkpoint = store.open()
     dealt = rescale(checkpoint, checkpoint.plan_restore(checkpoint.graph.at(parallelism=128)))
     pending = store.begin(

@@ -17,11 +17,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat import WriteOptions, storage as st, validate
+from stateformat import storage as st, validate
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import NotFound, OutcomeUnknown, PublishConflict, StorageError
 from stateformat.publication.protocol import RETRIES
+from stateformat.segments import WriteOptions
 from stateformat.storage.instrumented import InstrumentedStorage
 from stateformat.storage.stats import EVENTS, OPERATIONS, Counts
 from stateformat.store import CheckpointStore

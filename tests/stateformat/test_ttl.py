@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import stateformat as sf
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import State
-from stateformat.states import Changes, evolve_state, new_state
+from stateformat.states import Changes, evolve_state, list_state, map_state, new_state, value_state
 from stateformat.ttl import NO_TIME_US, TIME_MAX_US, Ttl
 
 KEYS, VALUES = {"k": pa.int64()}, {"v": pa.int64()}
@@ -20,7 +19,7 @@ DROPPED = Changes(drops=frozenset({TIMES}))
 
 
 def declared(ttl: Ttl | None = None, **evolution: Any) -> State:
-    return sf.value_state("op", "s", keys=KEYS, values=VALUES, ttl=ttl, **evolution)
+    return value_state("op", "s", keys=KEYS, values=VALUES, ttl=ttl, **evolution)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +27,10 @@ def declared(ttl: Ttl | None = None, **evolution: Any) -> State:
     [
         (lambda ttl: declared(ttl), ["k", "v", TIMES]),
         (
-            lambda ttl: sf.map_state("op", "s", keys=KEYS, map_key=pa.string(), values=VALUES, ttl=ttl),
+            lambda ttl: map_state("op", "s", keys=KEYS, map_key=pa.string(), values=VALUES, ttl=ttl),
             ["k", "_map_key", "v", TIMES],
         ),
-        (lambda ttl: sf.list_state("op", "s", keys=KEYS, values=VALUES, ttl=ttl), ["k", "v", TIMES]),
+        (lambda ttl: list_state("op", "s", keys=KEYS, values=VALUES, ttl=ttl), ["k", "v", TIMES]),
     ],
 )
 def test_a_ttl_adds_the_last_column_of_a_state(make: Any, columns: list[str]) -> None:
@@ -55,8 +54,8 @@ def test_a_ttl_adds_the_last_column_of_a_state(make: Any, columns: list[str]) ->
         (lambda: Ttl(1, "sundial"), "'event_time' or 'processing_time'"),  # type: ignore[arg-type]
         (lambda: Ttl(1, refresh="read"), "'write' or 'read_and_write'"),  # type: ignore[arg-type]
         (lambda: declared(3600), "give stateformat.Ttl"),  # type: ignore[arg-type]
-        (lambda: sf.value_state("op", "s", keys=KEYS, values={TIMES: pa.int64()}, ttl=Ttl(1)), "adds that column"),
-        (lambda: sf.value_state("op", "s", keys={TIMES: pa.int64()}, values=VALUES, ttl=Ttl(1)), "adds that column"),
+        (lambda: value_state("op", "s", keys=KEYS, values={TIMES: pa.int64()}, ttl=Ttl(1)), "adds that column"),
+        (lambda: value_state("op", "s", keys={TIMES: pa.int64()}, values=VALUES, ttl=Ttl(1)), "adds that column"),
     ],
 )
 def test_what_cannot_be_declared(make: Any, message: str) -> None:
@@ -65,7 +64,7 @@ def test_what_cannot_be_declared(make: Any, message: str) -> None:
 
 
 def test_without_a_ttl_a_column_may_have_any_name() -> None:
-    assert sf.value_state("op", "s", keys=KEYS, values={TIMES: pa.int64()}).ttl is None
+    assert value_state("op", "s", keys=KEYS, values={TIMES: pa.int64()}).ttl is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_a_ttl_goes_with_its_column() -> None:
 def test_a_column_of_an_older_release_becomes_that_of_the_ttl() -> None:
     """An old release knows the column and not the member: its checkpoints keep the times."""
     times = pa.field(TIMES, pa.timestamp("us"), nullable=False)
-    old = sf.value_state("op", "s", keys=KEYS, values=[pa.field("v", pa.int64()), times])
+    old = value_state("op", "s", keys=KEYS, values=[pa.field("v", pa.int64()), times])
     state = evolve_state(old, declared(Ttl(5)), Changes(), ttl_start_us=99).state
     assert (state.ttl, state.schemas) == (Ttl(5), old.schemas)
 

@@ -17,9 +17,10 @@ import pytest
 import stateformat as sf
 from stateformat.backends.querying import query
 from stateformat.backends.rewrite import RewriteSpec, rewrite
-from stateformat.inspecting import key_history, top_document
+from stateformat.inspecting import diff_checkpoints, key_history, top_document
 from stateformat.model import State, TimerClock
 from stateformat.reading import key_table
+from stateformat.states import value_state
 from stateformat.ttl import NO_TIME_US, TTL_COLUMN, Ttl
 from tests.data_world import same_rows
 from tests.stateformat.changing_histories import KEYS, OWN, ExpiringHistory, joined, random_history
@@ -103,7 +104,7 @@ def test_diff_history_and_queries_see_the_same_rows(history_of: Callable[[int], 
     history = history_of(seed)
     newest = max(history.truth)
     before, after = history.store.open(1), history.store.open(newest)
-    diff = {state.name: state for state in sf.diff_checkpoints(before, after).states}
+    diff = {state.name: state for state in diff_checkpoints(before, after).states}
     for kind in KINDS:
         rows = history.rows(kind, newest, as_of=newest)
         changes = joined(history.rows(kind, 1, as_of=newest), rows, (*KEYS, *OWN[kind]))
@@ -171,7 +172,7 @@ def test_the_greatest_keys_are_those_of_rows_that_live(history_of: Callable[[int
 
 
 def state(ttl: Ttl | None = None, **evolution: Any) -> State:
-    return sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()}, ttl=ttl, **evolution)
+    return value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()}, ttl=ttl, **evolution)
 
 
 def rows(*numbers: tuple[int, int]) -> pa.Table:

@@ -65,11 +65,12 @@ RUNTIME = '''
 import pyarrow as pa
 
 import stateformat as sf
+from stateformat.states import value_state
 from stateformat.redistribution import RestorePlan
 
 store = sf.open("store")
-first = sf.value_state("counts", "total", keys={"k": pa.string()}, values={"n": pa.int32()})
-total = sf.value_state(
+first = value_state("counts", "total", keys={"k": pa.string()}, values={"n": pa.int32()})
+total = value_state(
     "counts", "total", keys={"k": pa.string()}, values={"n": pa.int64()}, previous=first, renames={}, defaults={"n": "0"}
 )
 graph = sf.JobGraph((sf.Operator("counts", parallelism=2, max_parallelism=128),))
@@ -88,6 +89,7 @@ SLIPS = """
 import pyarrow as pa
 
 import stateformat as sf
+from stateformat.states import value_state
 from stateformat.backends.dataflow import Stream
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark.runtime import SparkRuntime
@@ -97,7 +99,7 @@ def slips(checkpoint: sf.Checkpoint, graph: sf.JobGraph, stream: Stream, store: 
     checkpoint.plan_restore(graph).chek()
     checkpoint.plan_restore(graph, dorp=["a"])
     checkpoint.restore("plan", "counts", 0)
-    sf.value_state("op", "v", keys={}, values={}, default={"n": "0"})
+    value_state("op", "v", keys={}, values={}, default={"n": "0"})
     LocalRuntime(store, paralelism=2)
     LocalRuntime(store, parallelism="2")
     SparkRuntime(None, store, idle=2)

@@ -15,6 +15,7 @@ from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.manifest import Manifest
 from stateformat.reading import Checkpoint
 from stateformat.segments import groups_of_keys
+from stateformat.states import value_state
 
 STATES = 150
 PARALLELISM = 2
@@ -33,8 +34,7 @@ def rows_of(number: int) -> pa.Table:
 @pytest.fixture(scope="module")
 def checkpoint() -> Checkpoint:
     states = [
-        sf.value_state("op", name_of(number), keys={"k": pa.int64()}, values={"v": pa.int64()})
-        for number in range(STATES)
+        value_state("op", name_of(number), keys={"k": pa.int64()}, values={"v": pa.int64()}) for number in range(STATES)
     ]
     store = sf.open("memory://whole-states")
     graph = sf.JobGraph((sf.Operator("op", PARALLELISM, 128),))

@@ -54,11 +54,12 @@ LARGE = """
 import sys
 import pyarrow as pa
 import stateformat as sf
+from stateformat.states import value_state
 from stateformat.backends.state import SubtaskStates
 from stateformat.graph import JobGraph, Operator, OperatorId
 
 ROWS, WIDTH = 11_000, 200_000
-state = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.string()})
+state = value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.string()})
 graph = JobGraph((Operator(OperatorId("op"), 1, 128),))
 store = sf.open(sys.argv[1], durable=False)
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 import stateformat as sf
+from stateformat import states as declare
 from stateformat.errors import InvalidInput
 from stateformat.graph import brief
 from stateformat.model import TimerClock
@@ -75,7 +76,7 @@ class ValueState(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.value_state(
+        return declare.value_state(
             operator, self.name, keys=self.keys, values=self.values, ttl=self.ttl, defaults=self.defaults
         )
 
@@ -91,7 +92,7 @@ class MapState(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.map_state(
+        return declare.map_state(
             operator,
             self.name,
             keys=self.keys,
@@ -112,7 +113,7 @@ class ListState(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.list_state(
+        return declare.list_state(
             operator, self.name, keys=self.keys, values=self.values, ttl=self.ttl, defaults=self.defaults
         )
 
@@ -134,7 +135,7 @@ class Timers(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.timers(
+        return declare.timers(
             operator, self.name, keys=self.keys, values=self.values, clock=self.clock, defaults=self.defaults
         )
 
@@ -147,7 +148,7 @@ class SplitList(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.even_split_state(operator, self.name, columns=self.columns, defaults=self.defaults)
+        return declare.even_split_state(operator, self.name, columns=self.columns, defaults=self.defaults)
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,7 +163,7 @@ class UnionList(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.union_state(operator, self.name, columns=self.columns, defaults=self.defaults)
+        return declare.union_state(operator, self.name, columns=self.columns, defaults=self.defaults)
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,4 +174,4 @@ class BroadcastState(Descriptor):
 
     def declare(self, operator: str) -> sf.State:
         """The state as the format declares it."""
-        return sf.broadcast_state(operator, self.name, columns=self.columns, defaults=self.defaults)
+        return declare.broadcast_state(operator, self.name, columns=self.columns, defaults=self.defaults)

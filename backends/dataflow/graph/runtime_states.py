@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-import stateformat as sf
+from stateformat import states as declare
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import Edge, JobGraph, Partitioner, Status
 from stateformat.model import FieldType, Mode, Record, State
@@ -207,22 +207,22 @@ def _of_the_runtime(
 ) -> Iterator[State]:
     uid, logic = step.uid, step.logic
     if isinstance(logic, Source):
-        yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
+        yield declare.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
         if not ended:
             enumerator = logic.enumerator()
-            yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", enumerator))
+            yield declare.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", enumerator))
             if enumerator.log_columns is not None:
-                yield sf.even_split_state(uid, ENUMERATOR_LOG, columns=enumerator.log_columns)
+                yield declare.even_split_state(uid, ENUMERATOR_LOG, columns=enumerator.log_columns)
         return
-    yield sf.progress_state(uid, PROGRESS)
+    yield declare.progress_state(uid, PROGRESS)
     coordinator = None if ended else logic.coordinator()
     if coordinator is not None:
         columns = as_schema(_columns(uid, "coordinator", coordinator))
-        yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, columns))
+        yield declare.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, columns))
     if isinstance(logic, TwoPhaseCommitSink):
         if getattr(logic, "committable_columns", None) is None:
             raise InvalidInput(f"sink {uid!r} has no committable_columns. Say what prepare_commit returns.")
-        yield sf.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
+        yield declare.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
     for edge in edges:
         if edge.feedback or may_overtake(edge, unaligned=unaligned) or edge.id in logged:
             yield _in_flight(edge, step.inputs[edge.input].schema)
@@ -284,7 +284,7 @@ def _in_flight(edge: Edge, schema: pa.Schema) -> State:
     keys = pa.schema([schema.field(name) for name in edge.key_columns])
     rest = pa.schema([item for item in schema if item.name not in edge.key_columns])
     try:
-        return sf.in_flight_state(edge.target, in_flight_name(edge.id), edge=edge.id, columns=rest, keys=keys)
+        return declare.in_flight_state(edge.target, in_flight_name(edge.id), edge=edge.id, columns=rest, keys=keys)
     except InvalidInput as error:
         raise InvalidInput(f"{what}: {error}", kind=error.kind, edge=edge.id) from error
 
