@@ -15,7 +15,7 @@ from stateformat.errors import CheckpointError
 from tests.fuzz.foreign_targets import FIXTURES, DictFolder, files_of
 from tests.tally import Tally
 
-TRIES = 200
+TRIES = 100
 """How many damages of each kind are tried on each checkpoint."""
 CHECKPOINTS: list[tuple[str, Any]] = [
     ("spark-4.3.0/aggregate/checkpoint", formats.spark),

@@ -16,7 +16,7 @@ from tests.fuzz.targets import NAMES
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SECONDS = 40
+SECONDS = 25
 SLACK_SECONDS = 600
 """How much longer a loaded machine may take before a target counts as stuck. Hangs are detected by
 the processor time of a run, in tests/fuzz/run.py.

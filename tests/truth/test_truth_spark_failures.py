@@ -17,7 +17,7 @@ from tests.tally import Tally
 
 pytestmark = [pytest.mark.spark, pytest.mark.truth, pytest.mark.timeout(1200)]
 
-SEEDS, KILLS_EACH = 5, 10
+SEEDS, KILLS_EACH = 5, 5
 POINTS = ("kill-before", "kill-after", "commit", "committed")
 """Where drivers die: before a record is created, after it, half committed, committed."""
 HITS = ("seen.process.2", "records-out.prepared.2")

@@ -74,7 +74,7 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
 
 
 SMALL = [pytest.param("memory", 5, id="memory-5"), pytest.param("local", 5, id="local-5")]
-FULL = [pytest.param(name, 200, id=f"{name}-200", marks=pytest.mark.truth) for name in ("memory", "local", "rgw")]
+FULL = [pytest.param(name, 100, id=f"{name}-100", marks=pytest.mark.truth) for name in ("memory", "local", "rgw")]
 on_all = pytest.mark.parametrize(("reopen", "rounds"), [*SMALL, *FULL], indirect=["reopen"])
 
 
@@ -206,7 +206,7 @@ def test_exactly_one_of_many_threads_wins(
 
 
 @each_race
-@pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.truth)])
+@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.truth)])
 def test_exactly_one_of_many_processes_wins(tmp_path: Path, rounds: int, race: str, tally: Tally) -> None:
     url = str(tmp_path / "store")
     told = in_processes(RACES[race][0], url, rounds)
