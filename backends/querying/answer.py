@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, Queue
 from threading import Thread
@@ -17,8 +17,8 @@ from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
 
 from .connection import MEMORY_BYTES, duckdb_module, first_line, locked, quoted, told_apart
-from .relations import Relation, Relations
-from .scanning import Scans, register
+from .relations import Pins, Relation, Relations
+from .scanning import Scans, planned_pins, register
 from .statement import Statement, parse, query_error
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Answer(ArrowStream):
             yield from self.relations.listing().to_batches()
             return
         with locked() as connection:
-            run = self._prepared(connection)
+            run = self._prepared(connection, planned_pins(connection, self.used, self.statement.text))
             if self.statement.explain:
                 relation = connection.sql(f"{self.statement.explain}\n{self.statement.text}")
                 run = replace(run, relation=relation)
@@ -146,7 +146,7 @@ class Answer(ArrowStream):
         if self.statement.lists_tables:
             return self.relations.listing().schema
         try:
-            relation = self._prepared(connection).relation
+            relation = self._prepared(connection, {}).relation
             # DuckDB plans no scan for a query that is limited to no rows.
             schema = relation.limit(0).to_arrow_table().schema
         except duckdb_module().Error as error:
@@ -165,11 +165,10 @@ class Answer(ArrowStream):
             return query_error(again, text, lines_before=1)
         return query_error(error, text)
 
-    def _prepared(self, connection: DuckDBPyConnection) -> _Run:
+    def _prepared(self, connection: DuckDBPyConnection, pins: Mapping[int, Pins]) -> _Run:
         """Return the query, bound; for an EXPLAIN, the query that is explained."""
         scans = Scans()
-        for relation, schema in self.used:
-            register(connection, relation, scans, schema)
+        register(connection, self.used, scans, pins)
         relation = connection.sql(self.statement.text)
         types = [re.sub(r'"[^"]*"', "", str(kind)) for kind in relation.types]
         if any(map(_AS_TEXT.search, types)):

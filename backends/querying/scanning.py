@@ -1,21 +1,19 @@
 """How DuckDB scans a table of stateformat: batches are made as it asks for them.
 
-DuckDB 2.0 says which columns it needs, and which values of keys: then no others are read. It asks
-through the protocol of its own Arrow sources, which is not public; if a version has another
-protocol or none, whole rows are read, and DuckDB selects from them.
+A table is registered as a pyarrow dataset, from which DuckDB asks only for the columns and rows
+that it needs. Which keys these have is known before: from the filters in the plan of the query.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterator, Sequence
-from functools import cache
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from stateformat.tables import ArrowStream
+import pyarrow.dataset as ds
 
 from .connection import duckdb_module, quoted
 
@@ -24,23 +22,13 @@ if TYPE_CHECKING:
 
     from .relations import Pins, Relation
 
+    Used = Sequence[tuple[Relation, str | None]]
+
 _PINS_MAX: Final = 1000
 """If there are more keys than these, all rows are read and DuckDB looks for the keys."""
-_PINNED_TYPES: Final = {
-    "BIGINT": int,
-    "BLOB": bytes,
-    "BOOLEAN": bool,
-    "DATE": datetime.date,
-    "INTEGER": int,
-    "SMALLINT": int,
-    "TINYINT": int,
-    "UBIGINT": int,
-    "UINTEGER": int,
-    "USMALLINT": int,
-    "UTINYINT": int,
-    "VARCHAR": str,
-}
-"""Types whose values are equal for DuckDB if they are for stateformat, and their Python values."""
+_COLUMN: Final = re.compile(r'"(\d+)\.\d+"')
+_PIN: Final = re.compile(r'\("(\d+)\.(\d+)" (?:= (.*)|IN \((.*)\))\)', re.DOTALL)
+"""A filter of a plan that only names values of a column."""
 
 
 class Scans:
@@ -66,125 +54,137 @@ class Scans:
             raise
 
 
-class Scanned(ArrowStream):
-    """Rows of a relation that DuckDB pulls: some columns, by the names that it knows.
+class Scanned(ds.Dataset):  # type: ignore[misc]
+    """The rows of a relation, by the names that a query uses.
 
-    ``columns``: their positions; None: all. ``pins``: values of columns, by the names of the
-    state; rows with others are left out.
+    ``pins``: the only values of columns, by the names of the state, that a scan with a filter asks
+    for.
     """
 
-    def __init__(
-        self, relation: Relation, scans: Scans, columns: Sequence[int] | None = None, pins: Pins | None = None
-    ) -> None:
+    def __init__(self, relation: Relation, scans: Scans, pins: Pins) -> None:
         self._relation = relation
         self._scans = scans
-        self._numbers = range(len(relation.names)) if columns is None else columns
-        self._pins = pins or {}
+        self._pins = pins
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, by their names in a query."""
-        own, names = self._relation.source.schema, self._relation.names
-        return pa.schema([own.field(i).with_name(names[i]) for i in self._numbers])
+        """All columns."""
+        return _renamed(self._relation, self._relation.names)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Stream the rows."""
-        if all(self._pins.values()):
-            yield from self._scans.watch(self._wanted())
+    def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> _Scan:
+        """Return what DuckDB reads: these columns of the rows for which the filter is true."""
+        schema = self.schema
+        chosen = schema.names if columns is None else columns
+        batches = self._scans.watch(self._batches(chosen, filter))
+        return _Scan(pa.schema([schema.field(name) for name in chosen]), batches)
 
-    def _wanted(self) -> Iterator[pa.RecordBatch]:
-        schema, source = self.schema, self._relation.source
-        known = source.schema
-        wanted = [known.names[i] for i in self._numbers]
-        whole = wanted == known.names and not self._pins
-        read = list(dict.fromkeys([*wanted, *self._pins]))
-        values = {name: pa.array(some, known.field(name).type) for name, some in self._pins.items()}
-        for batch in source.batches() if whole else source.part(read, self._pins):
-            for name, some in values.items():
-                batch = batch.filter(pc.is_in(batch[name], some))
-            yield pa.RecordBatch.from_arrays([batch[name] for name in wanted], schema=schema)
+    def _batches(self, columns: Sequence[str], condition: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        pins = {} if condition is None else self._pins
+        if not all(pins.values()):
+            return
+        names = dict(zip(self._relation.names, self._relation.source.schema.names, strict=True))
+        read = [name for name in names if name in columns or _may_use(condition, name)]
+        own = [names[name] for name in read]
+        source = self._relation.source
+        whole = own == source.schema.names and not pins
+        for batch in source.batches() if whole else source.part(own, pins):
+            table = pa.Table.from_arrays([batch[name] for name in own], names=read)
+            yield from (table if condition is None else table.filter(condition)).select(columns).to_batches()
 
 
-def register(connection: DuckDBPyConnection, relation: Relation, scans: Scans, schema: str | None = None) -> None:
-    """Make a relation a view: of a state in the schema of its operator, or in another one."""
+def _may_use(condition: pc.Expression | None, name: str) -> bool:
+    """Return whether a name stands in the text of a condition, which has no list of its columns."""
+    return condition is not None and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", str(condition)) is not None
+
+
+class _Scan:
+    """What DuckDB needs of pyarrow's ``Scanner``."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self.projected_schema = schema
+        self._batches = batches
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return the rows."""
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self._batches)
+
+
+def register(connection: DuckDBPyConnection, used: Used, scans: Scans, pins: Mapping[int, Pins]) -> None:
+    """Make relations views: of a state in the schema of its operator, or in another one."""
+    for number, (relation, schema) in enumerate(used):
+        rows = Scanned(relation, scans, pins.get(number, {}))
+        _view(connection, relation, schema, rows, relation.names)
+
+
+def planned_pins(connection: DuckDBPyConnection, used: Used, text: str) -> Mapping[int, Pins]:
+    """Return the values that key columns have in all filtered scans of a relation, by its number.
+
+    They stand in DuckDB's plan of the query over empty tables, whose columns are called
+    ``relation.column``, by numbers.
+    """
+    if not any(relation.source.pinned for relation, _ in used):
+        return {}
+    for number, (relation, schema) in enumerate(used):
+        names = [f"{number}.{i}" for i in range(len(relation.names))]
+        _view(connection, relation, schema, ds.dataset(_renamed(relation, names).empty_table()), names)
+    try:
+        plan = json.loads(connection.execute(f"explain (format json)\n{text}").fetchall()[0][1])
+    except (duckdb_module().Error, ValueError, RecursionError):
+        return {}
+    found: dict[int, Pins] = {}
+    pending = list(plan)
+    while pending:
+        node = pending.pop()
+        pending += node["children"]
+        filters = node["extra_info"].get("Filters", [])
+        filters = [filters] if isinstance(filters, str) else filters
+        for number in {int(one) for one in _COLUMN.findall("".join(filters))} & {*range(len(used))}:
+            pins = _pins(connection, used[number][0], number, filters)
+            before = found.get(number, pins)
+            found[number] = {name: [*before[name], *pins[name]] for name in before if name in pins}
+    return found
+
+
+def _pins(connection: DuckDBPyConnection, relation: Relation, number: int, filters: Sequence[str]) -> Pins:
+    """Return the values of columns that the filters of one scan let through."""
+    pins: dict[str, list[Any]] = {}
+    for match in filter(None, map(_PIN.fullmatch, filters)):
+        if int(match[1]) != number:
+            continue
+        column = relation.source.schema.field(int(match[2]))
+        values = _values(connection, match[3] or match[4], column.type)
+        if column.name in relation.source.pinned and values is not None:
+            pins[column.name] = [one for one in pins.get(column.name, values) if one in values]
+    return pins
+
+
+def _values(connection: DuckDBPyConnection, text: str, kind: pa.DataType) -> list[Any] | None:
+    """Return values that a plan shows as SQL; None if DuckDB's equality of their type is not that
+    of keys.
+    """
+    if not (kind in (pa.string(), pa.binary(), pa.bool_(), pa.date32()) or pa.types.is_integer(kind)):
+        return None
+    try:
+        rows = connection.execute(f"select unnest([{text}])").fetchall()
+        values: list[Any] = pa.array([value for (value,) in rows], kind).to_pylist()
+    except (duckdb_module().Error, pa.ArrowException):
+        return None
+    return values if len(values) <= _PINS_MAX and None not in values else None
+
+
+def _view(
+    connection: DuckDBPyConnection, relation: Relation, schema: str | None, rows: ds.Dataset, names: Sequence[str]
+) -> None:
     hidden = f"_rows of {relation.sql_name}"
-    whole = Scanned(relation, scans)
-    if not _register_source(connection, hidden, whole, relation, scans):
-        connection.register(hidden, whole)
+    connection.register(hidden, rows)
     place = quoted(relation.name)
     if relation.schema_name:
         named = quoted(schema or relation.schema_name)
         connection.execute(f"create schema if not exists {named}")
         place = f"{named}.{place}"
-    connection.execute(f"create or replace view {place} as select * from {quoted(hidden)}")  # noqa: S608 - quoted
+    columns = ", ".join(f"{quoted(name)} as {quoted(own)}" for name, own in zip(names, relation.names, strict=True))
+    connection.execute(f"create or replace view {place} as select {columns} from {quoted(hidden)}")  # noqa: S608 - quoted
 
 
-def _register_source(
-    connection: DuckDBPyConnection, name: str, whole: Scanned, relation: Relation, scans: Scans
-) -> bool:
-    """Register through DuckDB's protocol of sources; False if this version does not have it."""
-    kind = _source_class()
-    if kind is None or not hasattr(connection, "_register_arrow_source"):
-        return False
-    connection._register_arrow_source(name, kind(whole, relation, scans))
-    return True
-
-
-@cache
-def _source_class() -> Any:
-    """Return the class that DuckDB asks for columns and rows; None if this version does not do
-    so.
-    """
-    if not duckdb_module().__version__.startswith("2.0."):
-        return None
-    try:
-        from duckdb._sources import ArrowScanSource
-        from duckdb._sources.nodes import Binary, Col, In, Lit
-    except ImportError:
-        return None
-
-    def pin(relation: Relation, predicate: object) -> tuple[str, list[Any]] | None:
-        """Return the column and its values, for a predicate that only names values of a pinned
-        column.
-        """
-        if isinstance(predicate, Binary) and predicate.op == "=":
-            column, values = predicate.left, [predicate.right]
-        elif isinstance(predicate, In):
-            column, values = predicate.operand, predicate.values
-        else:
-            return None
-        if not isinstance(column, Col) or len(column.parts) != 1 or len(values) > _PINS_MAX:
-            return None
-        own = dict(zip(relation.names, relation.source.schema.names, strict=True)).get(column.parts[0])
-        if own is None or own not in relation.source.pinned:
-            return None
-        for value in values:
-            if not isinstance(value, Lit) or type(value.value) is not _PINNED_TYPES.get(value.type):
-                return None
-        return own, [value.value for value in values if isinstance(value, Lit)]
-
-    class Source(ArrowScanSource):  # type: ignore[misc]
-        """A relation, through DuckDB's protocol."""
-
-        schema_is_stable = True
-
-        def __init__(self, whole: Scanned, relation: Relation, scans: Scans) -> None:
-            super().__init__(whole)
-            self.relation = relation
-            self.scans = scans
-
-        def __arrow_c_schema__(self) -> object:
-            return self.obj.__arrow_c_schema__()
-
-        def accepts(self, predicate: object) -> bool:
-            return pin(self.relation, predicate) is not None
-
-        def stream(self, columns: Sequence[int] | None, filters: Sequence[object]) -> tuple[object, bool]:
-            pins: dict[str, list[Any]] = {}
-            for name, values in filter(None, (pin(self.relation, one) for one in filters)):
-                pins[name] = [value for value in pins.get(name, values) if value in values]
-            # Without a column there would be no rows.
-            chosen = columns or None
-            return Scanned(self.relation, self.scans, chosen, pins).__arrow_c_stream__(), chosen is not None
-
-    return Source
+def _renamed(relation: Relation, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([field.with_name(name) for field, name in zip(relation.source.schema, names, strict=True)])

@@ -1,8 +1,7 @@
-"""What a query may be: one statement that reads. DuckDB's parser decides, not the text.
+"""What a query may be: one statement that DuckDB's parser takes for a SELECT, and the tables that
+it names.
 
-A query is refused unless everything in it is known to read only the tables that it names: the kind
-of its statement, the functions in its FROM clauses, the catalogs that it looks into. The locked
-connection is the second line of defense, not the first.
+What a SELECT must not reach, files and settings, the locked connection refuses.
 """
 
 from __future__ import annotations
@@ -20,36 +19,7 @@ from .connection import duckdb_module, first_line, folded, quoted
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_CATALOG_VIEWS: Final = frozenset(("duckdb_columns", "duckdb_tables", "duckdb_types", "duckdb_views"))
 _CATALOGS: Final = frozenset(("information_schema", "pg_catalog"))
-TABLE_FUNCTIONS: Final = _CATALOG_VIEWS | {
-    "duckdb_functions",
-    "duckdb_keywords",
-    "generate_series",
-    "json_each",
-    "json_tree",
-    "range",
-    "repeat",
-    "repeat_row",
-    "unnest",
-}
-"""What may be called in a FROM clause. Everything else is refused, because such functions read
-files.
-"""
-REFUSED_FUNCTIONS: Final = frozenset(
-    (
-        "currval",
-        "getenv",
-        "json_execute_serialized_sql",
-        "nextval",
-        "query",
-        "query_table",
-        "setval",
-        "sleep_ms",
-        "write_log",
-    )
-)
-"""Scalar functions that do more than compute a value."""
 _LISTINGS: Final = frozenset(("__show_tables_expanded", '"tables"', "tables"))
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 READS: Final = "ckpt sql reads, and nothing else: give one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE or EXPLAIN"
@@ -70,7 +40,7 @@ class TableName:
 
 @dataclass(frozen=True)
 class Statement:
-    """A query that was found to only read."""
+    """A query."""
 
     text: str
     """A SELECT, in DuckDB's sense; for an EXPLAIN the query that is explained."""
@@ -88,17 +58,15 @@ def parse(connection: DuckDBPyConnection, sql: str) -> Statement:
     """Return what a query is; ``InvalidInput`` for anything that does not only read."""
     if not sql.strip():
         raise InvalidInput(f"the query is empty. {READS}")
-    kind, text = _kind(connection, sql)
+    kind = _kind(connection, sql)
     if kind == "EXPLAIN":
-        begin = _EXPLAIN.match(text)
-        # ANALYZE runs what it explains, so that must itself be an accepted query.
-        if begin is None or _kind(connection, text[begin.end() :])[0] != "SELECT":
+        begin = _EXPLAIN.match(sql)
+        if begin is None or _kind(connection, sql[begin.end() :]) != "SELECT":
             raise InvalidInput(f"what is explained is no query, or comes with options. {READS}")
-        analyzed = "analyze " if begin[1] else ""
-        inner = _reading(connection, text[begin.end() :])
+        inner = _reading(connection, sql[begin.end() :])
         if inner.lists_tables:
             raise InvalidInput("a list of tables has no plan to explain; leave EXPLAIN out")
-        return replace(inner, explain=f"explain {analyzed}")
+        return replace(inner, explain="explain analyze " if begin[1] else "explain ")
     if kind == "MULTI":
         raise InvalidInput(
             "PIVOT without the values that become columns is several statements; give them, as in PIVOT t ON c IN "
@@ -106,11 +74,11 @@ def parse(connection: DuckDBPyConnection, sql: str) -> Statement:
         )
     if kind != "SELECT":
         raise InvalidInput(f"{kind} is refused. {READS}", statement=kind)
-    return _reading(connection, text)
+    return _reading(connection, sql)
 
 
-def _kind(connection: DuckDBPyConnection, sql: str) -> tuple[str, str]:
-    """Return the kind of the one statement in a text, and its text."""
+def _kind(connection: DuckDBPyConnection, sql: str) -> str:
+    """Return the kind of the one statement in a text."""
     duckdb = duckdb_module()
     try:
         statements = connection.extract_statements(sql)
@@ -120,35 +88,25 @@ def _kind(connection: DuckDBPyConnection, sql: str) -> tuple[str, str]:
         count = f"{len(statements)} statements" if statements else "no statement"
         raise InvalidInput(f"the query holds {count}. {READS}")
     try:
-        return str(statements[0].type.name).upper(), sql
+        return str(statements[0].type.name).upper()
     except ValueError:
         # A kind that DuckDB's Python package does not know.
-        return "a statement of this kind", sql
+        return "a statement of this kind"
 
 
 def _reading(connection: DuckDBPyConnection, text: str) -> Statement:
-    """Return a SELECT, once everything in it is known only to read."""
+    """Return a SELECT, and the tables that it names."""
     root = _tree(connection, text)
     tables: list[TableName] = []
     own_names: set[str] = set()
     sees_catalog = False
     for node in nodes(root):
-        kind = str(node.get("type", ""))
-        if kind.endswith("_QUERY_NODE"):
-            # WITH may contain INSERT, UPDATE, DELETE and COPY.
-            raise InvalidInput(f"{kind.partition('_')[0]} inside a query is refused. {READS}")
-        if kind == "TABLE_FUNCTION":
-            sees_catalog |= _table_function(node).startswith("duckdb_")
-        elif node.get("class") == "FUNCTION" and folded(str(node.get("function_name"))) in REFUSED_FUNCTIONS:
-            raise InvalidInput(f"the function {node['function_name']} is refused: it does more than compute. {READS}")
-        elif node.get("class") == "PARAMETER":
-            raise InvalidInput("the query has a parameter, and nothing gives it a value; write the value itself")
-        elif kind == "SHOW_REF" and not node.get("query"):
-            if _is_listing(node, root):
-                return Statement(text, (), lists_tables=True)
-            tables.append(_table_name(node))
-        elif kind == "BASE_TABLE":
-            tables.append(_table_name(node))
+        kind = node.get("type")
+        if kind == "SHOW_REF" and node is root.get("from_table") and _is_listing(node):
+            return Statement(text, (), lists_tables=True)
+        if kind == "BASE_TABLE" or (kind == "SHOW_REF" and node.get("table_name")):
+            tables.append(TableName(*(str(node.get(f"{part}_name") or "") for part in ("table", "schema", "catalog"))))
+        sees_catalog |= str(node.get("function_name", "")).startswith("duckdb_")
         own_names |= {folded(str(entry["key"])) for entry in _ctes(node)}
     named = [table for table in tables if table.schema or folded(table.name) not in own_names]
     own = [table for table in named if not _in_catalog(table)]
@@ -171,33 +129,9 @@ def _tree(connection: DuckDBPyConnection, text: str) -> dict[str, Any]:
     return found
 
 
-def _table_function(node: dict[str, Any]) -> str:
-    """Return the function that a FROM clause calls, which must be one that reads no file."""
-    function = node.get("function") or {}
-    name = folded(str(function.get("function_name", "")))
-    if function.get("class") != "FUNCTION" or name not in TABLE_FUNCTIONS:
-        raise InvalidInput(
-            f"FROM {name or 'a call'}(...) is refused: no file, and nothing else outside, can be read. {READS}"
-        )
-    return name
-
-
-def _is_listing(node: dict[str, Any], root: dict[str, Any]) -> bool:
-    """Return whether a SHOW without a query lists tables; all others are refused, and so is one
-    within a query.
-    """
-    kind, name = node.get("show_type"), str(node.get("table_name", ""))
-    if kind == "SHOW" and name not in _LISTINGS:
-        return False
-    if name not in _LISTINGS and kind != "SHOW_FROM":
-        raise InvalidInput(f"SHOW {name.strip(chr(34)).upper()} is refused. SHOW TABLES lists what can be read")
-    if root.get("from_table") is not node:
-        raise InvalidInput("SHOW TABLES stands alone; in a query, the table `states` has every state")
-    return True
-
-
-def _table_name(node: dict[str, Any]) -> TableName:
-    return TableName(*(str(node.get(part) or "") for part in ("table_name", "schema_name", "catalog_name")))
+def _is_listing(node: dict[str, Any]) -> bool:
+    """Return whether a SHOW lists tables."""
+    return node.get("table_name") in _LISTINGS or node.get("show_type") == "SHOW_FROM"
 
 
 def _ctes(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -208,7 +142,7 @@ def _ctes(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _in_catalog(table: TableName) -> bool:
     name, schema = folded(table.name), folded(table.schema)
-    return schema in _CATALOGS or (not schema and name in _CATALOG_VIEWS)
+    return schema in _CATALOGS or (not schema and name.startswith("duckdb_"))
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -259,8 +259,8 @@ NARROW = {
     "select sum(orders) from totals.spent": "orders",
     "select count(*) from totals.spent": "user",
     "select max(city) from totals.spent where orders > 3": "orders,city",
-    "select euros from totals.spent where user = 'u2000'": "euros,user",
-    "select amount from totals.by_day where user in ('u2000', 'u2001')": "amount,user",
+    "select euros from totals.spent where user = 'u2000'": "user,euros",
+    "select amount from totals.by_day where user in ('u2000', 'u2001')": "user,amount",
 }
 
 
@@ -318,6 +318,34 @@ def test_a_condition_on_all_key_columns_looks_for_these_keys(
         assert (len(looked_for) if isinstance(keys, int) else sorted(looked_for)) == (
             keys if isinstance(keys, int) else sorted(keys)
         )
+
+
+TWICE = {
+    "a.user = 'u2000' and b.user = 'u2001'": ["u2000", "u2001"],
+    "a.user = 'u2000' and b.user = a.user": ["u2000"],
+    "a.user = 'u2000' and b.orders > 1": None,
+    "a.user = 'u2000'": ["u2000"],
+}
+
+
+@pytest.mark.parametrize("condition", TWICE)
+def test_keys_are_looked_for_where_every_filtered_scan_of_a_state_names_some(
+    store: CheckpointStore, condition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import duckdb
+
+    from stateformat.reading import StateRows
+
+    asked: list[list[str]] = []
+    at_keys = StateRows.at_keys
+    monkeypatch.setattr(
+        StateRows, "at_keys", lambda self, keys: asked.append(sorted(keys["user"].to_pylist())) or at_keys(self, keys)
+    )
+    text = f"select count(*), sum(a.orders), sum(b.orders) from {{0}} a, {{0}} b where {condition}"
+    rows = expected("totals", "spent")  # noqa: F841 - DuckDB finds it by its name
+    found = query(store, text.format("totals.spent")).table()
+    assert found.to_pylist() == duckdb.sql(text.format("rows")).to_arrow_table().to_pylist()
+    assert {*map(tuple, asked)} == ({tuple(keys)} if (keys := TWICE[condition]) else set())
 
 
 def test_a_condition_that_nothing_can_meet_opens_nothing(store: CheckpointStore, reads: Counter[str]) -> None:
