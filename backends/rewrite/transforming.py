@@ -163,9 +163,7 @@ def plan_transformation(state: State, transform: Transform, operator: str, name:
             kind=ErrorKind.STATE_NOT_ALLOWED,
         )
     if transform.rekey and state.mode is not Mode.KEYED:
-        raise InvalidInput(
-            f"{_where(state)} is {state.mode} and has no keys to hash again; leave rekey=True (`--rekey`) out"
-        )
+        raise InvalidInput(f"{_where(state)} is {state.mode} and has no keys to hash again; leave rekey=True out")
     columns = [item.name for item in state.current.fields]
     for old in transform.renames:
         if old not in columns:

@@ -316,6 +316,44 @@ CASES = [
             ),
         ]
     ],
+    Case(
+        "goes on where the query stopped in its input",
+        "import {stateless} --to {new}",
+        "import {stateless} --to {new} --source in=files",
+    ),
+    Case(
+        "columns hash otherwise than the key as a whole",
+        "import {keyed} --key-hash keep --map by-tuple/last.key.f0=word --to {new}",
+        "import {keyed} --key-hash keep --to {new}",
+    ),
+    Case(
+        "columns hash otherwise than the key as a whole",
+        "import {keyed} --key-hash keep --map by-tuple/last.key.f0=word --to {new}",
+        "import {keyed} --key-hash rehash --map by-tuple/last.key.f0=word --to {new}",
+    ),
+    Case(
+        "the Java hash code of",
+        "rewrite {keyed_kept} --transform by-short/last={functions}:dated --rekey",
+        "import {keyed} --key-hash rehash --to {new} ; "
+        "rewrite {made} --transform by-short/last={functions}:dated --rekey",
+    ),
+    Case(
+        "import the savepoint again without it",
+        "export {retitled} --as flink-savepoint --to {new}",
+        "import {flink} --key-hash keep --drop by-long/sum --to {new} ; export {made} --as flink-savepoint --to {new}",
+    ),
+    Case("is not the newest of", "rescale {five}@2 --parallelism 3", "rescale {five} --parallelism 3"),
+    Case(
+        "is not the newest of",
+        "rescale {five}@2 --parallelism 3",
+        "rollback {five}@2 ; rescale {five} --parallelism 3",
+    ),
+    Case("is not the newest of", "rescale {five}@2 --parallelism 3", "rescale {five}@2 --parallelism 3 --to {new}"),
+    Case(
+        "or give the records up with drop=",
+        "explain-restore {flights} --topology {cut_off}",
+        "explain-restore {flights} --topology {cut_off} --drop alerts/overtaken",
+    ),
     Case("shows how to use it", "inspect {five} --nothing", "inspect --help"),
     Case("--by bytes tells their size", "top {five}", "top {five} --by bytes"),
     Case(

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,9 @@ def moved(rows):
 
 def numbered(rows):
     return rows.set_column(rows.column_names.index("word"), "word", pc.utf8_length(rows["word"]).cast("int64"))
+
+def dated(rows):
+    return rows.set_column(rows.column_names.index("key"), "key", rows["key"].cast("int32").cast("date32"))
 
 def called(rows):
     return rows.rename_columns(["text" if name == "word" else name for name in rows.column_names])
@@ -199,11 +203,21 @@ class World:
     def checksums(self, path: Path) -> Path:
         return FIXTURES / "spark-4.3.0/totals-row-checksum/checkpoint"
 
+    def stateless(self, path: Path) -> Path:
+        shutil.copytree(self["spark"], path, ignore=shutil.ignore_patterns("state"))
+        return path
+
+    def keyed(self, path: Path) -> Path:
+        return FIXTURES / "flink-2.3.0/keys-hashmap-canonical/savepoint"
+
+    def keyed_kept(self, path: Path) -> Path:
+        return self.imported(path, "--key-hash", "keep", source="keyed")
+
     def flink(self, path: Path) -> Path:
         return FIXTURES / "flink-2.3.0/core-hashmap-canonical/savepoint"
 
-    def imported(self, path: Path, *options: str) -> Path:
-        found = run("import", self["flink"], "--to", path, *options)
+    def imported(self, path: Path, *options: str, source: str = "flink") -> Path:
+        found = run("import", self[source], "--to", path, *options)
         assert found.status == 0, found
         return path
 
@@ -228,6 +242,13 @@ class World:
     def flow(self, path: Path) -> Path:
         path = path.with_suffix(".py")
         path.write_text(FLOW)
+        return path
+
+    def cut_off(self, path: Path) -> Path:
+        """The topology of the flights without the input of the alerts."""
+        found = run("inspect", self["flights"], "--format", "json")
+        edges = [each for each in found.document["edges"] if each["id"] != "delays-alerts"]
+        path.write_text(json.dumps({"operators": found.document["operators"], "edges": edges}))
         return path
 
     def topology(self, path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import stores
-from tests.ckpt.ckpt_runs import document, failure, page
+from tests.ckpt.ckpt_runs import document, failure, page, words
 from tests.servers.server import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3
@@ -74,4 +74,7 @@ def test_a_report_comes_from_s3_and_goes_there(endpoint: str, tmp_path: Path) ->
     told = page("report", f"{remote}/store", "--to", str(tmp_path / "page.html"), *there)
     assert "no problems" in told
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
-    assert "exists" in failure("report", f"{remote}/store", "--to", target, *there, status=2)["message"]
+    assert "exists; give another name, or replace it (--force)" in words(
+        "report", f"{remote}/store", "--to", target, *there, status=2
+    )
+    page("report", f"{remote}/store", "--to", target, "--force", *there)

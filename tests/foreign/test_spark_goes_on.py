@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -85,14 +85,16 @@ def stand(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
     return make
 
 
-def deal(stopped: Path, target: Path, number: int, provider: str | None) -> None:
+def deal(stopped: Path, target: Path, number: int, provider: Literal["rocksdb"] | None) -> None:
     source, there = (folder_of(open_storage(str(path))) for path in (stopped, target))
     assert source is not None
     assert there is not None
     repartition(source, there, plan_repartition(source, there.url, number, provider))
 
 
-def check(spark: Any, stood: Stand, number: int, provider: str | None, conf: dict[str, str] | None = None) -> None:
+def check(
+    spark: Any, stood: Stand, number: int, provider: Literal["rocksdb"] | None, conf: dict[str, str] | None = None
+) -> None:
     target = stood.folder / f"to-{number}-{provider}"
     deal(stood.stopped, target, number, provider)
     # A restart takes the number of partitions from the checkpoint, whatever the session says.
@@ -114,7 +116,7 @@ def check(spark: Any, stood: Stand, number: int, provider: str | None, conf: dic
     [("totals", 3, None), ("totals", 5, "rocksdb"), pytest.param("session", 5, None, marks=pytest.mark.truth)],
 )
 def test_spark_goes_on_from_a_checkpoint_dealt_anew(
-    spark: Any, stand: Callable[..., Stand], name: str, number: int, provider: str | None
+    spark: Any, stand: Callable[..., Stand], name: str, number: int, provider: Literal["rocksdb"] | None
 ) -> None:
     check(spark, stand(name, 4, batches=1), number, provider, CHANGELOG if provider else None)
 
@@ -140,7 +142,13 @@ def test_spark_goes_back_to_an_older_batch_as_the_page_says(spark: Any, tmp_path
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "before", "after", "provider"), CASES)
 def test_every_query_goes_on_at_another_number_of_partitions(
-    spark: Any, stand: Callable[..., Stand], tally: Tally, name: str, before: int, after: int, provider: str | None
+    spark: Any,
+    stand: Callable[..., Stand],
+    tally: Tally,
+    name: str,
+    before: int,
+    after: int,
+    provider: Literal["rocksdb"] | None,
 ) -> None:
     check(spark, stand(name, before), after, provider, CHANGELOG if provider else None)
     tally.add("Spark queries gone on from a checkpoint dealt anew", tried=1, wrong=0)

@@ -12,7 +12,7 @@ import struct
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -45,7 +45,9 @@ def folder(path: Path | str) -> Storage:
     return found
 
 
-def deal(source: Path, target: Path, parallelism: int, provider: str | None = None, **more: Any) -> Outcome:
+def deal(
+    source: Path, target: Path, parallelism: int, provider: Literal["rocksdb"] | None = None, **more: Any
+) -> Outcome:
     there = folder(target)
     plan = plan_repartition(folder(source), there.url, parallelism, provider)
     return repartition(folder(source), there, plan, **more)
@@ -143,11 +145,6 @@ def test_state_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedFormat, match=r"operator-0.* cannot be read.* encoded as 'avro'"):
         deal(AVRO, tmp_path / "to", 4)
     assert not (tmp_path / "to").exists()
-
-
-def test_state_in_rocksdb_does_not_move_back(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="not back"):
-        deal(FIXTURES / "spark-4.3.0" / "aggregate-rocksdb" / "checkpoint", tmp_path / "to", 4, "hdfs")
 
 
 def rewritten_zip(path: Path, change: dict[str, Any]) -> None:

@@ -60,6 +60,8 @@ class Fake:
         self.log: list[tuple[str, str, Mapping[str, str]]] = []
         self.script: dict[tuple[str, str], Any] = {}
         self.everything: Any = None
+        self.region = ""
+        """If set, requests that are signed for another region are refused."""
         self.of = ""
         """Whose requests fail, :data:`OBSTORE` or :data:`S3FS`; of both by default."""
         self.fault = ""
@@ -88,6 +90,8 @@ class Fake:
             self.log.append((method, path, dict(request.headers)))
             spoilt = self.of in ("", _agent(request.headers))
             action = self.script.pop((method, path.rpartition("/")[2]), self.everything) if spoilt else None
+            if f"/{self.region}" not in request.headers.get("Authorization", "/"):
+                action = (400, "AuthorizationHeaderMalformed")
             taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honors_condition
             if method == "PUT" and not taken and action in (None, "drop applied"):
                 self.objects[path] = body

@@ -466,6 +466,30 @@ def test_missing_credentials_are_told(fake: Fake, monkeypatch: pytest.MonkeyPatc
     assert fake.log == []
 
 
+def test_credentials_and_the_region_that_are_asked_for_are_what_was_missing(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in elsewhere(tmp_path, "").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    fake.region = "eu-south-2"
+    fake.objects |= {f"/bucket/{place}/{RECORD}": b"there" for place in "cd"}
+    where = {"endpoint_url": fake.endpoint, "config_kwargs": IMPATIENT}
+    refused(lambda: open_storage("s3://bucket/a", **where).read(RECORD), "there are no usable credentials")
+    keys = {"key": KEY, "secret": SECRET}
+    refused(lambda: open_storage("s3://bucket/b", **where, **keys).read(RECORD), "is in another region")
+    given = {"client_kwargs": {"region_name": "eu-south-2"}}
+    assert bytes(open_storage("s3://bucket/c", **where, **keys, **given).read(RECORD)) == b"there"
+    for name, value in {**elsewhere(tmp_path, SECRET), "AWS_DEFAULT_REGION": "eu-south-2"}.items():
+        monkeypatch.setenv(name, value)
+    assert bytes(open_storage("s3://bucket/d", **where).read(RECORD)) == b"there"
+
+
+def refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(StorageError, match=words):
+        call()
+
+
 def elsewhere(tmp_path: Path, key: str) -> dict[str, str]:
     """The environment of a machine that is none of Amazon's."""
     files = dict.fromkeys(("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"), str(tmp_path / "none"))

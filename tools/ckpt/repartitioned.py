@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -33,7 +33,7 @@ def rescale_foreign(
     checkpoint: Checkpoint,
     target: Address | None,
     parallelism: int | None,
-    provider: str | None,
+    provider: Literal["rocksdb"] | None,
     *,
     engine: str,
     prove: bool,

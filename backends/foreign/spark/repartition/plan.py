@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
@@ -162,7 +162,7 @@ def check_query(source: object, url: str, system: str) -> None:
 
 
 def plan_repartition(
-    folder: Storage, target_url: str, parallelism: int, provider: str | None = None
+    folder: Storage, target_url: str, parallelism: int, provider: Literal["rocksdb"] | None = None
 ) -> RepartitionPlan:
     """Plan the copy of a query's newest committed batch at another number of partitions.
 
@@ -172,7 +172,7 @@ def plan_repartition(
         folder: the checkpoint.
         target_url: where the copy will lie: some queries name their own files by absolute paths.
         parallelism: the new number of partitions of all stateful operators.
-        provider: ``hdfs`` or ``rocksdb``; None keeps the query's.
+        provider: ``rocksdb``; None keeps the query's. State is not moved back.
 
     Raises ``InvalidInput``, ``UnsupportedFormat`` and ``DamagedCheckpoint``.
     """
@@ -219,12 +219,6 @@ def plan_repartition(
 
 def _check_provider(source: SparkSource, before: str, after: str) -> None:
     source.reader  # noqa: B018 - an unknown provider is refused with its name
-    if after not in PROVIDERS:
-        raise InvalidInput(f"{after!r} is no provider; give one of {', '.join(PROVIDERS)}")
-    if before == "rocksdb" and after == "hdfs":
-        raise InvalidInput(
-            "state is moved from the default store to RocksDB, not back; leave --provider out to keep RocksDB"
-        )
     unknown = ["/".join(key) for key, store in source.stores.items() if not store.schema.known]
     if unknown:
         raise UnsupportedFormat(
