@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.formats import refuse_foreign
 from stateformat.history import record_ids
+from stateformat.inspecting import CheckpointDiff, StateDiff
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
 from stateformat.segments import WriteOptions
@@ -38,6 +39,7 @@ from .flink import FlinkSource
 from .flink.writing import (
     TEMPLATE_OPERATOR,
     TEMPLATE_STATE,
+    Template,
     template_of,
     template_operator,
     template_state,
@@ -46,7 +48,6 @@ from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, 
 from .source import Note
 
 if TYPE_CHECKING:
-    from stateformat.inspecting import CheckpointDiff
     from stateformat.reading import Checkpoint
     from stateformat.store import CheckpointStore
 
@@ -127,8 +128,7 @@ def import_checkpoint(
     starts = [parse_start(uid, text) for uid, text in spec.sources.items()]
     plan = plan_import(found, spec)
     sources = _sources(found, starts, plan)
-    flink = whole.source if spec.key_hash == "keep" else None
-    template = template_of(flink) if isinstance(flink, FlinkSource) else None
+    template = _template(whole, spec)
     added = [*(one.operator for one in sources), *([template_operator()] if template else [])]
     if not (plan.graph.operators or added):
         raise InvalidInput(
@@ -152,8 +152,6 @@ def import_checkpoint(
         for snapshot in source_snapshots(pending.context, one.operator.uid, one.start):
             pending.add(snapshot)
     if template is not None:
-        # Information that a savepoint needs and only Flink has, so that the state can be exported
-        # back.
         with pending.context.coordinator(TEMPLATE_OPERATOR) as writer:
             writer.write(TEMPLATE_STATE, template.table())
         pending.add(writer)
@@ -213,7 +211,21 @@ def prove_import(
         raise InvalidInput(f"{checkpoint!r} is a stateformat checkpoint, which needs no import; use diff_checkpoints")
     found = chosen_of(checkpoint, spec.drop, spec.ttl)
     apart = frozenset({*spec.sources, *({TEMPLATE_OPERATOR} - {*found.record.graph.by_uid})})
-    return prove_rewrite(found, result, _rewrite_of(found.record, spec), apart=apart, progress=progress)
+    diff = prove_rewrite(found, result, _rewrite_of(found.record, spec), apart=apart, progress=progress)
+    template = _template(checkpoint, spec)
+    if template is None:
+        return diff
+    state = result.record.by_state.get((TEMPLATE_OPERATOR, TEMPLATE_STATE))
+    if state is not None and result.read(TEMPLATE_OPERATOR, TEMPLATE_STATE).table() == template.table():
+        return diff
+    lost = StateDiff(TEMPLATE_OPERATOR, TEMPLATE_STATE, "replaced", template_state(), state)
+    return replace(diff, states=(*diff.states, lost))
+
+
+def _template(whole: ForeignCheckpoint, spec: ImportSpec) -> Template | None:
+    """Return what a savepoint needs and only Flink has, if the state is to go back."""
+    source = whole.source
+    return template_of(source) if spec.key_hash == "keep" and isinstance(source, FlinkSource) else None
 
 
 def check_places(checkpoint: Checkpoint, target: CheckpointStore) -> ForeignCheckpoint:

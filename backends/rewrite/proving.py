@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stateformat.errors import InvalidInput
-from stateformat.inspecting import CheckpointDiff, Renames, diff_checkpoints
+from stateformat.inspecting import CheckpointDiff, Renames, prove_checkpoints
 from stateformat.model import Record
 from stateformat.reading import Checkpoint
 
@@ -38,9 +38,7 @@ def prove_rewrite(
     """
     check_provable(spec)
     renames = _renames(source.record, spec, apart)
-    # Expired rows must not be lost either.
-    sides = source.with_expired(), result.with_expired()
-    return diff_checkpoints(*sides, rows=0, renames=renames, progress=progress)
+    return prove_checkpoints(source, result, renames=renames, progress=progress)
 
 
 def _renames(record: Record, spec: RewriteSpec, apart: frozenset[str]) -> Renames:

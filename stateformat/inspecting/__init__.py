@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StateDiff as StateDiff,
         diff_checkpoints as diff_checkpoints,
         proof_document as proof_document,
+        prove_checkpoints as prove_checkpoints,
     )
     from .key_steps import KeyStep as KeyStep, key_history as key_history, latest_declaration as latest_declaration
     from .metadata import (
@@ -42,7 +43,7 @@ else:
             ".changes": "StateChanges",
             ".comparing": "CHANGE",
             ".own_states": "contents",
-            ".diff": "CheckpointDiff Renames StateDiff diff_checkpoints proof_document",
+            ".diff": "CheckpointDiff Renames StateDiff diff_checkpoints proof_document prove_checkpoints",
             ".key_steps": "KeyStep key_history latest_declaration",
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".range": "StateRange",

@@ -32,6 +32,8 @@ def proof(
     compare: Callable[[Progress], CheckpointDiff],
     *,
     copied: CheckpointStore | None = None,
+    is_savepoint: bool = False,
+    own: Sequence[str] = (),
     left_out: Sequence[str] = (),
 ) -> Document:
     """What comparing has shown, as a document.
@@ -39,7 +41,8 @@ def proof(
     ``left_out``: operators and states that the user asked to leave out; nothing else may differ.
 
     ``copied``: a store that has got copies of the source's segments. That their digests are equal
-    in both manifests says nothing of what lies there, so all of it is read.
+    in both manifests says nothing of what lies there, so all of it is read. ``is_savepoint``: it
+    must have the whole record, too. ``own``: properties that the result has of its own.
     """
     from stateformat.documents import problem_document
     from stateformat.inspecting import proof_document
@@ -47,7 +50,7 @@ def proof(
 
     session.changes("the work is done and stands; only the proof was cut short")
     with session.output.progress("Proving") as step:
-        document = proof_document(compare(step))
+        document = proof_document(compare(step), copied=is_savepoint, own=own)
     document |= {"left_out": list(left_out), "verified_bytes": None, "problems": []}
     if copied is not None:
         with session.output.progress("Verifying what was copied") as step:

@@ -89,12 +89,13 @@ def rescale_foreign(
         outcome = repartition(folder, there, plan, engine=runner, progress=progress)
     document = _document(folder, there, plan, outcome)
     if prove:
-        from stateformat.inspecting import diff_checkpoints
+        from stateformat.inspecting import prove_checkpoints
 
         result = session.checkpoint(replace(target, format="spark"))[1]
         document["proof"] = proof(
             session,
-            lambda step: diff_checkpoints(checkpoint.with_expired(), result.with_expired(), rows=0, progress=step),
+            lambda step: prove_checkpoints(checkpoint, result, progress=step),
+            own=("spark.state_partitions", "spark.state_store_provider"),
         )
     return show_proved(session, document, draw)
 

@@ -57,13 +57,16 @@ def planned(old: Side | None, new: Side | None, state: State, parts: int) -> tup
     return sides.whole() if codes is None or state.mode is Mode.KEYED else sides.by_row(codes)
 
 
-def side_of(checkpoint: Checkpoint, state: State, schema: SchemaVersion, **more: Any) -> Side | None:
+def side_of(
+    checkpoint: Checkpoint, state: State, schema: SchemaVersion, *, subtask: int | None = None, **more: Any
+) -> Side | None:
     """Return what is read of a state of a checkpoint, as ``schema``; None if it has no rows.
 
-    Reads the manifest. ``state`` is as the checkpoint declares it; ``more`` are further fields of
-    the side.
+    Reads the manifest. ``state`` is as the checkpoint declares it; ``subtask`` is the one whose
+    rows are read, instead of all (or of one copy); ``more`` are further fields of the side.
     """
-    task = checkpoint.state(state).task
+    whole = subtask is None
+    task = checkpoint.state(state).task if whole else checkpoint.read(state.operator, state.name, subtask)
     if not task.slices.num_rows:
         return None
     operator = checkpoint.graph.operator(state.operator)

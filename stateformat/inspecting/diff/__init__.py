@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoints import diff_checkpoints as diff_checkpoints
+    from .checkpoints import diff_checkpoints as diff_checkpoints, prove_checkpoints as prove_checkpoints
     from .difference import (
         CheckpointDiff as CheckpointDiff,
         column_changes as column_changes,
@@ -24,7 +24,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoints": "diff_checkpoints",
+            ".checkpoints": "diff_checkpoints prove_checkpoints",
             ".difference": "CheckpointDiff column_changes proof_document",
             ".states": "Renames StateDiff",
         },

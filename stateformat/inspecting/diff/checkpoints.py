@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError, ErrorKind, InvalidInput
@@ -27,6 +27,7 @@ def diff_checkpoints(
     state: str | None = None,
     rows: int = SAMPLE_ROWS,
     renames: Renames | None = None,
+    whole: bool = False,
     progress: Progress | None = None,
 ) -> CheckpointDiff:
     """Compare two checkpoints, of one store or two, stateformat's or another system's.
@@ -43,6 +44,7 @@ def diff_checkpoints(
         state: compare only states of this name.
         rows: how many of the added, removed and changed rows of each state to keep.
         renames: what was renamed on purpose; by default nothing.
+        whole: also compare each subtask's copy of broadcast state, and its progress.
         progress: called with how much has been read.
 
     Raises ``InvalidInput`` for an operator or state that neither checkpoint has, and what reading
@@ -50,7 +52,7 @@ def diff_checkpoints(
     """
     renames = renames or Renames()
     uid = None if operator is None else _uid(before, after, operator, renames)
-    pairs = _chosen(before, after, renames, uid, state)
+    pairs = _chosen(pairs_of(before, after, renames, whole=whole), uid, state)
     total = sum(pair.plan() for pair in pairs)
     done = 0
 
@@ -84,10 +86,21 @@ def _uid(before: Checkpoint, after: Checkpoint, operator: str, renames: Renames)
         raise
 
 
-def _chosen(
-    before: Checkpoint, after: Checkpoint, renames: Renames, operator: str | None, state: str | None
-) -> list[Pair]:
-    pairs = list(pairs_of(before, after, renames))
+def prove_checkpoints(
+    before: Checkpoint,
+    after: Checkpoint,
+    *,
+    renames: Renames | None = None,
+    progress: Progress | None = None,
+) -> CheckpointDiff:
+    """Compare a checkpoint with what was made of it, rows that have expired and all copies
+    included.
+    """
+    sides = before.with_expired(), after.with_expired()
+    return diff_checkpoints(*sides, rows=0, renames=renames, whole=True, progress=progress)
+
+
+def _chosen(pairs: Iterable[Pair], operator: str | None, state: str | None) -> list[Pair]:
     of_operator = [pair for pair in pairs if operator in (None, pair.place[0])]
     found = [pair for pair in of_operator if state in (None, pair.place[1])]
     if state is not None and not found:

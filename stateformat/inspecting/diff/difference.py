@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ... import words
 from ...documents import Document, JsonRows, objects, totals_document
-from ...model import Mode
+from ...model import CheckpointKind, Mode, Record
+from ...rescaling import lasting_stop
 from .columns import ColumnChange, side_by_side
 from .counting import Counted
-from .graphs import ElementChange, GraphDiff
+from .graphs import ElementChange, GraphDiff, MemberChange
 from .states import Sizes, StateDiff
 
 if TYPE_CHECKING:
     from ...model import State
     from ...reading import Checkpoint
+
+_SHOWN: Final = 300
+"""Characters of a member of a record."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +89,15 @@ def _document(diff: CheckpointDiff, rows: int | None) -> Document:
     }
 
 
-def proof_document(diff: CheckpointDiff) -> Document:
+def proof_document(diff: CheckpointDiff, *, copied: bool = False, own: Collection[str] = ()) -> Document:
     """Return what ``--prove`` reports: whether the content is the same, how much there is, and the
     cost.
+
+    ``copied``: the result is a savepoint, which has all that its source's record says. ``own``:
+    properties that the result has of its own.
     """
+    changes = list(_record_changes(diff.before, diff.after, copied, own))
+    same = diff.same and not changes
     sizes = [
         (state.sizes_after, state.after is not None and state.after.mode is Mode.PROGRESS)
         for state in diff.states
@@ -96,13 +106,37 @@ def proof_document(diff: CheckpointDiff) -> Document:
     exact = all(size.rows is not None or is_progress for size, is_progress in sizes)
     counts = [size.rows if exact and size.rows is not None else size.stored_rows for size, _ in sizes]
     return {
-        "same": diff.same,
+        "same": same,
         "states": len(diff.states),
         "rows": None if None in counts else sum(filter(None, counts)),
         "counts_layers": not exact,
         "read_bytes": diff.read_bytes,
-        "difference": None if diff.same else diff.document(),
+        "record": [change._asdict() for change in changes],
+        "difference": None if same else diff.document(),
     }
+
+
+def _record_changes(
+    before: Checkpoint, after: Checkpoint, copied: bool, own: Collection[str]
+) -> Iterator[MemberChange]:
+    """Yield what a checkpoint's record lost, besides its graph and its states."""
+    old, new = before.record, after.record
+    kept, found = (record.properties if copied else record.lasting_properties for record in (old, new))
+    # An import adds what it knows of the source.
+    names = kept if before.system and not after.system else {*kept, *found}
+    for name in sorted({*names} - {*own}):
+        if kept.get(name) != found.get(name):
+            yield MemberChange(f"properties.{name}", kept.get(name), found.get(name))
+    if copied:
+        old = replace(old, kind=CheckpointKind.SAVEPOINT)
+    elif before.system is None:
+        old = replace(new, job_id=old.job_id, job_name=old.job_name, stop=lasting_stop(old))
+    else:
+        old = new
+    for member in fields(Record):
+        was, now = getattr(old, member.name), getattr(new, member.name)
+        if was != now and member.name != "properties":
+            yield MemberChange(member.name, str(was)[:_SHOWN], str(now)[:_SHOWN])
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Document:

@@ -100,6 +100,8 @@ class Pair:
     """As it is declared after the renames."""
     new: State | None
     shape: RowShape | None = None
+    whole: bool = False
+    """Whether each subtask's copy of broadcast state and its progress count."""
 
     def __post_init__(self) -> None:
         some = self.new or self.becomes
@@ -145,12 +147,33 @@ class Pair:
             old = replace(old, layout=None)
         self._rehash = old is not None and new is not None and old.layout != new.layout
         self._sides, self._state = (old, new), state
-        self._steps = planned(old, new, state, 1)
+        self._steps = (*planned(old, new, state, 1), *self._steps_of_owners(columns, state))
         self._sizes = [_sizes(side) for side in self._sides]
         if not self._steps and state.mode not in _SEQUENCES:
             # Of a million handles, only those to be read are kept.
             self._sides = None, None
         return sum(step.size_bytes for step in self._steps)
+
+    def _steps_of_owners(self, columns: Columns, state: State) -> Iterator[Step]:
+        """Yield the steps that compare what each subtask has of broadcast state and of progress.
+
+        Where a subtask does not run, the first copy of its side stands in. A rescale deals progress
+        out anew (SPEC.md section 6.2), so only all of it together can be compared.
+        """
+        sides = (self.before, self.old, columns.before, self.shape), (self.after, self.new, columns.after, None)
+        operators = [checkpoint.graph.operator(state.operator) for checkpoint, state, *_ in sides if state]
+        counts = [one.parallelism for one in operators]
+        own = state.mode is Mode.PROGRESS and counts[0] == counts[1] and self.after.record.rescaled_from is None
+        if not self.whole or not (own or state.mode is Mode.BROADCAST):
+            return
+        for i in range(max(counts)):
+            owners = [i if i < one.parallelism and i not in one.done else None for one in operators]
+            old, new = (
+                side_of(checkpoint, state, schema, shape=shape, subtask=owner, edge_by_edge=own)
+                for (checkpoint, state, schema, shape), owner in zip(sides, owners, strict=True)
+                if state is not None
+            )
+            yield from planned(old, new, state, 1)
 
     def diff(self, rows: int, read: Callable[[int], None]) -> StateDiff:
         """Read, and return what differs. Keeps ``rows`` rows of each kind."""
@@ -209,8 +232,9 @@ class Pair:
         """Return what happened to the ttl."""
         assert self.becomes is not None
         assert self.new is not None
-        before, after = (None if ttl is None else str(ttl) for ttl in (self.becomes.ttl, self.new.ttl))
-        return () if before == after else (MemberChange("ttl", before, after),)
+        ttls = self.becomes.ttl, self.new.ttl
+        before, after = (None if ttl is None else str(ttl) for ttl in ttls)
+        return () if ttls[0] == ttls[1] else (MemberChange("ttl", before, after),)
 
     def _side(self, checkpoint: Checkpoint, state: State | None) -> Side | None:
         return None if state is None else side_of(checkpoint, state, state.current)
@@ -285,7 +309,7 @@ def _group_rows(side: Side, count: int) -> Ints | None:
     return found
 
 
-def pairs_of(before: Checkpoint, after: Checkpoint, renames: Renames) -> Iterator[Pair]:
+def pairs_of(before: Checkpoint, after: Checkpoint, renames: Renames, *, whole: bool = False) -> Iterator[Pair]:
     """Yield the states of both checkpoints, in the order of the later one, then those that are
     gone.
     """
@@ -301,6 +325,6 @@ def pairs_of(before: Checkpoint, after: Checkpoint, renames: Renames) -> Iterato
         found = old.pop((state.operator, state.name), None)
         shape = None if found is None else renames.shapes.get((found[0].operator, found[0].name))
         was, becomes = found or (None, None)
-        yield Pair(before, after, was, becomes, state, shape)
+        yield Pair(before, after, was, becomes, state, shape, whole)
     for gone in old.values():
         yield Pair(before, after, *gone, None)

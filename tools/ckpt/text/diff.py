@@ -68,6 +68,10 @@ def draw_proof(proof: Json, look: Look) -> Iterator[str]:
     for problem in proof["problems"][:LINES_SHOWN]:
         yield from render.explanation(problem["message"], problem["advice"], look)
     yield from _more(len(proof["problems"]) - LINES_SHOWN, look)
+    for member in proof["record"][:LINES_SHOWN]:
+        values = f" {look['arrow']} ".join(_value(member[side])[:100] for side in ("before", "after"))
+        yield from render.paragraph(f"{label(member['member'])}: {values}", look, indent="    ", first="  ~ ")
+    yield from _more(len(proof["record"]) - LINES_SHOWN, look)
     if proof["difference"] is not None:
         yield ""
         yield from draw_diff(proof["difference"], look)

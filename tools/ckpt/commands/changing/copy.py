@@ -44,13 +44,14 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
         "proof": None,
     }
     if prove:
-        from stateformat.inspecting import diff_checkpoints
+        from stateformat.inspecting import prove_checkpoints
 
         result = there.open(record.checkpoint_id)
         document["proof"] = proof(
             session,
-            lambda step: diff_checkpoints(checkpoint.with_expired(), result.with_expired(), rows=0, progress=step),
+            lambda step: prove_checkpoints(checkpoint, result, progress=step),
             copied=there,
+            is_savepoint=True,
         )
     return show_proved(session, document, draw)
 

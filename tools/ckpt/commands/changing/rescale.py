@@ -127,12 +127,12 @@ def rescale(
             )
     document = {**published(there, permit, store, checkpoint.record), "proof": None}
     if prove:
-        from stateformat.inspecting import diff_checkpoints
+        from stateformat.inspecting import prove_checkpoints
 
         result = permit.checkpoint()
         document["proof"] = proof(
             session,
-            lambda step: diff_checkpoints(checkpoint.with_expired(), result.with_expired(), rows=0, progress=step),
+            lambda step: prove_checkpoints(checkpoint, result, progress=step),
             copied=None if target is None else there,
         )
     return show_proved(session, document, draw_published)
