@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java python demo demo-all test test-truth matrix simulate soak lint site format docs bench golden corpus fixtures clean
+.PHONY: help setup java python demo demo-all test test-truth mutations matrix simulate soak lint site format docs bench golden corpus fixtures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ test: java $(READY) ## every test but those of test-truth
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
 	@$(BIN)/python -m tests.side_by_side truth
+
+mutations: $(READY) ## mistakes planted in every room, each of which the tests must find; ONLY="name name" tries some
+	@$(BIN)/python -m tests.mutations $(ONLY)
 
 PYTHONS ?= python3.11 python3.12 python3.13
 matrix: ## the library's fast tests on each Python: PYTHONS="python3.11 /opt/python3.13/bin/python"

@@ -17,7 +17,7 @@ from stateformat import paths as layout
 from stateformat.backends.storage import MemoryStorage
 from stateformat.graph import JobGraph, Partitioner
 from stateformat.html import report_page
-from stateformat.reporting import collect_report, collecting
+from stateformat.reporting import collect_report, collecting, states as reported_states
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
@@ -117,6 +117,20 @@ def test_rows_of_subtasks_and_key_groups_add_up(flights: Path) -> None:
     for state in found["states"]:
         assert trend[state["operator"], state["name"]]["rows"][-1] == state["rows"]
     assert trend["delays", "sums"]["rows"] == [60, 71]
+
+
+def test_neighbors_share_a_bar_that_shows_the_greatest_of_them(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = document("report", flights)["states"]
+    monkeypatch.setattr(reported_states, "BARS", 2)
+    for state, before in zip(document("report", flights)["states"], whole, strict=True):
+        for each in ("subtasks", "key_groups"):
+            if before[each] is not None:
+                values, shared = before[each]["values"], state[each]["per_bar"]
+                assert shared == -(-len(values) // 2)
+                assert state[each]["values"] == [
+                    max((value for value in values[start : start + shared] if value is not None), default=None)
+                    for start in range(0, len(values), shared)
+                ]
 
 
 def test_finished_subtasks_have_no_bar(flights: Path) -> None:

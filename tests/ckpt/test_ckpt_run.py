@@ -277,3 +277,12 @@ def test_both_programs_have_the_same_options_but_those_that_mean_nothing_to_the_
     ours = names(command.run)
     assert names(on_spark) - ours == {"store", "--idle-seconds", "--least-seconds-per-epoch"}
     assert ours - names(on_spark) == {"address", "--unaligned", "--format", "-v", "--verbose"}
+
+
+def test_misuse_of_the_program_for_spark_ends_with_status_2_before_spark_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from stateformat.tools.jobs.run import main
+
+    assert main(["jobs.py:flow", "store", "--keep", "none"]) == 2
+    assert "'none' is not a number of checkpoints" in capsys.readouterr().err

@@ -153,7 +153,8 @@ def test_numbers_mean_nothing_to_a_fully_finished_operator(wanted: Operator) -> 
 def test_keyed_state_behind_a_pointwise_edge_cannot_be_rescaled(partitioner: str) -> None:
     edges = [edge("in", "a", partitioner), edge("a", "a", "forward", id="loop", feedback=True)]
     codes = ["keyed_behind_pointwise"] if partitioner in ("forward", "rescale") else []
-    planned(keyed(), graph(op("in", 3, None), op("a", 3, None), edges=edges), *codes)
+    for parallelism in (1, 3):
+        planned(keyed(), graph(op("in", parallelism, None), op("a", parallelism, None), edges=edges), *codes)
     planned(keyed(), graph(op("in", 2, None), op("a", 2, None), edges=edges))
 
 
@@ -276,9 +277,10 @@ def columns(*kinds: tuple[str, str], mode: str = "even_split") -> Any:
     return state("a", "s", mode, fields=fields)
 
 
-def test_a_schema_that_cannot_evolve_is_refused() -> None:
-    faults = ["column 'v' was int64 and would be utf8, which is no widening"]
-    wanted = columns(("k", "int64"), ("v", "utf8"))
+@pytest.mark.parametrize("narrower", ["utf8", "int32", "double"])
+def test_a_schema_that_cannot_evolve_is_refused(narrower: str) -> None:
+    faults = [f"column 'v' was int64 and would be {narrower}, which is no widening"]
+    wanted = columns(("k", "int64"), ("v", narrower))
     planned(two_states(), 1, "schema_cannot_evolve", states=[wanted, T], details={"state": "s", "faults": faults})
     planned(two_states(), 1, states=[columns(("k", "int64"), ("w", "int64"), ("n", "utf8")), T])
     planned(two_states(), 1, "schema_cannot_evolve", states=[state("a", "s", "union"), T])

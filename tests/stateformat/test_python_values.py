@@ -32,6 +32,7 @@ BROKEN = [
     (NOON.replace(microsecond=999), pa.timestamp("ms", "Europe/Berlin")),
     ((1 << 53) + 1, pa.float64()),
     (5.5, pa.timestamp("us")),
+    (np.datetime64("2024-02-29T12:00:00.000000001"), pa.timestamp("us")),
     (NOON.replace(microsecond=1), pa.timestamp("ms")),
     (NOON, pa.date32()),
     (dt.time(1, 2, 3, 4), pa.time32("s")),

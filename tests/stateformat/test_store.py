@@ -640,8 +640,13 @@ def test_a_copy_refuses_a_target_that_holds_something_else(store: CheckpointStor
     stranger = CheckpointStore(MemoryStorage(target.url.removeprefix("memory://") + "/stranger"))
     publish(stranger, None, job_id="stranger")
     refused(JobMismatch, lambda: stranger.copy(stranger.open(), target), "stranger")
+    rival = CheckpointStore(MemoryStorage(target.url.removeprefix("memory://") + "/rival"))
+    publish(rival, None)
+    assert rival.open().record.checkpoint_id == first.record.checkpoint_id
+    refused(InvalidInput, lambda: rival.copy(rival.open(), target), kind=ErrorKind.STORE_NOT_EMPTY)
     assert target.storage.list("") == before
-    MemoryStorage.reset(stranger.url.removeprefix("memory://"))
+    for other in (stranger, rival):
+        MemoryStorage.reset(other.url.removeprefix("memory://"))
 
 
 def test_of_two_copies_into_one_store_one_wins(store: CheckpointStore, target: CheckpointStore) -> None:
