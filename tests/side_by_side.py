@@ -123,7 +123,7 @@ class Shared:
 def run_part(name: str, part: str, claims: str, *rest: str) -> int:
     """Run one of the two processes; return pytest's exit status."""
     suite, is_beside = SUITES[name], part == "beside"
-    how = ["-m", suite.marked, *rest]
+    how = ["-m", suite.marked, "--durations=25", "--durations-min=5", *rest]
     if is_beside:
         os.nice(suite.nice)
         how += ["-p", "no:cacheprovider"]

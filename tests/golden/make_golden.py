@@ -6,8 +6,6 @@ every run that they are still read. Each store has beside it ``expected.json``: 
 values, written down when the checkpoint was made.
 """
 
-from stateformat.segments import WriteOptions
-from stateformat.states import list_state, map_state, timers, value_state
 from __future__ import annotations
 
 import json
@@ -22,6 +20,8 @@ sys.path.insert(0, str(HERE.parent))
 import pyarrow as pa  # noqa: E402
 
 import stateformat as sf  # noqa: E402
+from stateformat.segments import WriteOptions  # noqa: E402
+from stateformat.states import list_state, map_state, timers, value_state  # noqa: E402
 from stores import flights_job, flights_store, operator, owned, rescale_newest  # noqa: E402
 
 VERSION = HERE / "v1"
