@@ -49,7 +49,7 @@ READ: Final = (
 WRITE: Final = (
     "rescale S --parallelism 3 --to OUT", "rescale S --parallelism 3", "rewrite S", "rewrite S --max-parallelism 64 --to OUT", "rollback S@1", "copy S OUT",
     "import S --to OUT --prove", "pin S@1 kept", "unpin S kept", "gc S --keep 1 --delete",
-    "export S --as flink-savepoint --to OUT", "repair S --yes", "repair S --give-up keys --yes",
+    "export S --as flink-savepoint --to OUT", "repair S --yes",
 )  # fmt: skip
 """Commands that write, or would: the refusals of what does not apply are of interest, too."""
 VOLATILE: Final = (

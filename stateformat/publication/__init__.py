@@ -13,14 +13,12 @@ from .copied_objects import (
     check_segments as check_segments,
     copy_objects as copy_objects,
 )
-from .copying import begin_from as begin_from, copy as copy, left_behind as left_behind, rollback as rollback
-from .pending import Draft as Draft, PendingCheckpoint as PendingCheckpoint, Replaced as Replaced
+from .copying import begin_from as begin_from, copy as copy, rollback as rollback
+from .pending import Draft as Draft, PendingCheckpoint as PendingCheckpoint
 from .protocol import CommitPermit as CommitPermit, permit as permit
 from .repairing import (
     Diagnosis as Diagnosis,
     WayOut as WayOut,
-    check_next_id as check_next_id,
     diagnose as diagnose,
-    ref_of_unreadable as ref_of_unreadable,
     repair as repair,
 )

@@ -1,36 +1,35 @@
 """Lost segments that another store still has: savepoints and other copies keep paths and bytes.
 
 An object is trusted only by its size and digest. Nothing is overwritten: a missing object is
-written again under its path, and for a damaged one the bytes get a new path.
+written again under its path, and a damaged one has to be moved away first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Lock
 
 import xxhash
 
 from .. import paths as layout
-from ..errors import StorageError
-from ..model import CheckpointId, new_write_id
+from ..errors import DamagedCheckpoint, ErrorKind, StorageError
 from ..pins import pins
 from ..storage import HoldsSavepoints, Storage, make_durable, read_input, reads_at_once
-from .losing import LostSegment
+from .losing import Losses, LostSegment
 
-CHUNK_BYTES = 4 * 2**20
-Done = Callable[[int], None]
-"""Called with the number of bytes read."""
+_CHUNK_BYTES = 4 * 2**20
+logger = logging.getLogger(__name__)
 
 
 def savepoints_of(storage: Storage) -> list[Storage]:
     """Return the savepoints below a store, the one with the newest checkpoint first."""
     if not isinstance(storage, HoldsSavepoints):
         return []
-    found = [one for one in pins(storage) if one.record is not None]
-    found.sort(key=lambda one: one.record.checkpoint_id if one.record is not None else 0, reverse=True)
-    return [storage.savepoint(one.name) for one in found]
+    found = [(one.record.checkpoint_id, one.name) for one in pins(storage) if one.record is not None]
+    return [storage.savepoint(name) for _, name in sorted(found, key=lambda each: -each[0])]
 
 
 def listed_in(segments: Sequence[LostSegment], places: Iterable[Storage]) -> dict[str, list[str]]:
@@ -50,70 +49,76 @@ def listed_in(segments: Sequence[LostSegment], places: Iterable[Storage]) -> dic
     return found
 
 
-def find(segments: Sequence[LostSegment], places: Sequence[Storage], done: Done) -> dict[str, Storage]:
-    """Return by path the first place that has each segment, byte for byte.
+def put_back(
+    storage: Storage,
+    losses: Losses,
+    places: Sequence[Storage],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Write the missing segments again, from the first of ``places`` that has each, byte for byte.
 
-    Reads what it finds. Raises ``StorageError`` if a place does not respond.
+    Returns their paths: the checkpoint is whole again. ``progress`` is called with the bytes
+    copied, and those to copy. Raises ``StorageError`` if a place does not respond, and
+    ``DamagedCheckpoint`` if a segment is found nowhere, or stands damaged under its path; the
+    others were put back then.
     """
+    missing = [each for each in losses.segments if not each.is_there]
+    lock, done, total = Lock(), [0], sum(each.size_bytes for each in missing)
+
+    def one(segment: LostSegment) -> bool:
+        found = any(_copied(place, storage, segment) for place in places)
+        with lock:
+            done[0] += segment.size_bytes
+            if progress is not None:
+                progress(done[0], total)
+        return found
+
     with ThreadPoolExecutor(max((reads_at_once(place) for place in places), default=1)) as pool:
-        found = pool.map(lambda each: (each.path, _place_of(each, places, done)), segments)
-        return {path: place for path, place in found if place is not None}
+        found = list(pool.map(one, missing))
+    again = [each.path for each, is_found in zip(missing, found, strict=True) if is_found]
+    make_durable(storage, again)
+    number = losses.record.checkpoint_id
+    logger.warning("put %d of %d segments of checkpoint %d back into %s", len(again), len(missing), number, storage.url)
+    if len(again) < len(losses.segments):
+        raise _still_lost(storage, losses, again, places)
+    return again
 
 
-def _place_of(segment: LostSegment, places: Sequence[Storage], done: Done) -> Storage | None:
-    return next((place for place in places if _has(place, segment, done)), None)
-
-
-def _has(place: Storage, segment: LostSegment, done: Done) -> bool:
+def _copied(place: Storage, storage: Storage, segment: LostSegment) -> bool:
+    """Copy a segment, unless the place has none with these bytes."""
     digest, size_bytes = xxhash.xxh3_128(), 0
     try:
-        with closing(place.open_input(segment.path)) as source:
+        with closing(place.open_input(segment.path)) as source, storage.open_output(segment.path) as output:
             # An object that is longer is wrong already.
-            while size_bytes <= segment.size_bytes and (chunk := read_input(place, source, CHUNK_BYTES)):
+            while size_bytes <= segment.size_bytes and (chunk := read_input(place, source, _CHUNK_BYTES)):
                 digest.update(chunk)
                 size_bytes += len(chunk)
-                done(len(chunk))
-    except FileNotFoundError:
-        return False
-    return size_bytes == segment.size_bytes and digest.digest() == segment.digest
-
-
-def put_back(
-    storage: Storage, segments: Sequence[LostSegment], places: Mapping[str, Storage], newest: CheckpointId
-) -> tuple[list[str], dict[str, str]]:
-    """Copy segments into a store from the places that have them.
-
-    Returns the paths that were written again, and for the paths of damaged ones the new paths,
-    under newest + 1. Raises ``StorageError``, also if the bytes turn out to be wrong.
-    """
-    again, moved = list[str](), dict[str, str]()
-    for segment in segments:
-        if segment.path not in places:
-            continue
-        path = segment.path
-        if segment.is_there:
-            label = path.rpartition("/")[2].rpartition("-")[0]
-            path = moved[segment.path] = layout.segment_path(CheckpointId(newest + 1), new_write_id(), label=label)
-        else:
-            again.append(path)
-        _copy(places[segment.path], storage, segment, path)
-    make_durable(storage, [*again, *moved.values()])
-    return again, moved
-
-
-def _copy(place: Storage, storage: Storage, segment: LostSegment, path: str) -> None:
-    digest = xxhash.xxh3_128()
-    try:
-        with closing(place.open_input(segment.path)) as source, storage.open_output(path) as output:
-            while chunk := read_input(place, source, CHUNK_BYTES):
-                digest.update(chunk)
                 output.write(chunk)
             if digest.digest() != segment.digest:
-                raise StorageError(
-                    f"{segment.path} in {place.url} has changed while it was copied; nothing was put back for it",
-                    path=segment.path,
-                )
-    except FileNotFoundError as error:
-        raise StorageError(
-            f"{segment.path} is not in {place.url} any more; nothing was put back for it", path=segment.path
-        ) from error
+                raise _OtherBytes  # So the output is discarded.
+    except (FileNotFoundError, _OtherBytes):
+        return False
+    return True
+
+
+class _OtherBytes(Exception):
+    """A place has other bytes under the path of a segment."""
+
+
+def _still_lost(storage: Storage, losses: Losses, again: Sequence[str], places: Sequence[Storage]) -> DamagedCheckpoint:
+    first = next(each for each in losses.segments if each.path not in set(again))
+    number, put = losses.record.checkpoint_id, f"{len(again)} of {len(losses.segments)}"
+    if first.is_there and listed_in([first], places):
+        return DamagedCheckpoint(
+            f"put {put} lost segments of checkpoint {number} of {storage.url} back: {first.path} is damaged, and "
+            "nothing is overwritten. Move that object away and run this again, and it is put back as well",
+            kind=ErrorKind.DAMAGED_SEGMENT,
+            path=first.path,
+        )
+    return DamagedCheckpoint(
+        f"put {put} lost segments of checkpoint {number} of {storage.url} back: {first.path} is found nowhere. `ckpt "
+        "repair` lists the other ways out",
+        kind=ErrorKind.OBJECT_MISSING,
+        path=first.path,
+    )

@@ -1,30 +1,23 @@
-"""Which segments of a checkpoint are lost, and what continuing without them would give up."""
+"""Which segments of a checkpoint are lost."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import paths as layout
-from ..history import reachable
-from ..manifest import Manifest
-from ..model import Record
-from ..problems import UNDECIDED, Level, Problem
+from ..errors import CheckpointError, DamagedCheckpoint, NotFound
+from ..model import Mode, Record
+from ..problems import UNDECIDED
+from ..publication import Diagnosis
 from ..reading import load_manifest
 from ..storage import Storage
-from ..validation import SharedSegments
-from .without import Loss, Scope, without_lost
 
-STATES_MAX: Final = 100
-"""How many states the property of a record lists."""
-RANGES_MAX: Final = 50
-"""How many ranges of subtasks and of key groups it lists for each state."""
+_DISPENSABLE: Final = frozenset({Mode.COMMITTABLES, Mode.PROGRESS, Mode.IN_FLIGHT})
+"""What a source can do without; without its other state it would lose or repeat input."""
 
 
 class LostSegment(NamedTuple):
@@ -43,85 +36,70 @@ class Losses:
     """The lost segments of one checkpoint with a readable record and manifest."""
 
     record: Record
-    manifest: Manifest
-    level: Level
     segments: tuple[LostSegment, ...]
+    states: tuple[tuple[str, str], ...]
+    """The operators and states that lost rows with them."""
 
-    def without(self, scope: Scope, found: Iterable[str] = ()) -> tuple[pa.Table, list[Loss]]:
-        """Return the whole manifest without the lost segments, and what that gives up.
-
-        ``found``: paths of segments that need not be given up.
-        """
-        paths = {each.path for each in self.segments} - set(found)
-        return without_lost(self.record, self.manifest.full(), paths, scope)
-
-    def losses(self, scope: Scope, found: Iterable[str] = ()) -> list[Loss]:
-        """Return what would be given up of each state."""
-        paths = {each.path for each in self.segments} - set(found)
-        return without_lost(self.record, self.manifest.handles, paths, scope)[1]
+    @property
+    def positions(self) -> tuple[tuple[str, str], ...]:
+        """Those that hold positions of a source, without which input is lost or read again."""
+        return tuple(
+            (uid, name)
+            for uid, name in self.states
+            if not self.record.graph.inputs(uid) and self.record.state(uid, name).mode not in _DISPENSABLE
+        )
 
 
-def lost_segments(storage: Storage, record: Record, problems: Sequence[Problem], level: Level) -> Losses | None:
-    """Return the lost segments of a checkpoint with these problems; None if they are unknown.
+def losses_of(storage: Storage, diagnosis: Diagnosis, source: int | None = None) -> Losses | None:
+    """Return the lost segments of ``source``, by default the newest checkpoint, after a diagnosis.
 
-    They are unknown if anything else is wrong, if something could not be read now, or if nothing is
-    wrong at all. Raises what reading the manifest raises.
+    None if it is intact, if anything but segments is damaged, if it may be a stray, or if it is
+    unknown what is damaged. Raises ``NotFound`` for a ``source`` that was not diagnosed.
     """
+    if source in (None, diagnosis.newest):
+        record = diagnosis.found.chain[0] if diagnosis.fault is None and diagnosis.found.chain else None
+        problems = diagnosis.problems
+    else:
+        way = diagnosis.chosen
+        if way is None or way.record.checkpoint_id != source:
+            raise NotFound(f"checkpoint {source} of {storage.url} was not diagnosed", checkpoint_id=source)
+        record = way.record if way.certain and diagnosis.undecided is None else None
+        problems = way.problems or ()
     errors = [problem for problem in problems if problem.severity == "error"]
-    if not errors or any(each.kind in UNDECIDED or not each.path.startswith(layout.SEGMENTS) for each in errors):
+    if record is None or not errors:
+        return None
+    if any(each.kind in UNDECIDED or not each.path.startswith(layout.SEGMENTS) for each in errors):
         return None
     manifest = load_manifest(storage, record)
     paths = sorted({each.path for each in errors})
-    named = reachable(_named(manifest, paths)).sort_by("path").to_pylist()
+    handles = manifest.handles.filter(pc.is_in(manifest.handles["path"], value_set=pa.array(paths, pa.string())))
     there = {item.path for item in storage.list(layout.SEGMENTS)}
     # Inline segments are in the manifest, so they exist, however damaged.
     there |= {path for path in paths if manifest.inline(path) is not None}
-    segments = [LostSegment(row["path"], row["size_bytes"], row["digest"], row["path"] in there) for row in named]
-    return Losses(record, manifest, level, tuple(segments)) if segments else None
+    rows = handles.select(["path", "size_bytes", "digest", "operator", "state"]).to_pylist()
+    named = {row["path"]: (row["path"], row["size_bytes"], row["digest"], row["path"] in there) for row in rows}
+    segments = tuple(LostSegment(*named[path]) for path in sorted(named))
+    states = sorted({(row["operator"], row["state"]) for row in rows})
+    return Losses(record, segments, tuple(states)) if segments else None
 
 
-def still_lost(storage: Storage, losses: Losses) -> set[str]:
-    """Check again: return the paths of the segments that are still lost.
-
-    Raises ``StorageError`` if one cannot be read now.
-    """
-    handles = _named(losses.manifest, [each.path for each in losses.segments])
-    inline = {path: losses.manifest.inline(path) for path in handles["path"].unique().to_pylist()}
-    values = [None if (found := inline[path]) is None else found.to_pybytes() for path in handles["path"].to_pylist()]
-    manifest = Manifest(handles.append_column("inline", pa.array(values, pa.binary())))
-    segments = SharedSegments(storage, losses.level)
-    found = segments.check(losses.record, manifest, np.ones(handles.num_rows, bool), lambda _: None)
-    return {problem.path for problem in found.problems if problem.severity == "error"}
-
-
-def _named(manifest: Manifest, paths: Sequence[str]) -> pa.Table:
-    mine = pc.is_in(manifest.handles["path"], value_set=pa.array(paths, pa.string()))
-    return manifest.handles.filter(pc.and_(mine, pc.is_valid(manifest.handles["path"])))
-
-
-def given_up_text(losses: Losses, given: Sequence[Loss], scope: Scope) -> str:
-    """Return the value of the property that says what a checkpoint was published without."""
-    counted = [loss for loss in given if loss.effect != "copied"]
-    values = {
-        "checkpoint_id": losses.record.checkpoint_id,
-        "attempt_id": losses.record.attempt_id,
-        "scope": scope,
-        "rows": sum(loss.all_rows for loss in counted),
-        "states": [_bounded(loss) for loss in counted[:STATES_MAX]],
-        "more_states": max(len(counted) - STATES_MAX, 0),
-    }
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-
-
-def _bounded(loss: Loss) -> dict[str, Any]:
-    return {
-        "operator": loss.operator,
-        "state": loss.state,
-        "mode": loss.mode.value,
-        "effect": loss.effect,
-        "rows": loss.rows,
-        "rows_besides": loss.rows_besides,
-        "subtasks": [list(pair) for pair in loss.subtasks.ranges[:RANGES_MAX]],
-        "key_groups": [list(pair) for pair in loss.key_groups.ranges[:RANGES_MAX]],
-        "more_ranges": sum(max(len(each.ranges) - RANGES_MAX, 0) for each in (loss.subtasks, loss.key_groups)),
-    }
+def why_not(storage: Storage, diagnosis: Diagnosis) -> CheckpointError:
+    """Return the error for a damaged newest checkpoint whose lost segments are unknown."""
+    newest = diagnosis.newest
+    if diagnosis.undecided is not None:
+        return diagnosis.fault or DamagedCheckpoint(
+            f"checkpoint {newest} of {storage.url} may be whole, so nothing was changed: {diagnosis.undecided}"
+        )
+    if diagnosis.fault is not None:
+        return DamagedCheckpoint(
+            f"the record of checkpoint {newest} of {storage.url} cannot be read, so what it has lost is unknown; "
+            "name an older checkpoint (STORE@ID), or go back (`ckpt repair`)",
+            kind=diagnosis.fault.kind,
+        )
+    other = next(each for each in diagnosis.problems if not each.path.startswith(layout.SEGMENTS))
+    return DamagedCheckpoint(
+        f"checkpoint {newest} of {storage.url} has lost more than segments, so what is left of it is unknown: "
+        f"{other.message}. Go back to a whole one (`ckpt repair`)",
+        kind=other.kind,
+        path=other.path,
+    )

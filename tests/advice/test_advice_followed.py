@@ -44,7 +44,6 @@ rollback {s}
 rollback {s}@{i} --to {n}
 repair {s}
 repair {s}@{i}
-repair {s} --give-up keys
 copy {s} {n}
 rewrite {s} --to {n}
 pin {s} kept
@@ -162,8 +161,7 @@ MET: dict[str, tuple[str, ...]] = {
         "` lists every way out, and what each would lose",
         "Sinks then see the input of",
         "You can copy out a whole checkpoint first",
-        "--give-up keys --yes` publishes",
-        "with --give-up every byte is.",
+        "A job can go on from",
         "shows what {} would restore",
     ),
     "a flipped segment": ("It holds state", "It was not copied; `ckpt validate`"),

@@ -246,11 +246,11 @@ CASES = [
             ("Retention removes", "history {stray}", "gc {stray} --keep 1 --delete ; history {stray}"),
             ("nothing is wrong with checkpoint", "repair {five}@2 --yes", "rollback {five}@2"),
             ("lists those that can", "repair {gap}@3 --yes", "repair {gap}"),
-            ("are found nowhere", "repair {lost} --restore-from {other} --yes", "repair {lost}"),
-            ("so what it would lose is unknown", "repair {cut} --give-up keys --yes", "repair {cut}"),
+            ("is found nowhere", "repair {lost} --restore-from {other} --yes", "repair {lost}"),
+            ("so what it has lost is unknown", "repair {cut} --restore-from {five} --yes", "repair {cut}"),
             (
                 "Go back to a whole one",
-                "repair {unlisted} --give-up keys --yes",
+                "repair {unlisted} --restore-from {five} --yes",
                 "repair {unlisted} ; repair {unlisted}@4 --yes",
             ),
             ("nothing was deleted. `ckpt validate", "unpin {spoiled}@kept", "validate {spoiled}@kept"),
@@ -276,17 +276,6 @@ CASES = [
                 "and puts back what matches its digest",
                 "repair {kept}",
                 "repair {kept} --restore-from {kept}@kept --yes ; validate {kept} --level full",
-            ),
-            ("Given up, of checkpoint", "repair {lost} --give-up keys --yes", "inspect {lost}"),
-            (
-                "`--give-up rows` keeps",
-                "repair {sums}",
-                "repair {sums} --give-up rows --yes ; validate {sums} --level full",
-            ),
-            (
-                "it holds the positions of a source",
-                "repair {splits} --give-up keys --yes",
-                "repair {splits} --restore-from {flown} --yes ; validate {splits} --level full",
             ),
             ("` shows what is there now", "watch {spark}", "history {spark}"),
             (

@@ -171,20 +171,6 @@ class World:
         sorted(path.glob("segments/*5/*"))[0].unlink()
         return path
 
-    def flown(self, path: Path) -> Path:
-        stores.flights_job().publish(open_store(str(path)), None, options=WriteOptions(inline_bytes_max=0))
-        return path
-
-    def sums(self, path: Path) -> Path:
-        copied(Path(self["flown"]), path)
-        sorted(path.glob("segments/*/delays-sums*"))[0].unlink()
-        return path
-
-    def splits(self, path: Path) -> Path:
-        copied(Path(self["flown"]), path)
-        sorted(path.glob("segments/*/planes-splits*"))[0].unlink()
-        return path
-
     def avro(self, path: Path) -> Path:
         return FIXTURES / "spark-4.3.0/transform-rocksdb-avro/checkpoint"
 

@@ -61,7 +61,6 @@ CALLS = {
     "repair": "repair memory://flights",
     "repair-damaged": "repair memory://damaged",
     "repair-done": "repair memory://damaged@1 --yes",
-    "repair-given-up": "repair memory://gapped --give-up keys --yes",
     "repair-segments": "repair memory://gapped",
     "repair-segments-narrow": "repair memory://gapped",
     "copy-proved": "copy memory://rescaled memory://copied --prove",

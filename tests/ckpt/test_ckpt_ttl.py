@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
-from stateformat.segments import WriteOptions
 from stateformat.states import list_state
 from tests.ckpt.ckpt_runs import document, run, words
-from tests.stores import owned
 
 HOUR = 3_600_000_000
 NOON = 1_790_000_000_000_000
@@ -163,49 +160,6 @@ def test_rescale_copy_and_rollback_keep_what_has_expired(store: str, tmp_path: P
         assert (state["ttl"]["duration_us"], state["ttl"]["now_us"]) == (HOUR, NOON + HOUR // 2)
         assert state["contents"] == {"rows": 4, "expired": 3}
         assert run("validate", here, "--level", "full").status == 0
-
-
-def test_a_repair_gives_up_what_is_lost_and_neither_time_nor_what_has_expired(tmp_path: Path) -> None:
-    store, operator = tmp_path / "store", sf.Operator("counter", 2, 8)
-    edge = sf.Edge("e", "source", "counter", sf.Partitioner.HASH, key_columns=("user",))
-    pending = sf.open(str(store)).begin(
-        job_id="j",
-        graph=sf.JobGraph((sf.Operator("source", 1, 8), operator), (edge,)),
-        states=[visits(sf.Ttl(HOUR, "processing_time"))],
-        parent=None,
-    )
-    users = [f"user {number}" for number in range(12)]
-    rows = pa.table(
-        {
-            "user": users,
-            "_index": [0] * 12,
-            "page": range(12),
-            # Every other one has expired.
-            TIMES: pa.array([NOON - HOUR * (1 - number % 2) for number in range(12)], pa.timestamp("us")),
-        }
-    )
-    mine = [owned(rows, ["user"], operator, subtask) for subtask in range(2)]
-    for subtask in range(2):
-        options = WriteOptions(inline_bytes_max=0)
-        with replace(pending.context, options=options).subtask("counter", subtask) as writer:
-            writer.write("visits", mine[subtask])
-        pending.add(writer)
-    pending.add(pending.context.subtask("source", 0))
-    pending.set_now("counter", processing_time_us=NOON)
-    pending.publish()
-    whole = sf.open(str(store)).open().with_expired().state("counter", "visits").table()
-    assert document("inspect", store, *AT)["states"][0]["contents"] == {"rows": 12, "expired": 6}
-
-    next(store.glob("segments/*/counter-visits-0-*")).unlink()
-    given_up = document("repair", store, "--give-up", "rows", "--yes")["given_up"]
-    assert [each["rows"] for each in given_up] == [len(mine[0])] != [0]
-    (state,) = document("inspect", store, *AT)["states"]
-    expired = sum(number % 2 == 0 for number in mine[1]["page"].to_pylist())
-    assert (state["ttl"]["now_us"], state["contents"]) == (NOON, {"rows": len(mine[1]), "expired": expired})
-    left = sf.open(str(store)).open().with_expired().state("counter", "visits").table()
-    kept = set(mine[1]["user"].to_pylist())
-    assert sorted(left.to_pylist(), key=str) == sorted((r for r in whole.to_pylist() if r["user"] in kept), key=str)
-    assert document("validate", store, "--level", "full")["ok"]
 
 
 def test_a_report_says_how_long_rows_live_and_what_time_it_was(store: str, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """From a document to lines on a terminal.
 
 ``render`` has the pieces: read it first; ``rows`` shows rows. ``inspect`` (with ``graph`` and
-``contents``), ``plan``, ``validation``, ``repair``, ``export``, ``key``, ``top`` and ``diff`` are
-pages; smaller pages stand with their commands. Others use the names below, and the functions of
+``contents``), ``plan``, ``validation``, ``export``, ``key``, ``top`` and ``diff`` are pages;
+smaller pages stand with their commands. Others use the names below, and the functions of
 ``render``. The door is lazy: a command is a cold process, and draws one page.
 """
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from .key import KEY_ROWS_SHOWN as KEY_ROWS_SHOWN, draw_key as draw_key, draw_key_history as draw_key_history
     from .plan import draw_plan as draw_plan
     from .render import Column as Column, Look as Look
-    from .repair import (
-        draw_copies as draw_copies,
-        draw_given_up as draw_given_up,
-        draw_losses as draw_losses,
-        draw_put_back as draw_put_back,
-    )
     from .rows import draw_rows as draw_rows
     from .top import draw_top as draw_top
     from .validation import draw_all as draw_all, draw_newest_whole as draw_newest_whole, draw_one as draw_one
@@ -39,7 +33,6 @@ else:
             ".key": "KEY_ROWS_SHOWN draw_key draw_key_history",
             ".plan": "draw_plan",
             ".render": "Column Look",
-            ".repair": "draw_copies draw_given_up draw_losses draw_put_back",
             ".rows": "draw_rows",
             ".top": "draw_top",
             ".validation": "draw_all draw_newest_whole draw_one",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,7 +16,7 @@ from stateformat.words import label
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, AddressType, Session, command
 from ...output import Document
-from ...text import Column, Look, draw_copies, draw_given_up, draw_losses, draw_put_back, render
+from ...text import Column, Look, render
 from ._published import draw_published, published
 
 if TYPE_CHECKING:
@@ -41,16 +42,10 @@ SHOWN: Final = 10
     help="Put lost segments back from this savepoint or copy; repeatable.",
 )
 @click.option(
-    "--give-up",
-    type=click.Choice(["keys", "rows"]),
-    help="Go on without the rest of what is lost. Of keyed state these are the key groups that a lost segment has rows "
-    "of: in all states of the operator, so that their keys begin anew, or in that state alone.",
-)
-@click.option(
     "--level",
     type=click.Choice(["quick", "full"]),
     help="What to check of checkpoints: record, manifest, sizes and footers; or every byte and row.  [default: quick; "
-    "full with --restore-from and --give-up]",
+    "full with --restore-from]",
 )
 def repair(
     session: Session,
@@ -58,38 +53,36 @@ def repair(
     *,
     yes: bool,
     places: tuple[Address, ...],
-    give_up: str | None,
     level: str | None,
 ) -> int:
     """Show what is wrong with the newest checkpoint; repair it.
 
-    Lists what is damaged, and the ways out. Back: the older checkpoints that could replace the
-    newest, and whose output would then be repeated; --yes publishes newest + 1 with the content of
-    STORE@ID, or of the newest whole checkpoint. Forward: what is lost if segments of the newest, or
-    of STORE@ID, are missing or damaged; --restore-from puts back what another store has, --give-up
-    continues without the rest. Nothing is deleted or overwritten. A running job stops at its next
-    publication.
+    Lists what is damaged, and the ways out. Segments of the newest checkpoint, or of STORE@ID, that
+    are missing: --restore-from puts back what another store has, and nothing is lost. Else go back:
+    the page lists the older checkpoints that could replace the newest, and whose output would then
+    be repeated; --yes publishes newest + 1 with the content of STORE@ID, or of the newest whole
+    checkpoint. Nothing is deleted or overwritten. A running job stops at its next publication.
 
     Exit status: 0 nothing is wrong, or it was repaired; 1 something is wrong.
     """
     from stateformat.history import record_ids
-    from stateformat.repairing import losses_document, losses_of, savepoints_of
+    from stateformat.repairing import losses_of, savepoints_of
 
     for place in places:
         if place.checkpoint_id is not None:
             raise click.UsageError(f"--restore-from {place} names a checkpoint; segments are taken from a whole store")
-    store, goes_on = session.store(address), bool(places or give_up)
-    level = level or ("full" if goes_on else "quick")
+    store = session.store(address)
+    level = level or ("full" if places else "quick")
     source = address.checkpoint_id
-    if goes_on and source is not None and [source] == record_ids(store.storage)[-1:]:
-        source = None  # The newest is gone on from, by its id or without.
+    if places and source is not None and [source] == record_ids(store.storage)[-1:]:
+        source = None  # The newest is put in order, by its id or without.
     with session.output.progress("Looking for damage"):
         diagnosis = store.diagnose(source, level=cast("Any", level))
         losses = losses_of(store.storage, diagnosis, source)
     others = [session.store(place, address.url).storage for place in places]
-    if yes and goes_on and (losses is not None or diagnosis.closed):
-        return _go_on(session, store, diagnosis, losses, others, give_up)
-    if yes and not goes_on and (diagnosis.closed or address.checkpoint_id is not None):
+    if yes and places and (losses is not None or diagnosis.closed):
+        return _put_back(session, store, diagnosis, losses, others)
+    if yes and not places and (diagnosis.closed or address.checkpoint_id is not None):
         session.publishes(store.url)
         permit = store.repair(address.checkpoint_id, diagnosis=diagnosis)
         assert diagnosis.chosen is not None, "a repair has a source"
@@ -100,42 +93,56 @@ def repair(
     document = _document(store.url, diagnosis, level)
     document["lost_segments"] = None
     if losses is not None:
-        document["lost_segments"] = losses_document(losses, [*others, *savepoints_of(store.storage)])
+        document["lost_segments"] = _lost(losses, [*others, *savepoints_of(store.storage)])
     session.output.show(document, draw)
     return FINE if document["ok"] and losses is None else PROBLEMS
 
 
-def _go_on(
+def _put_back(
     session: Session,
     store: CheckpointStore,
     diagnosis: Diagnosis,
     losses: Losses | None,
     places: Sequence[Storage],
-    give_up: str | None,
 ) -> int:
-    """Put back and give up, and show what was done."""
-    from stateformat.repairing import given_up_document, go_on, put_back_document, why_not
+    """Put missing segments back, and show what was done."""
+    from stateformat.repairing import put_back, why_not
 
     if losses is None:
         raise why_not(store.storage, diagnosis)
-    session.changes(
-        f"segments that were put back stay, and `ckpt history {store.url}` shows whether a checkpoint was published. "
-        "If not, run it again to go on"
-    )
+    session.changes("segments that were put back stay. Run it again to go on")
     with session.output.progress("Putting segments back") as step:
-        result = go_on(store.storage, diagnosis, losses, places=places, give_up=cast("Any", give_up), progress=step)
-    done = {
-        "put_back": put_back_document(result.again, result.moved),
-        "given_up": given_up_document(result.given_up),
+        again = put_back(store.storage, losses, places, progress=step)
+    document = {
+        "store": store.url,
+        "checkpoint_id": losses.record.checkpoint_id,
+        "published": False,
+        "put_back": [{"path": path} for path in again],
     }
-    if result.permit is None:
-        document = {"store": store.url, "checkpoint_id": losses.record.checkpoint_id, "published": False, **done}
-        session.output.show(document, draw_put_back)
-    else:
-        document = published(store, result.permit, store, losses.record)
-        document |= {"content_of": reference(result.permit.record.content_of), "published": True, **done}
-        session.output.show(document, draw_gone_on)
+    session.output.show(document, draw_put_back)
     return FINE
+
+
+def _lost(losses: Losses, places: Sequence[Storage]) -> Document:
+    """What is lost, and which of ``places`` list some of it by name and size."""
+    from stateformat.repairing import listed_in
+
+    sizes = {each.path: each.size_bytes for each in losses.segments}
+    return {
+        "checkpoint_id": losses.record.checkpoint_id,
+        "attempt_id": losses.record.attempt_id,
+        "segments": [
+            {"path": each.path, "size_bytes": each.size_bytes, "missing": not each.is_there} for each in losses.segments
+        ],
+        "states": [
+            {"operator": uid, "state": name, "positions": (uid, name) in losses.positions}
+            for uid, name in losses.states
+        ],
+        "copies": [
+            {"url": url, "segments": len(paths), "bytes": sum(sizes[path] for path in paths)}
+            for url, paths in listed_in(losses.segments, places).items()
+        ],
+    }
 
 
 def _document(url: str, found: Diagnosis, level: str) -> Document:
@@ -213,7 +220,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         yield f"  {render.more(len(faults) - SHOWN, look)}"
     if document["lost_segments"] is not None and document["lost_segments"]["copies"]:
         yield ""
-        yield from draw_copies(document, look)
+        yield from _copies(document, look)
     if document["closed"] and not document["undecided"] and document["ways"]:
         yield ""
         yield from _ways(document["ways"], look)
@@ -221,14 +228,53 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     for line in _advice(document):
         yield from render.paragraph(line, look)
     if document["lost_segments"] is not None:
-        yield ""
-        yield from draw_losses(document, look)
+        for line in _advice_on_losses(document):
+            yield from render.paragraph(line, look)
 
 
-def draw_gone_on(document: Document, look: Look) -> Iterator[str]:
-    """The page of a checkpoint that goes on from one with lost segments."""
-    yield from draw_published(document, look)
-    yield from draw_given_up(document, look)
+def draw_put_back(document: Document, look: Look) -> Iterator[str]:
+    """The page of a checkpoint that is whole again."""
+    facts = [("store", label(document["store"])), ("put back", words.plural(len(document["put_back"]), "segment"))]
+    yield from render.page_head(f"Checkpoint {document['checkpoint_id']} is whole again", facts, look)
+    yield ""
+    yield from render.paragraph("Nothing was published, and nothing is lost.", look)
+
+
+def _copies(document: Document, look: Look) -> Iterator[str]:
+    """Who else has lost segments, and how they are put back."""
+    lost, address = document["lost_segments"], _address(document)
+    for copy in lost["copies"]:
+        count, of = copy["segments"], len(lost["segments"])
+        all_of = "what is lost" if count == of else f"{words.count(count)} of the {words.count(of)} lost segments"
+        yield from render.paragraph(
+            f"{label(copy['url'])} has {all_of}, by name and size. `ckpt repair {address} --restore-from "
+            f"{label(copy['url'])} --yes` reads it, and puts back what matches its digest.",
+            look,
+        )
+
+
+def _address(document: Document) -> str:
+    """The store, with the id of the checkpoint if it is not the newest."""
+    store, number = label(document["store"]), document["lost_segments"]["checkpoint_id"]
+    return store if number == document["newest"] else f"{store}@{number}"
+
+
+def _advice_on_losses(document: Document) -> Iterator[str]:
+    """Going on without the states that lost rows."""
+    lost = document["lost_segments"]
+    names = [f"{each['operator']}/{each['state']}" for each in lost["states"]]
+    positions = [name for name, each in zip(names, lost["states"], strict=True) if each["positions"]]
+    if positions:
+        yield (
+            f"{label(positions[0])} holds positions of a source: without them input would be lost or read again, so "
+            f"no job goes on from {lost['checkpoint_id']}."
+        )
+    elif lost["checkpoint_id"] == document["newest"] and len(names) <= SHOWN:
+        drops = " ".join(f"--drop {shlex.quote(label(name))}" for name in names)
+        yield (
+            f"A job can go on from {lost['checkpoint_id']} without what it had in {label(', '.join(names))}: start it "
+            f"with {drops}, or with drop=[…] in a program."
+        )
 
 
 def _ways(ways: list[Document], look: Look) -> Iterator[str]:
@@ -319,7 +365,7 @@ def _advice_on_ways(document: Document) -> Iterator[str]:
     elif closed and not document["ways"]:
         yield (
             "No other checkpoint of this store can take its place. Start the job from a savepoint or another copy, "
-            f"with an empty store{', or go on without what is lost' if document['lost_segments'] else ''}."
+            "with an empty store."
         )
     elif closed:
         yield (
