@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from .. import paths as layout
 from .protocol import CreateOutcome, Link, ObjectInfo, OutputObject, Storage
@@ -32,7 +33,8 @@ def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedSt
     """
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
-    return InstrumentedStorage(storage, Stats() if stats is None else stats)
+    kind = _kind_of(*(name for name in _OPTIONAL if hasattr(storage, name)))
+    return kind(storage, Stats() if stats is None else stats)
 
 
 def plain(storage: Storage) -> Storage:
@@ -74,30 +76,11 @@ class InstrumentedStorage:
         self._inner = storage
         self.stats = stats
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._inner.__class__
-
     def __getattr__(self, name: str) -> Any:
         # Unpickling calls this before there is a storage.
         if name == "_inner":
             raise AttributeError(name)
-        found = getattr(self._inner, name)
-        if name == "leftovers":
-            return lambda: self._observe(name, "", found, (), _many)
-        if name in ("folder", "savepoint"):
-            return lambda *given: instrumented(found(*given), self.stats)
-        if name == "savepoints":
-            return lambda: self._observe("list", layout.SAVEPOINTS, found, (), _many)
-        if name == "remove_savepoint":
-            return lambda item: self._observe("delete", f"{layout.SAVEPOINTS}{item}", found, (item,), lambda _: (0, 0))
-        if name == "link_from":
-            return lambda source, path, size: self._observe(name, path, found, (plain(source), path, size), _linked)
-        if name in ("names", "names_after", "shared"):
-            return lambda path: self._observe("list", path, found, (path,), _many)
-        if name in ("discard", "make_durable"):
-            return lambda items: self._each(name, found, items)
-        return found
+        return getattr(self._inner, name)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -128,9 +111,7 @@ class InstrumentedStorage:
 
     def open_output(self, path: str) -> OutputObject:
         """The call is counted now; objects, bytes and seconds when the output ends."""
-        output = _ObservedOutput(path, self)
-        output.open(self._inner.open_output)
-        return output
+        return _ObservedOutput(path, self)
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
         """Counts the bytes sent; also counts conflicts and unknown outcomes."""
@@ -165,29 +146,67 @@ class InstrumentedStorage:
 
         def done(answer: Any, seconds: float, error: BaseException | None) -> None:
             objects, size_bytes = of(answer) if error is None else (0, 0)
-            self._count(operation, path, seconds, objects=objects, size_bytes=size_bytes, error=error)
+            self._count(operation, path, seconds, error, objects=objects, size_bytes=size_bytes)
 
         return _run(self.stats, call, given, done)
 
-    def _count(
-        self,
-        operation: str,
-        path: str,
-        seconds: float,
-        *,
-        calls: int = 1,
-        objects: int = 0,
-        size_bytes: int = 0,
-        error: BaseException | None = None,
-    ) -> None:
+    def _count(self, operation: str, path: str, seconds: float, error: BaseException | None, **counts: int) -> None:
         failed = error is not None and not isinstance(error, FileNotFoundError)
-        self.stats.count(
-            operation, calls=calls, objects=objects, size_bytes=size_bytes, seconds=seconds, failures=int(failed)
-        )
+        self.stats.count(operation, seconds=seconds, failures=int(failed), **counts)
         if logger.isEnabledFor(logging.DEBUG):
-            what = f"raised {type(error).__name__}" if error is not None else _done(operation, objects, size_bytes)
+            what = f"raised {type(error).__name__}" if error is not None else _done(operation, **counts)
             subject = f"{operation} {path} of {self.url}" if path else f"{operation} of {self.url}"
             logger.debug("%s: %s%.1f ms", subject, what and f"{what}, ", seconds * 1000)
+
+
+class _Optional(InstrumentedStorage):
+    """What only some storages do. A counted one has the methods of the storage behind it."""
+
+    _inner: Any
+
+    def folder(self) -> Storage:
+        return instrumented(self._inner.folder(), self.stats)
+
+    def leftovers(self) -> Any:
+        return self._observe("leftovers", "", self._inner.leftovers, (), _many)
+
+    def discard(self, leftovers: Iterable[Any]) -> None:
+        self._each("discard", self._inner.discard, leftovers)
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        self._each("make_durable", self._inner.make_durable, paths)
+
+    def names(self, folder: str) -> Any:
+        return self._observe("list", folder, self._inner.names, (folder,), _many)
+
+    def names_after(self, path: str) -> Any:
+        return self._observe("list", path, self._inner.names_after, (path,), _many)
+
+    def shared(self, prefix: str) -> Any:
+        return self._observe("list", prefix, self._inner.shared, (prefix,), _many)
+
+    def savepoints(self) -> Any:
+        return self._observe("list", layout.SAVEPOINTS, self._inner.savepoints, (), _many)
+
+    def savepoint(self, name: str) -> Storage:
+        return instrumented(self._inner.savepoint(name), self.stats)
+
+    def remove_savepoint(self, name: str) -> None:
+        path = f"{layout.SAVEPOINTS}{name}"
+        self._observe("delete", path, self._inner.remove_savepoint, (name,), lambda _: (0, 0))
+
+    def link_from(self, source: Storage, path: str, size_bytes: int) -> Any:
+        given = (plain(source), path, size_bytes)
+        return self._observe("link_from", path, self._inner.link_from, given, _linked)
+
+
+_OPTIONAL: Final = {name: method for name, method in vars(_Optional).items() if not name.startswith("_")}
+
+
+@cache
+def _kind_of(*names: str) -> type[InstrumentedStorage]:
+    """Return the class of counted storages with these methods of :class:`_Optional`."""
+    return type("InstrumentedStorage", (InstrumentedStorage,), {name: _OPTIONAL[name] for name in names})
 
 
 class _ObservedOutput:
@@ -196,68 +215,57 @@ class _ObservedOutput:
     def __init__(self, path: str, storage: InstrumentedStorage) -> None:
         self._path = path
         self._storage = storage
-        self._inner: Any = None
         self._seconds = 0.0
         self._size_bytes = 0
         self._ended = False
-
-    def open(self, call: Callable[[str], OutputObject]) -> None:
-        """Begin the object. The call is counted even if it fails."""
-        self._inner = _run(self._storage.stats, call, (self._path,), self._opened)
+        storage.stats.count("open_output")
+        self._inner: Any = self._timed(storage._inner.open_output, path)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
         return getattr(self._inner, name)
 
     def write(self, data: bytes | memoryview) -> int:
-        count: int = _run(self._storage.stats, self._inner.write, (data,), self._written)
+        count: int = self._timed(self._inner.write, data)
+        self._size_bytes += count
         return count
 
     def close(self) -> None:
-        self._end_by(self._inner.close, objects=1)
+        self._timed(self._inner.close)
+        self._end(objects=1)
 
     def abort(self) -> None:
-        self._end_by(self._inner.abort, objects=0)
+        self._timed(self._inner.abort)
+        self._end(objects=0)
 
     def __enter__(self) -> _ObservedOutput:
         self._inner.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._end_by(lambda: self._inner.__exit__(*exc), objects=int(not exc or exc[0] is None))
+        self._timed(self._inner.__exit__, *exc)
+        self._end(objects=int(not exc or exc[0] is None))
 
-    def _end_by(self, call: Callable[[], None], *, objects: int) -> None:
-        _run(self._storage.stats, call, (), lambda _, seconds, error: self._end(seconds, objects, error))
+    def _timed(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Make a call; one that fails ends the object."""
 
-    def _opened(self, _: Any, seconds: float, error: BaseException | None) -> None:
-        self._storage.stats.count("open_output")
-        self._seconds = seconds
-        if error is not None:
-            self._end(0.0, 0, error)
+        def done(_: Any, seconds: float, error: BaseException | None) -> None:
+            self._seconds += seconds
+            if error is not None:
+                self._end(objects=0, error=error)
 
-    def _written(self, count: Any, seconds: float, error: BaseException | None) -> None:
-        if error is not None:
-            self._end(seconds, 0, error)
-            return
-        self._seconds += seconds
-        self._size_bytes += count
+        return _run(self._storage.stats, call, given, done)
 
-    def _end(self, seconds: float, objects: int, error: BaseException | None) -> None:
-        # Closing twice, or aborting after a failure, ends nothing more.
+    def _end(self, *, objects: int, error: BaseException | None = None) -> None:
         if self._ended:
             return
         self._ended = True
-        self._storage._count(
-            "open_output",
-            self._path,
-            self._seconds + seconds,
-            calls=0,
-            objects=0 if error else objects,
-            size_bytes=self._size_bytes,
-            error=error,
-        )
+        counts = {"calls": 0, "objects": objects, "size_bytes": self._size_bytes}
+        self._storage._count("open_output", self._path, self._seconds, error, **counts)
 
 
-def _done(operation: str, objects: int, size_bytes: int) -> str:
+def _done(operation: str, *, objects: int, size_bytes: int, **_: int) -> str:
     if operation in ("create", "open_output") and not objects:
         return "nothing was created"
     if operation in ("read", "read_range", "create", "open_output"):

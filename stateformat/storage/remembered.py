@@ -33,10 +33,6 @@ class RememberedReads:
         self._held_bytes, self._most_bytes = 0, most_bytes
         self._lock = Lock()
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self._inner.__class__
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 

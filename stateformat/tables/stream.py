@@ -35,8 +35,14 @@ class ArrowStream(ABC):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the rows as a PyCapsule of an ArrowArrayStream, cast to a requested schema.
 
-        An error of :meth:`batches` reaches the consumer as its sentence.
+        An error of :meth:`batches` reaches the consumer as text, to which pyarrow adds a trace.
         """
-        from .c_stream import export_stream
+        reader = pa.RecordBatchReader.from_batches(self.schema, self._checked())
+        return reader.__arrow_c_stream__(requested_schema)
 
-        return export_stream(self.schema, self.batches, requested_schema)
+    def _checked(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows; refuse batches that a consumer would take for others."""
+        for batch in self.batches():
+            if not batch.schema.equals(self.schema):
+                raise TypeError(f"a batch has the columns {batch.schema}, its stream {self.schema}")
+            yield batch

@@ -54,9 +54,8 @@ def test_what_was_read_longest_ago_is_forgotten_first_and_what_is_too_large_at_o
     assert [reads(offset) for offset in (0, 8)] == [0, 0], "it has pushed nothing out"
 
 
-def test_it_passes_for_the_storage_itself_and_a_copy_is_that(folder: str) -> None:
+def test_a_copy_is_the_storage_itself(folder: str) -> None:
     storage = remembered(LocalStorage(folder))
-    assert isinstance(storage, LocalStorage)
     assert storage.url == LocalStorage(folder).url
     assert type(pickle.loads(pickle.dumps(storage))) is LocalStorage
     with pytest.raises(FileNotFoundError):

