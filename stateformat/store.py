@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -44,7 +44,7 @@ from .model import (
 from .pins import Savepoint
 from .publication import CommitPermit, PendingCheckpoint
 from .reading import Checkpoint
-from .requests import JobRequest, RequestAnswer, RescaleRequest, SavepointRequest, StopRequest
+from .requests import JobRequest, RequestAnswer, RequestKind
 from .segments import WriteOptions
 from .storage import Stats, Storage, as_url, instrumented, make_durable, open_storage, stats_of
 from .validation import Level
@@ -52,7 +52,6 @@ from .validation import Level
 if TYPE_CHECKING:
     from .inspecting import StateChanges, StateRange
 
-R = TypeVar("R", bound=JobRequest)
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
 
@@ -431,7 +430,7 @@ class CheckpointStore:
 
     def request_stop(
         self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None, *, timeout_us: int | None = None
-    ) -> StopRequest:
+    ) -> JobRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store.
 
         The caller polls :meth:`request_answer`, and calls :meth:`withdraw_request` at the end, at
@@ -439,13 +438,13 @@ class CheckpointStore:
         Without it a request that nobody withdraws stops the next run. Raises ``NotFound`` if there
         is no store, ``InvalidInput`` for the URL, ``StorageError``.
         """
-        return self._ask(StopRequest, savepoint, timeout_us, mode=mode)
+        return self._ask(RequestKind.STOP, savepoint, timeout_us, mode=mode)
 
     def request_savepoint(
         self, savepoint: str | os.PathLike[str] | None = None, *, timeout_us: int | None = None
-    ) -> SavepointRequest:
+    ) -> JobRequest:
         """Ask the running job for a savepoint; it goes on. Otherwise as :meth:`request_stop`."""
-        return self._ask(SavepointRequest, savepoint, timeout_us)
+        return self._ask(RequestKind.SAVEPOINT, savepoint, timeout_us)
 
     def request_rescale(
         self,
@@ -454,17 +453,17 @@ class CheckpointStore:
         savepoint: str | os.PathLike[str] | None = None,
         *,
         timeout_us: int | None = None,
-    ) -> RescaleRequest:
+    ) -> JobRequest:
         """Ask the running job to stop with a savepoint and resume at another parallelism.
 
         ``operators``, by uid, overrides ``parallelism``. Otherwise as :meth:`request_stop`.
         """
         wanted = {"parallelism": parallelism, "operators": dict(operators or {})}
-        return self._ask(RescaleRequest, savepoint, timeout_us, **wanted)
+        return self._ask(RequestKind.RESCALE, savepoint, timeout_us, **wanted)
 
     def _ask(
-        self, kind: type[R], savepoint: str | os.PathLike[str] | None, timeout_us: int | None, **members: Any
-    ) -> R:
+        self, kind: RequestKind, savepoint: str | os.PathLike[str] | None, timeout_us: int | None, **members: Any
+    ) -> JobRequest:
         place = _as_url(savepoint)
         return requests.ask(self.storage, kind, place, timeout_us=timeout_us, sleep=self._sleep, **members)
 

@@ -466,7 +466,7 @@ def test_a_lazy_door_leads_to_every_name_that_it_lists(door: str | None) -> None
 MOVED = {
     "inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
     "keys": "register_key_hash",
-    "requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
+    "requests": "JobRequest RequestAnswer RequestOutcome",
     "schema": "CLEAR DELETE UPSERT",
     "segments": "WriteOptions",
     "states": (

@@ -108,19 +108,21 @@ class RequestService:
 
     def _hand_over(self, request: rq.JobRequest) -> None:
         """Begin what is requested. Raises ``InvalidInput`` with the reason for refusing it."""
-        match request:
-            case rq.StopRequest():
+        match request.kind:
+            case rq.RequestKind.STOP:
+                assert request.mode is not None, "a stop has a mode"
                 self.request_stop(request.id, request.mode, request.savepoint)
-            case rq.RescaleRequest():
+            case rq.RequestKind.RESCALE:
                 self.request_rescale(request)
-            case rq.SavepointRequest():
+            case rq.RequestKind.SAVEPOINT:
                 self.request_savepoint(request)
 
     def _answer_missed(self, request: rq.JobRequest) -> None:
         """Answer a request to an earlier run, which may have died before it could answer."""
         self._seen.add(request.id)
         try:
-            known = rq.rescale_outcome(self._store.storage, request) if isinstance(request, rq.RescaleRequest) else None
+            is_rescale = request.kind is rq.RequestKind.RESCALE
+            known = rq.rescale_outcome(self._store.storage, request) if is_rescale else None
         except (CheckpointError, OSError) as error:
             logger.warning("what became of request %s could not be read: %s", request.id, error)
             known = None
@@ -143,12 +145,12 @@ class RequestService:
         self._places.check(savepoint)
         self._stop(request, mode, savepoint, {})
 
-    def request_savepoint(self, request: rq.SavepointRequest) -> None:
+    def request_savepoint(self, request: rq.JobRequest) -> None:
         """Begin a savepoint. Raises ``InvalidInput`` as :meth:`request_stop` does."""
         self._savepoints.ask(request)
         self._seen.add(request.id)
 
-    def request_rescale(self, request: rq.RescaleRequest) -> None:
+    def request_rescale(self, request: rq.JobRequest) -> None:
         """Begin to stop, so that the job can go on at another parallelism.
 
         Raises ``InvalidInput`` and ``RestoreRefused`` for what a start at that parallelism would
@@ -289,7 +291,7 @@ def end_finished(
         sentence = f"the job has finished: every input has ended{at}"
     for request in waiting_requests(store):
         answer = rq.RequestAnswer(request.id, rq.RequestOutcome.FINISHED, sentence, newest)
-        if isinstance(request, rq.SavepointRequest):
+        if request.kind is rq.RequestKind.SAVEPOINT:
             answer = save_at_end(store, permit, request, FINISHED, places)
         answer_request(store, answer)
     return JobOutcome(newest, sentence)
@@ -305,7 +307,7 @@ def end_stopped(store: CheckpointStore, permit: CommitPermit, stop: Stop, places
     answer = rq.RequestAnswer(stop.request, rq.RequestOutcome.STOPPED, sentence, checkpoint_id, saved.url)
     answer_request(store, answer)
     for request in waiting_requests(store):
-        if isinstance(request, rq.SavepointRequest):
+        if request.kind is rq.RequestKind.SAVEPOINT:
             answer_request(store, save_at_end(store, permit, request, _stopped(permit, stop), places))
         elif request.id != stop.request:
             answer_request(store, replace(answer, request=request.id))

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 
 from stateformat.model import StopMode
-from stateformat.requests import RequestAnswer, SavepointRequest
+from stateformat.requests import JobRequest, RequestAnswer, RequestKind
 from stateformat.storage import absolute, as_url
 from stateformat.store import CheckpointStore
 
@@ -190,8 +190,11 @@ class Run(TaskMessenger):
         """
         permit = self._driver.permit
         newest = permit.ref.checkpoint_id if permit else 0
-        request = SavepointRequest(
-            secrets.token_hex(16), newest, None if savepoint is None else absolute(as_url(savepoint))
+        request = JobRequest(
+            RequestKind.SAVEPOINT,
+            secrets.token_hex(16),
+            newest,
+            None if savepoint is None else absolute(as_url(savepoint)),
         )
         self._requests.request_savepoint(request)
         return request.id

@@ -88,7 +88,7 @@ class Copy:
     """One copy of a checkpoint, for a request."""
 
     def __init__(
-        self, store: CheckpointStore, permit: CommitPermit, request: rq.SavepointRequest, options: Mapping[str, Any]
+        self, store: CheckpointStore, permit: CommitPermit, request: rq.JobRequest, options: Mapping[str, Any]
     ) -> None:
         self.request = request
         self.checkpoint_id = permit.ref.checkpoint_id
@@ -140,7 +140,7 @@ class Savepoints:
     ) -> None:
         self._store, self._driver, self._clock, self._places = store, driver, clock, places
         self._answer = answer
-        self._asked: dict[str, rq.SavepointRequest] = {}
+        self._asked: dict[str, rq.JobRequest] = {}
         """Requests that have no checkpoint yet, by id."""
         self._copies: list[tuple[Copy, Work]] = []
 
@@ -149,7 +149,7 @@ class Savepoints:
         """When to call :meth:`settle` again; None while nothing is copied."""
         return min((work.looked_at_us for _, work in self._copies), default=None)
 
-    def ask(self, request: rq.SavepointRequest) -> None:
+    def ask(self, request: rq.JobRequest) -> None:
         """Ask the coordinator for a checkpoint. Raises ``InvalidInput`` for an unfit URL."""
         self._places.check(request.savepoint)
         permit = self._driver.permit
@@ -244,7 +244,7 @@ class Savepoints:
 
 
 def made_before(
-    store: CheckpointStore, request: rq.SavepointRequest, job_id: str, options: Mapping[str, Any]
+    store: CheckpointStore, request: rq.JobRequest, job_id: str, options: Mapping[str, Any]
 ) -> rq.RequestAnswer | None:
     """Return the answer for a savepoint that an earlier run made but did not report."""
     if request.savepoint is None:
@@ -267,7 +267,7 @@ def made_before(
 def save_at_end(
     store: CheckpointStore,
     permit: CommitPermit | None,
-    request: rq.SavepointRequest,
+    request: rq.JobRequest,
     job: str,
     places: Places,
 ) -> rq.RequestAnswer:

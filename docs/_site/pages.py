@@ -37,7 +37,7 @@ NAMES = {
         "broadcast_state committables_state coordinator_state even_split_state in_flight_state list_state map_state "
         "progress_state timers union_state value_state"
     ),
-    "stateformat.requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
+    "stateformat.requests": "JobRequest RequestAnswer RequestOutcome",
 }
 """Of a door that other rooms use too: the names for users."""
 

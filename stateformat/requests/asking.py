@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import ErrorKind, InvalidInput, NotFound, StorageError
 from ..formats import refuse_foreign
@@ -14,22 +14,20 @@ from ..history import record_ids
 from ..storage import Storage, absolute, check_savepoint_place
 from .encoding import SAVEPOINT_CHARACTERS_MAX, decode_answer, encode_request
 from .objects import Sleep, create_object, list_objects, read_object
-from .values import JobRequest, RequestAnswer
+from .values import JobRequest, RequestAnswer, RequestKind
 
 logger = logging.getLogger(__name__)
-
-R = TypeVar("R", bound=JobRequest)
 
 
 def ask(
     storage: Storage,
-    kind: type[R],
+    kind: RequestKind,
     savepoint: str | None = None,
     *,
     timeout_us: int | None = None,
     sleep: Sleep = time.sleep,
     **members: Any,
-) -> R:
+) -> JobRequest:
     """Create a durable request of this kind, with the members that only this kind has.
 
     ``timeout_us``: how long the caller waits before it withdraws the request; None: for ever.
@@ -56,7 +54,7 @@ def ask(
         refuse_foreign(storage)
     now_us = time.time_ns() // 1000
     expires_at_us = None if timeout_us is None else now_us + timeout_us
-    request = kind(os.urandom(16).hex(), newest, savepoint, now_us, expires_at_us, **members)
+    request = JobRequest(kind, os.urandom(16).hex(), newest, savepoint, now_us, expires_at_us, **members)
     data = encode_request(request)
     try:
         create_object(storage, request.path, data, sleep)
@@ -65,7 +63,7 @@ def ask(
         with contextlib.suppress(StorageError):
             storage.delete([request.path])
         raise
-    said = ", ".join([kind.kind, *(f"{name} {value}" for name, value in members.items() if value)])
+    said = ", ".join([kind, *(f"{name} {value}" for name, value in members.items() if value)])
     logger.info("asked the job of %s (%s), request %s, newest %d", storage.url, said, request.id, newest)
     return request
 

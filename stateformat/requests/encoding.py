@@ -10,15 +10,7 @@ from ..errors import InvalidInput
 from ..keys import MAX_PARALLELISM_LIMIT
 from ..model import MAX_CHECKPOINT_ID, StopMode
 from ..record import Members, RecordFault, refuse_null, sealed, unsealed
-from .values import (
-    JobRequest,
-    RequestAnswer,
-    RequestKind,
-    RequestOutcome,
-    RescaleRequest,
-    SavepointRequest,
-    StopRequest,
-)
+from .values import JobRequest, RequestAnswer, RequestKind, RequestOutcome
 
 REQUEST_FORMAT: Final = "stateformat-request"
 ANSWER_FORMAT: Final = "stateformat-answer"
@@ -38,15 +30,14 @@ def encode_request(request: JobRequest) -> bytes:
         "version": 1,
         "request": request.id,
         "kind": request.kind,
-        **({"mode": request.mode} if isinstance(request, StopRequest) else {}),
+        "mode": request.mode,
         "newest": request.newest,
         "savepoint": request.savepoint,
         "created_at_us": request.created_at_us,
         "expires_at_us": request.expires_at_us,
+        "parallelism": request.parallelism,
+        "operators": dict(request.operators) or None,
     }
-    if isinstance(request, RescaleRequest):
-        members["parallelism"] = request.parallelism
-        members["operators"] = dict(request.operators) or None
     return _encoded(members, lambda data: decode_request(data, request.newest, request.id, request.kind), request.id)
 
 
@@ -67,20 +58,13 @@ def decode_request(data: bytes, newest: int, request_id: str, kind: RequestKind 
         "created_at_us": members.integer("created_at_us"),
         "expires_at_us": members.optional("expires_at_us", members.integer),
     }
-    request: JobRequest
-    match RequestKind(kind):
-        case RequestKind.STOP:
-            request = StopRequest(**common, mode=members.one_of("mode", StopMode))
-        case RequestKind.SAVEPOINT:
-            request = SavepointRequest(**common)
-        case RequestKind.RESCALE:
-            request = RescaleRequest(
-                **common,
-                parallelism=members.optional("parallelism", partial(members.integer, least=1, most=PARALLELISM_MAX)),
-                operators=_parallelisms(members),
-            )
+    if kind == RequestKind.STOP:
+        common["mode"] = members.one_of("mode", StopMode)
+    if kind == RequestKind.RESCALE:
+        each = partial(members.integer, least=1, most=PARALLELISM_MAX)
+        common |= {"parallelism": members.optional("parallelism", each), "operators": _parallelisms(members)}
     refuse_null(tokens)
-    return request
+    return JobRequest(RequestKind(kind), **common)
 
 
 def _parallelisms(members: Members) -> dict[str, int]:

@@ -8,14 +8,14 @@ from ..graph import OperatorId
 from ..history import find_record, record_ids
 from ..model import Record
 from ..storage import Storage
-from .values import RequestAnswer, RequestOutcome, RescaleRequest
+from .values import JobRequest, RequestAnswer, RequestOutcome
 
 RECORDS_MAX: Final = 100
 """How many records are read."""
 
 
-def rescale_outcome(storage: Storage, request: RescaleRequest) -> RequestAnswer | None:
-    """Return the answer of the run that stopped for a request; None if the records do not tell.
+def rescale_outcome(storage: Storage, request: JobRequest) -> RequestAnswer | None:
+    """Return the answer of the run that stopped for a rescale; None if the records do not tell.
 
     Reads the records from the request on, so a stop that has expired is not found.
     """
@@ -31,7 +31,7 @@ def rescale_outcome(storage: Storage, request: RescaleRequest) -> RequestAnswer 
     return None
 
 
-def _outcome_after(stop: Record, first: Record, request: RescaleRequest) -> RequestAnswer:
+def _outcome_after(stop: Record, first: Record, request: JobRequest) -> RequestAnswer:
     known = first.graph.by_uid
     wanted = {OperatorId(uid): size for uid, size in request.wanted.of(stop.graph).items()}
     reached = all(uid in known and known[uid].parallelism == size for uid, size in wanted.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Final
 
 from .. import paths as layout
 from ..model import Record, StopMode
@@ -44,12 +44,13 @@ class RequestOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The members common to all requests to a job."""
+    """A request to a job: to stop with a savepoint; for a savepoint, while the job goes on; or to
+    stop with a savepoint and resume from it at another parallelism.
+    """
 
-    kind: ClassVar[RequestKind]
-
+    kind: RequestKind
     id: str
-    """32 hexadecimal digits."""
+    """32 hexadecimal digits. The record of a stop holds it."""
     newest: int
     """The id of the newest checkpoint when the request was made; 0 if there was none."""
     savepoint: str | None = None
@@ -59,48 +60,26 @@ class JobRequest:
     expires_at_us: int | None = None
     """When whoever asks has given up, in µs since 1970 UTC by its own clock; None: it may wait for
     ever."""
+    mode: StopMode | None = None
+    """Of a stop."""
+    parallelism: int | None = None
+    """Of a rescale: that of every operator not in ``operators``; None: each keeps its own."""
+    operators: Mapping[str, int] = field(default_factory=dict)
+    """Of a rescale: the parallelism by uid."""
 
     @property
     def path(self) -> str:
         """The request's path in its store."""
         return layout.request_path(self.newest, self.id, self.kind)
 
+    @property
+    def wanted(self) -> WantedParallelism:
+        """The parallelism that a rescale requests, as the record of the stop keeps it."""
+        return WantedParallelism(self.parallelism, self.operators)
+
     def savepoint_at(self, store_url: str, checkpoint_id: int) -> str:
         """Return the URL of the savepoint that this request makes of a checkpoint of the store."""
         return self.savepoint or default_savepoint(store_url, checkpoint_id, self.id)
-
-
-@dataclass(frozen=True)
-class StopRequest(JobRequest):
-    """A request to stop the job with a savepoint. The record of the stop holds its id."""
-
-    kind = RequestKind.STOP
-
-    mode: StopMode = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class SavepointRequest(JobRequest):
-    """A request for a savepoint; the job goes on."""
-
-    kind = RequestKind.SAVEPOINT
-
-
-@dataclass(frozen=True)
-class RescaleRequest(JobRequest):
-    """A request to stop with a savepoint and resume from it at another parallelism."""
-
-    kind = RequestKind.RESCALE
-
-    parallelism: int | None = field(default=None, kw_only=True)
-    """The parallelism of every operator not in ``operators``; None: each keeps its own."""
-    operators: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    """The parallelism by uid."""
-
-    @property
-    def wanted(self) -> WantedParallelism:
-        """The requested parallelism, as the record of the stop keeps it."""
-        return WantedParallelism(self.parallelism, self.operators)
 
 
 @dataclass(frozen=True)
@@ -121,7 +100,7 @@ def counts_for(request: JobRequest, restored_from: int) -> bool:
 
     A savepoint is wanted of every run: it is no danger to a job that was started again.
     """
-    return isinstance(request, SavepointRequest) or restored_from <= request.newest
+    return request.kind is RequestKind.SAVEPOINT or restored_from <= request.newest
 
 
 def asking_order(request: JobRequest) -> tuple[int, int, str]:
@@ -129,11 +108,8 @@ def asking_order(request: JobRequest) -> tuple[int, int, str]:
 
     A savepoint changes nothing; a drain cannot be undone; a rescale has no use in a stopped job.
     """
-    if isinstance(request, StopRequest):
-        rank = 2 if request.mode is StopMode.DRAIN else 1
-    else:
-        rank = 0 if isinstance(request, SavepointRequest) else 3
-    return rank, request.created_at_us, request.path
+    ranks = {RequestKind.SAVEPOINT: 0, RequestKind.STOP: 2 if request.mode is StopMode.DRAIN else 1}
+    return ranks.get(request.kind, 3), request.created_at_us, request.path
 
 
 def default_savepoint(store_url: str, checkpoint_id: int, request_id: str) -> str:

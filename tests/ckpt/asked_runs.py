@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from stateformat.model import Stop
 from stateformat.publication import CommitPermit
-from stateformat.requests import RequestAnswer, RequestOutcome, SavepointRequest, StopRequest, counts_for
+from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome, counts_for
 from stateformat.store import CheckpointStore, open as open_store
 from tests import stores
 
@@ -36,10 +36,10 @@ class FakeRun:
         self.permit = JOB.publish(self.store, self.permit, **more)
         return self.permit
 
-    def asked(self) -> StopRequest | None:
+    def asked(self) -> JobRequest | None:
         """The first request to stop that counts; those for earlier runs are answered as missed."""
         for request in self.store.requests():
-            assert isinstance(request, StopRequest)
+            assert request.kind is RequestKind.STOP
             if counts_for(request, self.restored_from):
                 return request
             self.store.answer_request(
@@ -58,6 +58,7 @@ class FakeRun:
         request = self.asked()
         if request is None:
             return
+        assert request.mode is not None
         record = self.publish(stop=Stop(request.mode, request.id), **more).record
         url = request.savepoint_at(self.store.url, record.checkpoint_id)
         if copy:
@@ -69,7 +70,7 @@ class FakeRun:
     def save(self, *, copy: bool = True, **more: Any) -> None:
         """Publish a checkpoint for the first request for a savepoint; copy it, and answer."""
         (request,) = self.store.requests()
-        assert isinstance(request, SavepointRequest)
+        assert request.kind is RequestKind.SAVEPOINT
         number = self.publish(**more).record.checkpoint_id
         url = request.savepoint_at(self.store.url, number)
         if not copy:

@@ -13,10 +13,9 @@ import pytest
 from stateformat.backends.runtime import JobPaused
 from stateformat.backends.storage import MemoryStorage
 from stateformat.model import RESCALE_PROPERTY, Stop, StopMode
-from stateformat.requests import RequestAnswer, RequestOutcome, RescaleRequest
+from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.commands.changing import _running_job as command
-from stateformat.tools.ckpt.commands.running import stop as stopping
+from stateformat.tools.ckpt.asking import Attempt, draw, status_of
 from stateformat.tools.ckpt.text import Look
 from tests import stores
 from tests.ckpt.asked_runs import EVERYTHING, FakeRun, Steps
@@ -49,11 +48,11 @@ def ask(
     behind, and no line is too long.
     """
     steps = steps or Steps()
-    asking = command.RescaleAttempt(
+    asking = Attempt(
         store,
+        "rescale",
+        {"parallelism": parallelism, "operators": operators},
         None,
-        parallelism=parallelism,
-        operators=operators,
         open_store=open_store,
         wait=steps.wait,
         clock=steps.clock,
@@ -62,14 +61,14 @@ def ask(
     result = asking.run(seconds)
     assert store.storage.list("requests/") == []
     found = asking.document(result)
-    lines = list(command.draw_rescaled(found, Look()))
+    lines = list(draw("rescale", found, Look()))
     assert max(map(len, lines)) <= 80
-    return {**found, "page": " ".join(" ".join(lines).split()), "status": command.status_of(found)}
+    return {**found, "page": " ".join(" ".join(lines).split()), "status": status_of("rescale", found)}
 
 
-def asked(store: CheckpointStore) -> RescaleRequest:
+def asked(store: CheckpointStore) -> JobRequest:
     (request,) = store.requests()
-    assert isinstance(request, RescaleRequest)
+    assert request.kind is RequestKind.RESCALE
     return request
 
 
@@ -144,9 +143,8 @@ def test_what_a_run_that_died_has_done_is_told_by_its_records(store: CheckpointS
 def test_ckpt_stop_asks_a_job_that_stopped_only_to_be_rescaled(store: CheckpointStore, at_work: FakeRun) -> None:
     ask(store, Steps(at2=lambda: stops(store, at_work)))
     steps = Steps()
-    attempt = stopping.StopAttempt(
-        store, StopMode.NO_DRAIN, None, open_store=open_store, wait=steps.wait, clock=steps.clock
-    )
+    arguments = {"mode": StopMode.NO_DRAIN}
+    attempt = Attempt(store, "stop", arguments, None, open_store=open_store, wait=steps.wait, clock=steps.clock)
     result = attempt.run(5)
     assert attempt.request is not None
     assert result.outcome == "timed_out"

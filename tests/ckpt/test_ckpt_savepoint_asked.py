@@ -5,7 +5,6 @@ and time is stepped.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,14 @@ from uuid import uuid4
 import pytest
 
 from stateformat.backends.storage import MemoryStorage
-from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
 from stateformat.requests import RequestAnswer, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.commands.running import savepoint as command
+from stateformat.tools.ckpt.asking import Attempt, draw, status_of
 from stateformat.tools.ckpt.text import Look
 from tests import stores
 from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
-from tests.ckpt.ckpt_runs import document, failure, page
+from tests.ckpt.ckpt_runs import failure
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -49,13 +47,13 @@ def ask(
     behind, at no width is a line too long.
     """
     steps = steps or Steps()
-    asking = command.SavepointAttempt(store, to, open_store=open_store, wait=steps.wait, clock=steps.clock, note=note)
+    asking = Attempt(store, "savepoint", {}, to, open_store=open_store, wait=steps.wait, clock=steps.clock, note=note)
     result = asking.run(seconds)
     assert store.storage.list("requests/") == []
     document = asking.document(result)
-    lines = list(command.draw(document, Look()))
+    lines = list(draw("savepoint", document, Look()))
     assert max(map(len, lines)) <= 80
-    return {**document, "page": " ".join(" ".join(lines).split()), "status": command.status_of(document)}
+    return {**document, "page": " ".join(" ".join(lines).split()), "status": status_of("savepoint", document)}
 
 
 def ended(found: Any) -> tuple[object, ...]:
@@ -84,15 +82,27 @@ def test_a_copy_that_fails_is_reported_with_the_reason(store: CheckpointStore, a
     assert "no room" in found["page"]
 
 
-@pytest.mark.parametrize("outcome", ["failed", "refused", "finished", "missed", "stopped", "rescaled"])
-def test_whatever_is_answered_instead_is_reported_with_the_reason(store: CheckpointStore, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "title"),
+    [
+        ("failed", "The savepoint failed"),
+        ("refused", "The savepoint was refused"),
+        ("finished", "The job has finished"),
+        ("missed", "No savepoint was made"),
+        ("stopped", "No savepoint was made"),
+        ("rescaled", "No savepoint was made"),
+    ],
+)
+def test_whatever_is_answered_instead_is_reported_with_the_reason(
+    store: CheckpointStore, outcome: str, title: str
+) -> None:
     def answer() -> None:
         (request,) = store.requests()
         store.answer_request(RequestAnswer(request.id, RequestOutcome(outcome), "operator 'x' threw \x1b[2J"))
 
     found = ask(store, Steps(at2=answer))
     assert ended(found) == (outcome, None, True, 1)
-    assert found["page"].startswith(command.TITLES.get(outcome, command.OTHERWISE))
+    assert found["page"].startswith(title)
     assert "operator 'x' threw \\x1b[2J" in found["page"]
 
 
@@ -145,46 +155,7 @@ def test_after_ten_seconds_of_silence_it_is_said_what_needs_no_running_job(store
     assert f"press Ctrl-C: `ckpt pin {store.url}@1 NAME` makes" in text
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("gone")])
-def test_the_request_is_withdrawn_whatever_happens(store: CheckpointStore, error: BaseException) -> None:
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(type(error)):
-        ask(store, Steps(at2=fail))
-    assert store.storage.list("requests/") == []
-
-
 # ---- the command itself
-
-
-def test_the_command_asks_a_job_in_another_process(tmp_path: Path) -> None:
-    store = stores.counts_store(str(tmp_path / "store"))
-    run, over = FakeRun(store), threading.Event()
-
-    def look() -> None:
-        while not store.requests() and not over.wait(0.02):
-            pass
-        run.save()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        found = document("savepoint", tmp_path / "store", "--to", tmp_path / "safe")
-    finally:
-        over.set()
-        thread.join()
-    assert (found["outcome"], found["checkpoint_id"]) == ("saved", 2)
-    assert found["savepoint"] == open_store(str(tmp_path / "safe")).url
-    assert open_store(str(tmp_path / "safe")).open().record.kind == "savepoint"
-    assert store.storage.list("requests/") == []
-
-
-def test_the_command_says_that_nobody_answers(counts: Path) -> None:
-    for columns in ("80", "60"):
-        text = page("savepoint", counts, "--timeout", 0, status=3, COLUMNS=columns)
-        assert text.startswith("No run has answered\n")
-    assert list((counts / "requests").iterdir()) == []
 
 
 def test_interrupting_the_command_withdraws_the_request(counts: Path) -> None:

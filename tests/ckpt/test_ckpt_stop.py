@@ -19,7 +19,7 @@ from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
 from stateformat.requests import RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.commands.running import stop as command
+from stateformat.tools.ckpt.asking import TITLES, Attempt, draw, status_of
 from stateformat.tools.ckpt.text import Look
 from tests import stores
 from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
@@ -38,10 +38,9 @@ def at_work(store: CheckpointStore) -> FakeRun:
     return FakeRun(store)
 
 
-def attempt(store: CheckpointStore, steps: Steps, mode: str, to: str | None = None, **how: Any) -> command.StopAttempt:
-    return command.StopAttempt(
-        store, StopMode(mode), to, open_store=open_store, wait=steps.wait, clock=steps.clock, **how
-    )
+def attempt(store: CheckpointStore, steps: Steps, mode: str, to: str | None = None, **how: Any) -> Attempt:
+    arguments = {"mode": StopMode(mode)}
+    return Attempt(store, "stop", arguments, to, open_store=open_store, wait=steps.wait, clock=steps.clock, **how)
 
 
 def ask(
@@ -66,9 +65,9 @@ def ask(
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)
     document = asking.document(result)
-    lines = list(command.draw(document, Look()))
+    lines = list(draw("stop", document, Look()))
     assert max(map(len, lines)) <= 80
-    return {**document, "page": " ".join(" ".join(lines).split()), "status": command.status_of(document)}
+    return {**document, "page": " ".join(" ".join(lines).split()), "status": status_of("stop", document)}
 
 
 def ended(found: Any) -> tuple[object, ...]:
@@ -103,7 +102,7 @@ def test_a_stop_that_does_not_come_about_is_reported_with_the_reason(
     found = ask(store, Steps(at2=lambda: at_work.answer(RequestOutcome(outcome), "operator 'x' threw \x1b[2J")))
     assert ended(found) == (outcome, None, True, 0 if outcome == "finished" else 1)
     assert found["savepoint"] is None
-    assert found["page"].startswith(command.TITLES[outcome])
+    assert found["page"].startswith(TITLES.get(outcome, f"The stop {'was ' * (outcome == 'refused')}{outcome}"))
     assert "operator 'x' threw \\x1b[2J" in found["page"]
 
 

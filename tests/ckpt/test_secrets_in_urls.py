@@ -14,7 +14,7 @@ from stateformat.backends.local import LocalRuntime
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from stateformat.model import StopMode
 from stateformat.paths import request_path
-from stateformat.requests import RequestOutcome, StopRequest, encode_request
+from stateformat.requests import JobRequest, RequestKind, RequestOutcome, encode_request
 from tests.ckpt.ckpt_runs import failure
 from tests.local_jobs import Bench, settle
 from tests.local_stops import SUSPEND, Job
@@ -54,7 +54,7 @@ def test_no_command_repeats_it(command: list[str], url: str) -> None:
 def test_a_request_with_one_is_refused_by_the_run_and_its_url_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
     job = Job()
     bench, run = job.bench, job.saved_once()
-    asked = StopRequest("a" * 32, 1, URLS[1], mode=SUSPEND)
+    asked = JobRequest(RequestKind.STOP, "a" * 32, 1, URLS[1], mode=SUSPEND)
     bench.storage.create(request_path(1, asked.id), encode_request(asked))
     bench.clock.wait_until(bench.clock.now_us() + 2_000_000)
     settle(run)

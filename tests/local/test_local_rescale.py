@@ -14,9 +14,9 @@ from stateformat.backends.local import JobOutcome, LocalRuntime, Progress, Progr
 from stateformat.backends.rewrite import publish_rescaled
 from stateformat.backends.runtime import JobPaused
 from stateformat.model import RESCALE_PROPERTY, StopMode
-from stateformat.requests import RequestAnswer, RequestOutcome, RescaleRequest, encode_request
+from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome, encode_request
 from stateformat.rescaling import WantedParallelism, rescale_of
-from tests.local_jobs import Count, Line, Tap, rows, to_end
+from tests.local_jobs import Count, Line, rows, to_end
 
 COUNTS = [3, 3, 3, 3]
 """What the job commits: the rows of each key."""
@@ -30,16 +30,13 @@ class Job(Line):
         super().__init__(*splits, op=Breaking, parallelism=None, shut=True, **options)
         self.bench.clock = VirtualClock(20_000)
         self.said: dict[str, int] = {}
-        self.forward, self.table = False, None
+        self.forward = False
         self.shown: list[Progress] = []
 
     def flow(self, parallelism: int | None = None, *, job: str = "job") -> df.Dataflow:
         flow = df.Dataflow(job, parallelism=parallelism or self.parallelism)
         stream = flow.source(self.tap, uid="in", parallelism=self.said.get("in"))
-        others = [flow.source(self.table, uid="table").broadcast()] if self.table is not None else []
-        counted = stream.key_by("key").apply(
-            self.op, *others, uid="op", parallelism=self.said.get("op"), max_parallelism=8
-        )
+        counted = stream.key_by("key").apply(self.op, uid="op", parallelism=self.said.get("op"), max_parallelism=8)
         (counted.forward() if self.forward else counted).apply(self.out, uid="out", chain=False)
         return flow
 
@@ -185,7 +182,7 @@ def test_what_a_start_would_refuse_is_refused_before_anything_stops(wanted: dict
     def script() -> Iterator[object]:
         yield from job.begun()
         # As another program would write it: the library refuses some of this before it asks.
-        request = RescaleRequest(32 * "a", job.bench.newest_id, **{"parallelism": None, **wanted})
+        request = JobRequest(RequestKind.RESCALE, 32 * "a", job.bench.newest_id, **{"parallelism": None, **wanted})
         job.bench.storage.create(request.path, encode_request(request))
         asked.append(request.id)
         yield from job.waits_for(request.id)
@@ -295,71 +292,6 @@ def test_requests_made_while_a_job_is_rescaled_are_obeyed_in_order_at_the_new_pa
         RequestOutcome.STOPPED,
     ]
     assert job.sizes() == [2, 2, 3]
-
-
-def test_finished_operators_stay_and_cannot_be_named() -> None:
-    job = Job()
-    job.table = Tap([rows(1)])
-    asked: list[str] = []
-
-    def script() -> Iterator[object]:
-        job.let_both(3)
-        while not job.bench.newest_id or job.bench.status("table")[0] != [0]:
-            yield
-        asked.extend([job.ask(None, table=2)])
-        yield from job.waits_for(asked[0])
-        asked.append(job.ask(2))
-        yield from job.waits_for(asked[1])
-
-    job.play(script())
-    first, second = (job.answer(request) for request in asked)
-    assert first is not None
-    assert (first.outcome, "operator 'table' has finished" in first.message) == (RequestOutcome.REFUSED, True)
-    assert second is not None
-    assert second.outcome is RequestOutcome.RESCALED
-    graph = job.bench.store.open(second.checkpoint_id).graph
-    assert {operator.uid: operator.parallelism for operator in graph.operators} == {
-        "in": 2,
-        "table": 1,
-        "op": 2,
-        "out": 2,
-    }
-    assert job.out.seen == COUNTS
-
-
-def crashed(job: Job, steps: int, **options: Any) -> str:
-    """A request, after so many steps of whichever run is at work; then the process died."""
-    run = job.begin(**options)
-    job.let_both(3)
-    job.bench.checkpoint(run)
-    job.let_both(5)
-    request = job.ask(3)
-    for _ in range(steps):
-        if not run.step():
-            run = job.begin(**options)
-    return request
-
-
-STEPS = [pytest.param(at, marks=[pytest.mark.truth] if at % 78 else []) for at in range(0, 520, 26)]
-
-
-@pytest.mark.parametrize("steps", STEPS)
-def test_a_crash_at_any_step_loses_no_row_and_the_request_is_answered_as_it_went(steps: int) -> None:
-    job = Job(checkpoint_interval_us=4_000_000)
-    request = crashed(job, steps)
-
-    def script() -> Iterator[object]:
-        yield from job.waits_for(request)
-
-    job.play(script())
-    answer = job.answer(request)
-    assert answer is not None
-    if answer.outcome is RequestOutcome.RESCALED:
-        assert answer.checkpoint_id == stops(job)[0] + 1
-        assert job.sizes(answer.checkpoint_id) == [3, 3, 3]
-    else:
-        assert (answer.outcome, stops(job)) == (RequestOutcome.MISSED, [])
-    assert job.out.seen == COUNTS
 
 
 def test_whoever_starts_after_the_stop_goes_on_at_the_new_parallelism_whatever_the_program_says() -> None:

@@ -18,12 +18,12 @@ from stateformat.backends.connectors import FileSink, ParquetSource
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, SystemClock
 from stateformat.backends.runtime import VirtualClock
 from stateformat.backends.storage.memory import MemoryStorage
-from stateformat.model import CheckpointKind, StopMode
-from stateformat.requests import RequestAnswer, RequestOutcome, SavepointRequest, encode_request
+from stateformat.model import CheckpointKind
+from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome, encode_request
 from stateformat.store import CheckpointStore
 from tests import stores
 from tests.local_jobs import INTERVAL_US, rows, settle, to_end, until
-from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Job
+from tests.local_stops import SUSPEND, UNDISTURBED, Job
 
 ELSEWHERE = "memory://elsewhere/kept"
 LONG_US = 100 * INTERVAL_US
@@ -76,18 +76,6 @@ def test_a_savepoint_is_the_next_checkpoint_and_the_job_goes_on_to_the_same_end(
     job.tap.let(0)
     assert to_end(run).stop is None
     assert job.out.seen == UNDISTURBED
-
-
-def test_a_savepoint_is_a_start_for_another_job() -> None:
-    job = Job()
-    run = job.saved_once()
-    asked = job.bench.store.request_savepoint(ELSEWHERE)
-    answered(job, run, asked.id)
-    MemoryStorage.reset("copy")
-    other = Job(url="memory://copy")
-    other.tap.let(0)
-    assert other.run(start_from=ELSEWHERE).stop is None
-    assert other.out.seen == UNDISTURBED[2:], "it commits what the savepoint holds, and goes on from there"
 
 
 def test_a_run_is_asked_directly_and_knows_the_answer() -> None:
@@ -280,19 +268,6 @@ def test_a_savepoint_whose_checkpoint_fails_is_failed_with_the_reason_and_counts
         assert job.out.seen == UNDISTURBED
 
 
-def test_a_task_that_fails_leaves_the_savepoint_to_the_next_run() -> None:
-    job = Job()
-    bench, run = job.bench, job.saved_once()
-    asked = bench.store.request_savepoint()
-    until(run, lambda: run.in_flight is not None)
-    next(iter(run.tasks.values())).fail(RuntimeError("it was killed"))
-    with pytest.raises(sf.CheckpointError):
-        settle(run, 2000)
-    assert bench.store.request_answer(asked.id) is None
-    answer = answered(job, job.begin(), asked.id)
-    assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.SAVED, 2)
-
-
 def test_a_copy_that_fails_is_failed_with_what_to_do_and_the_job_goes_on() -> None:
     job = Job()
     run = job.saved_once()
@@ -310,7 +285,7 @@ def test_a_copy_that_fails_is_failed_with_what_to_do_and_the_job_goes_on() -> No
 
 def _forged(store: CheckpointStore, run: LocalRun, savepoint: str, number: int) -> RequestAnswer:
     """The answer to a request that somebody wrote into the store by hand."""
-    request = SavepointRequest(f"{number:032x}", 0, savepoint)
+    request = JobRequest(RequestKind.SAVEPOINT, f"{number:032x}", 0, savepoint)
     store.storage.create(request.path, encode_request(request))
     until(run, lambda: store.request_answer(request.id) is not None)
     found = store.request_answer(request.id)
@@ -394,7 +369,7 @@ def test_a_request_with_a_place_inside_the_store_is_refused(monkeypatch: pytest.
 
     job = Job()
     bench, run = job.bench, job.saved_once()
-    asked = SavepointRequest("a" * 32, 0, "memory://bench/manifests/x")
+    asked = JobRequest(RequestKind.SAVEPOINT, "a" * 32, 0, "memory://bench/manifests/x")
     bench.storage.create(asked.path, rq.encode_request(asked))
     answer = answered(job, run, asked.id)
     assert answer.outcome is RequestOutcome.REFUSED
@@ -402,16 +377,6 @@ def test_a_request_with_a_place_inside_the_store_is_refused(monkeypatch: pytest.
 
 
 # ---- a driver that dies --------------------------------------------------------------------------
-
-
-def test_a_run_that_dies_between_checkpoint_and_copy_leaves_the_savepoint_to_the_next_run() -> None:
-    job = Job()
-    bench, run = job.bench, job.saved_once()
-    asked = bench.store.request_savepoint(ELSEWHERE)
-    until(run, lambda: bench.newest_id == 2)
-    answer = answered(job, job.begin(), asked.id)
-    assert (answer.outcome, answer.checkpoint_id, answer.savepoint) == (RequestOutcome.SAVED, 3, ELSEWHERE)
-    assert [record.checkpoint_id for record in sf.open(ELSEWHERE).history()] == [3]
 
 
 def test_a_run_that_dies_between_copy_and_answer_is_answered_for_by_the_next_without_another_savepoint() -> None:
@@ -426,38 +391,7 @@ def test_a_run_that_dies_between_copy_and_answer_is_answered_for_by_the_next_wit
     assert bench.newest_id == 2, "no checkpoint was taken for it"
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(4, 12))])
-def test_a_run_that_dies_at_any_moment_leaves_a_savepoint_that_restores_to_the_same_output(seed: int) -> None:
-    job = Job(seed=seed)
-    bench, run = job.bench, job.saved_once()
-    asked = bench.store.request_savepoint(ELSEWHERE)
-    for _ in range(7 * seed):
-        run.step()
-    job.tap.let(0, 4)
-    answer = bench.store.request_answer(asked.id) or answered(job, job.begin(seed=seed), asked.id)
-    assert answer.outcome is RequestOutcome.SAVED
-    assert sound(ELSEWHERE)
-    MemoryStorage.reset("copy")
-    other = Job(url="memory://copy", seed=seed)
-    other.tap.let(0)
-    other.run(start_from=ELSEWHERE)
-    assert sum(counts(ELSEWHERE).values()) >= other.out.seen[0]
-    assert other.out.seen == UNDISTURBED[UNDISTURBED.index(other.out.seen[0]) :]
-
-
 # ---- a job that ends -----------------------------------------------------------------------------
-
-
-def test_a_job_that_ends_meanwhile_leaves_the_savepoint_of_its_last_checkpoint() -> None:
-    job = Job(requests_every_us=None)
-    bench, run = job.bench, job.saved_once()
-    asked = bench.store.request_savepoint()
-    job.tap.let(0)
-    outcome = to_end(run)
-    answer = answer_of(job, asked.id)
-    assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.SAVED, outcome.checkpoint_id)
-    assert answer.message.endswith("; the job has finished")
-    assert sf.open(str(answer.savepoint)).open().record.ref == bench.newest.ref
 
 
 def test_a_job_that_had_ended_before_is_saved_when_it_is_run_again() -> None:
@@ -482,28 +416,6 @@ def test_a_copy_under_way_is_finished_before_the_job_ends(us_per_work: int) -> N
     answer = answer_of(job, asked.id)
     assert (answer.outcome, answer.checkpoint_id) == (RequestOutcome.SAVED, 2)
     assert counts(str(answer.savepoint)) == {0: 1, 1: 1, 2: 1}
-
-
-@MODES
-@pytest.mark.parametrize("first", ["savepoint", "stop"])
-def test_a_stop_and_a_savepoint_are_both_done_and_answered_whichever_comes_first(mode: StopMode, first: str) -> None:
-    job = Job()
-    bench, run = job.bench, job.saved_once()
-    store = bench.store
-    if first == "savepoint":
-        saved, stopped = store.request_savepoint(), store.request_stop(mode)
-    else:
-        stopped, saved = store.request_stop(mode), store.request_savepoint()
-    outcome = to_end(run)
-    assert outcome.stop is not None
-    assert outcome.stop.request == stopped.id
-    answers = [answer_of(job, each.id) for each in (saved, stopped)]
-    assert [answer.outcome for answer in answers] == [RequestOutcome.SAVED, RequestOutcome.STOPPED]
-    assert answers[0].savepoint != answers[1].savepoint
-    for answer in answers:
-        assert sound(str(answer.savepoint))
-    if mode is DRAIN:
-        assert answers[0].message.endswith(("; the job stops", "; the job has stopped (drain) at checkpoint 3"))
 
 
 def test_a_stop_that_comes_while_a_savepoint_is_copied_waits_for_the_copy() -> None:

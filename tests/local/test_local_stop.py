@@ -12,7 +12,7 @@ from stateformat.backends.local import JobOutcome
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import StopMode
 from stateformat.paths import request_path
-from stateformat.requests import JobRequest, RequestOutcome, SavepointRequest, StopRequest, encode_request
+from stateformat.requests import JobRequest, RequestKind, RequestOutcome, encode_request
 from stateformat.storage import CreateOutcome
 from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Flushing, Job, flushed
@@ -267,7 +267,7 @@ def test_of_requests_seen_at_once_no_drain_goes_first_then_the_earlier_then_the_
     job = Job()
     bench, run = job.bench, job.processed()
     for digit, (mode, at_us) in asked.items():
-        request = StopRequest(digit * 32, 0, created_at_us=at_us, mode=mode)
+        request = JobRequest(RequestKind.STOP, digit * 32, 0, created_at_us=at_us, mode=mode)
         bench.storage.create(request_path(0, request.id), encode_request(request))
     outcome = to_end(run)
     assert outcome.stop is not None
@@ -317,9 +317,9 @@ def test_a_request_does_not_count_for_a_run_that_went_on_from_a_later_checkpoint
     assert message.endswith("checkpoint 2. Ask again")
 
 
-def left_behind(job: Job, kind: type[JobRequest], **members: Any) -> JobRequest:
+def left_behind(job: Job, kind: RequestKind, **members: Any) -> JobRequest:
     """A request whose asker was killed, and has given up long before the clock of runs begins."""
-    request = kind("e" * 32, job.bench.newest_id, None, 1_000_000, 5_000_000, **members)
+    request = JobRequest(kind, "e" * 32, job.bench.newest_id, None, 1_000_000, 5_000_000, **members)
     assert job.bench.store.storage.create(request.path, encode_request(request)) is CreateOutcome.CREATED
     return request
 
@@ -328,7 +328,7 @@ def test_a_request_that_expired_before_the_run_began_is_not_obeyed_and_the_run_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     job = Job()
-    request = left_behind(job, StopRequest, mode=SUSPEND)
+    request = left_behind(job, RequestKind.STOP, mode=SUSPEND)
     job.tap.let(0)
     outcome = job.run()
     assert outcome.stop is None
@@ -345,7 +345,7 @@ def test_a_request_that_appears_while_a_job_runs_counts_whatever_the_clocks_say(
     job = Job()
     run = job.processed()
     job.bench.checkpoint(run)
-    request = left_behind(job, StopRequest, mode=SUSPEND)
+    request = left_behind(job, RequestKind.STOP, mode=SUSPEND)
     outcome = to_end(run)
     assert outcome.stop is not None
     assert outcome.stop.request == request.id
@@ -369,7 +369,7 @@ def test_a_savepoint_that_nobody_waits_for_is_not_made_of_a_job_that_had_finishe
     job = Job()
     job.tap.let(0)
     job.run()
-    request = left_behind(job, SavepointRequest)
+    request = left_behind(job, RequestKind.SAVEPOINT)
     job.run()
     assert job.answer(request.id)[0] is RequestOutcome.MISSED
 

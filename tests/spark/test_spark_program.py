@@ -27,7 +27,7 @@ import pytest
 import stateformat as sf
 from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
-from stateformat.tools.ckpt.commands.running.stop import StopAttempt
+from stateformat.tools.ckpt.asking import Attempt
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
@@ -146,7 +146,7 @@ class Printed(io.StringIO):
 
     def _ask(self) -> None:
         open_store = partial(sf.open, **self._options)
-        attempt = StopAttempt(open_store(self._stop), self._mode, self._to, open_store=open_store)
+        attempt = Attempt(open_store(self._stop), "stop", {"mode": self._mode}, self._to, open_store=open_store)
         self._answers.append(attempt.document(attempt.run(120)))
 
     @property

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 import stateformat as sf
-from stateformat.tools.ckpt.commands.changing._running_job import RescaleAttempt
+from stateformat.tools.ckpt.asking import Attempt
 from stateformat.tools.jobs.run import main
 
 pytestmark = pytest.mark.spark
@@ -51,8 +51,12 @@ class Printed(io.StringIO):
         return count
 
     def _ask(self) -> None:
-        attempt = RescaleAttempt(
-            sf.open(self._store), None, parallelism=3, operators={"counted": 1}, open_store=sf.open
+        attempt = Attempt(
+            sf.open(self._store),
+            "rescale",
+            {"parallelism": 3, "operators": {"counted": 1}},
+            None,
+            open_store=sf.open,
         )
         self.answers.append(attempt.document(attempt.run(120)))
 

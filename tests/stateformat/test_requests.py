@@ -28,9 +28,6 @@ from stateformat.requests import (
     RequestAnswer,
     RequestKind,
     RequestOutcome,
-    RescaleRequest,
-    SavepointRequest,
-    StopRequest,
     asking_order,
     counts_for,
     decode_answer,
@@ -128,7 +125,7 @@ def test_a_request_says_when_whoever_asks_has_given_up(store: CheckpointStore, k
 
 
 def test_requests_come_in_the_order_of_the_checkpoints_that_they_were_made_at(store: CheckpointStore) -> None:
-    made = [StopRequest(f"{99 - newest:032x}", newest, mode=StopMode.DRAIN) for newest in (0, 2, 10)]
+    made = [JobRequest(RequestKind.STOP, f"{99 - newest:032x}", newest, mode=StopMode.DRAIN) for newest in (0, 2, 10)]
     for request in reversed(made):
         put(store, layout.request_path(request.newest, request.id), encode_request(request))
     assert store.requests() == made
@@ -143,9 +140,9 @@ def test_looking_where_nobody_asks_is_one_listing(store: CheckpointStore) -> Non
 
 
 def test_a_request_counts_for_runs_of_its_time_and_older_ones() -> None:
-    request = StopRequest(ID, newest=5, mode=StopMode.DRAIN)
+    request = JobRequest(RequestKind.STOP, ID, newest=5, mode=StopMode.DRAIN)
     assert [restored_from for restored_from in range(9) if counts_for(request, restored_from)] == [0, 1, 2, 3, 4, 5]
-    first = StopRequest(ID, newest=0, mode=StopMode.DRAIN)
+    first = JobRequest(RequestKind.STOP, ID, newest=0, mode=StopMode.DRAIN)
     assert counts_for(first, 0)
     assert not counts_for(first, 1)
 
@@ -268,7 +265,7 @@ def test_a_savepoint_lies_below_the_store_and_is_no_part_of_it(store: Checkpoint
     from stateformat.store import open as open_store
 
     before = [item for folder in ("checkpoints/", "manifests/", "segments/") for item in store.storage.list(folder)]
-    request = StopRequest(ID, 2, mode=StopMode.DRAIN)
+    request = JobRequest(RequestKind.STOP, ID, 2, mode=StopMode.DRAIN)
     url = request.savepoint_at(store.url, 2)
     assert url == f"{store.url}/savepoints/2-01234567"
     savepoint = open_store(url)
@@ -285,7 +282,10 @@ def test_where_savepoints_go() -> None:
     assert default_savepoint("s3://bucket", 7, ID) == "s3://bucket/savepoints/7-01234567"
     assert default_savepoint("memory://a/b", 7, "") == "memory://a/b/savepoints/7"
     assert layout.savepoint_url("file:///", "x") == "file:///savepoints/x"
-    assert StopRequest(ID, 1, "memory://else", mode=StopMode.DRAIN).savepoint_at("memory://a", 7) == "memory://else"
+    assert (
+        JobRequest(RequestKind.STOP, ID, 1, "memory://else", mode=StopMode.DRAIN).savepoint_at("memory://a", 7)
+        == "memory://else"
+    )
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "a b", "ä", "x" * 201])
@@ -436,7 +436,7 @@ def test_a_newer_version_says_to_upgrade(store: CheckpointStore, caplog: pytest.
 
 def test_members_of_nobody_s_list_are_ignored() -> None:
     found = decode_request(sealed(plain(command="rm", savepoint="memory://x", later={"a": [1]})), 2, ID)
-    assert found == StopRequest(ID, 2, "memory://x", 5, mode=StopMode.DRAIN)
+    assert found == JobRequest(RequestKind.STOP, ID, 2, "memory://x", 5, mode=StopMode.DRAIN)
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_of_very_many_requests_the_first_hundred_are_read(
         put(
             store,
             layout.request_path(2, f"{number:032x}"),
-            encode_request(StopRequest(f"{number:032x}", 2, mode=StopMode.DRAIN)),
+            encode_request(JobRequest(RequestKind.STOP, f"{number:032x}", 2, mode=StopMode.DRAIN)),
         )
     assert [int(request.id, 16) for request in store.requests()] == list(range(100))
     assert "holds 103 requests" in caplog.text
@@ -489,9 +489,9 @@ def test_the_specification_lists_the_members_and_words_of_the_code() -> None:
     rows = {line.split("|")[1].strip(" `"): line for line in section.splitlines() if line.startswith("| `")}
     assert re.findall(r"`(\w+)`", rows["outcome"])[1:] == list(RequestOutcome)
     assert re.findall(r"`(\w+)`", rows["mode"])[1:] == list(StopMode)
-    request = encode_request(StopRequest(ID, 2, "memory://x", 5, 6, mode=StopMode.DRAIN))
+    request = encode_request(JobRequest(RequestKind.STOP, ID, 2, "memory://x", 5, 6, mode=StopMode.DRAIN))
     answer = encode_answer(RequestAnswer(ID, RequestOutcome.STOPPED, "", 2, "memory://x"))
-    rescale = encode_request(RescaleRequest(ID, 2, parallelism=3, operators={"counts": 4}))
+    rescale = encode_request(JobRequest(RequestKind.RESCALE, ID, 2, parallelism=3, operators={"counts": 4}))
     told = {*re.findall(r"(?m)^\| `(\w+)`", section), "version", "digest"}
     assert {*json.loads(request), *json.loads(rescale), *json.loads(answer)} == told
     assert re.findall(r"(?m)^- `(\w+)`: ", section) == list(RequestKind)
@@ -519,9 +519,12 @@ def test_each_kind_is_asked_listed_and_answered_by_its_name(store: CheckpointSto
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (SavepointRequest(ID, 2, "memory://x", 5), {"kind": "savepoint", "savepoint": "memory://x"}),
-        (RescaleRequest(ID, 2, None, 5, parallelism=8), {"kind": "rescale", "parallelism": 8}),
-        (RescaleRequest(ID, 2, None, 5, operators={"a": 1}), {"kind": "rescale", "operators": {"a": 1}}),
+        (JobRequest(RequestKind.SAVEPOINT, ID, 2, "memory://x", 5), {"kind": "savepoint", "savepoint": "memory://x"}),
+        (JobRequest(RequestKind.RESCALE, ID, 2, None, 5, parallelism=8), {"kind": "rescale", "parallelism": 8}),
+        (
+            JobRequest(RequestKind.RESCALE, ID, 2, None, 5, operators={"a": 1}),
+            {"kind": "rescale", "operators": {"a": 1}},
+        ),
     ],
 )
 def test_the_other_kinds_say_what_they_want_and_nothing_else(request_: JobRequest, said: dict[str, Any]) -> None:
@@ -561,16 +564,16 @@ def test_a_rescale_to_nowhere_is_refused_before_anything_is_written(store: Check
 
 
 def test_a_savepoint_is_asked_of_every_run_and_a_rescale_only_of_those_of_its_time() -> None:
-    assert counts_for(SavepointRequest(ID, 2), 9)
-    assert not counts_for(RescaleRequest(ID, 2, parallelism=3), 3)
+    assert counts_for(JobRequest(RequestKind.SAVEPOINT, ID, 2), 9)
+    assert not counts_for(JobRequest(RequestKind.RESCALE, ID, 2, parallelism=3), 3)
 
 
 def test_what_leaves_the_most_open_goes_first() -> None:
     asked: list[JobRequest] = [
-        RescaleRequest("3" * 32, 2, created_at_us=1, parallelism=2),
-        StopRequest("2" * 32, 2, created_at_us=7, mode=StopMode.DRAIN),
-        StopRequest("1" * 32, 2, created_at_us=8, mode=StopMode.NO_DRAIN),
-        SavepointRequest("4" * 32, 2, created_at_us=9),
+        JobRequest(RequestKind.RESCALE, "3" * 32, 2, created_at_us=1, parallelism=2),
+        JobRequest(RequestKind.STOP, "2" * 32, 2, created_at_us=7, mode=StopMode.DRAIN),
+        JobRequest(RequestKind.STOP, "1" * 32, 2, created_at_us=8, mode=StopMode.NO_DRAIN),
+        JobRequest(RequestKind.SAVEPOINT, "4" * 32, 2, created_at_us=9),
     ]
     assert sorted(asked, key=asking_order) == asked[::-1]
 
@@ -582,7 +585,7 @@ ids = st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}")
 @settings(max_examples=100, deadline=None)
 @given(ids, st.sampled_from(StopMode), st.integers(0, 2**53 - 1), st.none() | texts.filter(bool))
 def test_requests_read_back_as_they_were(request_id: str, mode: StopMode, newest: int, savepoint: str | None) -> None:
-    request = StopRequest(request_id, newest, savepoint, created_at_us=newest, mode=mode)
+    request = JobRequest(RequestKind.STOP, request_id, newest, savepoint, created_at_us=newest, mode=mode)
     assert decode_request(encode_request(request), newest, request_id) == request
 
 
@@ -607,7 +610,7 @@ def test_a_long_or_broken_message_is_cut_and_spelled_out() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_every_flipped_byte_is_noticed(place: int, mask: int) -> None:
-    data = bytearray(encode_request(StopRequest(ID, 2, "memory://x", 5, mode=StopMode.DRAIN)))
+    data = bytearray(encode_request(JobRequest(RequestKind.STOP, ID, 2, "memory://x", 5, mode=StopMode.DRAIN)))
     data[place % len(data)] ^= mask
     with pytest.raises((RecordFault, UnsupportedFormat)):
         decode_request(bytes(data), 2, ID)
@@ -728,4 +731,4 @@ def test_who_wrote_while_gc_took_it_writes_it_again(tmp_path: Path) -> None:
 
 def test_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        StopRequest(ID, 1, mode=StopMode.DRAIN).newest = 2  # type: ignore[misc]
+        JobRequest(RequestKind.STOP, ID, 1, mode=StopMode.DRAIN).newest = 2  # type: ignore[misc]

@@ -144,7 +144,7 @@ class Rescales:
         self._counts_from = restored_from if self._going_on is None else self._going_on.counts_from
         return self._counts_from
 
-    def check(self, request: rq.RescaleRequest, graph: JobGraph, permit: CommitPermit | None) -> str:
+    def check(self, request: rq.JobRequest, graph: JobGraph, permit: CommitPermit | None) -> str:
         """Return what the rescale would move, in words; "" for nothing.
 
         ``graph`` is the run's, ``permit`` is the newest checkpoint's. Raises what a start would.

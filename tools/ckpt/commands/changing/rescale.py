@@ -4,13 +4,11 @@ copy of a Structured Streaming query's at another number of partitions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import click
 
-from ...asking import converse, savepoint_place, timeout_option
+from ...asking import ask_job, timeout_option
 from ...exit_status import FINE
 from ...options import (
     Address,
@@ -26,7 +24,6 @@ from ...proving import proof, prove_option, show_proved
 from ...repartitioned import rescale_foreign
 from ...text import draw_plan
 from ._published import draw_published, published
-from ._running_job import RescaleAttempt, draw_rescaled, status_of
 
 
 @command("rescale")
@@ -104,7 +101,8 @@ def rescale(
     if running and prove:
         raise click.UsageError("the job keeps running, so there is nothing to prove; `ckpt diff` compares")
     if running and not dry_run:
-        return _ask(session, address, target, parallelism, own, timeout)
+        wanted = {"parallelism": parallelism, "operators": own}
+        return ask_job(session, address, target, timeout, "rescale", wanted)
     topology = checkpoint.graph.at(parallelism, per_operator=own)
     if dry_run:
         plan = checkpoint.plan_restore(topology, to_show=True)
@@ -136,25 +134,3 @@ def rescale(
             copied=None if target is None else there,
         )
     return show_proved(session, document, draw_published)
-
-
-def _ask(
-    session: Session,
-    address: Address,
-    target: Address | None,
-    parallelism: int | None,
-    operators: Mapping[str, int],
-    timeout: float,
-) -> int:
-    """Ask the running job, and show what became of it; returns the exit status."""
-    store, place = savepoint_place(session, address, target)
-    document = converse(
-        session,
-        address,
-        "Waiting for the job to go on",
-        partial(RescaleAttempt, store, place, parallelism=parallelism, operators=operators),
-        timeout,
-        withdrawn="the request was withdrawn; a run that had begun to stop by it may still be rescaled",
-    )
-    session.output.show(document, draw_rescaled)
-    return status_of(document)
