@@ -30,7 +30,7 @@ from ..model import Record, State
 from ..reading import StateRows, Wanted
 from ..schema import row_schema
 from ..tables import HELD_BYTES
-from .comparing import ByKey, differences
+from .comparing import differences
 from .subjects import declared_in
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _step(newer: _Side, older: _Side | None) -> Iterator[KeyStep]:
     rows = (0 if older is None else older.count), newer.count
     declared = _declared(newer, older)
     before = () if older is None else older.tables()
-    changed = differences(before, newer.tables(), ByKey(newer.newest.row_key, by_group=False))
+    changed = differences(before, newer.tables(), newer.newest.row_key)
     with closing(changed) as every:
         tables = (table for table in every if len(table))
         first = next(tables, None)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from stateformat.graph import JobGraph
-from stateformat.inspecting import hot_keys as module, top_document
-from stateformat.inspecting.hot_keys import BYTES, ROWS, HotKeys, even_keys, hot_keys
+from stateformat.inspecting import top as module, top_document
+from stateformat.inspecting.top import BYTES, ROWS, HotKeys, even_keys, hot_keys
 from stateformat.model import State
 from stateformat.reading import Checkpoint, StateRows
 from stateformat.segments import WriteOptions

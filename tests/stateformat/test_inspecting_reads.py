@@ -13,7 +13,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired
 from stateformat.graph import JobGraph, Operator
 from stateformat.inspecting import StateChanges, metadata_table
-from stateformat.inspecting.comparing import differing, planning, steps
+from stateformat.inspecting.comparing import plan, rows as comparing_rows, steps
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
 from stateformat.publication import CommitPermit
@@ -143,18 +143,17 @@ def test_what_does_not_fit_in_memory_is_set_aside(
     newest = max(history.truth)
     monkeypatch.setattr(steps, "CHUNK_BYTES", 1)
     if bound != "layers":
-        monkeypatch.setattr(planning, "HELD_BYTES", 1)
+        monkeypatch.setattr(plan, "HELD_BYTES", 1)
     if bound != "group":
-        monkeypatch.setattr(differing, "_SIDE_BYTES", 100)
-        monkeypatch.setattr(planning, "_ABOVE_BYTES", 100)
+        monkeypatch.setattr(comparing_rows, "_SIDE_BYTES", 100)
+        monkeypatch.setattr(plan, "_ABOVE_BYTES", 100)
     for start, end in ((1, newest), (newest - 1, newest)):
         found = history.store.changes("op", kind, start, end).table().drop_columns(["_checkpoint_id"])
         before, after = (history.rows(kind, at, as_of=end) for at in (start, end))
         assert same_rows(found, joined(before, after, (*KEYS, *OWN[kind])))
 
 
-def test_keys_that_share_a_bucket_are_told_apart(monkeypatch: pytest.MonkeyPatch, watched: Watched) -> None:
-    monkeypatch.setattr(differing, "_SMALL_ROWS", 0)
+def test_keys_that_share_a_bucket_are_told_apart(watched: Watched) -> None:
     store, empty = CheckpointStore(watched), pa.table({"n": pa.array([], pa.int64())})
     publish(store, {VALUE: values(range(5000)), ENTRIES: empty})
     publish(store, {VALUE: pa.concat_tables([values(range(2500, 6000)), values([7], 1)]), ENTRIES: empty})

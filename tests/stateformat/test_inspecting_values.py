@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat.inspecting.comparing import equal_values, value_buckets, value_codes
+from stateformat.inspecting.comparing.rows import equal_values, value_buckets, value_codes
 
 NAN = float(np.array([0x7FF8000000000001], np.uint64).view(np.float64)[0])
 POINT = pa.struct([pa.field("x", pa.float64()), pa.field("names", pa.list_(pa.string()))])

@@ -1,9 +1,13 @@
 """In which steps the rows of a state in two checkpoints are compared, and what need not be read.
 
-Theory of operation. A key group that has the same runs on both sides (``matching``) is left out. If
-both sides begin with the same runs, the other layers are above: these determine which keys can
-differ. Groups of both kinds are gathered into steps by how much has to be held. A group whose
-layers are too large to hold, or a range of groups that share nothing, is read as two streams.
+Theory of operation. A *run* is the rows of one key group in one handle. A key group is a sequence
+of runs, lowest layer first. Runs are equal if their segments (by digest) and rows are. The runs
+with which both sides begin are common; the rest of each side is above them.
+
+A key group that has the same runs on both sides is left out. If both sides begin with the same
+runs, the layers above determine which keys can differ. Groups of both kinds are gathered into steps
+by how much has to be held. A group whose layers are too large to hold, or a range of groups that
+share nothing, is read as two streams.
 
 If the number of key groups or the key hash differs, groups cannot be compared one by one: the keys
 are put into buckets. For rows without keys, those that both sides refer to are left out, and the
@@ -15,26 +19,27 @@ left out: rows in segments of both sides may have expired since.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
-from ...manifest import Ints, Mask, integers
+from ...manifest import Ints, Mask, before, codes_of, integers, lists, one_chunk, spread, take_rows
 from ...model import Mode, SchemaVersion, State
 from ...reading import Keys
-from ...schema import segment_schema
+from ...schema import SLICE_SCHEMA, segment_schema
 from ...tables import HELD_BYTES
-from .differing import ByKey, ByRow, Comparison
-from .matching import Runs, common, cut_side, keyed_runs, row_runs, segment_codes, unmatched
-from .sides import Side
-from .steps import ByLayers, ByStreams, Step
+from .rows import places_of, surplus
+from .steps import ByLayers, ByStreams, Side, Step
 
 if TYPE_CHECKING:
     from ...reading import Checkpoint
 
+_POSITIONS: Final = 1 << 40
+"""More rows than a segment can have."""
 _ABOVE_BYTES: Final = HELD_BYTES // 2
 """The size of the layers above in a step, roughly, unless one key group has more."""
 
@@ -101,9 +106,8 @@ class _Sides:
 
     def whole(self) -> tuple[Step, ...]:
         """Return a step that compares all rows of both sides, in buckets."""
-        has_key = self.state.mode in (Mode.KEYED, Mode.PROGRESS) and bool(self.state.row_key)
-        comparison: Comparison = ByKey(self.state.row_key, by_group=False) if has_key else ByRow()
-        return (_streams(self.old, self.new, comparison, grouped=False),)
+        row_key = self.state.row_key if self.state.mode in (Mode.KEYED, Mode.PROGRESS) else ()
+        return (_streams(self.old, self.new, row_key, grouped=False),)
 
     def by_row(self, codes: tuple[Ints, Ints]) -> tuple[Step, ...]:
         """Return the step that compares rows without a key: those that both sides refer to are left
@@ -118,7 +122,7 @@ class _Sides:
             # Its rows are those of all subtasks together.
             return self.whole()
         sides = [_cut(task, one.of(mask)) for task, one, mask in zip((self.old, self.new), runs, left, strict=True)]
-        return (_streams(sides[0], sides[1], ByRow(), grouped=False),)
+        return (_streams(sides[0], sides[1], (), grouped=False),)
 
     def keyed(self, codes: tuple[Ints, Ints], parts: int) -> Iterator[Step]:
         """Yield the steps that compare rows with a key, by key group."""
@@ -131,11 +135,11 @@ class _Sides:
         chosen[groups.number] = True
         for streams, first, last in _stretches(groups, parts):
             mine, theirs = (_within(runs, first, last, chosen) for runs in (old, new))
-            if streams:
+            shared_side = None if streams else _cut(self.new, new.of(theirs & shared[1]))
+            if shared_side is None:
                 sides = _cut(self.old, old.of(mine)), _cut(self.new, new.of(theirs))
-                yield _streams(sides[0], sides[1], ByKey(self.state.row_key), grouped=True)
+                yield _streams(sides[0], sides[1], self.state.row_key, grouped=True)
                 continue
-            shared_side = _cut(self.new, new.of(theirs & shared[1]))
             sides = _cut(self.old, old.of(mine & ~shared[0])), _cut(self.new, new.of(theirs & ~shared[1]))
             keys = Keys(self.state.row_key, self.state.key_columns)
             yield ByLayers(shared_side, sides[0], sides[1], keys, _stored(shared_side, *sides))
@@ -144,9 +148,8 @@ class _Sides:
         """Yield steps that compare rows with a key in ranges of key groups, if none are known to be
         equal.
         """
-        comparison = ByKey(self.state.row_key)
         if parts < 2:
-            yield _streams(self.old, self.new, comparison, grouped=True)
+            yield _streams(self.old, self.new, self.state.row_key, grouped=True)
             return
         some = self.new or self.old
         assert some is not None
@@ -160,19 +163,15 @@ class _Sides:
         for end in ends:
             sides = _clipped(self.old, first, end), _clipped(self.new, first, end)
             first = end + 1
-            yield _streams(sides[0], sides[1], comparison, grouped=True)
+            yield _streams(sides[0], sides[1], self.state.row_key, grouped=True)
 
 
-def _streams(old: Side | None, new: Side | None, comparison: Comparison, *, grouped: bool) -> Step:
-    return ByStreams(old, new, comparison, grouped, _stored(old, new))
+def _streams(old: Side | None, new: Side | None, row_key: tuple[str, ...], *, grouped: bool) -> Step:
+    return ByStreams(old, new, row_key, grouped, _stored(old, new))
 
 
 def _stored(*sides: Side | None) -> int:
     return sum(side.stored_bytes for side in sides if side is not None)
-
-
-def _cut(side: Side | None, runs: Runs) -> Side | None:
-    return None if side is None or not len(runs.start) else cut_side(side, runs)
 
 
 def _clipped(side: Side | None, first: int, last: int) -> Side | None:
@@ -236,3 +235,157 @@ def _as_streams(groups: _Groups) -> list[bool]:
 
 def _row_width(schema: pa.Schema) -> int:
     return sum(item.type.bit_width // 8 if pa.types.is_primitive(item.type) else 16 for item in schema)
+
+
+class Runs(NamedTuple):
+    """Rows of handles of a task; for keyed state by (group, layer, handle)."""
+
+    group: Ints
+    """-1 if the rows are not of one key group."""
+    handle: Ints
+    segment: Ints
+    start: Ints
+    rows: Ints
+    size_bytes: Ints
+    """Approximate size in memory."""
+
+    def of(self, mask: Mask) -> Runs:
+        """Return some of the runs."""
+        return Runs(*(column[mask] for column in self))
+
+
+def segment_codes(old: Side | None, new: Side | None) -> tuple[Ints, Ints] | None:
+    """Return a number per handle, equal for segments with equal bytes that are read in the same
+    way.
+
+    None if segments have no digest, or rows are reshaped before they are compared.
+    """
+    sides = [side for side in (old, new) if side is not None]
+    if any(side.shape is not None for side in sides):
+        return None
+    chunks = [chunk for side in sides for chunk in side.handles["digest"].chunks]
+    codes, _ = codes_of(pa.chunked_array(chunks, pa.binary(16)))
+    if (codes < 0).any():
+        return None
+    numbers: dict[object, int] = {}
+    readings = []
+    for side in sides:
+        known = side.readings()
+        ids, found = np.unique(integers(side.handles["schema_id"]), return_inverse=True)
+        # A handle with an undeclared schema is damage, which reading reports.
+        each = [numbers.setdefault(known.get(number, number), len(numbers)) for number in ids.tolist()]
+        readings.append(np.array(each, np.int64)[found])
+    codes = codes * max(1, len(numbers)) + np.concatenate(readings)
+    count = 0 if old is None else len(old.handles)
+    return codes[:count], codes[count:]
+
+
+def keyed_runs(handles: pa.Table, segments: Ints, row_bytes: int) -> Runs:
+    """Return the runs of keyed state. ``row_bytes``: how much memory a row takes at least."""
+    starts, ends, counts = lists(one_chunk(handles["rows_per_group"]))
+    owner, nth = spread(ends - starts)
+    place = starts[owner] + nth
+    above = before(counts)
+    group = integers(handles["first_group"])[owner] + nth
+    start = integers(handles["row_start"])[owner] + above[place] - above[starts[owner]]
+    sizes = counts[place] * _row_bytes(handles, row_bytes)[owner]
+    order = np.lexsort((owner, integers(handles["layer"])[owner], group))
+    runs = Runs(group, owner, segments[owner], start, counts[place], sizes)
+    return Runs(*(column[order] for column in runs)).of(counts[place][order] > 0)
+
+
+def _row_bytes(handles: pa.Table, least: int) -> Ints:
+    stored = integers(handles["uncompressed_bytes"]) // np.maximum(1, integers(handles["segment_rows"]))
+    return np.maximum(stored, least)
+
+
+def common(old: Runs, new: Runs) -> tuple[Mask, Mask]:
+    """Return the runs with which a key group begins on both sides."""
+    places = places_of(old.group), places_of(new.group)
+    width = 1 + max(int(place.max(initial=0)) for place in places)
+    mine, theirs = old.group * width + places[0], new.group * width + places[1]
+    at = np.searchsorted(theirs, mine)
+    found = at < len(theirs)
+    found[found] = theirs[at[found]] == mine[found]
+    here = at[found]
+    found[found] = (
+        (old.segment[found] == new.segment[here])
+        & (old.start[found] == new.start[here])
+        & (old.rows[found] == new.rows[here])
+    )
+    # After the first run that differs, nothing is common.
+    differing = np.cumsum(~found)
+    first = np.arange(len(found)) - places[0]
+    shared: Mask = differing - (differing - ~found)[first] == 0
+    also = np.zeros(len(new.group), np.bool_)
+    also[at[shared]] = True
+    return shared, also
+
+
+def row_runs(handles: pa.Table, segments: Ints, others: pa.Table, other_segments: Ints) -> Runs:
+    """Return the rows of handles, cut wherever a handle of either side begins or ends."""
+    cuts = []
+    for table, codes in ((handles, segments), (others, other_segments)):
+        start = codes * _POSITIONS + integers(table["row_start"])
+        cuts += [start, start + integers(table["rows"])]
+    edges = np.unique(np.concatenate(cuts))
+    low, high = np.searchsorted(edges, cuts[0]), np.searchsorted(edges, cuts[1])
+    owner, nth = spread(high - low)
+    begin = edges[low[owner] + nth]
+    rows = edges[low[owner] + nth + 1] - begin
+    return Runs(np.full_like(owner, -1), owner, segments[owner], begin % _POSITIONS, rows, rows)
+
+
+def unmatched(old: Runs, new: Runs) -> tuple[Mask, Mask]:
+    """Return the runs that one side has more often than the other."""
+    numbers = np.concatenate([runs.segment * _POSITIONS + runs.start for runs in (old, new)])
+    codes = np.unique(numbers, return_inverse=True)[1]
+    first, second = codes[: len(old.start)], codes[len(old.start) :]
+    return surplus(first, second)
+
+
+def _cut(side: Side | None, runs: Runs) -> Side | None:
+    """Return a side of these runs only: owners by key group, each with its runs in order."""
+    if side is None or not len(runs.start):
+        return None
+    slices = _slices(side.handles, runs)
+    numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
+    column = slices.schema.get_field_index("handle")
+    slices = slices.set_column(column, SLICE_SCHEMA.field("handle"), numbers.indices.cast(pa.int64()))
+    return side.of(replace(side.task, handles=take_rows(side.handles, numbers.dictionary), slices=slices))
+
+
+def _slices(handles: pa.Table, runs: Runs) -> pa.Table:
+    order = np.lexsort((runs.start, runs.handle))
+    group, handle, start, rows = (column[order] for column in (runs.group, runs.handle, runs.start, runs.rows))
+    # Consecutive runs in one handle are one slice.
+    goes_on = (handle[1:] == handle[:-1]) & (start[1:] == start[:-1] + rows[:-1])
+    begins = np.flatnonzero(np.append(True, ~goes_on)[: len(handle)])
+    ends = np.append(begins[1:], len(handle)) - 1
+    chosen = handle[begins]
+    length = start[ends] + rows[ends] - start[begins]
+    share = length / np.maximum(1, integers(handles["segment_rows"]))[chosen]
+    stored = np.rint(share * integers(handles["size_bytes"])[chosen]).astype(np.int64)
+    first, last = (integers(handles[name])[chosen] for name in ("first_group", "last_group"))
+    grouped, whole = first >= 0, group[begins] < 0
+    first, last = np.where(whole, first, group[begins]), np.where(whole, last, group[ends])
+    table = pa.table(
+        [
+            *(handles[name].take(pa.array(chosen)) for name in ("operator", "state", "mode", "subtask", "layer")),
+            pa.array(chosen),
+            pa.array(start[begins]),
+            pa.array(length),
+            pa.array(first.astype(np.int32), mask=~grouped),
+            pa.array(last.astype(np.int32), mask=~grouped),
+            pa.array(stored),
+        ],
+        schema=SLICE_SCHEMA,
+    )
+    return table.take(pa.array(_by_owner(table)))
+
+
+def _by_owner(slices: pa.Table) -> Ints:
+    owner, first = integers(slices["subtask"]) + 1, integers(slices["first_group"])
+    lowest = np.full(int(owner.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, owner, first)
+    return np.lexsort((integers(slices["row_start"]), integers(slices["handle"]), owner, lowest[owner]))
