@@ -211,7 +211,7 @@ def check_counts(plan: RewritePlan, handles: Iterable[Handle]) -> None:
         if written[name] != stored[name] and not (name in merged and written[name] < stored[name]):
             raise DamagedCheckpoint(
                 f"the rewrite of state {name[1]!r} of {name[0]!r} wrote {written[name]} rows, but {stored[name]} are "
-                "stored; nothing was published. `ckpt validate --level full` shows whether the checkpoint is whole"
+                "stored; nothing was published"
             )
 
 

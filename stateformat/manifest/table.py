@@ -119,7 +119,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if expanded > INLINE_EXPANDED_BYTES_MAX:
         raise DamagedCheckpoint(
             f"the inline segments of these handles would take {expanded:,} bytes of memory; at most "
-            f"{INLINE_EXPANDED_BYTES_MAX:,} are read. `ckpt rewrite` makes objects of such segments",
+            f"{INLINE_EXPANDED_BYTES_MAX:,} are read",
             kind=ErrorKind.LIMIT_EXCEEDED,
         )
     return column.cast(pa.binary())

@@ -5,21 +5,29 @@ from __future__ import annotations
 import functools
 import json
 import re
+import runpy
 import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from stateformat.graph import JobGraph
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
+from stateformat.graph import JobGraph, OperatorId
+from stateformat.manifest import manifest_ref
+from stateformat.model import MAX_CHECKPOINT_ID, StopMode
+from stateformat.record import members_of
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from stateformat.store import open as open_store
+from stateformat.store import CheckpointStore, open as open_store
 from tests import stores
 from tests.advice.following import WIDE, complaints, copied, refusal_of, said
 from tests.ckpt.ckpt_runs import run
+from tests.forgery import Forger, seal
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 ENVIRONMENT = {"COLUMNS": WIDE, "SHELL": "/bin/another"}
@@ -51,6 +59,11 @@ def flow():
     flow.source(RateSource(total=10, shards=2), uid="lines").apply(CollectSink(), uid="counter")
     return flow
 
+def long():
+    flow = Dataflow("counts", parallelism=2)
+    flow.source(RateSource(total=20_000, shards=2), uid="lines").apply(CollectSink(), uid="counter")
+    return flow
+
 class Odd(Operator):
     def states(self, *inputs):
         raise ValueError("no states")
@@ -62,6 +75,18 @@ def raises():
     flow = Dataflow("counts", parallelism=2)
     flow.source(RateSource(total=10, shards=2), uid="lines").key_by("n").apply(Odd(), uid="counter")
     return flow
+"""
+SINKS = """
+from stateformat.backends.connectors import FileSink, RateSource
+from stateformat.backends.dataflow import Dataflow
+
+def flow(place="first"):
+    flow = Dataflow("written", parallelism=2)
+    flow.source(RateSource(total=2000, shards=4), uid="lines").apply(FileSink("OUT/" + place, durable=False), uid="out")
+    return flow
+
+def moved():
+    return flow("second")
 """
 
 
@@ -76,6 +101,8 @@ class Case(NamedTuple):
     """What the last call may be refused for, which is another matter."""
     shows: str = ""
     """A pattern of what was left out: the last call prints it, and the first does not."""
+    traces: bool = False
+    """Whether the first call shows where a function of the job has failed."""
 
 
 CORPUS = FIXTURES.parents[1] / "corpus"
@@ -88,6 +115,7 @@ BROKEN = {
     "unknown": "4.1-unknown-state",
     "shared": "4.3-key-group-in-two-handles",
     "stray": "8.1-stray",
+    "misplaced": "5.3-key-group-is-another-keys",
 }
 """Stores of the corpus."""
 
@@ -173,6 +201,134 @@ class World:
 
     def avro(self, path: Path) -> Path:
         return FIXTURES / "spark-4.3.0/transform-rocksdb-avro/checkpoint"
+
+    def stopped(self, path: Path) -> Path:
+        """A job that keeps all checkpoints has stopped."""
+        store, asked = open_store(str(path)), False
+        run = self._begun(store, runpy.run_path(self["flow"])["long"](), keep=None)
+        while run.step():
+            if not asked and (run.progress().checkpoint_id or 0) > 11:
+                asked = bool(store.request_stop(StopMode.NO_DRAIN))
+        return path
+
+    def stopped_too(self, path: Path) -> Path:
+        return copied(Path(self["stopped"]), path)
+
+    def crashed(self, path: Path) -> Path:
+        """A job that writes files has died after two checkpoints."""
+        run = self._begun(open_store(str(path)), runpy.run_path(self["sinks"])["flow"]())
+        while run.step() and run.progress().checkpoint_id != 2:
+            pass
+        run.close()
+        return path
+
+    def emptied(self, path: Path) -> Path:
+        """What the job had prepared for its newest checkpoint is gone."""
+        copied(Path(self["crashed"]), path)
+        for file in [*(self.folder / "out").rglob(f"*{2:020}-*.p*")]:
+            file.unlink()
+        return path
+
+    def _begun(self, store: CheckpointStore, flow: Dataflow, **options: Any) -> LocalRun:
+        how = {"clock": VirtualClock(), "checkpoint_rows": 500, "requests_every_us": 1, **options}
+        run = LocalRuntime(store, **how).begin(flow)
+        assert isinstance(run, LocalRun)
+        return run
+
+    def sinks(self, path: Path) -> Path:
+        path = path.with_name(f"sinks_{self.folder.name}.py")
+        path.write_text(SINKS.replace("OUT", str(self.folder / "out")))
+        return path
+
+    def forged(self, path: Path) -> Path:
+        """What is to be committed is no file of the sink's."""
+        return self._with_committables(copied(Path(self["crashed"]), path), 2, "out", "path", "../mine")
+
+    def unreadable(self, path: Path) -> Path:
+        """What is to be committed has no rows."""
+        copied(Path(self["stopped"]), path)
+        newest = open_store(str(path)).open().id
+        return self._with_committables(path, newest, "counter", "payload", b"none")
+
+    def _with_committables(self, store: Path, checkpoint_id: int, uid: str, column: str, value: Any) -> Path:
+        forger = Forger(open_store(str(store)).storage, checkpoint_id)
+        held = [(handle.operator, handle.state, bool(handle.rows)) for handle in forger.handles]
+        at = held.index((uid, "committables", True))
+        rows = forger.table_of(at)
+        number = rows.schema.get_field_index(column)
+        values = pa.array([value] * len(rows), rows.schema.field(number).type)
+        forger.set_rows(at, rows.set_column(number, rows.schema.field(number), values))
+        forger.seal()
+        return store
+
+    def greatest(self, path: Path) -> Path:
+        copied(Path(self["five"]), path)
+        (path / "checkpoints" / f"{MAX_CHECKPOINT_ID:020}.json").write_bytes(b"{")
+        return path
+
+    def garbled(self, path: Path) -> Path:
+        """The column of a manifest that has the inline segments cannot be read."""
+        forger = Forger(stores.counts_store(str(path)).storage, 1)
+        name = forger.record.manifest.path
+        data = bytearray((path / name).read_bytes())
+        columns = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0)
+        data[columns.column(columns.num_columns - 1).data_page_offset + 40] ^= 1
+        (path / name).write_bytes(data)
+        record = replace(forger.record, manifest=manifest_ref(name, pa.py_buffer(bytes(data))))
+        (path / forger.path).write_bytes(seal({"format": "stateformat", "version": 1, **members_of(record)}))
+        return path
+
+    def no_text(self, path: Path) -> Path:
+        """Bytes that are no UTF-8 in a column of text."""
+        forger = Forger(stores.flights_store(str(path)).storage, 2)
+        at = forger.find("airlines", "names", 1)
+        rows = forger.table_of(at)
+        name = rows.schema.get_field_index("name")
+        forger.set_rows(at, rows.set_column(name, "name", pa.array([b"\xff\xfe"] * len(rows)).view(pa.string())))
+        forger.seal()
+        return path
+
+    def hopeless(self, path: Path) -> Path:
+        """The newest is damaged, and so is what it came from; one that stands alone is whole."""
+        copied(Path(self["five"]), path)
+        for number in (2, 4, 5):
+            (path / "checkpoints" / f"{number:020}.json").write_bytes(b"{")
+        return path
+
+    def alone(self, path: Path) -> Path:
+        """Nobody names the checkpoint below the damaged one, and the one that it names is gone."""
+        copied(Path(self["five"]), path)
+        (path / "checkpoints" / f"{5:020}.json").write_bytes(b"{")
+        (path / "checkpoints" / f"{3:020}.json").unlink()
+        return path
+
+    def bare(self, path: Path) -> Path:
+        """A query of Spark without the files of a partition."""
+        copied(Path(self["spark"]), path)
+        for file in (path / "state/0/0").glob("*.*"):
+            file.unlink()
+        return path
+
+    def old(self, path: Path) -> Path:
+        """A query that Spark 3.2 began."""
+        copied(Path(self["spark"]), path)
+        for log in (path / "offsets").glob("[0-9]*"):
+            text = log.read_text()
+            log.write_text(text.replace('useStrictDistribution":"true"', 'useStrictDistribution":"false"'))
+        for check in (path / "offsets").glob(".*.crc"):
+            check.unlink()
+        return path
+
+    def two_names(self, path: Path) -> Path:
+        """What may be a state of either of two operators."""
+        operators = [stores.operator(uid, 1) for uid in ("a", "a/b")]
+        states = [
+            declare.even_split_state(OperatorId(uid), name, columns={"n": pa.int64()})
+            for uid, name in (("a", "b/c"), ("a/b", "c"))
+        ]
+        rows = {(state.operator, state.name): lambda _: pa.table({"n": [1]}) for state in states}
+        stores.Job("names", JobGraph(tuple(operators)), tuple(states), rows).publish(open_store(str(path)), None)  # type: ignore[arg-type]
+        return path
 
     def above(self, path: Path) -> Path:
         return next((FIXTURES / "flink-2.3.0/namespaces-rocksdb-checkpoint/savepoint").iterdir())
@@ -303,7 +459,7 @@ def tried(case: Case, folder: Path) -> None:
     *made, call = [called(part, world) for part in case.call.split(" ; ")]
     for argv in made:
         assert refusal_of(run(*argv, **ENVIRONMENT)) is None, argv
-    text = said(run(*call, **ENVIRONMENT))
+    text = said(run(*call, traces=case.traces, **ENVIRONMENT))
     told = [sentence for sentence, _ in complaints(text) if case.says in sentence.text]
     assert told, text
     *before, then = [called(part, world) for part in case.then.split(" ; ")]

@@ -457,6 +457,8 @@ def test_a_query_that_takes_too_much_memory_is_stopped_with_a_sentence(shop: Pat
     assert (done.returncode, error["kind"]) == (2, "limit_exceeded")
     assert error["message"].startswith("the query took more than 768 MiB of memory and was stopped")
     assert done.stderr == f"ckpt: {error['message']}\n"
+    # What it advises.
+    assert program("sql", shop, "select length(repeat('x', 1000)) from range(20)").returncode == 0
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
+from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.states import UNKNOWN_MAX, Layer, should_fold, value_state
 from stateformat.states.delta_policy import LAYERS_MAX
@@ -73,3 +74,6 @@ def test_more_layers_than_are_advised_are_told_once_with_what_to_do(caplog: pyte
     assert "should_fold" in told
     # What is carried is not kept in a chunk for every checkpoint that wrote some of it.
     assert parent.checkpoint().handles["path"].num_chunks <= 8
+    # What it advises.
+    rewrite(store, store.open(), RewriteSpec())
+    assert len(store.open().layers("op", "s", 0)) == 1

@@ -82,8 +82,8 @@ class CollectSink(TwoPhaseCommitSink):
             except (pa.ArrowException, OSError) as error:
                 raise InvalidState(
                     f"the committable of {uid!r} subtask {subtask}, prepared for checkpoint {checkpoint_id} by attempt "
-                    f"{attempt_id}, holds {len(payload)} bytes that are no rows: {error}. Run ckpt validate on "
-                    "the store",
+                    f"{attempt_id}, holds {len(payload)} bytes that are no rows: {error}. Something else has "
+                    "written this checkpoint; go back to one before it with `ckpt rollback`",
                     kind=ErrorKind.DAMAGED_SEGMENT,
                 ) from error
         # What one subtask prepared under several attempts keeps its order in the checkpoint.

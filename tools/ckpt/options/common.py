@@ -63,7 +63,7 @@ class Session:
             )
         self.changes(
             f"`ckpt history {store}` shows whether its checkpoint was published before. If not, nothing was changed, "
-            "and `ckpt gc` finds what was written"
+            "and `ckpt gc` finds what was written once another is published"
         )
 
     def target(self, address: Address, *others: str) -> CheckpointStore:
