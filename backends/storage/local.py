@@ -283,6 +283,12 @@ class LocalFolder(LocalStorage):
         with self._tree.translated("list", prefix):
             return sorted(self._tree.any_files(tuple(check_relative(directory).split("/")) if slash else (), start))
 
+    def folders(self) -> Iterator[tuple[str, Storage]]:
+        """See :class:`stateformat.storage.HasFolders`."""
+        with self._tree.translated("list", ""):
+            found = self._tree.folders(())
+        return ((name, LocalFolder(os.path.join(self._tree.root, name))) for name in found)  # noqa: PTH118
+
 
 class _LocalOutput(NewObject):
     """A temporary file in the final directory, until it is linked to its final name."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, TypeVar
 
 from .. import paths as layout
@@ -18,9 +20,13 @@ from ..errors import CheckpointError, DamagedCheckpoint, ErrorKind, NotFound, St
 from ..formats import foreign_checkpoints, only_read
 from ..model import CheckpointId, ParentRef, Record
 from ..reading import load_record
-from ..storage import Storage, names, names_after, stats_of
+from ..storage import Storage, folders_in, names, names_after, stats_of
 
 logger = logging.getLogger(__name__)
+
+_LOOKED_INTO: Final = 200
+"""Folders in one that is no store which are looked into, for the error that names them."""
+_SHOWN: Final = 5
 
 TRIES = 20
 """How often a read starts over before it gives up."""
@@ -183,6 +189,23 @@ def require_records(storage: Storage, listed: Ids) -> None:
         raise no_records(storage)
 
 
+def _below(storage: Storage) -> str:
+    """Return which folders in this one hold checkpoints, as a sentence; empty for none."""
+    found = []
+    for name, inside in islice(folders_in(storage), _LOOKED_INTO):
+        with suppress(CheckpointError):
+            there = foreign_checkpoints(inside)
+            if there is not None or any(map(layout.record_id, names(inside, layout.RECORDS))):
+                found.append((name, "a store" if there is None else there.system))
+    if not found:
+        return ""
+    shown = [f"{name} ({what})" for name, what in found[:_SHOWN]]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    url = f"{storage.url.rstrip('/')}/{found[0][0]}"
+    there_is, one = ("are", "one of them") if len(found) > 1 else ("is", "that")
+    return f"In it {there_is} {', '.join(shown)}{more}. Give {one}: `ckpt inspect {url}`"
+
+
 def no_records(storage: Storage) -> NotFound:
     """Return the error for a store without records (``STORE_NOT_FOUND``, ``STORE_EMPTY``)."""
     if not storage.exists():
@@ -202,7 +225,7 @@ def no_records(storage: Storage) -> NotFound:
         return NotFound(
             f"{storage.url} is no store of checkpoints: nothing lies in its {layout.RECORDS}, {layout.MANIFESTS} and "
             f"{layout.SEGMENTS}, nor what makes a folder of Flink's (`_metadata`) or of a Spark query (`offsets/`). "
-            "Check the address; a job makes a store with its first checkpoint",
+            f"{_below(storage) or 'Check the address; a job makes a store with its first checkpoint'}",
             kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
         )

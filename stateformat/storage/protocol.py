@@ -16,7 +16,7 @@ entry is a function ``(url: str, options: Mapping[str, Any]) -> Storage``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -233,6 +233,14 @@ class HasFolder(Protocol):
 
 
 @runtime_checkable
+class HasFolders(Protocol):
+    """A plain folder (:func:`folder_of`) that knows the folders in it."""
+
+    def folders(self) -> Iterator[tuple[str, Storage]]:
+        """Return the folders in this one by name, sorted, each a plain folder; no hidden ones."""
+
+
+@runtime_checkable
 class HoldsSavepoints(Protocol):
     """A :class:`Storage` that gives access to the stores in ``savepoints/`` below its own store.
 
@@ -293,6 +301,12 @@ class SharesBytes(Protocol):
 def folder_of(storage: Storage) -> Storage | None:
     """:meth:`HasFolder.folder` for any storage; None if it holds only objects of stores."""
     return storage.folder() if isinstance(storage, HasFolder) else None
+
+
+def folders_in(storage: Storage) -> Iterator[tuple[str, Storage]]:
+    """:meth:`HasFolders.folders` for any storage; none if it does not know them."""
+    folder: object = folder_of(storage)
+    return folder.folders() if isinstance(folder, HasFolders) else iter(())
 
 
 def check_relative(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,3 +254,21 @@ def test_a_file_in_place_of_a_store_is_not_to_be_removed(tmp_path: Path, command
     assert "it is no directory, and a store is one" in message
     assert "heck the address" in message
     assert precious.read_text() == "a,b\n"
+
+
+def test_a_folder_of_checkpoints_is_told_with_those_in_it(tmp_path: Path) -> None:
+    fixtures = Path(__file__).parents[1] / "foreign/fixtures"
+    shutil.copytree(fixtures / "flink-2.3.0/core-hashmap-canonical/savepoint", tmp_path / "savepoint-1-a")
+    shutil.copytree(fixtures / "spark-4.3.0/two/checkpoint", tmp_path / "words")
+    stores.counts_store(str(tmp_path / "ours"))
+    (tmp_path / "other").mkdir()
+    found = words("inspect", tmp_path, status=3)
+    assert (
+        "In it are ours (a store), savepoint-1-a (a Flink checkpoint or savepoint), words (the checkpoint of a Spark "
+        f"query). Give one of them: `ckpt inspect file://{tmp_path}/ours`"
+    ) in found
+    assert "Check the address" not in found
+    assert run("inspect", f"file://{tmp_path}/ours").status == 0
+    for number in range(8):
+        shutil.copytree(tmp_path / "words", tmp_path / f"a{number}")
+    assert "and 6 more. Give one of them" in words("validate", tmp_path, status=3)

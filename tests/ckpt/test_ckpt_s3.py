@@ -78,3 +78,12 @@ def test_a_report_comes_from_s3_and_goes_there(endpoint: str, tmp_path: Path) ->
         "report", f"{remote}/store", "--to", target, *there, status=2
     )
     page("report", f"{remote}/store", "--to", target, "--force", *there)
+
+
+def test_a_prefix_with_checkpoints_below_it_is_told_with_those(endpoint: str, tmp_path: Path) -> None:
+    remote, there = f"s3://{BUCKET}/{uuid.uuid4().hex}", ("--endpoint-url", endpoint)
+    stores.counts_store(str(tmp_path / "store"))
+    for name in ("one", "two"):
+        page("copy", tmp_path / "store", f"{remote}/{name}", *there)
+    message = failure("inspect", remote, *there, status=3)["message"]
+    assert f"In it are one (a store), two (a store). Give one of them: `ckpt inspect {remote}/one`" in message

@@ -237,14 +237,18 @@ class S3Storage(S3Place):
         return Link.COPIED
 
     def savepoints(self) -> builtins.list[str]:
-        begin, found = self._key(layout.SAVEPOINTS), set()
+        return sorted({*self._folders_in(layout.SAVEPOINTS)})
+
+    def _folders_in(self, place: str) -> Iterator[str]:
+        begin = self._key(place)
         arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": begin, "Delimiter": "/"}
         while True:
-            with self._translated("list", layout.SAVEPOINTS):
+            with self._translated("list", place):
                 page = self._client.call("list_objects_v2", **arguments)
-            found |= {item["Prefix"][len(begin) : -1] for item in page.get("CommonPrefixes", ())}
+            names = [item["Prefix"][len(begin) : -1] for item in page.get("CommonPrefixes", ())]
+            yield from filter(is_object_name, names)
             if not page.get("IsTruncated"):
-                return sorted(name for name in found if is_object_name(name))
+                return
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 
     def savepoint(self, name: str) -> S3Storage:
@@ -385,6 +389,10 @@ class S3Folder(S3Storage):
         sorted.
         """
         return self._listed(prefix)
+
+    def folders(self) -> Iterator[tuple[str, Storage]]:
+        """See :class:`stateformat.storage.HasFolders`."""
+        return ((name, S3Folder(self._bucket, self._key(name), self._options)) for name in self._folders_in(""))
 
     def _is_listed(self, path: str) -> bool:
         return bool(path) and not path.endswith("/")
