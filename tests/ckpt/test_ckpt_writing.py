@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,14 @@ def test_gc_deletes_nothing_if_it_cannot_tell_what_is_needed(tmp_path: Path) -> 
     assert manifest.name in found["stopped"]
     assert "Stopped: " in page("gc", tmp_path, "--delete", status=1)
     assert fingerprint(tmp_path) == before
+
+
+def test_a_name_that_may_be_an_operator_or_a_state_is_refused(tmp_path: Path) -> None:
+    made = stores.counts_job()
+    graph = replace(made.graph, operators=(*made.graph.operators, stores.operator("counter/counts", 2)))
+    replace(made, graph=graph).publish(open_store(str(tmp_path)), None)
+    failed = failure("rewrite", tmp_path, "--rename", "counter/counts=sums", status=2)
+    assert "may be state 'counts' of operator 'counter' or operator 'counter/counts'" in failed["message"]
+    assert "ckpt rewrite STORE --rename UID=NEW" in failed["message"]
+    page("rewrite", tmp_path, "--rename", "counter=numbers")
+    assert document("rewrite", tmp_path, "--rename", "counter/counts=sums")["operators"][-1]["uid"] == "sums"

@@ -107,17 +107,23 @@ def transforms_of(
 
 
 def renames_of(
-    checkpoint: Checkpoint, named: Sequence[tuple[str, str]]
+    checkpoint: Checkpoint, renames: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """The new uids by old ones, and the new names of states by uid and old name, of ``--rename``.
 
-    Raises ``InvalidInput`` for what is not there.
+    Raises ``InvalidInput`` for what is not there, and for what may be an operator or a state.
     """
+    from stateformat.states import labels_of, named
+
     operators: dict[str, str] = {}
     names: dict[tuple[str, str], str] = {}
-    known = {name for operator in checkpoint.graph.operators for name in (operator.uid, operator.name)}
-    for old, new in named:
-        if old in known or "/" not in old:
+    labels = labels_of(checkpoint.graph.operators)
+    called = {operator.name for operator in checkpoint.graph.operators}
+    for old, new in renames:
+        found = named(old, checkpoint.record.states, labels)
+        if found is not None and found.state is None:
+            operators[found.operator] = new
+        elif found is None and (old in called or "/" not in old):
             operators[checkpoint.operator_uid(old)] = new
         else:
             state = _state(checkpoint, old)
