@@ -16,10 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateformat.backends.dataflow import EventTime, NoSplit, Split
 from stateformat.backends.dataflow.chain.source_reader import SourceReader
 from stateformat.backends.spark.sources import OffsetTable, Position, Range, RangeEnumerator, RowBuffer, SparkSource
+from stateformat.backends.spark.sources.arrow import check_fits, to_arrow
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState
 from tests.dataflow_fakes import Chunks, rows
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, Numbers, names, numbers, only_n, ranges, restored
@@ -37,6 +39,37 @@ def test_a_source_that_goes_on_has_nothing_now_and_then_more(quick: Any) -> None
     there[0] = 17
     assert numbers(quick, enumerator.next_range(quick)) == [15, 16]
     assert enumerator.next_split(0, 4) is NoSplit.LATER
+
+
+@pytest.mark.parametrize(
+    ("given", "declared", "fits"),
+    [
+        (pa.array([1, None], pa.int32()), pa.int64(), True),
+        (pa.array([1, None], pa.int64()), pa.int16(), True),
+        (pa.array([0.5], pa.float32()), pa.float64(), True),
+        (pa.array([[1], None], pa.list_(pa.int32())), pa.list_(pa.int64()), True),
+        (pa.array([0], pa.timestamp("us", "UTC")), pa.timestamp("us", "Europe/Paris"), True),
+        (pa.array([1, 70_000], pa.int64()), pa.int16(), False),
+    ],
+)
+def test_rows_are_cast_to_the_declared_types_if_that_changes_no_value(
+    given: pa.Array, declared: pa.DataType, fits: bool
+) -> None:
+    schema = pa.schema({"n": declared})
+    batch = pa.record_batch({"n": given})
+    check_fits("rows", from_arrow_schema(batch.schema), schema)
+    if fits:
+        assert to_arrow(batch, schema).schema == schema
+        assert to_arrow(batch, schema)["n"].to_pylist() == given.cast(declared).to_pylist()
+    else:
+        with pytest.raises(InvalidInput, match=r"column 'n' of a Spark source is int64.*70000.*Cast it"):
+            to_arrow(batch, schema)
+
+
+@pytest.mark.parametrize("declared", [pa.string(), pa.float32(), pa.timestamp("us")])
+def test_types_that_a_cast_would_change_are_refused(declared: pa.DataType) -> None:
+    with pytest.raises(InvalidInput, match="Column 'n' of rows is int64, and its source declares"):
+        check_fits("rows", from_arrow_schema(pa.schema({"n": pa.int64()})), pa.schema({"n": declared}))
 
 
 def test_readers_are_told_of_the_end_only_when_the_epoch_of_the_last_range_is_over(quick: Any) -> None:

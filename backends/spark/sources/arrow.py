@@ -1,9 +1,9 @@
 """Converts the rows of a DataFrame to Arrow batches of a declared schema.
 
-Types may differ from the declared ones only in how Arrow represents a value: the time zone of an
-instant, the names of items, the size of offsets. Any other type is refused: a cast belongs in the
-SQL, where its author sees it. Spark reports all columns of files as nullable, so every batch is
-checked for nulls.
+Types may differ from the declared ones in how Arrow represents a value (the time zone of an
+instant, the names of items, the size of offsets), and where a cast changes no value or fails, as
+from int to bigint. Any other type is refused: such a cast belongs in the SQL. Spark reports all
+columns of files as nullable, so every batch is checked for nulls.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.segments import keeps_values
+
+from ...dataflow.casting import plain_column
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -81,7 +84,7 @@ def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
         )
     for field in schema:
         given = found.field(field.name).type
-        if _plain(given) != _plain(field.type):
+        if _plain(given) != _plain(field.type) and not keeps_values(_plain(given), field.type):
             raise InvalidInput(
                 f"Column {field.name!r} of {what} is {given}, and its source declares {field.type}. Cast it in the "
                 "transformation, or declare what it is.",
@@ -96,8 +99,13 @@ def to_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         column = batch.column(field.name)
         _check_nulls(field.name, column, field)
         # Nested types compare equal even if the names of their items differ.
-        plain = column.type == field.type and not pa.types.is_nested(field.type)
-        columns.append(column if plain else column.cast(field.type))
+        if column.type == field.type:
+            columns.append(column.cast(field.type) if pa.types.is_nested(field.type) else column)
+        else:
+            what = f"column {field.name!r} of a Spark source"
+            columns.append(
+                plain_column(what, column, field.type, "Cast it in the transformation, or declare what it is")
+            )
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

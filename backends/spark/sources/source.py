@@ -79,10 +79,11 @@ class SparkSource(Source):
     ``rand()``, ``uuid()`` and the like is refused: a task that Spark runs again would compute other
     rows.
 
-    ``schema``: the columns of the records, with exactly the types of the transformed DataFrame (a
-    Spark ``timestamp`` is ``timestamp[us, tz=UTC]``). A null in a column declared "not null" fails
-    the job. Without it, the columns are those of the DataFrame, all nullable: this needs a session,
-    ``spark`` or the active one.
+    ``schema``: the columns of the records. Those of the transformed DataFrame (a Spark
+    ``timestamp`` is ``timestamp[us, tz=UTC]``) are cast if that changes no value, as int to bigint;
+    a value that does not fit, or a null in a column declared "not null", fails the job. Without it,
+    the columns are those of the DataFrame, all nullable: this needs a session, ``spark`` or the
+    active one.
 
     Raises ``InvalidInput`` if there is neither schema nor session, and for columns without an Arrow
     type.
