@@ -155,9 +155,10 @@ def import_checkpoint(
         with pending.context.coordinator(TEMPLATE_OPERATOR) as writer:
             writer.write(TEMPLATE_STATE, template.table())
         pending.add(writer)
+    notes = (*found.notes, _NO_WAY_BACK) if isinstance(whole.source, FlinkSource) and template is None else found.notes
     return Imported(
         carry_out(pending, plan, engine, progress),
-        found.notes,
+        notes,
         tuple((one.operator.uid, one.start.description) for one in sources),
         tuple(_left(found.record, starts).items()),
     )
@@ -310,6 +311,13 @@ def _check_keys_stay(record: Record, rewrite: RewriteSpec) -> None:
                 "(--key-hash rehash)"
             )
 
+
+_NO_WAY_BACK: Final = Note(
+    "omitted",
+    "",
+    "keys are hashed anew, so what Flink needs to take this state back is not kept; an import with `--key-hash keep` "
+    "keeps it",
+)
 
 Names = tuple[dict[str, str], dict[tuple[str, str], str], dict[tuple[str, str], dict[str, str]]]
 

@@ -51,6 +51,13 @@ def test_keys_that_were_hashed_anew_cannot_go_back(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+def test_an_import_that_leaves_no_way_back_says_so_once_and_another_leaves_one(tmp_path: Path) -> None:
+    said = "what Flink needs to take this state back is not kept"
+    assert " ".join(page("import", SAVED, "--to", tmp_path / "rehashed", COLUMNS="120").split()).count(said) == 1
+    assert said not in " ".join(page("import", SAVED, "--to", tmp_path / "store", "--key-hash", "keep").split())
+    page("export", tmp_path / "store", "--as", "flink-savepoint", "--to", tmp_path / "back")
+
+
 def test_renamed_operators_and_states_are_refused_by_name(tmp_path: Path) -> None:
     for number, (renamed, said) in enumerate(
         [("by-long=mine", "operator 'mine' is none of Flink's"), ("by-long/sum=total", "state 'total' of operator")]

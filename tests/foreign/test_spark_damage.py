@@ -325,6 +325,7 @@ def test_a_missing_schema_is_named() -> None:
         (OPERATOR, WHOLE[OPERATOR].replace(b'"numPartitions": 2', b'"numPartitions": 1e999'), DamagedCheckpoint),
         (OFFSETS, WHOLE[OFFSETS].replace(b"1700000000002", b"9" * 40), DamagedCheckpoint),
         ("metadata", b'{"id": 5}', DamagedCheckpoint),
+        ("metadata", b'{"id": "caf\xe9"}', DamagedCheckpoint),
         ("commits/2", b"v1\n{", DamagedCheckpoint),
         ("state/0/0/_metadata/schema", b"\x00\x02v7", UnsupportedFormat),
         ("state/0/0/_metadata/schema", b"\x00\x02v2\x7f\xff\xff\xff", DamagedCheckpoint),

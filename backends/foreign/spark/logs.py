@@ -231,7 +231,10 @@ def read_lines(folder: Reads, path: str, versions: Sequence[int]) -> tuple[int, 
 
 def read_query_id(folder: Reads) -> str:
     """Return the query's id."""
-    found = parse_json(read_small(folder, "metadata").decode("utf-8", "replace"), "metadata").get("id")
+    try:
+        found = parse_json(read_small(folder, "metadata").decode(), "metadata").get("id")
+    except UnicodeDecodeError as error:
+        raise damaged("metadata", f"the query's id is no text ({error})", kind=ErrorKind.DAMAGED_MANIFEST) from error
     if not isinstance(found, str) or not found:
         raise damaged("metadata", f"its id is {found!r}", kind=ErrorKind.DAMAGED_MANIFEST)
     return found
