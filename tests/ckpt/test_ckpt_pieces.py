@@ -21,6 +21,7 @@ from stateformat.tools.ckpt import exit_status as failures
 from stateformat.tools.ckpt.options import Address, AddressType, options_for
 from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
 from stateformat.tools.ckpt.text import Column, Look, graph, render
+from stateformat.tools.ckpt.text.rows import draw_rows
 
 # ---- the graph
 
@@ -376,3 +377,12 @@ def test_a_checkpoint_without_a_time_is_listed_without_one() -> None:
         "problem_count": 0,
     }
     assert _row(result, Look())[1] == ""
+
+
+def test_a_number_in_a_narrow_table_is_whole_and_texts_are_cut() -> None:
+    columns = [{"name": "n", "type": "int64"}, {"name": "text", "type": "string"}]
+    rows = [{"n": -(2**63) + i, "text": "x" * 200} for i in range(2)]
+    found = "\n".join(draw_rows(columns, rows, Look(width=40)))
+    assert all(str(row["n"]) in found for row in rows)
+    assert "x" * 8 in found
+    assert "x" * 40 not in found

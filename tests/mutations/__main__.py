@@ -1,6 +1,6 @@
 """Try the planted mutations: ``python -m tests.mutations [NAME…]``.
 
-Exit status: 0 all are found; 1 one is not; 2 a test fails without any.
+Exit status: 0 all are found; 1 one is not; 2 they cannot be tried.
 """
 
 from __future__ import annotations

@@ -20,7 +20,13 @@ from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import Handle, State
 from stateformat.reading import rekey
 from stateformat.schema import segment_schema
-from stateformat.segments import ROW_GROUPS_MAX, WriteOptions, row_groups as row_groups_module, write_segment
+from stateformat.segments import (
+    ROW_GROUPS_MAX,
+    RowKeyCheck,
+    WriteOptions,
+    row_groups as row_groups_module,
+    write_segment,
+)
 from stateformat.segments.row_groups import split_groups, split_table
 from stateformat.states import declare
 from tests.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, read, table, write
@@ -706,3 +712,12 @@ def test_clustering_copies_nothing_that_is_in_order() -> None:
     again = rekey(once, VALUE, 128, DEFAULT_KEY_HASH)
     addresses = [[c.chunk(0).buffers()[1].address for c in found.columns[1:]] for found in (once, again)]
     assert addresses[0] == addresses[1]
+
+
+def test_a_row_key_that_stands_in_two_batches_of_a_key_group_is_refused() -> None:
+    check = RowKeyCheck(declare.value_state("op", "s", keys={"k": pa.string()}, values={"v": pa.int64()}), "it")
+    for groups, keys in (([1, 1], ["a", "b"]), ([1, 2], ["a", "c"])):
+        check.add(pa.table({"_key_group": pa.array(groups, pa.int32()), "k": keys}))
+    with pytest.raises(InvalidState, match=r"row key \{'k': 'a'\} stands on 2 rows") as caught:
+        check.finish()
+    assert caught.value.kind is ErrorKind.DUPLICATE_ROW_KEY
