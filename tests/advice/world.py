@@ -119,6 +119,9 @@ BROKEN = {
 }
 """Stores of the corpus."""
 
+OFTEN = {"five", "flights", "keyed_kept", "ran", "stopped"}
+"""Stores of many cases: made once, and copied."""
+
 
 class World:
     """What the calls name, made when one does."""
@@ -136,7 +139,12 @@ class World:
             return str(self.folder / f"new-{self.made}")
         if name not in self._there:
             path = self.folder / name
-            made = copied(CORPUS / "broken" / BROKEN[name], path) if name in BROKEN else getattr(self, name)(path)
+            if name in BROKEN:
+                made = copied(CORPUS / "broken" / BROKEN[name], path)
+            elif name in OFTEN and self.folder.name != "often":
+                made = copied(Path(often(self.folder.parent / "often", name)), path)
+            else:
+                made = getattr(self, name)(path)
             self._there[name] = str(made)
         return self._there[name]
 
@@ -436,6 +444,13 @@ class World:
             job, states=(state,), rows={("counter", "counts"): lambda i: stores.owned(rows, ["word"], owner, i)}
         ).publish(open_store(str(path)), None)
         return path
+
+
+@functools.cache
+def often(folder: Path, name: str) -> str:
+    """A store that is made once."""
+    folder.mkdir(exist_ok=True)
+    return World(folder)[name]
 
 
 @functools.cache
