@@ -42,11 +42,13 @@ class Described:
 
 def describe(header: KeyedHeader) -> Described:
     """Return the content of a header, in the terms of layouts."""
-    key = header.key or Opaque("unknown")
+    # Of the state where the header stopped, the class is known, and maybe no more.
+    unknown = Opaque(str(header.stopped.details["java_class"] if header.stopped else "") or "unknown")
+    key = header.key or unknown
     key = key.as_key()
     numbers, parts, stored = {}, {}, {}
     for number, info in enumerate(header.states):
-        found = _parts(info, key)
+        found = _parts(info, key, unknown)
         numbers[info.name], parts[info.name] = number, found
         timers = found.layout is Layout.TIMERS
         if not found.unframed and not (info.value is None or info.value.takes_rest):
@@ -74,14 +76,15 @@ def is_known(key: Serializer) -> bool:
     return key.java_hash in HASHED and is_hashable(key.arrow_type)
 
 
-def _parts(info: StateInfo, key: Serializer) -> Parts:
-    value = info.value or Opaque("unknown")
+def _parts(info: StateInfo, key: Serializer, unknown: Serializer) -> Parts:
+    value = info.value or unknown
     if info.kind == TIMERS:
         if isinstance(value, Timer):
-            return Parts(info.name, Layout.TIMERS, value.key.as_key(), _namespace(value.namespace), None, None)
+            namespace = _namespace(value.namespace, unknown)
+            return Parts(info.name, Layout.TIMERS, value.key.as_key(), namespace, None, None)
         # Key and namespace cannot be distinguished.
         return Parts(info.name, Layout.TIMERS, Opaque(*value.opaque), Opaque(), None, None)
-    namespace = _namespace(info.namespace)
+    namespace = _namespace(info.namespace, unknown)
     kind = info.options.get("KEYED_STATE_TYPE", "VALUE")
     if kind == "MAP":
         if isinstance(value, MapOf) and not value.nullable_keys:
@@ -93,7 +96,7 @@ def _parts(info: StateInfo, key: Serializer) -> Parts:
     return Parts(info.name, Layout.VALUE, key, namespace, None, value)
 
 
-def _namespace(found: Serializer | None) -> Serializer | None:
+def _namespace(found: Serializer | None, unknown: Serializer) -> Serializer | None:
     if found is None:
-        return Opaque("unknown")
+        return unknown
     return None if isinstance(found, Nothing) else found.as_key()

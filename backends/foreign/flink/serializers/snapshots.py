@@ -98,9 +98,11 @@ def more_than_adapted(at: Cursor, begin: int, end: int) -> UnknownClass | None:
     place = bytes(at.data[begin:end]).find(ADAPTER.to_bytes(4, "big"))
     if place < 0:
         return None
-    # The name of its class precedes the version.
-    name = re.search(rb"[\w.$]+$", bytes(at.data[begin : begin + place]))
-    named = name[0].decode() if name else "of an unknown class"
+    # The name of its class precedes the version, and its length the name.
+    before = bytes(at.data[max(begin, begin + place - (1 << 16)) : begin + place])
+    sizes = (size for size in range(1, len(before) - 1) if before[-size - 2 : -size] == size.to_bytes(2, "big"))
+    name = next((before[-size:] for size in sizes if re.fullmatch(rb"[\w.$]+", before[-size:])), None)
+    named = name.decode() if name else "of an unknown class"
     return _unknown(at, f"what serializer snapshot {named} adds", named)
 
 
