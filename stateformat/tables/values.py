@@ -71,8 +71,12 @@ def number_of(moment: np.datetime64, unit: str) -> int | None:
     """A moment as a number of ``unit`` since 1970, None for NaT. ``ValueError`` if it has none."""
     if np.isnat(moment):
         return None
-    counted = moment.astype(f"datetime64[{unit}]")
-    if counted.astype(moment.dtype) != moment:
+    try:
+        counted = moment.astype(f"datetime64[{unit}]")
+        is_same = counted.astype(moment.dtype) == moment
+    except OverflowError:  # NumPy 2.5; before, the number wraps around.
+        is_same = False
+    if not is_same:
         raise ValueError(f"{moment} is no whole number of {unit}, or too far away")
     return int(counted.astype(np.int64))
 

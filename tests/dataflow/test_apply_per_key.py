@@ -274,7 +274,7 @@ def moments(*values: Any) -> list[Any]:
 
 def test_moments_of_numpy_are_those_of_any_unit_among_others() -> None:
     second = datetime.fromtimestamp(1, UTC)
-    nat = np.datetime64("NaT")
+    nat = np.datetime64("NaT", "us")
     assert moments(np.datetime64(5, "us"), second, None, nat) == [5, 1_000_000, None, None]
     assert moments(np.datetime64(5_000, "ns"), np.datetime64(1, "D")) == [5, 86_400_000_000]
     assert moments(nat) == [None]
@@ -292,7 +292,7 @@ def test_a_timer_is_set_by_a_moment_of_numpy() -> None:
     driven = harness(latest, schema=AT, on_timer=lambda key, timestamp: (key, timestamp))
     driven.push([at("Oslo", 0, 5), at("Oslo", 0, 7)])
     assert taken(driven.advance(ev.MAX_WATERMARK)) == [("Oslo", 7)]
-    for wrong in (np.datetime64("NaT"), np.datetime64(1 << 40, "D"), np.datetime64(5, "ns")):
+    for wrong in (np.datetime64("NaT", "us"), np.datetime64(1 << 40, "D"), np.datetime64(5, "ns")):
         driven = harness(lambda key, rows, state, timers, wrong=wrong: timers.set(wrong), on_timer=over)
         with pytest.raises(OperatorError, match=r"a timer at np.datetime64\(.*\)\. Give whole microseconds"):
             driven.push(ROWS)
