@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 from benchmarks.flink_state import write_savepoint
 from benchmarks.measuring import Cost, Row, cost, duration, own_cost
 from stateformat.backends.foreign.flink import FlinkSource
-from stateformat.backends.foreign.spark import SparkSource
-from stateformat.backends.foreign.spark.repartition import plan_repartition, repartition
+from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
+from stateformat.backends.foreign.spark.repartition.run import repartition
+from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.spark.sessions import local_session
 from stateformat.storage import Storage, folder_of, open_storage
 

@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 import stateformat as sf
 from benchmarks.measuring import Row, compare
 from stateformat.backends.connectors import FileSink, ParquetSource
-from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.connectors.sources.enumerators import ListEnumerator
 from stateformat.backends.dataflow import Chunk, Dataflow, ReaderContext, Source, Split
-from stateformat.backends.dataflow.operators import Aggregate, Filter, Map
+from stateformat.backends.dataflow.operators.aggregate import Aggregate
+from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from stateformat.backends.local import LocalRuntime
 
 ROWS, FILES, KEYS, BATCH_ROWS = 5_000_000, 4, 100_000, 65_536

@@ -21,7 +21,9 @@ import stateformat as sf
 from benchmarks.measuring import Row, compare
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator
-from stateformat.backends.dataflow.operators import Aggregate, Deduplicate, TumblingWindow
+from stateformat.backends.dataflow.operators.aggregate import Aggregate
+from stateformat.backends.dataflow.operators.deduplicate import Deduplicate
+from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import LocalRuntime
 
 LABEL, BUDGET = "Arrow kernels in a loop", "≤ 3 ×"

@@ -23,7 +23,7 @@ from stateformat.graph import JobGraph, Partitioner, Status
 from stateformat.keys import MAX_PARALLELISM_LIMIT
 from stateformat.manifest import Ints, before
 from stateformat.model import Mode, Record, State
-from stateformat.rules import saved_statuses
+from stateformat.rules.statuses import saved_statuses
 from stateformat.schema import SLICE_SCHEMA
 
 from . import rules

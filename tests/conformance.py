@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from stateformat.backends import dataflow as df
-from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.connectors.sources.enumerators import ListEnumerator
 from stateformat.backends.local import JobOutcome, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Run, Runtime
 from stateformat.backends.spark.runtime import SparkRuntime

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.backends.dataflow import Dataflow, OperatorCoordinator, Output
-from stateformat.backends.dataflow.operators import Filter, Map
+from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from tests.conformance import Calls, Gated, Out, Told, batches
 from tests.conformance_jobs import CountingCoordinator, laps
 from tests.local_jobs import ROWS, rows

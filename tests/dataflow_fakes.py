@@ -26,7 +26,7 @@ from stateformat.backends.dataflow import (
     SplitEnumerator,
     TwoPhaseCommitSink,
 )
-from stateformat.backends.dataflow.chain import OperatorChain
+from stateformat.backends.dataflow.chain.chain import OperatorChain
 from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
 from stateformat.backends.runtime import VIRTUAL_ORIGIN_US
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateformat.backends import dataflow as df
-from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.connectors.sources.enumerators import ListEnumerator
 from stateformat.backends.dataflow import events as ev
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Worker

@@ -20,12 +20,16 @@ import pyspark
 from stateformat.backends.dataflow.operators import aggregate
 from stateformat.backends.runtime import Runtime, VirtualClock
 from stateformat.backends.spark import runtime
-from stateformat.backends.spark.driver import SparkRun, epoch
+from stateformat.backends.spark.driver import epoch
 from stateformat.backends.spark.driver.epoch import EpochJob, checked
+from stateformat.backends.spark.driver.run import SparkRun
 from stateformat.backends.spark.options import SparkOptions
-from stateformat.backends.spark.protocol import EpochBroken, TaskReport, frames as mail
+from stateformat.backends.spark.protocol import frames as mail
+from stateformat.backends.spark.protocol.frames import EpochBroken
+from stateformat.backends.spark.protocol.messages import TaskReport
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.sources import Offsets, Position, SparkSource
+from stateformat.backends.spark.sources.offsets import Offsets, Position
+from stateformat.backends.spark.sources.source import SparkSource
 from stateformat.backends.spark.worker import level
 from stateformat.backends.spark.worker.shared_copies import SharedCopies
 from stateformat.backends.spark.worker.task_cache import TaskCache

@@ -7,8 +7,14 @@ neither read nor write are in ``stateformat.backends.dataflow.operators``.
 
 from __future__ import annotations
 
-from .sinks import CollectSink, FileSink
-from .sources import CsvSource, DirectoryEnumerator, FileSource, ListEnumerator, MemorySource, ParquetSource, RateSource
+from .sinks.collect import CollectSink
+from .sinks.file_sink import FileSink
+from .sources.csv import CsvSource
+from .sources.enumerators import ListEnumerator
+from .sources.files import DirectoryEnumerator, FileSource
+from .sources.memory import MemorySource
+from .sources.parquet import ParquetSource
+from .sources.rate import RateSource
 from .sql import SqlSink
 
 __all__ = [

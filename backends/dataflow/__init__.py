@@ -34,16 +34,13 @@ from .api import (
     ValueState,
 )
 from .flow import Dataflow, Loop, StepOptions, Stream
-from .operators import (
-    Aggregate,
-    BroadcastJoin,
-    Deduplicate,
-    Filter,
-    Map,
-    Select,
-    TumblingWindow,
-)
-from .operators.per_key import ApplyPerKey, KeyTimers
+from .operators.aggregate import Aggregate
+from .operators.deduplicate import Deduplicate
+from .operators.join import BroadcastJoin
+from .operators.per_key.key_timers import KeyTimers
+from .operators.per_key.operator import ApplyPerKey
+from .operators.row_steps import Filter, Map, Select
+from .operators.window import TumblingWindow
 
 __all__ = [
     "Aggregate",

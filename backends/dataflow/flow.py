@@ -31,8 +31,11 @@ from stateformat.states import Columns, as_schema
 
 from .api import Descriptor, Duration, EventTime, Operator, Source, TwoPhaseCommitSink, microseconds
 from .casting import check_columns
-from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
-from .operators.per_key import ApplyPerKey
+from .operators.aggregate import Aggregate
+from .operators.deduplicate import Deduplicate
+from .operators.per_key.operator import ApplyPerKey
+from .operators.row_steps import Filter, Map, Predicate, Select
+from .operators.window import TumblingWindow
 
 if TYPE_CHECKING:
     from .graph import Job

@@ -11,7 +11,8 @@ from .checkpoint import ForeignFolder, ForeignFormat
 
 def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
     """Return the checkpoint of a Structured Streaming query; None if the folder has none."""
-    from .spark import SparkSource, recognises, sources
+    from .spark.logs import recognises
+    from .spark.source import SparkSource, sources
 
     form = ForeignFormat(
         SPARK,

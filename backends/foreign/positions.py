@@ -23,7 +23,8 @@ from stateformat.model import State
 from stateformat.storage import Storage
 
 from ..bootstrap import source_states
-from ..connectors.sources import files_behind, rate_behind
+from ..connectors.sources.files import files_behind
+from ..connectors.sources.rate import rate_behind
 from ..dataflow.api import StartingPoint
 from .framing import json_value
 

@@ -25,9 +25,11 @@ from stateformat.store import CheckpointStore
 
 from .. import runtime as rt
 from ..dataflow import events as ev
-from ..dataflow.chain import Holder, OperatorChain, in_flight_batches
+from ..dataflow.chain.chain import OperatorChain
+from ..dataflow.chain.in_flight import in_flight_batches
+from ..dataflow.chain.source_reader import Holder
 from ..dataflow.graph import Router
-from ..dataflow.task import TaskState
+from ..dataflow.task.states import TaskState
 from .layers import TaskLayers
 from .ready_set import ReadySet
 

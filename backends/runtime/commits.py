@@ -15,7 +15,7 @@ from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 
 from ..dataflow.api import TwoPhaseCommitSink
-from ..dataflow.chain import Guard, OperatorError
+from ..dataflow.chain.errors import Guard, OperatorError
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import COMMITTABLES, Job
 from .clock import Clock

@@ -27,8 +27,8 @@ from stateformat.store import CheckpointStore
 from ..dataflow import events as ev
 from ..dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, Split, SplitEnumerator, checked_message
 from ..dataflow.casting import cast_to_schema
-from ..dataflow.chain import Guard, OperatorError
-from ..dataflow.coordinator import Coordinator
+from ..dataflow.chain.errors import Guard, OperatorError
+from ..dataflow.coordinator.coordinator import Coordinator
 from ..dataflow.graph import COMMITTABLES, Vertex
 from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, left_words, pending_committables, sinks_of

@@ -9,7 +9,8 @@ from stateformat.graph import Edge
 
 from ..dataflow import events as ev
 from ..dataflow.graph import Job, Vertex, loops_of
-from ..dataflow.task import InputEdge, Task
+from ..dataflow.task.inputs import InputEdge
+from ..dataflow.task.task import Task
 from .restore import Restored
 
 

@@ -14,9 +14,12 @@ from stateformat.model import Mode
 
 from ..dataflow import events as ev
 from ..dataflow.api import NoSplit
-from ..dataflow.chain import OpenSnapshot, OperatorChain, OperatorError
+from ..dataflow.chain.chain import OperatorChain
+from ..dataflow.chain.errors import OperatorError
+from ..dataflow.chain.in_flight import OpenSnapshot
 from ..dataflow.graph import Router, Vertex
-from ..dataflow.task import Task, TaskState
+from ..dataflow.task.states import TaskState
+from ..dataflow.task.task import Task
 from .channels import Outputs, Queue, ReadyInputs, ReceivingEnd, SendingEnd, is_wide
 from .mail import (
     AllProcessed as AllProcessed,

@@ -25,13 +25,10 @@ if TYPE_CHECKING:
         local_session as local_session,
         session as session,
     )
-    from .sources import (
-        DirectoryFrames as DirectoryFrames,
-        Offsets as Offsets,
-        OffsetTable as OffsetTable,
-        Position as Position,
-        SparkSource as SparkSource,
-    )
+    from .sources.files import DirectoryFrames as DirectoryFrames
+    from .sources.offset_table import OffsetTable as OffsetTable
+    from .sources.offsets import Offsets as Offsets, Position as Position
+    from .sources.source import SparkSource as SparkSource
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -42,6 +39,9 @@ else:
             ".options": "SparkOptions",
             ".runtime": "SparkRuntime",
             ".sessions": "configure lent_session local_session session",
-            ".sources": "DirectoryFrames OffsetTable Offsets Position SparkSource",
+            ".sources.files": "DirectoryFrames",
+            ".sources.offset_table": "OffsetTable",
+            ".sources.offsets": "Offsets Position",
+            ".sources.source": "SparkSource",
         },
     )

@@ -39,7 +39,7 @@ from .rewrite import (
     task_count,
 )
 from .sessions import check, job_session
-from .sources import arrow_schema_of
+from .sources.arrow import arrow_schema_of
 from .worker_process import settle
 
 if TYPE_CHECKING:

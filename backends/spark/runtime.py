@@ -11,7 +11,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.store import CheckpointStore
 
 from ..runtime import Clock, Options, Progress, Restored, Runtime
-from .driver import SparkRun
+from .driver.run import SparkRun
 from .jvm_signals import forward_sigterm
 from .options import SparkOptions, SparkRuntimeOptions
 from .sessions import check, job_session

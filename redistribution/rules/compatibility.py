@@ -17,7 +17,7 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import Edge, JobGraph, Operator, Partitioner, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, default_max_parallelism
 from stateformat.model import Mode, Record, State
-from stateformat.rules import inputs_by_target
+from stateformat.rules.statuses import inputs_by_target
 from stateformat.states import check_columns_known, column_name, evolution_faults, split_drop
 from stateformat.ttl import TTL_COLUMN, Ttl
 

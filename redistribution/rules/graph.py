@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from stateformat.graph import JobGraph, Operator, Status
-from stateformat.rules import Unequal, Unfit, chains, cycle, unequal_parallelism, unfit_predecessors
+from stateformat.rules.statuses import Unequal, Unfit, chains, cycle, unequal_parallelism, unfit_predecessors
 
 from .refusals import PlanWarning, Refusal, RefusalCode, WarningCode
 

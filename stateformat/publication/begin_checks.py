@@ -13,7 +13,7 @@ from ..errors import ErrorKind, InvalidInput
 from ..graph import JobGraph, Partitioner, Status, SubtaskSet, all_of
 from ..model import RESERVED_PROPERTIES, RUN_PROPERTIES, State
 from ..problems import Problem
-from ..rules import check_graph, check_states
+from ..rules.graph import check_graph, check_states
 
 
 def check_arguments(

@@ -29,7 +29,7 @@ from ..model import Mode, ParentRef, Record, State
 from ..problems import Problem
 from ..reading import Checkpoint, load_manifest
 from ..record import encode_record, optional_features, required_features
-from ..rules import check_content
+from ..rules.content import check_content
 from ..segments import WriteOptions
 from ..snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from ..states import warn_of_layers

@@ -317,7 +317,7 @@ class Checkpoint:
 
     def _check_sound(self, state: State, of_handles: Iterable[Problem] = ()) -> None:
         """Raise ``DamagedCheckpoint`` for a declaration or handles that would give wrong rows."""
-        from ..rules import check_states
+        from ..rules.graph import check_states
 
         problems = [*check_states(self.record.graph, (state,)), *of_handles]
         if problems:

@@ -17,7 +17,7 @@ from ..graph import JobGraph
 from ..manifest import Ints, Manifest, before, integers, sort_handles, state_runs, take_rows
 from ..model import Handle, State
 from ..problems import Problem
-from ..rules import HandleChecks
+from ..rules.content import HandleChecks
 from ..schema import SLICE_SCHEMA
 from .pieces import HandleValues
 

@@ -26,7 +26,7 @@ from ..history import Survey
 from ..inspecting import savepoints_document, sizes_document
 from ..problems import Counts, Report, ordered
 from ..reading import Checkpoint
-from ..rules import check_content
+from ..rules.content import check_content
 from ..storage import remembered
 from ..store import CheckpointStore
 from ..validation import validate

@@ -35,7 +35,7 @@ from ..model import CheckpointId, ParentRef, Record
 from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Level, Problem, Report, ordered
 from ..reading import load_record
 from ..record import RECORD_BYTES_MAX, decode_record, optional_features, required_features
-from ..rules import check_content
+from ..rules.content import check_content
 from ..storage import Storage
 from .sharing import SharedSegments
 

@@ -19,11 +19,11 @@ from stateformat.backends.bootstrap import Rows, bootstrap
 from stateformat.backends.connectors import CollectSink, CsvSource, MemorySource, RateSource
 from stateformat.backends.connectors.sql import SqlSink
 from stateformat.backends.dataflow import Dataflow, Descriptor, ListState, Operator, Output, Timers, ValueState
-from stateformat.backends.dataflow.operators.per_key import ApplyPerKey
+from stateformat.backends.dataflow.operators.per_key.operator import ApplyPerKey
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.rewrite import RewriteSpec, Transform, rewrite
 from stateformat.backends.spark.data_source.options import read_options
-from stateformat.backends.spark.sources import OffsetTable
+from stateformat.backends.spark.sources.offset_table import OffsetTable
 from stateformat.errors import CheckpointError
 from stateformat.graph import JobGraph, OperatorId
 from stateformat.model import CheckpointId

@@ -16,7 +16,7 @@ import pytest
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
 from stateformat.backends.connectors import CollectSink, CsvSource, MemorySource, ParquetSource, RateSource
-from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.connectors.sources.enumerators import ListEnumerator
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark import DirectoryFrames, OffsetTable, SparkSource
 from stateformat.errors import ErrorKind, InvalidInput

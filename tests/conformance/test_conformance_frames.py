@@ -19,11 +19,12 @@ from pyspark.errors import AnalysisException
 
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
-from stateformat.backends.dataflow.chain import is_for_good
+from stateformat.backends.dataflow.chain.errors import is_for_good
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
-from stateformat.backends.spark.sources import DirectoryFrames, position_log
+from stateformat.backends.spark.sources import position_log
+from stateformat.backends.spark.sources.files import DirectoryFrames
 from stateformat.errors import InvalidInput, RestoreRefused
 from tests.conformance import Out, to_end, until
 from tests.growing_folders import END, GrowingFolder

@@ -14,7 +14,7 @@ import pytest
 import stateformat as sf
 from stateformat.backends.connectors import CollectSink, CsvSource, FileSink, MemorySource, ParquetSource, RateSource
 from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.runtime import JobOutcome, RunDiscarded
 

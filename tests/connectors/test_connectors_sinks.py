@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.connectors import CollectSink, FileSink
-from stateformat.backends.connectors.sinks import file_name_of, local_directory, s3_directory
+from stateformat.backends.connectors.sinks import local_directory, s3_directory
 from stateformat.backends.connectors.sinks.local_directory import LocalDirectory
+from stateformat.backends.connectors.sinks.part_names import file_name_of
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, PublishConflict, StorageError
 from tests.connectors.sink_s3 import Inside, Outside
 from tests.connectors.sink_steps import (

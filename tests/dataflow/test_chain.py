@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, Operator, Stream, Timers, events as ev
-from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
+from stateformat.backends.dataflow.chain.chain import OperatorChain
+from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.dataflow.graph import Job
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.dataflow_fakes import ROWS, Chunks, Collected, Coordinated, Pass, job_of, opened, rows

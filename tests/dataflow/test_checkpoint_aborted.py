@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, OperatorCoordinator
-from stateformat.backends.dataflow.operators import Filter
+from stateformat.backends.dataflow.operators.row_steps import Filter
 from stateformat.backends.local import JobFailed
 from tests.conformance import EXECUTORS, Calls, Gated, Out, Told, batches, to_end, until
 from tests.conformance_answers import Echoes

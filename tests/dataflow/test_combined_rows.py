@@ -12,9 +12,11 @@ import pytest
 
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator
-from stateformat.backends.dataflow.chain import OperatorError, combiners_of
+from stateformat.backends.dataflow.chain.combiner import combiners_of
+from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
-from stateformat.backends.dataflow.operators import Aggregate, aggregate
+from stateformat.backends.dataflow.operators import aggregate
+from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidState
 

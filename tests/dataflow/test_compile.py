@@ -30,12 +30,12 @@ from stateformat.backends.dataflow import (
 from stateformat.backends.dataflow.flow import Input, Step
 from stateformat.backends.dataflow.graph import Job, compile_job, graph_of, in_flight_name
 from stateformat.backends.dataflow.graph.runtime_states import states_of
-from stateformat.backends.dataflow.operators import Aggregate
+from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.local import LocalRuntime
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Partitioner
 from stateformat.model import Mode, Record
-from stateformat.rules import check_graph, check_states
+from stateformat.rules.graph import check_graph, check_states
 from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful, job_of
 
 KEY = {"key": pa.int64()}

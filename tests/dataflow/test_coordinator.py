@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
 from tests.dataflow.coordinator_scripts import make_coordinator, play, tell
 from tests.dataflow.task_scripts import Script, scripts
 

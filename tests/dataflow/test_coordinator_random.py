@@ -10,7 +10,7 @@ import random
 from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
 from stateformat.model import StopMode
 from tests.tiny_jobs import TinyJob, tiny_job
 

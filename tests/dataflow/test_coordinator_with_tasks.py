@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
 from stateformat.backends.dataflow.graph import loops_of
-from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
+from stateformat.backends.dataflow.task.inputs import InputEdge
+from stateformat.backends.dataflow.task.states import TaskState
+from stateformat.backends.dataflow.task.task import Task
 from stateformat.graph import Edge, Partitioner
 from stateformat.model import StopMode
 from tests.dataflow.test_coordinator_random import Checker

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task import InputEdge, Task
+from stateformat.backends.dataflow.task.inputs import InputEdge
+from stateformat.backends.dataflow.task.task import Task
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Output, Stream, events as ev
-from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.runtime import Progress
 from tests.conformance import Gated, Stage, plain, to_end, until
 from tests.local_jobs import ROWS

@@ -15,18 +15,13 @@ import pytest
 
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator, events as ev
-from stateformat.backends.dataflow.chain import OperatorError
-from stateformat.backends.dataflow.operators import (
-    Aggregate,
-    BroadcastJoin,
-    Deduplicate,
-    Filter,
-    Map,
-    Select,
-    TumblingWindow,
-    gathered_windows,
-    window,
-)
+from stateformat.backends.dataflow.chain.errors import OperatorError
+from stateformat.backends.dataflow.operators import gathered_windows, window
+from stateformat.backends.dataflow.operators.aggregate import Aggregate
+from stateformat.backends.dataflow.operators.deduplicate import Deduplicate
+from stateformat.backends.dataflow.operators.join import BroadcastJoin
+from stateformat.backends.dataflow.operators.row_steps import Filter, Map, Select
+from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
 from stateformat.states import as_schema

@@ -14,11 +14,12 @@ import pytest
 import stateformat
 from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
 from stateformat.backends.dataflow import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
-from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
+from stateformat.backends.dataflow.chain.chain import OperatorChain
+from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.dataflow.chain.source_reader import ReadResult
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.sources import SparkSource
+from stateformat.backends.spark.sources.source import SparkSource
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import Status
 from stateformat.segments import check_text

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task import Task, TaskState
 from stateformat.backends.dataflow.task.inputs import Inputs
-from stateformat.backends.dataflow.task.task import ANSWER_ROUNDS_MAX
+from stateformat.backends.dataflow.task.states import TaskState
+from stateformat.backends.dataflow.task.task import ANSWER_ROUNDS_MAX, Task
 from stateformat.errors import ErrorKind, InvalidState
 from tests.dataflow.task_scripts import Script, channel, edges_of, event, make_task, play, scripts, started, tell
 

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task import TaskState
-from stateformat.backends.dataflow.task.states import LEGAL, EventKind, TaskStateMachine, diagram, kind_of, page, table
+from stateformat.backends.dataflow.task.states import (
+    LEGAL,
+    EventKind,
+    TaskState,
+    TaskStateMachine,
+    diagram,
+    kind_of,
+    page,
+    table,
+)
 from stateformat.errors import ErrorKind, InvalidInput
 from tests.dataflow.task_scripts import event, started, tell
 

@@ -8,7 +8,7 @@ import random
 
 from hypothesis import given, settings, strategies as st
 
-from stateformat.backends.dataflow.task import TaskState
+from stateformat.backends.dataflow.task.states import TaskState
 from tests.dataflow.task_world import World
 
 SHAPES = {

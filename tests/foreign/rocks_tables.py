@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import xxhash
 
-from stateformat.backends.foreign.sst import Table, open_table
+from stateformat.backends.foreign.sst.table import Table, open_table
 
 DELETE, PUT, MERGE, SINGLE_DELETE, RANGE = 0, 1, 2, 7, 15
 Record = tuple[bytes, int, int, bytes]

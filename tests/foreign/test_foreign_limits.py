@@ -21,8 +21,9 @@ import pyarrow as pa
 import pytest
 from foreign import hostile_flink as hostile, rocks_tables
 
-from stateformat.backends.foreign import formats, limits, sst
+from stateformat.backends.foreign import formats, limits
 from stateformat.backends.foreign.spark import chains, schemas
+from stateformat.backends.foreign.sst import merge
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.formats import foreign_checkpoints
 from stateformat.schema import segment_schema
@@ -187,10 +188,10 @@ def test_blocks_are_decompressed_to_what_their_bytes_may_hold(floor: int, monkey
     packed = rocks_tables.table(records, per_block=1, compression=7)
     assert len(packed) < 1 << 13
     if floor > 10 << 20:
-        assert len(sst.merged([rocks_tables.opened(packed)])[0]) == 10
+        assert len(merge.merged([rocks_tables.opened(packed)])[0]) == 10
         return
     with pytest.raises(UnsupportedFormat, match=r"what it holds, decompressed, would take 4,\d+,\d+ bytes") as caught:
-        sst.merged([rocks_tables.opened(packed)])
+        merge.merged([rocks_tables.opened(packed)])
     assert caught.value.kind is ErrorKind.LIMIT_EXCEEDED
 
 

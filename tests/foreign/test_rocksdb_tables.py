@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stateformat.backends.foreign.sst import Table, lanes, merged, table as table_module
+from stateformat.backends.foreign.sst import lanes, table as table_module
+from stateformat.backends.foreign.sst.merge import merged
+from stateformat.backends.foreign.sst.table import Table
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from tests.foreign.rocks_tables import DELETE, MERGE, PUT, SINGLE_DELETE, model, opened, table
 

@@ -17,8 +17,8 @@ import pytest
 from spark_rows import array_of, checkpoint, encode_entries, encode_row, lz4_stream, schema_file, struct_of
 
 from stateformat.backends.foreign.framing import spark_encode
-from stateformat.backends.foreign.spark import SparkSource, recognises, sources
-from stateformat.backends.foreign.spark.logs import read_lines
+from stateformat.backends.foreign.spark.logs import read_lines, recognises
+from stateformat.backends.foreign.spark.source import SparkSource, sources
 from stateformat.errors import CheckpointError, DamagedCheckpoint, NotFound, UnsupportedFormat
 from stateformat.keys import hash_keys, key_groups
 from stateformat.problems import Problem

@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.foreign.spark import SparkSource, recognises, sources
 from stateformat.backends.foreign.spark.key_columns import partitions_of, spark_hashes
+from stateformat.backends.foreign.spark.logs import recognises
 from stateformat.backends.foreign.spark.schemas import SparkField, has_values
+from stateformat.backends.foreign.spark.source import SparkSource, sources
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_groups
 from stateformat.model import Kind
 from stateformat.schema import segment_schema

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from stateformat.backends.foreign.spark.repartition import plan_repartition, repartition
+from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
+from stateformat.backends.foreign.spark.repartition.run import repartition
 from stateformat.storage import folder_of, open_storage
 from tests.docs.test_foreign_recipes import RECIPES, run
 from tests.foreign.spark_queries import CHANGELOG, QUERIES, go_on, partitions, readings, state, write_batch

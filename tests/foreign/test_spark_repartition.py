@@ -17,7 +17,8 @@ from typing import Any, Literal
 import pytest
 
 from stateformat.backends.foreign.framing import spark_decode, spark_encode
-from stateformat.backends.foreign.spark.repartition import Outcome, plan_repartition, repartition
+from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
+from stateformat.backends.foreign.spark.repartition.run import Outcome, repartition
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.foreign.spark.stores import Store
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat

@@ -18,8 +18,9 @@ import pytest
 from stateformat.backends.foreign.byte_strings import from_arrow
 from stateformat.backends.foreign.framing import spark_decode, spark_encode
 from stateformat.backends.foreign.source import Part
-from stateformat.backends.foreign.spark import SparkSource, rocksdb_store
+from stateformat.backends.foreign.spark import rocksdb_store
 from stateformat.backends.foreign.spark.changelogs import read_changes
+from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.foreign.spark.stores import Entries
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import segment_schema

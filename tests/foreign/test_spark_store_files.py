@@ -21,7 +21,8 @@ from stateformat.backends.foreign.spark.repartition.store_files import framed, g
 from stateformat.backends.foreign.spark.repartition.table_files import log_file, sorted_by_bytes, table_file, varints
 from stateformat.backends.foreign.spark.repartition.work import lies_outside
 from stateformat.backends.foreign.spark.schemas import parse_struct
-from stateformat.backends.foreign.sst import newest, open_table, read_tables
+from stateformat.backends.foreign.sst.merge import newest, read_tables
+from stateformat.backends.foreign.sst.table import open_table
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from tests.foreign.spark_rows import array_of, encode_row, struct_of
 

@@ -12,7 +12,8 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stateformat.backends.foreign import formats, framing, sst
+from stateformat.backends.foreign import formats, framing
+from stateformat.backends.foreign.sst import merge
 from stateformat.schema import segment_schema
 from stateformat.storage import ObjectInfo
 from tests.foreign import hostile_flink as flink, rocks_tables
@@ -353,7 +354,7 @@ def table_target() -> Preparation:
 
         def read() -> None:
             opened = [rocks_tables.opened(data, f"{number}.sst") for number, data in enumerate(tables)]
-            sst.merged(opened, None, None)
+            merge.merged(opened, None, None)
 
         return read
 

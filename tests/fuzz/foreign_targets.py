@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stateformat.backends.foreign import formats, framing, sst
+from stateformat.backends.foreign import formats, framing
 from stateformat.backends.foreign.flink import metadata
 from stateformat.backends.foreign.spark import schemas
+from stateformat.backends.foreign.sst import merge, table
 from stateformat.reading import Checkpoint
 from stateformat.storage import ObjectInfo
 from tests.fuzz.mutations import VALUES, Choices, changed_bytes, nodes
@@ -201,8 +202,8 @@ def table_target() -> Preparation:
         files[path] = changed_bytes(files[path], choices)
 
         def read() -> None:
-            tables = [sst.open_table(_ranges(data), len(data), name) for name, data in sorted(files.items())]
-            sst.merged(tables, None, None)
+            tables = [table.open_table(_ranges(data), len(data), name) for name, data in sorted(files.items())]
+            merge.merged(tables, None, None)
 
         return read
 

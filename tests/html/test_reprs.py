@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from docs._site.pages import DOORS
+from docs._site.pages import DOORS, NAMES as NAMES_OF
 from stateformat import paths as layout
 from stateformat.backends import connectors, dataflow
 from stateformat.backends.bootstrap import Rows, ThreadEngine
@@ -33,7 +33,7 @@ def classes() -> Iterator[Any]:
     """Every public class of every door, but errors, enumerations and protocols."""
     for door in DOORS:
         package = import_module(door)
-        for name in package.__all__:
+        for name in NAMES_OF[door].split() if door in NAMES_OF else package.__all__:
             found = getattr(package, name)
             if not inspect.isclass(found) or issubclass(found, BaseException | enum.Enum):
                 continue

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, Descriptor, UnionList, events as ev
-from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.local import JobFailed, LocalRun, RunDiscarded
 from stateformat.model import StopMode
 from tests.local_jobs import Bench, Boom, Line, Out, Tap, Told, rows, settle, state_of, to_end, until, until_told

@@ -13,7 +13,8 @@ import pytest
 
 from stateformat.backends.connectors import CollectSink
 from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Stream, Timers, events as ev
-from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
+from stateformat.backends.dataflow.operators.join import BroadcastJoin
+from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import JobFailed
 from tests.local_jobs import (
     KEY,

@@ -18,7 +18,8 @@ import stateformat as sf
 from stateformat.backends import dataflow as df, local
 from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.operators import Deduplicate, TumblingWindow
+from stateformat.backends.dataflow.operators.deduplicate import Deduplicate
+from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.errors import CheckpointError, InvalidInput, JobMismatch
 from stateformat.model import StopMode
 from tests.local_jobs import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until

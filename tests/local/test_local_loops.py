@@ -10,7 +10,7 @@ import pytest
 
 from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Timers
 from stateformat.backends.dataflow.events import MAX_WATERMARK
-from stateformat.backends.dataflow.operators import Filter, Map
+from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from stateformat.backends.local import JobFailed, JobOutcome, LocalRun, RunDiscarded
 from stateformat.model import StopMode
 from tests.local_jobs import KEY, ROWS, Line, Log, Told, in_flight, rows, settle, state_of, to_end, until

@@ -14,7 +14,9 @@ import pytest
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow.events import MIN_WATERMARK
-from stateformat.backends.dataflow.operators import Aggregate, Map, Select, TumblingWindow
+from stateformat.backends.dataflow.operators.aggregate import Aggregate
+from stateformat.backends.dataflow.operators.row_steps import Map, Select
+from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import JobFailed
 from stateformat.errors import InvalidInput
 from tests.local_jobs import KEY, ROWS, Bench, Line, Log, Tap, Told, rows, until

@@ -10,7 +10,8 @@ import pytest
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
+from stateformat.backends.dataflow.operators.join import BroadcastJoin
+from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import JobOutcome, LocalRun, RunDiscarded
 from stateformat.errors import RestoreRefused
 from stateformat.model import Mode

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, Stream, events as ev
-from stateformat.backends.dataflow.operators import Filter, Map
+from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from stateformat.backends.local import LocalRun
 from stateformat.backends.runtime import Worker
 from stateformat.errors import RestoreRefused

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task import InputEdge, Task
-from stateformat.backends.dataflow.task.inputs import Inputs
+from stateformat.backends.dataflow.task.inputs import InputEdge, Inputs
+from stateformat.backends.dataflow.task.task import Task
 from stateformat.backends.runtime import Queue, Worker
 from stateformat.backends.runtime.channels import ReadyInputs
 from tests.local_jobs import Count, Line, rows, settle, to_end

@@ -12,7 +12,10 @@ from stateformat import open as open_store
 from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import NoSplit
 from stateformat.backends.local import JobFailed
-from stateformat.backends.spark.sources import DirectoryFrames, OffsetTable, Position, Range, RangeEnumerator
+from stateformat.backends.spark.sources.files import DirectoryFrames
+from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.sources.offsets import Position
+from stateformat.backends.spark.sources.source import Range, RangeEnumerator
 from tests.conformance import Out, to_end, until
 from tests.local_jobs import ROWS, rows
 from tests.spark_in_process import Ranges, RangeSource, Stand

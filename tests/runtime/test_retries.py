@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from stateformat.backends.dataflow.chain import OperatorError, is_for_good, may_pass
+from stateformat.backends.dataflow.chain.errors import OperatorError, is_for_good, may_pass
 from stateformat.backends.local import JobFailed
 from stateformat.backends.runtime.reports import RestartPolicy, RunDiscarded
 from stateformat.errors import ErrorKind, OutcomeUnknown, StorageError

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import stateformat as sf
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import FileSink, ParquetSource
-from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.local import GraceExceeded, LocalRuntime, stop_soon_on_sigterm
 from tests.soak.feeding import CUSTOMERS_FILE, END, ORDERS, OUT_OF_ORDER_US
 

@@ -17,12 +17,12 @@ import pytest
 import stateformat
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator, Output
-from stateformat.backends.dataflow.chain import FailsAgain, OperatorError
+from stateformat.backends.dataflow.chain.errors import FailsAgain, OperatorError
 from stateformat.backends.local import JobFailed, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Runtime
-from stateformat.backends.spark.driver import SparkRun
 from stateformat.backends.spark.driver.epoch import is_import_error, raised_in_python
-from stateformat.backends.spark.protocol import RemoteError
+from stateformat.backends.spark.driver.run import SparkRun
+from stateformat.backends.spark.protocol.remote_errors import RemoteError
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.errors import StorageError
 from tests.conformance import Gated, Out

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.dataflow import NoSplit
-from stateformat.backends.spark.sources import DirectoryFrames, Range, SparkSource
+from stateformat.backends.spark.sources.files import DirectoryFrames
+from stateformat.backends.spark.sources.source import Range, SparkSource
 from stateformat.errors import ErrorKind, InvalidInput
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, names, numbers, ranges, restored
 

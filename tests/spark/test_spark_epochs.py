@@ -16,18 +16,14 @@ import pytest
 
 import stateformat
 from stateformat.backends.connectors import CollectSink, MemorySource
-from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.connectors.sources.enumerators import ListEnumerator
 from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream
-from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.runtime import JobOutcome, SystemClock, VirtualClock
-from stateformat.backends.spark.driver import SparkRun
-from stateformat.backends.spark.protocol import (
-    dataframe_input as feeds,
-    frames as mail,
-    read_task,
-    restore_point as base,
-)
-from stateformat.backends.spark.sources import Range
+from stateformat.backends.spark.driver.run import SparkRun
+from stateformat.backends.spark.protocol import dataframe_input as feeds, frames as mail, restore_point as base
+from stateformat.backends.spark.protocol.restore_point import read_task
+from stateformat.backends.spark.sources.source import Range
 from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode

@@ -18,11 +18,13 @@ import stateformat
 from stateformat.backends.connectors import CollectSink
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.runtime import JobFailed, Progress
-from stateformat.backends.spark.driver import SparkRun, epoch
-from stateformat.backends.spark.protocol import EpochBroken
+from stateformat.backends.spark.driver import epoch
+from stateformat.backends.spark.driver.run import SparkRun
+from stateformat.backends.spark.protocol.frames import EpochBroken
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sessions import check
-from stateformat.backends.spark.sources import OffsetTable, SparkSource
+from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.sources.source import SparkSource
 from stateformat.errors import InvalidInput, PublishConflict
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
 from tests.spark_in_process import Stand

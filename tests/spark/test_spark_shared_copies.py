@@ -16,7 +16,7 @@ import stateformat
 from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.dataflow.events import TaskId
-from stateformat.backends.spark.driver import SparkRun
+from stateformat.backends.spark.driver.run import SparkRun
 from stateformat.backends.spark.worker.shared_copies import SharedCopies
 from stateformat.backends.state import SubtaskStates
 from stateformat.graph import JobGraph, Operator, OperatorId

@@ -20,8 +20,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateformat.backends.dataflow import EventTime, NoSplit, Split
 from stateformat.backends.dataflow.chain.source_reader import SourceReader
-from stateformat.backends.spark.sources import OffsetTable, Position, Range, RangeEnumerator, RowBuffer, SparkSource
 from stateformat.backends.spark.sources.arrow import check_fits, to_arrow
+from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.sources.offsets import Position
+from stateformat.backends.spark.sources.row_buffer import RowBuffer
+from stateformat.backends.spark.sources.source import Range, RangeEnumerator, SparkSource
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState
 from tests.dataflow_fakes import Chunks, rows
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, Numbers, names, numbers, only_n, ranges, restored

@@ -15,8 +15,11 @@ import pytest
 
 from stateformat.backends.dataflow import NoSplit
 from stateformat.backends.spark.driver.exchanges import column_of
-from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder, frames as mail
-from stateformat.backends.spark.sources import OffsetTable, Range, SparkSource, arrow_schema_of, to_arrow
+from stateformat.backends.spark.protocol import frames as mail
+from stateformat.backends.spark.protocol.dataframe_input import DataFrameInput, InputEncoder
+from stateformat.backends.spark.sources.arrow import arrow_schema_of, to_arrow
+from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.sources.source import Range, SparkSource
 from stateformat.errors import ErrorKind, InvalidInput
 from tests.spark.spark_ranges import ROWS, Numbers, numbers, only_n, ranges, restored
 

@@ -12,7 +12,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.model import Field, SchemaVersion, State
-from stateformat.rules import check_states
+from stateformat.rules.graph import check_states
 from stateformat.states import list_state, progress_state, timers, value_state
 
 GRAPH = sf.JobGraph((sf.Operator("op", 2, 8, key_hash="spark-murmur3-seed42"),))

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from stateformat.backends.foreign.spark import SparkSource
+from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, InvalidInput, NotFound
 from stateformat.inspecting import METADATA_TABLES, metadata_table

@@ -13,7 +13,7 @@ import pytest
 from stateformat.errors import InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.model import Field, State
-from stateformat.rules import check_states
+from stateformat.rules.graph import check_states
 from stateformat.schema import KEY_GROUP, children, segment_schema
 from stateformat.states import declare, rewritten
 

@@ -22,7 +22,7 @@ from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner,
 from stateformat.manifest import handles_table
 from stateformat.model import Field, FormerStatus, Handle, Kind, ParentRef, RescaledFrom, SchemaVersion, State
 from stateformat.problems import Problem, Report
-from stateformat.rules import check_content
+from stateformat.rules.content import check_content
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore

@@ -18,7 +18,8 @@ from .proving import proof, show_proved
 from .text import Look, render
 
 if TYPE_CHECKING:
-    from stateformat.backends.foreign.spark.repartition import Outcome, RepartitionPlan
+    from stateformat.backends.foreign.spark.repartition.plan import RepartitionPlan
+    from stateformat.backends.foreign.spark.repartition.run import Outcome
     from stateformat.reading import Checkpoint
     from stateformat.storage import Storage
 
@@ -44,14 +45,8 @@ def rescale_foreign(
     Returns the exit status.
     """
     from stateformat.backends.foreign import advice_for
-    from stateformat.backends.foreign.spark.repartition import (
-        Engine,
-        LocalEngine,
-        check_query,
-        check_target,
-        plan_repartition,
-        repartition,
-    )
+    from stateformat.backends.foreign.spark.repartition.plan import check_query, plan_repartition
+    from stateformat.backends.foreign.spark.repartition.run import Engine, LocalEngine, check_target, repartition
 
     check_query(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system))
     if parallelism is None or target is None:
@@ -102,7 +97,7 @@ def rescale_foreign(
 
 def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
     """What was written, or would be."""
-    from stateformat.backends.foreign.spark.repartition import location_like
+    from stateformat.backends.foreign.spark.repartition.logs import location_like
 
     return {
         "store": there.url,

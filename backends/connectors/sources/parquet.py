@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from stateformat.states import Columns
 
 from ...dataflow.api import Split
-from ...dataflow.operators import empty_batch
+from ...dataflow.operators.row_steps import empty_batch
 from .enumerators import check_at_least, check_position
 from .files import FileSource, Paths
 from .memory import BATCH_ROWS

@@ -27,8 +27,9 @@ from stateformat.publication import CommitPermit
 from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
-from ..sinks import PartName, file_name_of, foreign_name, forgotten_paths, prepared_names
-from ..sources import check_at_least, not_null
+from ..sinks.directory import forgotten_paths, prepared_names
+from ..sinks.part_names import PartName, file_name_of, foreign_name
+from ..sources.enumerators import check_at_least, not_null
 from .databases import Database, Mark, SqliteDatabase, Transaction
 from .staging import Staged, read_staged, stage, staging_at
 from .types import check_columns, check_values, last_of_each_key

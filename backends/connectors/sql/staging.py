@@ -19,7 +19,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import without_secrets
 
-from ..sinks import LocalFiles
+from ..sinks.local_directory import LocalFiles
 
 
 class Staged(NamedTuple):

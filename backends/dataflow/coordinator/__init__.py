@@ -3,9 +3,3 @@
 Read ``coordinator`` for the rules, then what it keeps: ``barrier``, ``stop``, ``task_tracker``.
 ``planning`` chooses the tasks that a checkpoint triggers.
 """
-
-from __future__ import annotations
-
-from .coordinator import LOOP_ROUNDS_MAX, Coordinator
-
-__all__ = ["LOOP_ROUNDS_MAX", "Coordinator"]

@@ -3,11 +3,3 @@
 Read ``states``, the table of what may happen, then ``task``, which decides what follows. ``guards``
 refuses what may not happen; ``inputs``, ``alignment`` and ``loop_buffer`` are parts of the task.
 """
-
-from __future__ import annotations
-
-from .inputs import InputEdge
-from .states import TaskState
-from .task import Task
-
-__all__ = ["InputEdge", "Task", "TaskState"]

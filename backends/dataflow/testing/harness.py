@@ -21,7 +21,9 @@ from ...runtime import VIRTUAL_ORIGIN_US, Options, clean, commit, pending_commit
 from .. import events as ev
 from ..api import Operator, OperatorContext, OperatorCoordinator, checked_message
 from ..casting import cast_to_schema
-from ..chain import Combiner, Guard, OperatorChain, combiners_of
+from ..chain.chain import OperatorChain
+from ..chain.combiner import Combiner, combiners_of
+from ..chain.errors import Guard
 from ..graph import COMMITTABLES, Router
 from .stand_ins import JOB, OUTPUT, KeyBy, OperatorSetup, Rows, batches_of, flow_of, new_store
 

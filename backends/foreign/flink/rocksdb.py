@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..framing import damaged
-from ..sst import Counter, ReadRange, Table, batches, merged, open_table, read_run
+from ..sst.blocks import ReadRange
+from ..sst.merge import merged
+from ..sst.table import Counter, Table, batches, open_table, read_run
 from .layouts import Entries
 
 RANGE_BYTES: Final = 1 << 24

@@ -7,8 +7,3 @@ readers: ``hdfs_store`` with ``chains``, and ``rocksdb_store`` with ``rocksdb_fi
 as states), ``states`` (stateformat's names for them), ``source`` (the checkpoint as a whole),
 ``checks`` (everything that can be wrong with it); then ``repartition``, which writes one.
 """
-
-from __future__ import annotations
-
-from .logs import recognises as recognises
-from .source import SparkSource as SparkSource, sources as sources

@@ -21,7 +21,8 @@ from stateformat.storage import ObjectInfo, Storage
 from ..framing import damaged
 from ..limits import SMALL_BYTES, ZIP_ENTRIES, check
 from ..source import Level
-from ..sst import Table, merged, open_table
+from ..sst.merge import merged
+from ..sst.table import Table, open_table
 from .rocksdb_keys import delimiter_of
 from .schemas import parse_json
 from .stores import Listing, Store, read_whole

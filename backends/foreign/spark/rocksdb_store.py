@@ -20,15 +20,8 @@ from stateformat.storage import ObjectInfo, Storage
 from ..byte_strings import ByteStrings
 from ..framing import damaged, spark_decode
 from ..limits import Decoded
-from ..sst import (
-    DELETE as _DELETE,
-    MERGE as _MERGE,
-    PUT as _PUT,
-    Run,
-    Tombstone,
-    newest,
-    read_tables,
-)
+from ..sst.merge import newest, read_tables
+from ..sst.table import DELETE as _DELETE, MERGE as _MERGE, PUT as _PUT, Run, Tombstone
 from .changelogs import DELETE, DELETE_RANGE, MERGE, PUT, Changes, read_changes
 from .rocksdb_files import Snapshot, file_problems, open_tables, read_snapshot
 from .rocksdb_keys import (

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 from stateformat.errors import CheckpointError, InvalidInput
 
 from ...dataflow import events as ev
-from ...dataflow.chain import FailsAgain
+from ...dataflow.chain.errors import FailsAgain
 from ...dataflow.graph import Vertex
-from ..protocol import DataFrameInput, Epoch, EpochBroken, Setup, Spec, TaskReport, frames
-from ..worker import Level
+from ..protocol import frames
+from ..protocol.dataframe_input import DataFrameInput
+from ..protocol.frames import EpochBroken
+from ..protocol.messages import Epoch, Setup, Spec, TaskReport
+from ..worker.level import Level
 from .exchanges import column_of, exchanged, nothing, transformed
 
 if TYPE_CHECKING:

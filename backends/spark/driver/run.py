@@ -30,7 +30,7 @@ from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
 
 from ...dataflow import events as ev
-from ...dataflow.chain import Holder
+from ...dataflow.chain.source_reader import Holder
 from ...dataflow.graph import COMMITTABLES
 from ...runtime import (
     Clock,
@@ -48,21 +48,11 @@ from ...runtime import (
     tasks_of,
 )
 from ..options import SparkOptions
-from ..protocol import (
-    ENDED,
-    DataFrameInput,
-    DriverTask,
-    Epoch,
-    RestorePoint,
-    Setup,
-    Spec,
-    TaskReport,
-    is_for_core,
-    is_work,
-    read_task,
-    restore_points,
-    unpack_error,
-)
+from ..protocol.dataframe_input import DataFrameInput
+from ..protocol.driver_task import ENDED, DriverTask, is_for_core, is_work
+from ..protocol.messages import Epoch, Setup, Spec, TaskReport
+from ..protocol.remote_errors import unpack_error
+from ..protocol.restore_point import RestorePoint, read_task, restore_points
 from .cancelling import Cancelling
 from .epoch import EpochJob, first_line, levels_of
 from .split_assignment import SPLITS_AHEAD_MAX, SplitAssigner

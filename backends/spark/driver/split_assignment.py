@@ -11,11 +11,12 @@ from stateformat.errors import InvalidInput
 
 from ...dataflow import events as ev
 from ...dataflow.api import NoSplit, Source
-from ...dataflow.chain import FailsAgain
+from ...dataflow.chain.errors import FailsAgain
 from ...dataflow.graph import Job
 from ...runtime import Driver, SplitAssigned
-from ..protocol import DataFrameInput, DriverTask, InputEncoder
-from ..sources import RangeEnumerator, SparkSource
+from ..protocol.dataframe_input import DataFrameInput, InputEncoder
+from ..protocol.driver_task import DriverTask
+from ..sources.source import RangeEnumerator, SparkSource
 from .epoch import first_line, refused_by_spark
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from stateformat.errors import CheckpointError
 
 from ...dataflow import events as ev
-from ...dataflow.chain import OperatorError
-from ..sources import Range, to_arrow
+from ...dataflow.chain.errors import OperatorError
+from ..sources.arrow import to_arrow
+from ..sources.source import Range
 from . import frames
 
 if TYPE_CHECKING:

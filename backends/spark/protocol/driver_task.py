@@ -8,8 +8,9 @@ from typing import Final, TypeGuard
 
 from ...dataflow import events as ev
 from ...dataflow.api import NoSplit
-from ...dataflow.chain import Holder
-from ...dataflow.task import Task, TaskState
+from ...dataflow.chain.source_reader import Holder
+from ...dataflow.task.states import TaskState
+from ...dataflow.task.task import Task
 from ...runtime import Mail, MessageToSubtask, SplitAssigned, TaskChannels
 from .restore_point import RestorePoint
 

@@ -14,7 +14,8 @@ from stateformat.model import AttemptId, CheckpointId, Mode
 from stateformat.snapshot import Snapshot, WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain import Holder, ReportedProgress
+from ...dataflow.chain.chained_operator import ReportedProgress
+from ...dataflow.chain.source_reader import Holder
 from ...dataflow.graph import Job
 from ...runtime import Mail, Queue, Worker
 from . import frames

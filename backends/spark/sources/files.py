@@ -31,7 +31,8 @@ import pyarrow.compute as pc
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
 
-from ...connectors.sources import FileStat, check_at_least
+from ...connectors.sources.enumerators import check_at_least
+from ...connectors.sources.files import FileStat
 from .offsets import Offsets, Position
 
 if TYPE_CHECKING:

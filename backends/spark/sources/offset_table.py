@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import brief
 
-from ...connectors.sources import check_at_least
+from ...connectors.sources.enumerators import check_at_least
 from .offsets import Offsets, Position
 
 if TYPE_CHECKING:

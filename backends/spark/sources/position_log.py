@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ...connectors.sources import not_null
+from ...connectors.sources.enumerators import not_null
 from .offsets import Position
 
 SPARE_ROWS = 512

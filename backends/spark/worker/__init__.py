@@ -2,7 +2,3 @@
 
 ``task_cache`` and ``operator_pickling`` keep operators from one epoch to the next.
 """
-
-from __future__ import annotations
-
-from .level import Level as Level

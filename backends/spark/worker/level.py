@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ...dataflow import events as ev
-from ...dataflow.chain import FailsAgain
-from ..protocol import Epoch, EpochBroken, Setup, Spec, TaskReport, frames, pack_error
+from ...dataflow.chain.errors import FailsAgain
+from ..protocol import frames
+from ..protocol.frames import EpochBroken
+from ..protocol.messages import Epoch, Setup, Spec, TaskReport
+from ..protocol.remote_errors import pack_error
 from ..worker_process import settle
 from .loop_end import LoopEnd
 from .task_cache import WORKER_CACHE

@@ -17,10 +17,11 @@ import pyarrow as pa
 from stateformat.snapshot import WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain import OpenSnapshot
-from ...dataflow.task import Task
+from ...dataflow.chain.in_flight import OpenSnapshot
+from ...dataflow.task.task import Task
 from ...runtime import LoopFill, Worker
-from ..protocol import Epoch, EpochLink, Setup, TaskReport, frames
+from ..protocol import frames
+from ..protocol.messages import Epoch, EpochLink, Setup, TaskReport
 
 _ITSELF = -1
 """The frame number of a head that sends itself."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Mode
 
-from ...dataflow.chain import ChainedOperator, OperatorChain
+from ...dataflow.chain.chain import OperatorChain
+from ...dataflow.chain.chained_operator import ChainedOperator
 from ...dataflow.graph import Job
 
 if TYPE_CHECKING:

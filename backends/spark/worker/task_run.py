@@ -23,13 +23,19 @@ from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain import Combiner, OpenSnapshot, OperatorChain, combiners_of, in_flight_batches
+from ...dataflow.chain.chain import OperatorChain
+from ...dataflow.chain.combiner import Combiner, combiners_of
+from ...dataflow.chain.in_flight import OpenSnapshot, in_flight_batches
 from ...dataflow.graph import Router
-from ...dataflow.task import Task
+from ...dataflow.task.task import Task
 from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
 from ...state import SubtaskStates
-from ..protocol import ENDED, Epoch, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames, input_channel
-from ..sources import RowBuffer
+from ..protocol import frames
+from ..protocol.dataframe_input import input_channel
+from ..protocol.driver_task import ENDED
+from ..protocol.messages import Epoch, EpochLink, Setup, Spec, TaskReport
+from ..protocol.restore_point import RestorePoint
+from ..sources.row_buffer import RowBuffer
 from .loop_end import NoChain, Suspended
 from .operator_pickling import pickle_operators, unpickle_operators
 from .task_cache import CachedTask, TaskCache

@@ -14,10 +14,3 @@ function key by key, and stores what has changed. Read ``operator``, then what i
 ``few_…``       Python's collector, made rarer meanwhile
 ==============  =================================================================================
 """
-
-from __future__ import annotations
-
-from .key_timers import KeyTimers
-from .operator import ApplyPerKey
-
-__all__ = ["ApplyPerKey", "KeyTimers"]
