@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...manifest import Ints, integers
 from ...model import Field, Mode, SchemaVersion, State
 from ...reading import Keys, Overlay, ReadTask, evolve_table
 from ...schema import KEY_GROUP, children
-from ...tables import Spill
+from ...tables import Spill, prefetch
 from .rows import differences
 
 Tables = Generator[pa.Table, None, None]
@@ -153,22 +154,43 @@ class ByStreams(Step):
     def changes(self) -> Tables:
         """See :meth:`Step.changes`; by key group if ``grouped``."""
         with closing(_rows(self.old)) as old, closing(_rows(self.new)) as new:
-            for mine, theirs in _by_groups(old, new) if self.grouped else [(old, new)]:
-                with closing(differences(mine, theirs, self.row_key, by_group=self.grouped)) as tables:
-                    yield from tables
+            parts = _by_groups(old, new) if self.grouped else iter([(old, new, False)])
+            large: list[tuple[Iterator[pa.Table], Iterator[pa.Table]]] = []
+
+            def calls() -> Generator[Callable[[], list[pa.Table]], None, None]:
+                for mine, theirs, fits in parts:
+                    if not fits:
+                        large.append((mine, theirs))
+                        return
+                    yield partial(self._compared, [*mine], [*theirs])
+
+            while True:
+                with closing(prefetch(calls(), workers=2, depth=2)) as compared:
+                    for tables in compared:
+                        yield from tables
+                if not large:
+                    return
+                with closing(differences(*large.pop(), self.row_key, by_group=self.grouped)) as found:
+                    yield from found
+
+    def _compared(self, old: list[pa.Table], new: list[pa.Table]) -> list[pa.Table]:
+        return list(differences(old, new, self.row_key, by_group=True))
 
 
-def _by_groups(old: Tables, new: Tables) -> Iterator[tuple[Iterator[pa.Table], Iterator[pa.Table]]]:
-    """Yield both sides of some key groups at a time, to be read before the next ones."""
+def _by_groups(old: Tables, new: Tables) -> Iterator[tuple[Iterator[pa.Table], Iterator[pa.Table], bool]]:
+    """Yield both sides of some key groups at a time, to be read before the next ones, and whether
+    they may be held.
+    """
     first, second = _ByGroup(old), _ByGroup(new)
     while True:
         first.hold()
         second.hold()
+        lowest, complete = min(first.lowest, second.lowest), min(first.complete, second.complete)
         # If not even one group fits, it is compared while it is read.
-        last = max(min(first.lowest, second.lowest), min(first.complete, second.complete))
+        last = max(lowest, complete)
         if last == _ALL and not (first.held or second.held):
             return
-        yield first.until(last), second.until(last)
+        yield first.until(last), second.until(last), complete >= lowest
 
 
 class _ByGroup:
