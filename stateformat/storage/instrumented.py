@@ -7,7 +7,7 @@ reads a native file without the interpreter's lock; :func:`read_input` counts th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -33,7 +33,7 @@ def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedSt
     """
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
-    kind = _kind_of(*(name for name in _OPTIONAL if hasattr(storage, name)))
+    kind = _kind_of(*(name for name in OPTIONAL if hasattr(storage, name)))
     return kind(storage, Stats() if stats is None else stats)
 
 
@@ -167,6 +167,9 @@ class _Optional(InstrumentedStorage):
     def folder(self) -> Storage:
         return instrumented(self._inner.folder(), self.stats)
 
+    def folders(self) -> Iterator[tuple[str, Storage]]:
+        return ((name, instrumented(inside, self.stats)) for name, inside in self._inner.folders())
+
     def leftovers(self) -> Any:
         return self._observe("leftovers", "", self._inner.leftovers, (), _many)
 
@@ -200,13 +203,16 @@ class _Optional(InstrumentedStorage):
         return self._observe("link_from", path, self._inner.link_from, given, _linked)
 
 
-_OPTIONAL: Final = {name: method for name, method in vars(_Optional).items() if not name.startswith("_")}
+OPTIONAL: Final = {name: method for name, method in vars(_Optional).items() if not name.startswith("_")}
+"""By name. From Python 3.12 on, ``isinstance`` with a protocol asks the class for its methods, not
+``__getattr__``.
+"""
 
 
 @cache
 def _kind_of(*names: str) -> type[InstrumentedStorage]:
     """Return the class of counted storages with these methods of :class:`_Optional`."""
-    return type("InstrumentedStorage", (InstrumentedStorage,), {name: _OPTIONAL[name] for name in names})
+    return type("InstrumentedStorage", (InstrumentedStorage,), {name: OPTIONAL[name] for name in names})
 
 
 class _ObservedOutput:

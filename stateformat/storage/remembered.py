@@ -5,10 +5,12 @@ only.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import paths as layout
+from .instrumented import OPTIONAL
 from .protocol import Storage
 
 if TYPE_CHECKING:
@@ -69,7 +71,18 @@ def remembered(
     storage: Storage, folders: tuple[str, ...] = (layout.SEGMENTS,), most_bytes: int = MOST_BYTES
 ) -> Storage:
     """Return the storage, which keeps so many bytes of its last reads in ``folders``."""
-    return cast("Storage", RememberedReads(storage, folders, most_bytes))
+    kind = _kind_of(*(name for name in OPTIONAL if hasattr(storage, name)))
+    return cast("Storage", kind(storage, folders, most_bytes))
+
+
+@cache
+def _kind_of(*names: str) -> type[RememberedReads]:
+    """Return the class for storages that have these optional methods."""
+
+    def passed(name: str) -> Any:
+        return lambda self, *given: getattr(self._inner, name)(*given)
+
+    return type("RememberedReads", (RememberedReads,), {name: passed(name) for name in names})
 
 
 def _itself(storage: Storage) -> Storage:

@@ -317,6 +317,12 @@ def test_it_can_do_what_the_storage_behind_it_can(tmp_path: Path) -> None:
         assert not isinstance(memory, kind)
     with pytest.raises(AttributeError, match="leftovers"):
         memory.leftovers()
+    # From Python 3.12 on `isinstance` asks the class.
+    optional = [name for name in vars(LocalStorage) if not name.startswith("_") and not hasattr(st.Storage, name)]
+    assert {"folder", "names", "savepoints"} <= {*optional}
+    for wrapped in (storage, st.remembered(storage)):
+        assert not [name for name in optional if not hasattr(type(wrapped), name)]
+    assert hasattr(type(storage.folder()), "folders")
     assert (repr(storage), storage.url) == (repr(local), local.url)
     assert st.instrumented(storage) is storage, "and is not observed twice"
     assert CheckpointStore(storage).stats is st.stats_of(storage)
