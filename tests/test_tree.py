@@ -29,8 +29,8 @@ redistribution snapshot reading formats history validation publication
 pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
 backends.storage backends.storage.testing backends.state
-backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.operators.per_key backends.dataflow.flow backends.dataflow
-backends.dataflow.graph backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
+backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.operators.per_key backends.dataflow.steps backends.dataflow.graph
+backends.dataflow.flow backends.dataflow backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
 backends.connectors backends.rewrite backends.bootstrap
 backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
@@ -66,12 +66,9 @@ HALLS = {
     )
 }
 """Folders of rooms: a file in one is a room of its own."""
-UPWARD = {
-    ("stateformat.reading.checkpoint", "stateformat.redistribution"),
-    ("stateformat.backends.dataflow.flow", "stateformat.backends.dataflow.graph"),
-}
-"""The imports upward: ``Checkpoint.plan_restore`` asks the planner, ``Dataflow.graph`` the
-compiler. The door of the whole package may name everything.
+UPWARD = {("stateformat.reading.checkpoint", "stateformat.redistribution")}
+"""The imports upward: ``Checkpoint.plan_restore`` asks the planner. The door of the whole
+package may name everything.
 """
 FUNCTION_LINES_MAX = 70
 SLACK = 60

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -31,50 +31,13 @@ from stateformat.states import Columns, as_schema
 
 from .api import Descriptor, Duration, EventTime, Operator, Source, TwoPhaseCommitSink, microseconds
 from .casting import check_columns
+from .graph import Job, compile_job, described, graph_of
 from .operators.aggregate import Aggregate
 from .operators.deduplicate import Deduplicate
 from .operators.per_key.operator import ApplyPerKey
 from .operators.row_steps import Filter, Map, Predicate, Select
 from .operators.window import TumblingWindow
-
-if TYPE_CHECKING:
-    from .graph import Job
-
-
-@dataclass(frozen=True, repr=False)
-class Input:
-    """One input of a step."""
-
-    source: str | Loop
-    schema: pa.Schema
-    partitioner: Partitioner | None = None
-    """None: forward where both sides have the same parallelism, else rebalance."""
-    key_columns: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        how = "" if self.partitioner is None else self.partitioner.value
-        source = self.source if isinstance(self.source, str) else repr(self.source)
-        return brief(self, *filter(None, (source, how, *self.key_columns)))
-
-
-@dataclass(frozen=True, repr=False)
-class Step:
-    """A source or operator with its place in a dataflow."""
-
-    uid: str
-    logic: Source | Operator
-    inputs: tuple[Input, ...]
-    schema: pa.Schema
-    name: str = ""
-    parallelism: int | None = None
-    max_parallelism: int | None = None
-    chain: bool = True
-    event_time: EventTime | None = None
-    idle_after: int | None = None
-    """Of a source: after how long without rows a split holds no time up, µs."""
-
-    def __repr__(self) -> str:
-        return brief(self, self.uid, repr(self.logic))
+from .steps import Feedback, Input, Step, Steps
 
 
 class StepOptions(TypedDict, total=False):
@@ -100,16 +63,15 @@ class GraphOptions(_Parallelism, total=False):
     unaligned: bool
 
 
-class Loop:
+class Loop(Feedback):
     """A feedback edge. It is the last input of its head; :meth:`close` sets where it begins.
 
     It carries no watermarks and no end of input.
     """
 
     def __init__(self, flow: Dataflow, schema: pa.Schema) -> None:
+        super().__init__(schema)
         self._flow = flow
-        self.schema = schema
-        self.tail: str | None = None
 
     def __repr__(self) -> str:
         return brief(self, self._flow.job_id)
@@ -134,7 +96,7 @@ class Loop:
         """
         if self.tail is not None:
             raise InvalidInput(f"the loop is closed by {self.tail!r} already. Make a loop of its own for each tail.")
-        if isinstance(tail.input.source, Loop):
+        if isinstance(tail.input.source, Feedback):
             raise InvalidInput("a loop cannot be closed by a loop. Give the output of an operator.")
         if tail.input.schema != self.schema:
             raise InvalidInput(
@@ -145,7 +107,7 @@ class Loop:
         self.tail = tail.input.source
 
 
-class Dataflow:
+class Dataflow(Steps):
     """A job: its steps and their connections.
 
     ``parallelism``: the default for steps without their own. None: that of the checkpoint that the
@@ -157,10 +119,7 @@ class Dataflow:
             raise InvalidInput("the job id is empty. A store belongs to one job, by its id.")
         _check_text("the job id", job_id)
         _check_text(f"the name of job {job_id!r}", name)
-        self.job_id = job_id
-        self.name = name
-        self.parallelism = parallelism
-        self.steps: dict[str, Step] = {}
+        super().__init__(job_id, name, parallelism)
 
     def __repr__(self) -> str:
         parallelism = "" if self.parallelism is None else f", parallelism {self.parallelism}"
@@ -195,13 +154,9 @@ class Dataflow:
         """Return :meth:`document` as text: operators in order with their inputs, states with their
         columns, and warnings.
         """
-        from .graph import described
-
         return described(self.document(**options))
 
     def _compiled(self, *, unaligned: bool = False, **options: Unpack[_Parallelism]) -> Job:
-        from .graph import compile_job, graph_of
-
         return compile_job(self, graph_of(self, unaligned=unaligned, **options), unaligned=unaligned)
 
     def source(

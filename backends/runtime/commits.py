@@ -16,8 +16,8 @@ from stateformat.store import CheckpointStore
 
 from ..dataflow.api import TwoPhaseCommitSink
 from ..dataflow.chain.errors import Guard, OperatorError
-from ..dataflow.flow import Dataflow
 from ..dataflow.graph import COMMITTABLES, Job
+from ..dataflow.steps import Steps
 from .clock import Clock
 from .reports import RunDiscarded
 
@@ -28,7 +28,7 @@ COMMIT_WAIT_US = 1_000_000
 """How often, and after how long, a sink retries what it has put off when the job ends."""
 
 
-def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
+def sinks_of(flow: Steps) -> dict[str, TwoPhaseCommitSink]:
     """Return the sinks of a dataflow by uid: the prototypes, which commit."""
     return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
 

@@ -24,7 +24,7 @@ from stateformat.storage import check_savepoint_place, lies_in
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
-from ..dataflow.flow import Dataflow
+from ..dataflow.steps import Steps
 from .clock import Clock, Work
 from .driver import Driver
 from .options import Schedule
@@ -51,7 +51,7 @@ class Places:
     """Storage options of the savepoints' stores."""
 
     @classmethod
-    def of(cls, store: CheckpointStore, flow: Dataflow, schedule: Schedule) -> Places:
+    def of(cls, store: CheckpointStore, flow: Steps, schedule: Schedule) -> Places:
         """Return the places for a dataflow."""
         taken = {place: uid for uid, step in flow.steps.items() for place in step.logic.places}
         below = cast("tuple[str, ...] | None", schedule.savepoints_below)  # As Schedule leaves it.

@@ -24,7 +24,7 @@ from stateformat.keys import DEFAULT_KEY_HASH, key_group_count
 from stateformat.model import Record, State
 
 from ..api import Operator, Source
-from ..flow import Dataflow, Step
+from ..steps import Step, Steps
 from .job_graph import inputs_of, joins, steps_in_order
 from .runtime_states import may_overtake, states_of
 
@@ -51,7 +51,7 @@ class Vertex:
 class Job:
     """A dataflow, compiled. Compared by identity."""
 
-    flow: Dataflow
+    flow: Steps
     graph: JobGraph
     """With every max parallelism and key hash."""
     states: tuple[State, ...]
@@ -161,7 +161,7 @@ class Job:
 
 
 def compile_job(
-    flow: Dataflow,
+    flow: Steps,
     graph: JobGraph,
     *,
     unaligned: bool,
@@ -229,7 +229,7 @@ def _resolved(operator: model.Operator) -> model.Operator:
     )
 
 
-def _vertices(flow: Dataflow, graph: JobGraph) -> tuple[Vertex, ...]:
+def _vertices(flow: Steps, graph: JobGraph) -> tuple[Vertex, ...]:
     inputs = inputs_of(graph)
     head_of: dict[OperatorId, str] = {}
     chains: dict[str, list[str]] = {}

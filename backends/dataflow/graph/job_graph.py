@@ -28,7 +28,7 @@ from stateformat.keys import (
 from stateformat.model import Record
 
 from ..api import Operator, Source
-from ..flow import Dataflow, Input, Loop, Step
+from ..steps import Feedback, Input, Step, Steps
 from .runtime_states import finished_in, states_of
 
 DEFAULT_PARALLELISM: Final = 1
@@ -36,7 +36,7 @@ DEFAULT_PARALLELISM: Final = 1
 
 
 def graph_of(
-    flow: Dataflow,
+    flow: Steps,
     *,
     parallelism: int | None = None,
     per_operator: Mapping[str, int] | None = None,
@@ -84,7 +84,7 @@ def graph_of(
 
 
 def parallelism_of(
-    flow: Dataflow,
+    flow: Steps,
     *,
     parallelism: int | None = None,
     per_operator: Mapping[str, int] | None = None,
@@ -145,7 +145,7 @@ def reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
-def _check_steps(flow: Dataflow, per_operator: Mapping[str, int]) -> None:
+def _check_steps(flow: Steps, per_operator: Mapping[str, int]) -> None:
     if not flow.steps:
         raise InvalidInput(f"dataflow {flow.job_id!r} has no steps. Begin with flow.source(...).")
     unknown = sorted(set(per_operator) - set(flow.steps))
@@ -177,10 +177,10 @@ def _check_source(step: Step) -> None:
         )
 
 
-def _check_inputs(flow: Dataflow, step: Step) -> None:
+def _check_inputs(flow: Steps, step: Step) -> None:
     fed_back = False
     for index, item in enumerate(step.inputs):
-        if isinstance(item.source, Loop):
+        if isinstance(item.source, Feedback):
             fed_back = True
             if item.source.tail is None:
                 raise InvalidInput(f"the loop into {step.uid!r} is not closed. Call close(stream) on it.")
@@ -197,14 +197,14 @@ def _check_inputs(flow: Dataflow, step: Step) -> None:
                 check_key_types([item.schema.field(name) for name in item.key_columns])
             except InvalidInput as error:
                 raise InvalidInput(f"input {index} of {step.uid!r}: {error}", kind=error.kind) from error
-    if isinstance(step.logic, Operator) and all(isinstance(item.source, Loop) for item in step.inputs):
+    if isinstance(step.logic, Operator) and all(isinstance(item.source, Feedback) for item in step.inputs):
         raise InvalidInput(
             f"operator {step.uid!r} has no input but loops, so nothing begins. Give it another one first."
         )
 
 
 def _source(item: Input) -> str:
-    return (item.source.tail or "") if isinstance(item.source, Loop) else item.source
+    return (item.source.tail or "") if isinstance(item.source, Feedback) else item.source
 
 
 def _check_numbers(uid: str, parallelism: object, max_parallelism: object) -> None:
@@ -223,7 +223,7 @@ def _check_numbers(uid: str, parallelism: object, max_parallelism: object) -> No
 
 
 def _edges(
-    flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: Collection[str], finished: Collection[str]
+    flow: Steps, operators: Mapping[str, model.Operator], rebalanced: Collection[str], finished: Collection[str]
 ) -> Iterator[Edge]:
     for uid, step in flow.steps.items():
         for index, item in enumerate(step.inputs):
@@ -246,7 +246,7 @@ def _edges(
                 partitioner,
                 input=index,
                 key_columns=item.key_columns,
-                feedback=isinstance(item.source, Loop),
+                feedback=isinstance(item.source, Feedback),
             )
 
 
@@ -263,14 +263,14 @@ def _check_edge_ids(edges: Collection[Edge]) -> None:
             )
 
 
-def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
+def _check_loops(flow: Steps, graph: JobGraph) -> None:
     heads: dict[int, str] = {}
     targets: dict[str, set[str]] = defaultdict(set)
     for edge in graph.edges:
         targets[edge.source].add(edge.target)
     for uid, step in flow.steps.items():
         for item in step.inputs:
-            if not isinstance(item.source, Loop):
+            if not isinstance(item.source, Feedback):
                 continue
             other = heads.setdefault(id(item.source), uid)
             if other != uid or sum(each.source is item.source for each in step.inputs) > 1:
@@ -283,7 +283,7 @@ def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
                 )
 
 
-def _chains(flow: Dataflow, graph: JobGraph, order: list[OperatorId]) -> dict[OperatorId, str]:
+def _chains(flow: Steps, graph: JobGraph, order: list[OperatorId]) -> dict[OperatorId, str]:
     """Return the chain of every operator that shares one."""
     inputs = inputs_of(graph)
     head_of: dict[OperatorId, str] = {}

@@ -36,7 +36,7 @@ from stateformat.schema import arrow_type, make_fields
 from stateformat.states import Changes, Columns, as_schema, column_name, evolve_state, new_state, split_drop
 
 from ..api import Operator, Source, TwoPhaseCommitSink
-from ..flow import Dataflow, Step
+from ..steps import Step, Steps
 
 SPLITS: Final = "splits"
 ENUMERATOR: Final = "enumerator"
@@ -74,7 +74,7 @@ def may_overtake(edge: Edge, *, unaligned: bool) -> bool:
 
 
 def states_of(
-    flow: Dataflow,
+    flow: Steps,
     graph: JobGraph,
     *,
     unaligned: bool,
@@ -106,7 +106,7 @@ def states_of(
 
 
 def states_to_plan(
-    flow: Dataflow,
+    flow: Steps,
     graph: JobGraph,
     *,
     unaligned: bool,
@@ -139,7 +139,7 @@ def states_to_plan(
 
 
 def _with_changes(
-    flow: Dataflow,
+    flow: Steps,
     graph: JobGraph,
     previous: Record | None,
     drop: Collection[str],
