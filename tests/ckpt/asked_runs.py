@@ -94,6 +94,7 @@ def interrupted(command: str, store: Path, number: signal.Signals = signal.SIGIN
     # Tests that run in the background may ignore interrupts, which children inherit.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from stateformat.tools.ckpt.main import main; sys.exit(main())"
     )
     child = subprocess.Popen(

