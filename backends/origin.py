@@ -2,6 +2,8 @@
 
 Stores are shared, so no folder of this machine, no argument of the program, and without being asked
 neither host nor user is recorded.
+
+Git is asked about the folder of the program's file, never about a name that a checkpoint says.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ GIT_SECONDS: Final = 1.0
 """How long git may take; after that the version is not recorded."""
 LONGEST: Final = 200
 """Characters of a recorded value."""
+_OF_A_HOOK: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+"""Variables that git sets for its hooks: they would name another repository than the program's."""
 
 
 class Program(NamedTuple):
@@ -100,8 +104,11 @@ def _commit(file: str) -> str | None:
 
 
 def _git(folder: Path, *command: str) -> str:
+    # Nothing is locked or written, and no program that the repository names is started.
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     done = subprocess.run(  # noqa: S603 - git, on the folder of the user's own program
-        ["git", "--no-optional-locks", "-C", str(folder), *command],  # noqa: S607
+        ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *command],  # noqa: S607
+        env={**environment, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         capture_output=True,
         check=True,
         timeout=GIT_SECONDS,

@@ -32,7 +32,7 @@ _CLOSED: Final = {
 
 
 def duckdb_module() -> Any:
-    """Return DuckDB; ``InvalidInput`` if it is not installed."""
+    """Return DuckDB; ``InvalidInput`` if it is not installed, or too old."""
     try:
         import duckdb
     except ImportError as error:
@@ -40,6 +40,13 @@ def duckdb_module() -> Any:
             "queries need DuckDB, which is not installed; pip install 'stateformat[sql]'",
             kind=ErrorKind.MISSING_DEPENDENCY,
         ) from error
+    # DuckDB 1 leaves filters of floats to pyarrow, for which NaN is not greater than a number.
+    if int(duckdb.__version__.partition(".")[0]) < 2:
+        raise InvalidInput(
+            f"queries need DuckDB 2.0 or newer, and {duckdb.__version__} is installed, which loses rows with NaN; "
+            "pip install --upgrade 'stateformat[sql]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
     return duckdb
 
 

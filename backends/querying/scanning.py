@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PINS_MAX: Final = 1000
 """If there are more keys than these, all rows are read and DuckDB looks for the keys."""
-_COLUMN: Final = re.compile(r'"(\d+)\.\d+"')
+_COLUMN: Final = re.compile(r'(?:^|")(\d+)\.\d+(?:$|")', re.MULTILINE)
 _PIN: Final = re.compile(r'\("(\d+)\.(\d+)" (?:= (.*)|IN \((.*)\))\)', re.DOTALL)
 """A filter of a plan that only names values of a column."""
 
@@ -117,7 +117,7 @@ def register(connection: DuckDBPyConnection, used: Used, scans: Scans, pins: Map
 
 
 def planned_pins(connection: DuckDBPyConnection, used: Used, text: str) -> Mapping[int, Pins]:
-    """Return the values that key columns have in all filtered scans of a relation, by its number.
+    """Return the values that key columns have in all scans of a relation, by its number.
 
     They stand in DuckDB's plan of the query over empty tables, whose columns are called
     ``relation.column``, by numbers.
@@ -136,13 +136,20 @@ def planned_pins(connection: DuckDBPyConnection, used: Used, text: str) -> Mappi
     while pending:
         node = pending.pop()
         pending += node["children"]
-        filters = node["extra_info"].get("Filters", [])
-        filters = [filters] if isinstance(filters, str) else filters
-        for number in {int(one) for one in _COLUMN.findall("".join(filters))} & {*range(len(used))}:
+        filters, columns = (_listed(node["extra_info"].get(name, [])) for name in ("Filters", "Projections"))
+        # A scan without a filter, which may get one while the query runs, asks for any value.
+        for number in {int(one) for one in _COLUMN.findall("\n".join([*filters, *columns]))} & {*range(len(used))}:
             pins = _pins(connection, used[number][0], number, filters)
-            before = found.get(number, pins)
-            found[number] = {name: [*before[name], *pins[name]] for name in before if name in pins}
+            before = found.get(number)
+            if before is not None:
+                pins = {name: [*before[name], *values] for name, values in pins.items() if name in before}
+            found[number] = pins
     return found
+
+
+def _listed(said: str | Sequence[str]) -> Sequence[str]:
+    """What a plan says of one or several things."""
+    return [said] if isinstance(said, str) else said
 
 
 def _pins(connection: DuckDBPyConnection, relation: Relation, number: int, filters: Sequence[str]) -> Pins:

@@ -132,3 +132,10 @@ LET_IN = {
 @pytest.mark.parametrize("text", LET_IN)
 def test_whatever_reads_is_let_in(text: str, store: CheckpointStore) -> None:
     assert len(query(store, text).table()) == LET_IN[text]
+
+
+def test_a_duckdb_that_loses_rows_with_nan_is_refused(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duckdb, "__version__", "1.4.1")
+    words = r"need DuckDB 2\.0 or newer, and 1\.4\.1 is installed, .* pip install --upgrade 'stateformat\[sql\]'"
+    with pytest.raises(InvalidInput, match=words):
+        query(store, "select 1")

@@ -152,10 +152,20 @@ def test_without_git_or_with_a_slow_one_there_is_no_version(
     assert code_of(Program("flights.py", str(repository / "jobs/flights.py"))) is None
 
 
-def test_git_is_asked_without_a_lock(repository: Path) -> None:
+def test_git_is_asked_without_a_lock_in_the_programs_own_repository(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    git(elsewhere, "init", "-q")
+    ran = elsewhere / "ran"
+    git(repository, "config", "core.fsmonitor", f"touch {ran};")
+    commit = git(repository, "-c", "core.fsmonitor=false", "rev-parse", "HEAD")
+    ran.unlink(missing_ok=True)
+    monkeypatch.setenv("GIT_DIR", str(elsewhere / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(elsewhere))
     (repository / ".git/index.lock").touch()
-    commit = git(repository, "rev-parse", "HEAD")
     assert code_of(Program("flights.py", str(repository / "jobs/flights.py"))) == commit
+    assert not ran.exists()
 
 
 def test_an_installed_package_has_its_version() -> None:
