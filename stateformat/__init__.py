@@ -89,7 +89,7 @@ else:
         moved={
             ".inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
             ".keys": "register_key_hash",
-            ".requests": "JobRequest RequestAnswer RequestOutcome",
+            ".requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",
             ".schema": "CLEAR DELETE UPSERT",
             ".segments": "WriteOptions",
             ".states": (

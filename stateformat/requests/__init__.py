@@ -18,6 +18,10 @@ logged once for each that cannot be read. Read ``values``, ``encoding``, ``objec
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 from .answering import answer_request as answer_request, waiting_requests as waiting_requests
 from .asking import ask as ask, request_answer as request_answer, withdraw_request as withdraw_request
 from .encoding import (
@@ -39,3 +43,16 @@ from .values import (
     default_savepoint as default_savepoint,
     savepoint_of_stop as savepoint_of_stop,
 )
+
+if not TYPE_CHECKING:
+    _KINDS = {f"{kind.value.capitalize()}Request": kind for kind in RequestKind}
+
+    def __getattr__(name: str) -> Any:
+        if name not in _KINDS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            f"{__name__}.{name} leaves in 0.3: write JobRequest(RequestKind.{_KINDS[name].name}, ...)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return partial(JobRequest, _KINDS[name])

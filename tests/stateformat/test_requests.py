@@ -732,3 +732,17 @@ def test_who_wrote_while_gc_took_it_writes_it_again(tmp_path: Path) -> None:
 def test_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         JobRequest(RequestKind.STOP, ID, 1, mode=StopMode.DRAIN).newest = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", RequestKind)
+def test_the_classes_of_the_last_release_make_requests_and_warn(kind: RequestKind) -> None:
+    import stateformat.requests as door
+
+    name = f"{kind.value.capitalize()}Request"
+    with pytest.warns(
+        DeprecationWarning, match=rf"requests\.{name} leaves in 0\.3: write JobRequest\(RequestKind\.{kind.name}, "
+    ):
+        made = getattr(door, name)("0" * 32, 7, "file:///elsewhere", 1)
+    assert made == JobRequest(kind, "0" * 32, 7, "file:///elsewhere", 1)
+    with pytest.raises(AttributeError, match="no attribute 'PauseRequest'"):
+        _ = door.PauseRequest  # type: ignore[attr-defined]
