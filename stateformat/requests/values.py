@@ -64,7 +64,7 @@ class JobRequest:
     """Of a stop."""
     parallelism: int | None = None
     """Of a rescale: that of every operator not in ``operators``; None: each keeps its own."""
-    operators: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Of a rescale: the parallelism by uid."""
 
     @property

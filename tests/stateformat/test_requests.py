@@ -743,6 +743,6 @@ def test_the_classes_of_the_last_release_make_requests_and_warn(kind: RequestKin
         DeprecationWarning, match=rf"requests\.{name} leaves in 0\.3: write JobRequest\(RequestKind\.{kind.name}, "
     ):
         made = getattr(door, name)("0" * 32, 7, "file:///elsewhere", 1)
-    assert made == JobRequest(kind, "0" * 32, 7, "file:///elsewhere", 1)
+    assert {made} == {JobRequest(kind, "0" * 32, 7, "file:///elsewhere", 1)}
     with pytest.raises(AttributeError, match="no attribute 'PauseRequest'"):
         _ = door.PauseRequest  # type: ignore[attr-defined]
