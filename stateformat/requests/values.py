@@ -100,7 +100,7 @@ def counts_for(request: JobRequest, restored_from: int) -> bool:
 
     A savepoint is wanted of every run: it is no danger to a job that was started again.
     """
-    return request.kind is RequestKind.SAVEPOINT or restored_from <= request.newest
+    return request.kind == RequestKind.SAVEPOINT or restored_from <= request.newest
 
 
 def asking_order(request: JobRequest) -> tuple[int, int, str]:
