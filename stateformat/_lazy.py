@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import resolve_name
 from types import MappingProxyType
 from typing import Any
 
@@ -27,8 +28,9 @@ def lazy(
 
     def get(name: str) -> Any:
         if home := new_home_of.get(name):
+            new = resolve_name(home, package)
             warnings.warn(
-                f"{package}.{name} moves to {package}{home} and leaves here in {leaves_in}: import it from there",
+                f"{package}.{name} moves to {new} and leaves here in {leaves_in}: import it from there",
                 DeprecationWarning,
                 stacklevel=2,
             )

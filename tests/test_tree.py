@@ -27,16 +27,16 @@ ORDER = """
 _lazy words errors ttl graph keys model problems paths schema parquet storage tables segments record manifest rescaling states rules documents html
 redistribution snapshot reading formats history validation publication
 pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
+backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
+backends.foreign.spark backends.foreign.spark.repartition backends.foreign.flink.serializers backends.foreign.flink.layouts
+backends.foreign.flink
+backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.formats backends.foreign
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
 backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.operators.per_key backends.dataflow.steps backends.dataflow.graph
 backends.dataflow.flow backends.dataflow backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
-backends.connectors backends.rewrite backends.bootstrap
-backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
-backends.foreign.spark backends.foreign.spark.repartition backends.foreign.flink.serializers backends.foreign.flink.layouts
-backends.foreign.flink
-backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.chosen backends.foreign.positions backends.foreign.formats backends.foreign.importing backends.foreign
+backends.connectors backends.rewrite backends.bootstrap backends.importing
 backends.querying backends.exporting backends.origin
 backends.runtime.reports backends.runtime.ending backends.runtime.rescales backends.runtime.logs backends.runtime.channels backends.runtime backends.dataflow.testing backends.local
 backends.spark.options backends.spark.jvm_signals backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
@@ -470,6 +470,7 @@ def test_a_lazy_door_leads_to_every_name_that_it_lists(door: str | None) -> None
 
 
 MOVED = {
+    "backends.importing": "Imported ImportSpec import_checkpoint",
     "inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
     "keys": "register_key_hash",
     "requests": "JobRequest RequestAnswer RequestOutcome",
@@ -485,9 +486,10 @@ MOVED = {
 
 @pytest.mark.parametrize("home", MOVED)
 def test_a_name_that_has_moved_works_and_says_where_it_is(home: str) -> None:
-    root, new = importlib.import_module("stateformat"), importlib.import_module(f"stateformat.{home}")
+    old = "stateformat.backends.foreign" if home == "backends.importing" else "stateformat"
+    root, new = importlib.import_module(old), importlib.import_module(f"stateformat.{home}")
     for name in MOVED[home].split():
-        said = rf"stateformat\.{name} moves to stateformat\.{home} and leaves here in 0\.3: import it from there"
+        said = rf"{old}\.{name} moves to stateformat\.{home} and leaves here in 0\.3: import it from there"
         with pytest.warns(DeprecationWarning, match=said):
             assert getattr(root, name) is getattr(new, name)
         assert name not in root.__all__

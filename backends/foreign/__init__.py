@@ -2,8 +2,8 @@
 
 Pure functions from bytes to Arrow; no JVM, no pyspark. Read ``source`` (what every format
 provides), ``checkpoint`` (a source as users see it), ``formats`` (which formats there are), then
-``byte_strings``, ``framing``, ``cursor``, ``sst`` (bytes), ``spark`` or ``flink`` (a format), and
-``importing``. ``advice`` has what commands advise for such folders, and the versions that are read.
+``byte_strings``, ``framing``, ``cursor``, ``sst`` (bytes), and ``spark`` or ``flink`` (a format).
+``advice`` has what commands advise for such folders, and the versions that are read.
 `docs/foreign.md` says what is read, kept opaque and refused.
 """
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         ForeignFolder as ForeignFolder,
         ForeignFormat as ForeignFormat,
     )
-    from .importing import Imported as Imported, ImportSpec as ImportSpec, import_checkpoint as import_checkpoint
     from .source import ForeignSource as ForeignSource, Note as Note, Part as Part
 else:
     __getattr__, __dir__, __all__ = lazy(
@@ -28,7 +27,8 @@ else:
         {
             ".advice": "advice_for",
             ".checkpoint": "ForeignCheckpoint ForeignFolder ForeignFormat",
-            ".importing": "ImportSpec Imported import_checkpoint",
             ".source": "ForeignSource Note Part",
         },
+        moved={"..importing": "ImportSpec Imported import_checkpoint"},
+        leaves_in="0.3",
     )

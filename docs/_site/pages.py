@@ -27,7 +27,8 @@ DOORS = {
     "stateformat.backends.local": "the executor in this process",
     "stateformat.backends.spark": "the executor on Spark",
     "stateformat.backends.bootstrap": "rows as the first checkpoint of a job",
-    "stateformat.backends.foreign": "checkpoints of other systems: reading and importing them",
+    "stateformat.backends.foreign": "checkpoints of other systems, read as if they were ours",
+    "stateformat.backends.importing": "checkpoints of other systems as the first one of a store",
     "stateformat.backends.storage": "storages",
     "stateformat.storage": "the storage protocol",
 }
@@ -37,6 +38,7 @@ NAMES = {
         "broadcast_state committables_state coordinator_state even_split_state in_flight_state list_state map_state "
         "progress_state timers union_state value_state"
     ),
+    "stateformat.backends.importing": "ImportSpec Imported import_checkpoint prove_import",
     "stateformat.requests": "JobRequest RequestAnswer RequestOutcome",
 }
 """Of a door that other rooms use too: the names for users."""

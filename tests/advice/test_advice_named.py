@@ -19,7 +19,7 @@ SAMPLES = {"N": "3", "ID": "3", "AGE": "7d"}
 """What stands for a placeholder that is no text."""
 HEARD_BY = {
     "backends/foreign/flink/writing/": ("export",),
-    "backends/foreign/importing.py": ("import",),
+    "backends/importing.py": ("import",),
     "backends/foreign/spark/repartition/": ("rescale",),
     "backends/rewrite/transforming.py": ("rewrite",),
     "tools/ckpt/asking.py": ("stop", "savepoint", "rescale", "run"),

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import stateformat.backends.foreign.importing as importing
+import stateformat.backends.importing as importing
 import stateformat.backends.rewrite as rewriting
 from stateformat import model
 from stateformat.backends.foreign.flink.handles import MasterState, Metadata, Operator

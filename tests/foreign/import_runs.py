@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint
-from stateformat.backends.foreign.importing import Imported, ImportSpec, import_checkpoint
+from stateformat.backends.importing import Imported, ImportSpec, import_checkpoint
 from stateformat.errors import InvalidInput
 from stateformat.graph import SubtaskSet
 from stateformat.keys import register_key_hash

@@ -18,7 +18,7 @@ from test_flink_key_hash import code_of, murmur_of
 import stateformat
 from stateformat.backends.foreign.flink.handles import KeyGroups, Metadata, Operator, Relative, Subtask
 from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint, prove_import
+from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.errors import DamagedCheckpoint
 from tests.ckpt.ckpt_runs import document
 

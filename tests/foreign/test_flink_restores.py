@@ -18,7 +18,7 @@ import pytest
 
 import stateformat
 from stateformat.backends.foreign.flink.writing import TEMPLATE_OPERATOR, write_savepoint
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
+from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.backends.rewrite import RewriteSpec, publish_rescaled, rewrite
 from stateformat.graph import JobGraph
 from stateformat.storage import folder_of, open_storage

@@ -13,7 +13,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends.foreign.flink.writing import write_savepoint
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint, prove_import
+from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.backends.rewrite import ThreadEngine
 from stateformat.states import Changes, evolve_state
 from stateformat.ttl import TTL_COLUMN, Ttl

@@ -30,7 +30,7 @@ from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
 from stateformat.backends.foreign.flink.source import FlinkSource
 from stateformat.backends.foreign.flink.writing import write_savepoint
 from stateformat.backends.foreign.formats import flink
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
+from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.errors import InvalidInput
 from stateformat.model import Kind
 from stateformat.storage import Storage, folder_of, open_storage

@@ -11,7 +11,7 @@ import pytest
 
 from stateformat.backends.connectors import CollectSink, MemorySource, ParquetSource, RateSource
 from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
+from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.backends.local import LocalRuntime
 from stateformat.store import CheckpointStore
 from tests.foreign.foreign_fakes import WORDS, flink_like, spark_like

@@ -13,7 +13,7 @@ import pytest
 
 import stateformat
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
+from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.errors import InvalidInput, UnsupportedFormat
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.reading import Checkpoint

@@ -13,7 +13,7 @@ import pytest
 import stateformat
 from stateformat.backends.connectors import FileSink, MemorySource
 from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint
+from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.backends.rewrite import ThreadEngine
 from stateformat.backends.spark import SparkRuntime
 from stateformat.backends.spark.rewrite import SparkEngine

@@ -10,9 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.foreign.importing import PROPERTY_CHARS, bounded, import_checkpoint
-from stateformat.backends.foreign.positions import files_read
 from stateformat.backends.foreign.source import Note
+from stateformat.backends.importing import PROPERTY_CHARS, bounded, files_read, import_checkpoint
 from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
 from stateformat.graph import Operator, OperatorId, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH

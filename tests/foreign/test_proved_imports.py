@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stateformat.backends.foreign.importing import ImportSpec, KeyHash, import_checkpoint, prove_import
+from stateformat.backends.importing import ImportSpec, KeyHash, import_checkpoint, prove_import
 from stateformat.errors import CheckpointError
 from stateformat.store import open as open_store
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import stateformat as sf
-from stateformat.backends.foreign.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
+from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.errors import DamagedCheckpoint, InvalidInput, UnsupportedFormat
 from stateformat.inspecting import sizes_document
 from stateformat.storage import folder_of, open_storage

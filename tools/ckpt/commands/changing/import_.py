@@ -18,7 +18,7 @@ from ...text import Look, render
 from ._published import CHANGES_SHOWN, draw_changes, published, totals_text
 
 if TYPE_CHECKING:
-    from stateformat.backends.foreign.importing import Imported
+    from stateformat.backends.importing import Imported
     from stateformat.model import Record
     from stateformat.ttl import Ttl
 
@@ -98,7 +98,7 @@ def import_(
     Structured Streaming query, which stay as they are. The state becomes checkpoint 1 of the store
     --to, which must be empty. The page lists everything renamed, opaque or left out.
     """
-    from stateformat.backends.foreign.importing import ImportSpec, check_places, import_checkpoint, prove_import
+    from stateformat.backends.importing import ImportSpec, check_places, import_checkpoint, prove_import
     from stateformat.backends.rewrite import Engine, ThreadEngine
 
     store, checkpoint = session.checkpoint(address, target.url)

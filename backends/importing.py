@@ -1,29 +1,54 @@
 """A foreign checkpoint as the first checkpoint of a stateformat store: ``import_checkpoint``.
 
 An import is a rewrite into an empty store: ``backends.rewrite`` plans it, and its engines write it.
-This module has what is specific to an import: the key hash, names that users give as text, what a
-reader must know, kept as properties, and the positions of sources.
+This module has what is specific to an import: the key hash, names that users give as text, what is
+left out or expires, what a reader must know, kept as properties, and the positions of sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from stateformat.errors import ErrorKind, InvalidInput
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.formats import refuse_foreign
+from stateformat.graph import Operator
 from stateformat.history import record_ids
 from stateformat.inspecting import CheckpointDiff, StateDiff
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
+from stateformat.problems import Problem
 from stateformat.segments import WriteOptions
 from stateformat.states import labels_of, named
-from stateformat.storage import lies_in, without_secrets
-from stateformat.ttl import Ttl
+from stateformat.storage import Storage, lies_in, without_secrets
+from stateformat.ttl import TTL_COLUMN, Ttl
 
-from ..bootstrap import source_snapshots
-from ..rewrite import (
+from .bootstrap import source_snapshots, source_states
+from .connectors.sources.files import files_behind
+from .connectors.sources.rate import rate_behind
+from .dataflow.api import StartingPoint
+from .foreign.checkpoint import ForeignCheckpoint
+from .foreign.flink import FlinkSource
+from .foreign.flink.writing import (
+    TEMPLATE_OPERATOR,
+    TEMPLATE_STATE,
+    Template,
+    template_of,
+    template_operator,
+    template_state,
+)
+from .foreign.framing import json_value
+from .foreign.source import ForeignSource, Level, Note, Part, Progress, unreadable
+from .rewrite import (
     Engine,
     RewritePlan,
     RewriteSpec,
@@ -33,19 +58,6 @@ from ..rewrite import (
     plan_rewrite,
     prove_rewrite,
 )
-from .checkpoint import ForeignCheckpoint
-from .chosen import chosen_of
-from .flink import FlinkSource
-from .flink.writing import (
-    TEMPLATE_OPERATOR,
-    TEMPLATE_STATE,
-    Template,
-    template_of,
-    template_operator,
-    template_state,
-)
-from .positions import OFFSETS, SourceState, Start, known_offsets, parse_start, source_state
-from .source import Note
 
 if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
@@ -61,6 +73,13 @@ PROPERTY_CHARS: Final = 1000
 """The most that one of stateformat's properties may have. The page and ``Imported.notes`` have
 all.
 """
+
+OFFSETS: Final = "spark.offsets."
+"""Properties of a Spark checkpoint: its line of the offset log, for each source by its number."""
+KINDS: Final = ("files", "rate")
+_FORM: Final = re.compile(r"(?P<kind>[a-z]+)(?::(?P<number>[0-9]{1,4}))?(?:@(?P<position>[0-9]{1,18}))?")
+LOG_BYTES_MAX: Final = 256 << 20
+"""The most bytes of one file of a source's log: some million names."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,7 @@ class ImportSpec:
     it lives. A state that is not named keeps the times as a column, until a program declares a ttl.
     """
     sources: Mapping[str, str] = field(default_factory=dict)
-    """By uid of a source in the dataflow that continues, where it continues: see ``positions``."""
+    """By uid of a source in the dataflow that continues, where it continues: see :class:`Start`."""
     options: WriteOptions = field(default_factory=WriteOptions)
 
 
@@ -419,3 +438,249 @@ def bounded(said: Sequence[str]) -> str:
             return "; ".join([*kept, more])
         kept.append(text)
     return "; ".join(kept)
+
+
+def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[str, Ttl]) -> ForeignCheckpoint:
+    """Return the checkpoint without some operators and states, of which nothing is then read.
+
+    Rows of the states that ``ttl`` names expire, by the time that Flink kept. Raises
+    ``InvalidInput`` for a name that matches nothing, for a state that cannot be read and is not
+    named in ``drop``, and for a state with a ttl that has no such times.
+    """
+    record = checkpoint.record
+    subjects = [note.subject for note in checkpoint.notes if note.kind == "refused"]
+    labels = {uid: uid for uid in record.graph.by_uid}
+    for note in checkpoint.notes:
+        if note.kind == "refused" and not _dropped(note, labels, drop):
+            raise InvalidInput(unreadable(note.subject, note.message), kind=ErrorKind.UNSUPPORTED_TYPE)
+    known = [*record.graph.by_uid, *(f"{state.operator}/{state.name}" for state in record.states), *subjects]
+    for name in drop:
+        found = named(name, record.states, labels)
+        if found is not None and found.state is not None and found.column is None and name in subjects:
+            raise InvalidInput(f"{name!r} may be {found} or a state that cannot be read; leave out all of its operator")
+        if name not in known:
+            raise InvalidInput(
+                f"nothing to drop under {name!r}; {known_names(known, name)}", kind=ErrorKind.UNKNOWN_OPERATOR
+            )
+    for name in ttl:
+        _check_times(record, name)
+    if not drop and not ttl:
+        return checkpoint
+    source = _Chosen(checkpoint.source, frozenset(drop), dict(ttl), time.time_ns() // 1000)
+    return ForeignCheckpoint(checkpoint.storage, source, checkpoint.system)
+
+
+def _dropped(note: Note, uids: Iterable[str], drop: Collection[str]) -> bool:
+    # A uid may have slashes, so that several operators may be meant: each must be named.
+    owners = {uid for uid in uids if note.subject == uid or note.subject.startswith(f"{uid}/")}
+    return note.subject in drop or (bool(owners) and owners <= {*drop})
+
+
+def _check_times(record: Record, name: str) -> None:
+    found = named(name, record.states)
+    if found is None or found.state is None or found.column is not None:
+        states = [f"{state.operator}/{state.name}" for state in record.states]
+        raise InvalidInput(
+            f"no state {name!r} whose rows could expire; {known_names(states, name)}", kind=ErrorKind.UNKNOWN_STATE
+        )
+    fields = record.state(found.operator, found.state).current.fields
+    if not any(item.name == TTL_COLUMN and item.type == "timestamp_us" for item in fields):
+        raise InvalidInput(
+            f"state {name} does not say when its rows were accessed, as a state of Flink with a TTL does; import it "
+            "without, and let the program declare the ttl: its rows then count from the restore",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+        )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A source without some operators and states, whose rows may expire; picklable."""
+
+    source: ForeignSource
+    drop: frozenset[str]
+    ttl: Mapping[str, Ttl]
+    now_us: int
+
+    def _kept(self, operator: str, state: str) -> bool:
+        return {operator, f"{operator}/{state}"}.isdisjoint(self.drop)
+
+    def _expiring(self, state: State) -> State:
+        ttl = self.ttl.get(f"{state.operator}/{state.name}")
+        return state if ttl is None else replace(state, ttl=ttl, ttl_now_us=self.now_us)
+
+    @property
+    def record(self) -> Record:
+        found = self.source.record
+        graph = replace(found.graph, operators=tuple(one for one in found.graph.operators if one.uid not in self.drop))
+        states = tuple(self._expiring(state) for state in found.states if self._kept(state.operator, state.name))
+        return replace(found, graph=graph, states=states)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        return [part for part in self.source.parts if self._kept(part.operator, part.state)]
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is left out is not told of, except why it could not be read."""
+        uids = self.source.record.graph.by_uid
+        return [note for note in self.source.notes if note.kind == "refused" or not _dropped(note, uids, self.drop)]
+
+    def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
+        return self.source.group_rows(part)
+
+    def read(
+        self, part: Part, first_group: int | None = None, last_group: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        return self.source.read(part, first_group, last_group)
+
+    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+        return self.source.check(level, progress)
+
+
+class Start(NamedTuple):
+    """Where a source of the dataflow continues, in place of one of the foreign query.
+
+    A user gives it as ``UID=KIND[:NUMBER][@POSITION]``: the uid of the source in the dataflow, how
+    it reads, and the number of the source in the foreign query (0 by default). Kinds:
+
+    - ``files``: ``ParquetSource`` or ``CsvSource`` over a directory that ``grows``. It has seen the
+      files that the query has read, according to the log of Spark's file source.
+    - ``rate``: ``RateSource`` with one shard. ``rate-micro-batch`` gives the row; for ``rate`` only
+      the user knows the rows per second, and gives the position.
+    """
+
+    uid: str
+    kind: str
+    number: int
+    """The number of the source in the foreign query."""
+    position: int | None
+    """Given by the user; None: taken from the foreign query."""
+
+
+class SourceState(NamedTuple):
+    """The state of a source in the new checkpoint: one reader, and the enumerator."""
+
+    operator: Operator
+    states: tuple[State, State]
+    start: StartingPoint
+
+
+def parse_start(uid: str, text: str) -> Start:
+    """Parse ``KIND[:NUMBER][@POSITION]`` of a source. Raises ``InvalidInput`` for anything else."""
+    match = _FORM.fullmatch(text)
+    if match is None or match["kind"] not in KINDS:
+        raise InvalidInput(
+            f"source {uid!r} is to go on as {text!r}; give {' or '.join(KINDS)}, with :NUMBER for another source of "
+            "the query than 0, and @POSITION if you know it"
+        )
+    position = None if match["position"] is None else int(match["position"])
+    if match["kind"] == "files" and position is not None:
+        raise InvalidInput(f"source {uid!r} reads files, which have no number as position; leave @{position} out")
+    return Start(uid, match["kind"], int(match["number"] or 0), position)
+
+
+def source_state(start: Start, properties: Mapping[str, str], folder: Storage) -> SourceState:
+    """Return the state with which a source continues.
+
+    Raises ``InvalidInput`` if the foreign query has no such source or it reads differently, and
+    ``DamagedCheckpoint`` for a log that is incomplete.
+    """
+    begins = _files(start, properties, folder) if start.kind == "files" else _rate(start, properties)
+    return SourceState(Operator(start.uid, 1, 128, coordinator=True), source_states(start.uid, begins), begins)
+
+
+def known_offsets(properties: Mapping[str, str]) -> dict[int, str]:
+    """Return the offsets of the foreign query, as text, by the number of its source."""
+    found = {name.removeprefix(OFFSETS): text for name, text in properties.items() if name.startswith(OFFSETS)}
+    return {int(number): text for number, text in sorted(found.items()) if number.isdigit()}
+
+
+def _offset(start: Start, properties: Mapping[str, str]) -> Any:
+    offsets = known_offsets(properties)
+    if start.number not in offsets:
+        raise InvalidInput(
+            f"source {start.uid!r} is to go on as source {start.number} of the query, which has "
+            f"{', '.join(map(str, offsets)) or 'none that says where it is'}"
+        )
+    try:
+        return json_value(offsets[start.number])
+    except ValueError:
+        return None
+
+
+def _unfit(start: Start, properties: Mapping[str, str], wanted: str, advice: str) -> InvalidInput:
+    text = known_offsets(properties)[start.number]
+    return InvalidInput(
+        f"source {start.number} of the query is at {text[:200]!r}, and {start.uid!r} is to read {start.kind}, whose "
+        f"position there is {wanted}. {advice}"
+    )
+
+
+def _rate(start: Start, properties: Mapping[str, str]) -> StartingPoint:
+    row = start.position
+    if row is None:
+        offset = _offset(start, properties)
+        row = offset.get("offset") if isinstance(offset, dict) else None
+        if type(row) is not int or row < 0:
+            advice = f"Rows a second × seconds is the row: {start.uid}=rate@ROW"
+            raise _unfit(start, properties, 'that of rate-micro-batch, {"offset":ROW,…}', advice)
+    return rate_behind([row])
+
+
+def _files(start: Start, properties: Mapping[str, str], folder: Storage) -> StartingPoint:
+    offset = _offset(start, properties)
+    newest = offset.get("logOffset") if isinstance(offset, dict) else None
+    if type(newest) is not int:
+        advice = f"Begin {start.uid!r} where the query is, with a position of its own"
+        raise _unfit(start, properties, '{"logOffset":N}', advice)
+    return files_behind([_local(path, start) for path in files_read(folder, start.number, newest)])
+
+
+def _local(path: str, start: Start) -> str:
+    parts = urlsplit(path)
+    if parts.scheme not in ("", "file") or parts.netloc:
+        raise InvalidInput(
+            f"source {start.number} of the query has read {path!r}, which is not on a local disk; sources over files "
+            f"read local disks. Begin {start.uid!r} where the query is, with a position of its own"
+        )
+    return unquote(parts.path)
+
+
+def files_read(folder: Storage, number: int, newest: int) -> list[str]:
+    """Return the paths that Spark's file source had read up to batch ``newest`` of its own log, in
+    order.
+
+    The log has a file for each batch; ``N.compact`` has all up to N. Raises ``DamagedCheckpoint``
+    if one is missing or is not as Spark writes it.
+    """
+    place = f"sources/{number}/"
+    names = {item.path.removeprefix(place) for item in folder.list(place)}
+    compact = [int(name.removesuffix(".compact")) for name in names if re.fullmatch(r"[0-9]{1,18}\.compact", name)]
+    base = max((batch for batch in compact if batch <= newest), default=-1)
+    wanted = [f"{base}.compact"] if base >= 0 else []
+    found: list[str] = []
+    for name in chain(wanted, map(str, range(base + 1, newest + 1))):
+        if name not in names:
+            raise _damaged(
+                f"{place}{name}", f"is missing, and the query had come to {newest}", ErrorKind.OBJECT_MISSING
+            )
+        found += _paths_of(folder, f"{place}{name}")
+    return found
+
+
+def _paths_of(folder: Storage, path: str) -> list[str]:
+    size = folder.size(path)
+    if size > LOG_BYTES_MAX:
+        raise _damaged(path, f"has {size} bytes, more than {LOG_BYTES_MAX} for names of files")
+    try:
+        version, *lines = folder.read(path).to_pybytes().decode().split("\n")
+        entries = [json_value(line) for line in lines if line]
+        if version != "v1" or not all(isinstance(entry["path"], str) for entry in entries):
+            raise ValueError(version)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, "is no log of files: v1, then a JSON object with a path in each line") from error
+    return [entry["path"] for entry in entries]
+
+
+def _damaged(path: str, what: str, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{path}, of the log of files that the query has read, {what}", kind=kind, path=path)
