@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.fixtures import models_of_services_are_read_once, moto, rgw  # noqa: F401
+from tests.servers.fixtures import azurite, gcs, models_of_services_are_read_once, moto, rgw  # noqa: F401
 from tests.tally import Tally
 
 TALLY = pytest.StashKey[Tally]()

@@ -1,6 +1,7 @@
 """Storages: where the objects of a store live.
 
-``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``s3`` a bucket. All use
+``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``s3`` a bucket of S3, and
+``objects`` (on ``object_clients`` and ``object_answers``) one of Google's or Azure's. All use
 ``checks``, and pass the suite in ``testing``. docs/storages.md shows how to write another.
 """
 

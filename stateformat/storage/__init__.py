@@ -6,6 +6,7 @@ Read ``protocol`` first, then ``addresses``, ``stats``, ``instrumented`` and ``r
 from __future__ import annotations
 
 from .addresses import (
+    CONTAINER_SCHEMES,
     absolute,
     as_url,
     check_lasting,
@@ -54,6 +55,7 @@ from .remembered import remembered
 from .stats import Stats, retried, stats_of
 
 __all__ = [
+    "CONTAINER_SCHEMES",
     "REFUSALS",
     "TOP_LEVEL",
     "CreateOutcome",

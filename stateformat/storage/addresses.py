@@ -16,10 +16,13 @@ _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
 _WITH_NAME: Final = re.compile(r"(?s)(.*[^@/]/?)@((?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,199})")
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
+_CONTAINER: Final = re.compile(r"[a-z0-9$][a-z0-9-]{1,62}")
 # A URL that pathlib has turned into a path.
 _FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
 """In these URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
+CONTAINER_SCHEMES: Final = frozenset(("abfs", "abfss", "wasb", "wasbs"))
+"""In these URLs of Azure, a container may stand before the ``@``, and is no secret."""
 
 
 def split_id(address: str) -> tuple[str, str | None]:
@@ -80,7 +83,9 @@ def without_secrets(url: str) -> str:
         before, _, rest = rest.rpartition("@")
         authority, slash, rest = f"@{rest}".partition("/") if before else ("@", "", "")
         rest = slash + rest
-    _, at, host = authority.rpartition("@")
+    user, at, host = authority.rpartition("@")
+    if at and scheme.strip().lower() in CONTAINER_SCHEMES and _CONTAINER.fullmatch(user):
+        at, host = "", authority
     path = re.split(r"[?#]", rest, maxsplit=1)[0]
     return f"{scheme}://{'***@' if at else ''}{host}{path}{'?***' if path != rest else ''}"
 

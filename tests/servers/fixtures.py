@@ -1,4 +1,4 @@
-"""The S3 servers as fixtures, one of each for a whole run; both have the bucket ``BUCKET``."""
+"""The object stores as fixtures, one of each for a whole run; all have the bucket ``BUCKET``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.servers import rgw as ceph
+from tests.servers import azurite as emulator, rgw as ceph
+from tests.servers.azurite import AzuriteServer
+from tests.servers.gcs import GcsServer, running_gcs
 from tests.servers.moto_server import running_moto
 from tests.servers.server import BUCKET, S3Server
 from tests.tally import Tally
@@ -54,4 +56,23 @@ def rgw(tally: Tally) -> Iterator[S3Server]:
         # The first object takes seconds, since the server makes its pools for it.
         server.client.put_object(Bucket=BUCKET, Key="first", Body=b"x")
         server.client.delete_object(Bucket=BUCKET, Key="first")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsServer]:
+    """The stand-in for Google's."""
+    with running_gcs(BUCKET) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tally: Tally) -> Iterator[AzuriteServer]:
+    """Azure's emulator; without it the tests are skipped and the table says so."""
+    why = emulator.available()
+    if why:
+        tally.skip("Azure's emulator (Azurite)", why)
+        pytest.skip(f"no emulator of Azure: {why}")
+    with emulator.running_azurite() as server:
+        server.make_container(BUCKET)
         yield server

@@ -1,0 +1,528 @@
+"""Addresses and options of object stores, and obstore's clients for them.
+
+Theory of operation. Every request that may be sent twice is retried here, on a client that does not
+retry: so retries are counted, bounded by one rule, and include what obstore leaves out (a 409, a
+body that broke off). Only the parts of a large object are sent, and retried, by obstore itself. The
+conditional create is sent once.
+
+obstore's threads do not survive in a forked child, and a request there would wait forever. So a
+child that was forked after obstore had been imported is refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.storage import CONTAINER_SCHEMES, retried, without_secrets
+
+from . import object_answers as answers
+from .checks import check_options
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRIES_MAX: Final = 6
+"""How often a request is sent, unless options say otherwise."""
+_SILENCE_SECONDS_MAX: Final = 30
+"""How long all tries of a request wait for a server that accepts it and never responds."""
+_PAUSE_SECONDS: Final = 0.1
+_PAUSE_SECONDS_MAX: Final = 5.0
+_CONNECT_SECONDS: Final = 4.0
+_READ_SECONDS: Final = 15.0
+_REQUEST_TIMEOUT: Final = timedelta(hours=1)
+# obstore asks for credentials again five minutes before they expire, botocore ten.
+_CREDENTIALS_FOR: Final = timedelta(minutes=10)
+
+_BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]{1,254}")
+_ACCOUNT: Final = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(?:core|fabric)\.[a-z0-9.-]+")
+_ENDPOINT: Final = re.compile(r"https?://[^/?#]")
+
+_COMMON: Final = ("anon", "connect_timeout", "endpoint_url", "read_timeout", "tries")
+_OF_CLIENT: Final = {
+    "aws_access_key_id": "key",
+    "aws_secret_access_key": "secret",
+    "aws_session_token": "token",
+    "endpoint_url": "endpoint_url",
+    "region_name": "region",
+    "use_ssl": "use_ssl",
+    "verify": "verify",
+}
+"""The ``client_kwargs`` of s3fs, and the options that they are."""
+_OF_CONFIG: Final = ("connect_timeout", "max_pool_connections", "proxies", "read_timeout", "retries", "s3")
+_OF_OBJECTS: Final = {
+    "BucketKeyEnabled": "sse_bucket_key_enabled",
+    "RequestPayer": "request_payer",
+    "SSEKMSKeyId": "sse_kms_key_id",
+    "ServerSideEncryption": "server_side_encryption",
+}
+"""The ``s3_additional_kwargs`` of s3fs, and the settings of obstore that they are."""
+
+
+class Service(NamedTuple):
+    """A kind of object store. ``options``: its own, and obstore's names for them."""
+
+    name: str
+    scheme: str
+    extra: str
+    options: Mapping[str, str]
+    rights: Mapping[str, str]
+    secrets: tuple[str, ...]
+
+
+S3: Final = Service(
+    "S3",
+    "s3",
+    "s3",
+    {
+        "key": "access_key_id",
+        "secret": "secret_access_key",
+        "token": "session_token",
+        "region": "region",
+        **dict.fromkeys(("client_kwargs", "config_kwargs", "profile", "s3_additional_kwargs", "use_ssl", "verify"), ""),
+    },
+    {
+        **dict.fromkeys(("list", "look for"), "s3:ListBucket"),
+        **dict.fromkeys(("read", "look at"), "s3:GetObject"),
+        **dict.fromkeys(("write", "create", "copy"), "s3:PutObject"),
+        "delete": "s3:DeleteObject",
+        "list the uploads of": "s3:ListBucketMultipartUploads",
+        "abort the upload of": "s3:AbortMultipartUpload",
+    },
+    ("key", "secret", "token"),
+)
+GCS: Final = Service(
+    "Google Cloud Storage",
+    "gs",
+    "gcs",
+    {name: name for name in ("application_credentials", "service_account", "service_account_key", "token")},
+    {
+        **dict.fromkeys(("list", "look for"), "storage.objects.list"),
+        **dict.fromkeys(("read", "look at"), "storage.objects.get"),
+        **dict.fromkeys(("write", "create", "copy"), "storage.objects.create"),
+        "delete": "storage.objects.delete",
+    },
+    ("service_account_key", "token"),
+)
+_AZURE_OWN: Final = (
+    *("account_name", "account_key", "authority_host", "client_id", "client_secret", "federated_token_file"),
+    *("msi_endpoint", "object_id", "tenant_id", "use_azure_cli"),
+)
+AZURE: Final = Service(
+    "Azure",
+    "az",
+    "azure",
+    {**{name: name for name in _AZURE_OWN}, "sas_token": "sas_key"},
+    {
+        **dict.fromkeys(("list", "look for", "read", "look at"), "Storage Blob Data Reader"),
+        **dict.fromkeys(("write", "create", "copy", "delete"), "Storage Blob Data Contributor"),
+    },
+    ("account_key", "client_secret", "sas_token"),
+)
+_SERVICES: Final = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), S3),
+    **dict.fromkeys(("gs", "gcs"), GCS),
+    **dict.fromkeys(("az", *sorted(CONTAINER_SCHEMES)), AZURE),
+}
+
+
+class Place(NamedTuple):
+    """A bucket or container; ``account`` of Azure, empty if options or the environment name it."""
+
+    scheme: str
+    bucket: str
+    account: str = ""
+
+    @property
+    def service(self) -> Service:
+        return _SERVICES[self.scheme]
+
+    @property
+    def url(self) -> str:
+        if self.account:
+            return f"abfss://{self.bucket}@{self.account}.dfs.core.windows.net"
+        return f"{self.scheme}://{self.bucket}"
+
+
+def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
+    """Return the place and the prefix that a URL names; checks the options. Raises
+    ``InvalidInput``.
+    """
+    scheme, _, rest = url.partition("://")
+    service = _SERVICES[scheme.lower()]
+    check_options(f"{scheme}://", options, (*_COMMON, *service.options))
+    _check_types(service, options)
+    bucket, _, prefix = rest.partition("/")
+    account = ""
+    if service is AZURE and "@" in bucket:
+        bucket, _, host = bucket.partition("@")
+        found = _ACCOUNT.fullmatch(host)
+        account = found[1] if found else "@"
+    if "@" in bucket or ":" in bucket or account == "@":
+        # The address is not repeated: there may be a secret before the @.
+        raise InvalidInput(
+            f"a {scheme}:// address names a bucket and nothing else before the first slash"
+            + (", or CONTAINER@ACCOUNT.dfs.core.windows.net" if service is AZURE else "")
+            + ". Pass credentials and the endpoint as options (endpoint_url …) or in the environment",
+            kind=ErrorKind.INVALID_URL,
+        )
+    parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
+    if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
+        raise InvalidInput(
+            f"{without_secrets(url)!r} is no address of a store. Write {scheme}://bucket/prefix",
+            kind=ErrorKind.INVALID_URL,
+        )
+    _check_endpoint(service, options)
+    if find_spec("obstore") is None:
+        raise InvalidInput(
+            f"{without_secrets(url)} needs obstore, which is not installed: pip install 'stateformat[{service.extra}]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
+    return Place(service.scheme, bucket, account), "/".join(parts)
+
+
+def endpoint_of(service: Service, options: Mapping[str, Any]) -> str:
+    """Return the endpoint of options or environment; empty for the service's own."""
+    if service is not S3:
+        return str(options.get("endpoint_url") or "")
+    from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
+    from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return str(options.get("endpoint_url") or from_client or from_environment or "")
+
+
+def server_name(service: Service, options: Mapping[str, Any]) -> str:
+    """Return how messages name the server: the endpoint without user and password, or the
+    service.
+    """
+    url = endpoint_of(service, options)
+    if not url:
+        return "AWS" if service is S3 else service.name
+    parsed = urlsplit(url)
+    return f"{parsed.scheme}://{parsed.netloc.rpartition('@')[2]}"
+
+
+def secrets_of(service: Service, options: Mapping[str, Any]) -> list[str]:
+    """Return what no message may show, though a server or client may put it into its own."""
+    hidden = [options.get(name) for name in service.secrets]
+    hidden += [value for name, value in (options.get("client_kwargs") or {}).items() if name.startswith("aws_")]
+    return [str(text) for text in hidden if text]
+
+
+def _check_types(service: Service, options: Mapping[str, Any]) -> None:
+    """Refuse options of a wrong type. Values are not repeated: they may be secrets."""
+    mappings = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
+    for name, value in options.items():
+        kind, called = (str, "text") if name in {*service.secrets, "profile"} else (object, "")
+        kind, called = (Mapping, "a mapping from names to values") if name in mappings else (kind, called)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidInput(
+                f"the option {name} of {service.scheme}:// storage is of type {type(value).__name__}. It takes {called}"
+            )
+
+
+def _check_endpoint(service: Service, options: Mapping[str, Any]) -> None:
+    endpoint = endpoint_of(service, options)
+    if not endpoint:
+        return
+    shown = re.split("[?#]", without_secrets(endpoint.rpartition("@")[2]))[0]
+    variable = ", in the option or in AWS_ENDPOINT_URL" if service is S3 else ""
+    if not _ENDPOINT.match(endpoint):
+        raise InvalidInput(
+            f"endpoint_url {shown!r} is no URL. Write http:// or https:// and the name of a host{variable}",
+            kind=ErrorKind.INVALID_URL,
+        )
+    if "?" in endpoint or "#" in endpoint:
+        raise InvalidInput(
+            f"endpoint_url {shown!r} goes on with a query. An endpoint is http:// or https://, a host and a port. Pass "
+            "credentials as options",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+# Clients
+
+_CLIENTS: dict[tuple[Any, ...], Client] = {}
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def client_of(place: Place, options: Mapping[str, Any]) -> Client:
+    """The client of this process for a place, these options and this environment, made on first
+    use.
+
+    Storages share it. The process id is part of the key, and there is no lock, which a fork could
+    copy in its locked state: two threads may each make a client, and one is kept.
+    """
+    if _forked:
+        raise StorageError(
+            f"{place.url} cannot be used in process {os.getpid()}: it was forked from one that used obstore, whose "
+            "threads a fork does not copy. Start workers by 'spawn' or 'forkserver' "
+            "(multiprocessing.get_context), or open the store in the workers only",
+            kind=ErrorKind.STORAGE_UNSUITABLE,
+        )
+    environment = tuple(
+        sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "AZURE_", "GOOGLE_")))
+    )
+    key = (os.getpid(), place, repr(sorted(options.items())), environment)
+    return _CLIENTS.get(key) or _CLIENTS.setdefault(key, Client(place, options))
+
+
+class Client:
+    """obstore's stores of one bucket. Thread-safe. Never pickled."""
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        self.place = place
+        self._options = options
+        self._lock = Lock()
+        self._stores: dict[int, Any] = {}
+        self._timeouts, self._tries = _patience(options)
+
+    @property
+    def once(self) -> Any:
+        """The store that never retries."""
+        return self._store(0)
+
+    @property
+    def patient(self) -> Any:
+        """The store that retries by itself, for the parts of large objects."""
+        return self._store(self._tries - 1)
+
+    def call(self, function: Callable[..., T], *arguments: Any, **more: Any) -> T:
+        """Call a function with :attr:`once` and these arguments, with retries. It must be safe to
+        repeat.
+        """
+        silence = 0.0
+        for number in range(1, self._tries + 1):
+            begun = time.monotonic()
+            try:
+                return function(self.once, *arguments, **more)
+            except CheckpointError:
+                raise
+            except answers.client_errors() as error:
+                if answers.is_silence(error):
+                    silence += time.monotonic() - begun
+                if number == self._tries or not answers.is_passing(error) or silence >= _SILENCE_SECONDS_MAX:
+                    raise
+                pause = min(_PAUSE_SECONDS * 2 ** (number - 1), _PAUSE_SECONDS_MAX)
+                why = type(error).__name__
+                logger.warning("a request failed (%s): retry %d of %d in %.2f s", why, number, self._tries - 1, pause)
+                retried(pause)
+                time.sleep(pause)
+        raise AssertionError("there is no last try")
+
+    def _store(self, retries: int) -> Any:
+        with self._lock:
+            if retries not in self._stores:
+                self._stores[retries] = self._made(retries)
+            return self._stores[retries]
+
+    def _made(self, retries: int) -> Any:
+        from obstore import store as stores
+        from obstore.exceptions import BaseError
+
+        service = self.place.service
+        make: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[self.place.scheme]
+        try:
+            settings = {"s3": _s3_settings, "gs": _gcs_settings, "az": _azure_settings}[service.scheme](
+                self.place, self._options
+            )
+            client = {**self._timeouts, "timeout": _REQUEST_TIMEOUT, **settings.pop("client_options", {})}
+            backoff = {"init_backoff": timedelta(seconds=_PAUSE_SECONDS)}
+            retrying = {"max_retries": retries, "retry_timeout": timedelta(seconds=60), "backoff": backoff}
+            return make(self.place.bucket, client_options=client, retry_config=retrying, **settings)
+        except (BaseError, TypeError, ValueError) as error:
+            shown = answers.redacted(str(error).partition("\n")[0], secrets_of(service, self._options))
+            raise InvalidInput(
+                f"no client of {service.name} can be made with these options ({shown}). Check them, and the environment"
+            ) from error
+
+
+def _patience(options: Mapping[str, Any]) -> tuple[dict[str, timedelta], int]:
+    """Return the timeouts of one try, and the number of tries."""
+    config = options.get("config_kwargs") or {}
+    tries = options.get("tries", TRIES_MAX)
+    retries = config.get("retries")
+    try:
+        if retries:
+            tries = retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1
+        tries = int(tries)
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidInput(
+            f"config_kwargs['retries'] is {retries!r:.80}. It takes a mapping like {{'total_max_attempts': 6}}"
+            if retries
+            else f"tries is {tries!r:.80}. It takes a number"
+        ) from None
+    if tries < 1:
+        raise InvalidInput(f"the options allow {tries} tries. At least 1 is needed")
+    timeouts = {}
+    for name, usual in (("connect_timeout", _CONNECT_SECONDS), ("read_timeout", _READ_SECONDS)):
+        given = options.get(name, config.get(name, usual))
+        try:
+            timeouts[name] = timedelta(seconds=float(given))
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidInput(f"{name} is {given!r:.80}. It takes seconds") from None
+    return timeouts, tries
+
+
+def _gcs_settings(_: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    config = {name: options[name] for name in GCS.options if options.get(name) and name != "token"}
+    endpoint, settings = endpoint_of(GCS, options), {}
+    if endpoint:
+        config["base_url"] = endpoint
+    if options.get("anon"):
+        config["skip_signature"] = True
+    token = options.get("token") or ("" if options.get("anon") else None)
+    if token is not None:
+        # obstore signs what writes even without credentials.
+        settings["credential_provider"] = lambda: {"token": token, "expires_at": None}
+    return {"config": config, "client_options": {"allow_http": endpoint.startswith("http://")}, **settings}
+
+
+def _azure_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    config = {theirs: options[name] for name, theirs in AZURE.options.items() if options.get(name)}
+    endpoint = endpoint_of(AZURE, options)
+    if place.account:
+        config["account_name"] = place.account
+    if endpoint:
+        config["endpoint"] = endpoint
+    if options.get("anon"):
+        config["skip_signature"] = True
+    return {"config": config, "client_options": {"allow_http": endpoint.startswith("http://")}}
+
+
+def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    given = _s3_options(options)
+    session, config = None, given.get("config_kwargs") or {}
+    endpoint = endpoint_of(S3, options)
+    region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    keys = bool(given.get("key") and given.get("secret"))
+    if find_spec("botocore") and not (endpoint and region and (keys or given.get("anon"))):
+        from botocore.session import Session
+
+        session = Session(profile=given.get("profile"))
+        scoped = session.get_scoped_config()
+        endpoint = endpoint or scoped.get("endpoint_url") or ""
+        region = region or session.get_config_variable("region")
+        if endpoint and not _ENDPOINT.match(endpoint):
+            raise StorageError(
+                f"cannot use {place.url}: Invalid endpoint: {endpoint.rpartition('@')[2]}. Check the options, the "
+                "variables AWS_... and the AWS configuration"
+            )
+    elif given.get("profile"):
+        raise InvalidInput(
+            "the option profile needs botocore, which is not installed: pip install botocore",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
+    if endpoint and given.get("use_ssl") is False:
+        endpoint = endpoint.replace("https://", "http://", 1)
+    region = region if region and region != "aws-global" else "us-east-1"
+    settings = {theirs: given[name] for name, theirs in S3.options.items() if theirs and given.get(name)}
+    settings |= {"region": region, "conditional_put": "etag", "skip_signature": bool(given.get("anon"))}
+    settings |= {_OF_OBJECTS[name]: value for name, value in (given.get("s3_additional_kwargs") or {}).items()}
+    settings |= _addressing(place.bucket, endpoint, (config.get("s3") or {}).get("addressing_style", "auto"))
+    client: dict[str, Any] = {"allow_http": endpoint.startswith("http://")}
+    if proxy := (config.get("proxies") or {}).get(urlsplit(endpoint).scheme or "https"):
+        client["proxy_url"] = proxy
+    verify = given.get("verify", os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE"))
+    if verify is False:
+        client["allow_invalid_certificates"] = True
+    elif isinstance(verify, str):
+        client["root_certificate"] = Path(verify).read_bytes()
+    provider = None
+    if session is not None and not (keys or given.get("anon")):
+        provider = _credentials(session)
+    return {"config": settings, "client_options": client, "credential_provider": provider}
+
+
+def _addressing(bucket: str, endpoint: str, style: str) -> dict[str, Any]:
+    """Put the bucket into the host's name at Amazon, and into the path elsewhere, as botocore
+    does.
+    """
+    host = urlsplit(endpoint).hostname or ""
+    of_amazon = not endpoint or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    in_host = style == "virtual" or (style != "path" and of_amazon and "." not in bucket)
+    found: dict[str, Any] = {"virtual_hosted_style_request": in_host}
+    if endpoint:
+        parsed = urlsplit(endpoint)
+        url = f"{parsed.scheme}://{bucket}.{parsed.netloc}{parsed.path}".rstrip("/") if in_host else endpoint
+        # Without the second, the environment's would go before the first.
+        found |= {"endpoint": url, "aws_endpoint_url_s3": url}
+    return found
+
+
+def _s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, with those of ``client_kwargs`` under their own names."""
+    accepted = {"client_kwargs": _OF_CLIENT, "config_kwargs": _OF_CONFIG, "s3_additional_kwargs": _OF_OBJECTS}
+    for option, names in accepted.items():
+        if unknown := sorted(map(str, set(options.get(option) or ()) - set(names))):
+            raise InvalidInput(f"{option} has no {unknown[0]!r}. It takes {', '.join(sorted(names))}", options=unknown)
+    of_client = {_OF_CLIENT[name]: value for name, value in (options.get("client_kwargs") or {}).items()}
+    return {**{name: value for name, value in options.items() if value is not None}, **of_client}
+
+
+def _credentials(session: Any) -> Callable[[], dict[str, Any]]:
+    """Return the function that obstore calls for credentials: those that botocore finds and
+    renews.
+    """
+    found = session.get_credentials()
+    if found is None:
+        from botocore.exceptions import NoCredentialsError
+
+        raise NoCredentialsError
+
+    def frozen() -> dict[str, Any]:
+        now = found.get_frozen_credentials()
+        return {
+            "access_key_id": now.access_key,
+            "secret_access_key": now.secret_key,
+            "token": now.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
+        }
+
+    return frozen
+
+
+@contextlib.contextmanager
+def translated(place: Place, options: Mapping[str, Any], operation: str, where: str) -> Iterator[None]:
+    """Turn an error of a client into a ``StorageError`` with a sentence."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except answers.client_errors() as error:
+        raise failure(place, options, operation, where, error) from error
+
+
+def failure(place: Place, options: Mapping[str, Any], operation: str, where: str, error: BaseException) -> StorageError:
+    """Return the error to raise for an error of a client."""
+    service = place.service
+    at = f"{where} at {server_name(service, options)}"
+    return answers.storage_error(
+        error,
+        operation,
+        service.rights[operation],
+        where=at,
+        bucket=place.bucket,
+        server=service.name,
+        secrets=secrets_of(service, options),
+    )

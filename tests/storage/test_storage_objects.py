@@ -1,0 +1,262 @@
+"""The storage of S3, Google Cloud Storage and Azure: the suite of every storage on each server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stateformat.backends.storage import object_clients
+from stateformat.backends.storage.object_clients import client_of, place_of
+from stateformat.backends.storage.testing import StorageConformance
+from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.storage import CreateOutcome, Storage, folder_of, folders_in, open_storage, without_secrets
+from tests.servers.gcs import GcsServer
+from tests.servers.server import BUCKET
+
+SERVERS = {"gs": "gcs", "az": "azurite"}
+"""The fixture of the server that a scheme is tested on."""
+
+
+class ObjectStoreConformance(StorageConformance):
+    scheme: str
+
+    @pytest.fixture
+    def options(self, request: pytest.FixtureRequest) -> dict[str, Any]:
+        options: dict[str, Any] = request.getfixturevalue(SERVERS[self.scheme]).options()
+        return options
+
+    @pytest.fixture
+    def storage(self, options: dict[str, Any]) -> Storage:
+        return open_storage(f"{self.scheme}://{BUCKET}/{uuid.uuid4().hex}/store", **options)
+
+    @pytest.fixture
+    def unicode_url(self) -> str:
+        return f"{self.scheme}://{BUCKET}/{uuid.uuid4().hex}/prüfung eins+zwei"
+
+
+class TestGoogleCloudStorage(ObjectStoreConformance):
+    scheme = "gs"
+
+
+class TestAzure(ObjectStoreConformance):
+    scheme = "az"
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("gs://bucket/a/b/", "gs://bucket/a/b"),
+        ("gcs://bucket/a", "gs://bucket/a"),
+        ("az://container/a", "az://container/a"),
+        ("abfs://container/a", "az://container/a"),
+        ("abfss://c-1@account1.dfs.core.windows.net/a%20b", "abfss://c-1@account1.dfs.core.windows.net/a%20b"),
+        ("wasbs://c-1@account1.blob.core.windows.net", "abfss://c-1@account1.dfs.core.windows.net"),
+    ],
+)
+def test_each_address_is_shown_as_one_that_opens_again(url: str, shown: str) -> None:
+    storage = open_storage(url)
+    assert storage.url == without_secrets(storage.url) == shown
+    assert open_storage(shown).url == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("gs://", "is no address of a store. Write gs://bucket/prefix"),
+        ("gs://bucket//a", "is no address of a store"),
+        ("az://container/a/../b", "is no address of a store"),
+        ("gs://user:hunter2@bucket/a", "names a bucket and nothing else"),
+        ("abfss://c:hunter2@account1.dfs.core.windows.net/a", "or CONTAINER@ACCOUNT.dfs.core.windows.net"),
+        ("abfss://c@hunter2/a", "or CONTAINER@ACCOUNT.dfs.core.windows.net"),
+    ],
+)
+def test_an_address_that_names_no_bucket_is_refused_and_no_secret_repeated(url: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence) as raised:
+        open_storage(url)
+    assert raised.value.kind is ErrorKind.INVALID_URL
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("scheme", "extra"), [("gs", "gcs"), ("az", "azure")])
+def test_without_obstore_the_line_that_installs_it_is_told(
+    scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_clients, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=rf"pip install 'stateformat\[{extra}\]'") as raised:
+        open_storage(f"{scheme}://bucket/a")
+    assert raised.value.kind is ErrorKind.MISSING_DEPENDENCY
+
+
+# What servers answer
+
+
+@pytest.fixture(params=SERVERS)
+def opened(request: pytest.FixtureRequest) -> Storage:
+    options = request.getfixturevalue(SERVERS[request.param]).options(tries=1)
+    return open_storage(f"{request.param}://{BUCKET}/{uuid.uuid4().hex}", **options)
+
+
+def test_a_probe_is_no_object_of_the_store_and_the_bucket_need_not_be_asked_again(opened: Storage) -> None:
+    assert not opened.exists()
+    assert opened.create(RECORD, b"x") is CreateOutcome.CREATED
+    assert opened.exists()
+    opened.delete([RECORD])
+    assert not opened.exists(), "a probe is no store"
+    assert opened.list("") == []
+    folder = folder_of(opened)
+    assert folder is not None
+    assert paths(folder, "") == [".probe"]
+
+
+def test_a_folder_is_read_whatever_it_holds(opened: Storage) -> None:
+    for name in ("segments/1/a", "manifests/x", "requests/y"):
+        put(opened, name, b"x")
+    folder = folder_of(opened)
+    assert folder is not None
+    assert paths(folder, "seg") == ["segments/1/a"]
+    assert [name for name, _ in folders_in(opened)] == ["manifests", "requests", "segments"]
+    assert [paths(inside, "") for name, inside in folders_in(opened) if name == "segments"] == [["1/a"]]
+
+
+@pytest.mark.parametrize("scheme", SERVERS)
+def test_a_bucket_that_is_not_there_is_told_by_every_method(scheme: str, request: pytest.FixtureRequest) -> None:
+    storage = open_storage(f"{scheme}://no-such-bucket/a", **request.getfixturevalue(SERVERS[scheme]).options(tries=1))
+    assert not storage.exists()
+    calls = [
+        lambda: storage.read(RECORD),
+        lambda: storage.size(RECORD),
+        lambda: storage.list("checkpoints/"),
+        lambda: storage.create(RECORD, b"x"),
+        lambda: storage.delete([SEGMENT]),
+        lambda: put(storage, SEGMENT, b"x"),
+        lambda: put(storage, SEGMENT, bytes(17 << 20)),
+    ]
+    for call in calls:
+        with pytest.raises(StorageError, match=r"there is no bucket 'no-such-bucket'\. Create it"):
+            call()
+
+
+@pytest.mark.parametrize(("scheme", "wrong"), [("gs", {"token": "hunter2"}), ("az", {"account_key": "aHVudGVyMg=="})])
+def test_credentials_that_are_refused_are_told_and_not_shown(
+    scheme: str, wrong: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    options = request.getfixturevalue(SERVERS[scheme]).options(tries=1, **wrong)
+    storage = open_storage(f"{scheme}://{BUCKET}/a", **options)
+    for call in (lambda: storage.list(""), lambda: storage.create(RECORD, b"x")):
+        with pytest.raises(StorageError, match=r"the credentials were refused|not permitted") as raised:
+            call()
+        assert raised.value.kind is ErrorKind.STORAGE_REFUSED
+        assert not [value for value in wrong.values() if value in f"{raised.value!s}{storage!r}"]
+
+
+@pytest.fixture
+def heedless() -> Iterator[GcsServer]:
+    server = GcsServer(BUCKET, honors_condition=False)
+    yield server
+    server.stop()
+
+
+def test_a_server_that_ignores_the_condition_is_refused_before_anything_is_created(heedless: GcsServer) -> None:
+    storage = open_storage(f"gs://{BUCKET}/job", **heedless.options())
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"it created job/\.probe twice") as raised:
+            storage.create(RECORD, b"x")
+        assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+    assert [*heedless.buckets[BUCKET].objects] == ["job/.probe"]
+
+
+def test_a_probe_that_was_copied_here_proves_nothing(heedless: GcsServer) -> None:
+    heedless.put(BUCKET, "job/.probe", b"probe\n")
+    with pytest.raises(StorageError, match="twice"):
+        open_storage(f"gs://{BUCKET}/job", **heedless.options()).create(RECORD, b"x")
+
+
+def test_a_listing_of_several_pages_is_whole_and_ends_with_its_prefix(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.servers.gcs.PAGE_NAMES", 3)
+    storage = open_storage(f"gs://{BUCKET}/{uuid.uuid4().hex}", **gcs.options())
+    names = [f"segments/{folder}/{number:04}" for folder in (1, 2, 3) for number in range(7)]
+    for name in names:
+        put(storage, name, b"x")
+    assert paths(storage, "segments/") == names
+    assert paths(storage, "segments/2/000") == names[7:14]
+    storage.delete(names)
+    assert storage.list("") == []
+
+
+def test_an_upload_that_is_aborted_leaves_no_parts(gcs: GcsServer) -> None:
+    storage = open_storage(f"gs://{BUCKET}/{uuid.uuid4().hex}", **gcs.options())
+    output = storage.open_output(SEGMENT)
+    output.write(bytes(40 << 20))
+    assert len(gcs.buckets[BUCKET].uploads) == 1
+    output.abort()
+    assert gcs.buckets[BUCKET].uploads == {}
+    assert storage.list("") == []
+
+
+# Processes
+
+
+def used_in_child(url: str, options: dict[str, Any]) -> str:
+    try:
+        return str(open_storage(url, **options).list(""))
+    except StorageError as error:
+        return str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_is_refused_and_not_left_waiting(gcs: GcsServer) -> None:
+    url = f"gs://{BUCKET}/{uuid.uuid4().hex}"
+    assert open_storage(url, **gcs.options()).list("") == []
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        told = pool.apply(used_in_child, (url, gcs.options()))
+        pool.close()
+        pool.join()
+    assert "it was forked from one that used obstore" in told
+    assert "Start workers by 'spawn' or 'forkserver'" in told
+
+
+def test_stores_of_one_bucket_share_a_client_and_other_options_do_not(gcs: GcsServer) -> None:
+    options = gcs.options()
+    place, _ = place_of(f"gs://{BUCKET}/a", options)
+    assert client_of(place, options) is client_of(place_of(f"gcs://{BUCKET}/b", options)[0], dict(options))
+    assert client_of(place, options) is not client_of(place, {**options, "tries": 2})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tries": "none"}, "tries is 'none'. It takes a number"),
+        ({"tries": 0}, "allow 0 tries"),
+        ({"read_timeout": "soon"}, "read_timeout is 'soon'. It takes seconds"),
+        ({"service_account_key": "{"}, "no client of Google Cloud Storage can be made with these options"),
+        ({"endpoint_url": "localhost:1"}, "is no URL"),
+        ({"token": 3}, r"token of gs:// storage is of type int\. It takes text"),
+    ],
+    ids=str,
+)
+def test_options_that_no_client_takes_are_told_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    given = {"endpoint_url": "http://127.0.0.1:1", "token": "x", **options}
+    with pytest.raises(InvalidInput, match=sentence):
+        open_storage("gs://bucket/job", **given).list("checkpoints/")
+
+
+def test_opening_a_store_imports_no_client() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from stateformat.storage import open_storage; print(open_storage('gs://bucket/prefix').url);"
+        "print([name for name in ('obstore', 'botocore', 's3fs', 'fsspec') if name in sys.modules])"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split("\n")[:2] == ["gs://bucket/prefix", "[]"]
