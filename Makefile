@@ -55,11 +55,15 @@ demo-all: java $(DEMO) ## the demo, a loop, and a stream on Spark whose driver d
 	@$(BIN)/python examples/hops.py
 	@$(BIN)/python examples/flights_stream.py
 
+# A process that has nothing left takes half of what waits for another, so all end at the same time.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 --durations-min=5
+
 test: java $(READY) ## every test but those of test-truth
-	@$(BIN)/python -m tests.side_by_side fast
+	@$(PYTEST) -m "not truth"
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
-	@$(BIN)/python -m tests.side_by_side truth
+	@$(PYTEST) -m truth
 
 mutations: $(READY) ## mistakes planted in every room, each of which the tests must find; ONLY="name name" tries some
 	@$(BIN)/python -m tests.mutations $(ONLY)

@@ -24,6 +24,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TALLY] = Tally()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that may take long come first, so that none begins when the others have ended."""
+    items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["tally"] = session.config.stash[TALLY].lines
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a worker of ``pytest -n`` has tried to what this process prints."""
+    for line in getattr(node, "workeroutput", {}).get("tally", ()):
+        node.config.stash[TALLY].add(**line)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     table = config.stash[TALLY].table()
     if table:

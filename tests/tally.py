@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Line(NamedTuple):
@@ -28,6 +28,11 @@ class Tally:
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The arguments of ``add`` for every kind, which a process may send to another."""
+        return [line._asdict() for line in self._lines.values()]
 
     def add(self, kind: str, *, tried: int, wrong: int, noticed: int | None = None, note: str = "") -> None:
         """Count faults of a kind; numbers of one kind add up."""

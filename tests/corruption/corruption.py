@@ -125,8 +125,8 @@ def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[
 
 
 def _lengths(size: int) -> Iterable[int]:
-    """Return the lengths to cut an object to: all near both ends, every third in between."""
-    return sorted({*range(min(size, 16)), *range(size % 3, size, 3), *range(max(0, size - 16), size)})
+    """Return the lengths to cut an object to: all near both ends, every seventh in between."""
+    return sorted({*range(min(size, 16)), *range(size % 7, size, 7), *range(max(0, size - 16), size)})
 
 
 def _owner(path: str) -> int:

@@ -273,8 +273,11 @@ def _repeatable(seed: str) -> Iterator[None]:
         model.os, pending.time = before
 
 
+NAMES = [*_BUILD]
+
+
 def stores() -> Mapping[str, Mapping[str, bytes]]:
-    return {name: objects(name) for name in _BUILD}
+    return {name: objects(name) for name in NAMES}
 
 
 @cache

@@ -83,12 +83,39 @@ def test_validation_looks_at_exactly_the_segments_that_retention_keeps(stores: S
 
 
 def test_a_damaged_object_is_noticed_and_gives_right_rows_or_an_error(stores: Stores) -> None:
-    found = corruption_runs.try_here(stores, stride=1199)
+    found = corruption.Outcome()
+    for name, objects in stores.items():
+        found.add(corruption_runs.tried(name, objects, stride=1199))
     assert not found.wrong, "\n".join(text for _, text in found.wrong[:10])
     assert len(found.lines) > 10
     for line in found.lines:
         assert found.of(line, "noticed") == found.of(line, "tried") > 0, line
     assert sum(found.of(line, "error") for line in found.lines) > 300
+
+
+BETWEEN = "both ends, and every seventh length between"
+NOTES = {
+    corruption.NEWEST: "the one before is the newest then, by design",
+    **{f"{corruption.CUT}: {sort}": BETWEEN for sort in ("record", "manifest", "segment")},
+}
+
+
+@pytest.mark.truth
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("store", corruption_stores.NAMES)
+def test_every_damage_is_noticed_and_gives_right_rows_or_an_error(stores: Stores, store: str, tally: Tally) -> None:
+    """Every byte of every object flipped, objects cut, zeroed, removed, swapped, made older."""
+    found = corruption_runs.tried(store, stores[store])
+    wrong = [line for line, _ in found.wrong]
+    for line in found.lines:
+        tried, noticed = found.of(line, "tried"), found.of(line, "noticed")
+        tally.add(line, tried=tried, noticed=noticed, wrong=wrong.count(line), note=NOTES.get(line, ""))
+    right, errors = (sum(found.of(line, what) for line in found.lines) for what in ("right", "error"))
+    tally.add("what was damaged, read", tried=right + errors, noticed=errors, wrong=0, note="the rest is right")
+    assert not wrong, "\n".join(text for _, text in found.wrong[:20])
+    assert sum(found.of(line, "tried") for line in found.lines) == len(corruption.cases(store, stores[store]))
+    flipped = sum(found.of(line, "tried") for line in found.lines if line.startswith(corruption.FLIP))
+    assert flipped == sum(len(data) for data in stores[store].values())
 
 
 def test_without_its_newest_record_a_store_is_what_it_was_before(stores: Stores) -> None:
