@@ -138,8 +138,10 @@ def _is_help(node: ast.AST) -> bool:
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.keyword):
         return node.arg in {"help", "short_help"}
-    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return called.startswith("click.") and not called.endswith(("UsageError", "BadParameter"))
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    module, name = node.func.value, node.func.attr
+    return isinstance(module, ast.Name) and module.id == "click" and name not in {"UsageError", "BadParameter"}
 
 
 def _text(node: ast.AST | None) -> str | None:

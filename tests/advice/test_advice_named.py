@@ -32,26 +32,19 @@ HEARD_BY = {
 """The commands whose users read the sentences of a file, where these are not all."""
 
 
-def ids(one: Sentence) -> str:
-    return f"{one.path}:{one.line}"
+def test_each_command_in_advice_exists_and_takes_what_stands_with_it() -> None:
+    wrong = {str(one): [fault for line in one.commands for fault in faults_of_command(line)] for one in sentences()}
+    assert not any(wrong.values()), {one: faults for one, faults in wrong.items() if faults}
 
 
-@pytest.mark.parametrize("sentence", [one for one in sentences() if one.commands], ids=ids)
-def test_each_command_in_advice_exists_and_takes_what_stands_with_it(sentence: Sentence) -> None:
-    wrong = [fault for line in sentence.commands for fault in faults_of_command(line)]
-    assert not wrong, f"{sentence}: {wrong}"
+def test_each_option_in_advice_is_one_of_a_command_that_says_so_or_is_named() -> None:
+    wrong = {str(one): [*faults_of_options(one)] for one in sentences() if one.options}
+    assert not any(wrong.values()), {one: faults for one, faults in wrong.items() if faults}
 
 
-@pytest.mark.parametrize("sentence", [one for one in sentences() if one.options], ids=ids)
-def test_each_option_in_advice_is_one_of_a_command_that_says_so_or_is_named(sentence: Sentence) -> None:
-    wrong = list(faults_of_options(sentence))
-    assert not wrong, f"{sentence}: {wrong}"
-
-
-@pytest.mark.parametrize("sentence", [one for one in sentences() if one.arguments], ids=ids)
-def test_each_argument_in_advice_is_one_that_a_function_takes(sentence: Sentence) -> None:
-    wrong = [name for name in sentence.arguments if name not in parameters()]
-    assert not wrong, f"{sentence}: no function has {wrong}"
+def test_each_argument_in_advice_is_one_that_a_function_takes() -> None:
+    wrong = [(str(one), name) for one in sentences() for name in one.arguments if name not in parameters()]
+    assert not wrong, f"no function has these: {wrong}"
 
 
 @pytest.mark.parametrize(

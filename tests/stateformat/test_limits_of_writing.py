@@ -103,19 +103,20 @@ def test_row_groups_that_are_cut_by_bytes_still_hold_whole_key_groups(storage: C
 
 
 @pytest.mark.parametrize(
-    ("codec", "values", "words"),
+    ("codec", "made", "words"),
     [
         *(
-            (codec, pa.array([bytes(160 * MIB)]), "at most 134,217,728 .* choose codec 'none'")
+            (codec, lambda: pa.array([bytes(160 * MIB)]), "at most 134,217,728 .* choose codec 'none'")
             for codec in ("lz4", "zstd")
         ),
-        ("none", lists_of_nothing(1, 20_000_000), "1 of its rows would take 160,000,"),
+        ("none", lambda: lists_of_nothing(1, 20_000_000), "1 of its rows would take 160,000,"),
     ],
     ids=["lz4", "zstd", "lists"],
 )
 def test_a_value_that_no_reader_may_decode_is_refused_when_it_is_written(
-    storage: CountingStorage, codec: str, values: pa.Array, words: str
+    storage: CountingStorage, codec: str, made: Callable[[], pa.Array], words: str
 ) -> None:
+    values = made()
     with pytest.raises(InvalidState, match=words) as refused:
         write(storage, state(values.type), rows(values), options(codec))
     assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED
