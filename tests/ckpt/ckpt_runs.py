@@ -92,9 +92,9 @@ def page(*arguments: object, status: int = 0, **environment: str) -> str:
     return found.out
 
 
-def words(*arguments: object, status: int = 0) -> str:
+def words(*arguments: object, status: int = 0, **environment: str) -> str:
     """All that a command prints, without line ends and alignment."""
-    found = run(*arguments)
+    found = run(*arguments, **environment)
     assert found.status == status, found
     return " ".join((found.out + found.err).split())
 

@@ -214,7 +214,7 @@ def test_a_newest_that_cannot_be_run_from_is_mended_by_what_the_page_says(
 ) -> None:
     damage(five)
     before = fingerprint(five)
-    page = words("repair", five, "--level", level, status=1)
+    page = words("repair", five, "--level", level, status=1, COLUMNS="200")
     assert "cannot be run from" in page
     assert told in page
     assert fingerprint(five) == before, "nothing was changed"
