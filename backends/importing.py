@@ -38,7 +38,7 @@ from .connectors.sources.rate import rate_behind
 from .dataflow.api import StartingPoint
 from .foreign.checkpoint import ForeignCheckpoint
 from .foreign.flink import FlinkSource
-from .foreign.flink.writing import (
+from .foreign.flink.writing.template import (
     TEMPLATE_OPERATOR,
     TEMPLATE_STATE,
     Template,

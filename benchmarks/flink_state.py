@@ -7,8 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from stateformat.backends.foreign.flink.handles import KeyGroups, Metadata, Operator, Relative, Subtask
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.metadata import (
+    KeyGroups,
+    Metadata,
+    Operator,
+    Relative,
+    Subtask,
+    encode_metadata,
+)
 
 GROUPS = 128
 STREAM = "stream"

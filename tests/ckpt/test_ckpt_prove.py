@@ -17,9 +17,13 @@ import pytest
 import stateformat.backends.importing as importing
 import stateformat.backends.rewrite as rewriting
 from stateformat import model
-from stateformat.backends.foreign.flink.handles import MasterState, Metadata, Operator
-from stateformat.backends.foreign.flink.metadata import decode_metadata
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.metadata import (
+    MasterState,
+    Metadata,
+    Operator,
+    decode_metadata,
+    encode_metadata,
+)
 from stateformat.graph import JobGraph, Partitioner
 from stateformat.model import CheckpointKind, Mode, State, Stop, StopMode
 from stateformat.publication import copying

@@ -14,8 +14,14 @@ from typing import Any
 import numpy as np
 from flink_written import BASE, Kind, composite, pack, simple, top, utf
 
-from stateformat.backends.foreign.flink.handles import KeyGroups, Metadata, Operator, Relative, Subtask
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.metadata import (
+    KeyGroups,
+    Metadata,
+    Operator,
+    Relative,
+    Subtask,
+    encode_metadata,
+)
 from stateformat.backends.foreign.framing import snappy_frames_encode
 
 STATE = "org.apache.flink.runtime.state."

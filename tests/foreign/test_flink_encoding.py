@@ -13,33 +13,34 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.foreign.byte_strings import from_arrow
-from stateformat.backends.foreign.flink.serializers import (
-    BigDecimal,
-    BigInteger,
-    Character,
+from stateformat.backends.foreign.flink.binary_rows import RowData
+from stateformat.backends.foreign.flink.compound import (
     Characters,
     Either,
     Enumeration,
     ListOf,
-    LocalDate,
-    LocalDateTime,
-    LocalTime,
-    Logical,
     MapOf,
     MaskedList,
-    Milliseconds,
-    Moment,
     Nullable,
-    Number,
     Octets,
     Pojo,
     Row,
-    RowData,
     Sequential,
-    Serializer,
+)
+from stateformat.backends.foreign.flink.lanes import Serializer
+from stateformat.backends.foreign.flink.scalars import (
+    BigDecimal,
+    BigInteger,
+    Character,
+    LocalDate,
+    LocalDateTime,
+    LocalTime,
+    Milliseconds,
+    Moment,
+    Number,
     Text,
 )
-from stateformat.backends.foreign.flink.serializers.logical import decimal, list_of, map_of, row, timestamp
+from stateformat.backends.foreign.flink.sql_types import Logical, decimal, list_of, map_of, row, timestamp
 from stateformat.backends.foreign.flink.writing.values import encode
 from stateformat.errors import InvalidInput, UnsupportedFormat
 

@@ -16,8 +16,14 @@ from flink_written import LONG, TEXT, Kind, opaque, pack, utf, versioned
 from test_flink_key_hash import code_of, murmur_of
 
 import stateformat
-from stateformat.backends.foreign.flink.handles import KeyGroups, Metadata, Operator, Relative, Subtask
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.metadata import (
+    KeyGroups,
+    Metadata,
+    Operator,
+    Relative,
+    Subtask,
+    encode_metadata,
+)
 from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.errors import DamagedCheckpoint
 from tests.ckpt.ckpt_runs import document

@@ -16,9 +16,13 @@ from flink_written import BASE, DOUBLE, INT, LONG, NULL_TEXT, TEXT, Kind, compos
 from hypothesis import given, settings, strategies as some
 
 from stateformat.backends.foreign.flink import FLINK_KEY_HASH, USER_KEY_HASH, FlinkSource
-from stateformat.backends.foreign.flink.handles import Inline, OperatorPartitions, OperatorStates
-from stateformat.backends.foreign.flink.metadata import decode_metadata
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.metadata import (
+    Inline,
+    OperatorPartitions,
+    OperatorStates,
+    decode_metadata,
+    encode_metadata,
+)
 from stateformat.errors import DamagedCheckpoint
 from stateformat.model import Kind as StateKind
 from stateformat.storage import folder_of, open_storage
@@ -444,7 +448,7 @@ def test_key_groups_that_cannot_begin_where_the_metadata_says_are_damage(change,
 
 @LAYOUTS
 def test_states_that_share_a_stream_are_read_apart_and_by_ranges_of_bytes(layout, tmp_path, monkeypatch):
-    monkeypatch.setattr("stateformat.backends.foreign.flink.groups.RANGE_BYTES", 64)
+    monkeypatch.setattr("stateformat.backends.foreign.flink.keyed.RANGE_BYTES", 64)
     many = [
         (group, group * 1000 + number, None, f"{number}" * (number % 5)) for group in range(128) for number in range(4)
     ]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stateformat.backends.foreign.flink.handles import (
+from stateformat.backends.foreign.flink.headers import read_keyed_header
+from stateformat.backends.foreign.flink.metadata import (
     CANONICAL,
     Changelog,
     EmptySegment,
@@ -18,10 +19,9 @@ from stateformat.backends.foreign.flink.handles import (
     KeyGroups,
     Relative,
     Segment,
+    decode_metadata,
+    encode_metadata,
 )
-from stateformat.backends.foreign.flink.header import read_keyed_header
-from stateformat.backends.foreign.flink.metadata import decode_metadata
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
 from stateformat.backends.foreign.source import FLINK_VERSIONS, SPARK_VERSIONS
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 

@@ -10,7 +10,7 @@ import pytest
 
 import stateformat
 from stateformat.backends.foreign.flink import FlinkSource
-from stateformat.backends.foreign.flink.handles import (
+from stateformat.backends.foreign.flink.metadata import (
     Channel,
     Inline,
     KeyGroups,
@@ -19,9 +19,9 @@ from stateformat.backends.foreign.flink.handles import (
     OperatorPartitions,
     OperatorStates,
     Subtask,
+    decode_metadata,
+    encode_metadata,
 )
-from stateformat.backends.foreign.flink.metadata import decode_metadata
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.model import Mode
 from stateformat.storage import folder_of, open_storage

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import stateformat
-from stateformat.backends.foreign.flink.writing import TEMPLATE_OPERATOR, write_savepoint
+from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
+from stateformat.backends.foreign.flink.writing.template import TEMPLATE_OPERATOR
 from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.backends.rewrite import RewriteSpec, publish_rescaled, rewrite
 from stateformat.graph import JobGraph

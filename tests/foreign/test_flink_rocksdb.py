@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from stateformat.backends.foreign.flink import rocksdb
-from stateformat.backends.foreign.flink.rocksdb import Database, TableSource, open_database
+from stateformat.backends.foreign.flink import keyed
+from stateformat.backends.foreign.flink.keyed import Database, TableSource, open_database
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from tests.foreign.rocks_tables import DELETE, MERGE, PUT, Record, model, table
 
@@ -54,7 +54,7 @@ def contents(some: Database, state: str, first: int | None = None, last: int | N
 def test_entries_come_by_key_group_and_only_those_of_the_handle(
     prefix: int, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rocksdb, "RANGE_BYTES", budget)
+    monkeypatch.setattr(keyed, "RANGE_BYTES", budget)
     # Files of a rescaled operator hold foreign key groups too.
     mine = records(prefix, range(30, 70))
     other = records(prefix, GROUPS)

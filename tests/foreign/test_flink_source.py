@@ -13,9 +13,17 @@ import pytest
 
 import stateformat
 from stateformat.backends.foreign.flink import FlinkSource, recognises, sources
-from stateformat.backends.foreign.flink.handles import File, KeyGroups, Metadata, Operator, Relative, Stream, Subtask
-from stateformat.backends.foreign.flink.metadata import decode_metadata
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
+from stateformat.backends.foreign.flink.metadata import (
+    File,
+    KeyGroups,
+    Metadata,
+    Operator,
+    Relative,
+    Stream,
+    Subtask,
+    decode_metadata,
+    encode_metadata,
+)
 from stateformat.backends.foreign.flink.source import checkpoint_ids
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from stateformat.model import Mode

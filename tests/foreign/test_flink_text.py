@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as some
 
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
-from stateformat.backends.foreign.flink.serializers import Lanes
-from stateformat.backends.foreign.flink.serializers.text import CHARACTER, TEXT
+from stateformat.backends.foreign.flink.lanes import Lanes
+from stateformat.backends.foreign.flink.scalars import CHARACTER, TEXT
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from stateformat.backends.foreign.flink.writing import write_savepoint
+from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
 from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.backends.rewrite import ThreadEngine
 from stateformat.states import Changes, evolve_state

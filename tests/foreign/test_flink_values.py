@@ -19,11 +19,18 @@ import pytest
 
 from stateformat.backends.foreign.byte_strings import from_arrow
 from stateformat.backends.foreign.cursor import Cursor
-from stateformat.backends.foreign.flink.handles import CANONICAL, Inline, KeyGroups, Relative
-from stateformat.backends.foreign.flink.header import KEY_VALUE, KeyedHeader, StateInfo, read_keyed_header
-from stateformat.backends.foreign.flink.metadata import decode_metadata
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
-from stateformat.backends.foreign.flink.serializers import Lanes, Serializer, pojo, read_top, records, sql, times
+from stateformat.backends.foreign.flink import binary_rows, compound, scalars
+from stateformat.backends.foreign.flink.headers import KEY_VALUE, KeyedHeader, StateInfo, read_keyed_header
+from stateformat.backends.foreign.flink.lanes import Lanes, Serializer
+from stateformat.backends.foreign.flink.metadata import (
+    CANONICAL,
+    Inline,
+    KeyGroups,
+    Relative,
+    decode_metadata,
+    encode_metadata,
+)
+from stateformat.backends.foreign.flink.snapshots import read_top
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -102,7 +109,7 @@ def scaled(value: decimal.Decimal) -> str:
     return f"{'-' if sign else ''}{int(''.join(map(str, digits)))}E{exponent}"
 
 
-def moment(serializer: times.Moment, value: Any) -> Any:
+def moment(serializer: scalars.Moment, value: Any) -> Any:
     if serializer.millis:
         return {"ms": value["seconds"] * 1000 + value["nanos"] // 10**6, "nanos": value["nanos"]}
     at = EPOCH + dt.timedelta(seconds=value["seconds"])
@@ -114,28 +121,28 @@ def said(serializer: Serializer, value: Any) -> Any:
     if value is None:
         return None
     match serializer:
-        case times.Milliseconds():
+        case scalars.Milliseconds():
             return int((value - EPOCH) / dt.timedelta(milliseconds=1))
-        case times.Moment():
+        case scalars.Moment():
             return moment(serializer, value)
-        case times.LocalDate():
+        case scalars.LocalDate():
             return str(value)
-        case times.LocalTime():
+        case scalars.LocalTime():
             return clock(value)
-        case times.LocalDateTime():
+        case scalars.LocalDateTime():
             return f"{value['date']}T{clock(value['nanos'])}"
-        case sql.Framed() | sql.TimestampData():
+        case binary_rows.Framed() | binary_rows.TimestampData():
             return plain(serializer.arrow_type, value)
-        case records.Nullable():
+        case compound.Nullable():
             return said(serializer.child, value)
-        case records.Either():
+        case compound.Either():
             side = "left" if value["right"] is None else "right"
             return {side: said(serializer.children[side == "right"], value[side])}
-        case pojo.Pojo() if serializer.columns:
+        case compound.Pojo() if serializer.columns:
             return subclass(serializer, value)
-        case pojo.Pojo() | records.Sequential():
+        case compound.Pojo() | compound.Sequential():
             return {k: said(child, value[k]) for k, child in zip(serializer.names, serializer.children, strict=True)}
-        case records.Row():
+        case compound.Row():
             found = {f"f{i}": said(child, value[f"f{i}"]) for i, child in enumerate(serializer.children)}
             return found if value["row_kind"] == "+I" else {**found, "$kind": value["row_kind"]}
     kind = type(serializer).__name__
@@ -152,7 +159,7 @@ def said(serializer: Serializer, value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else number(serializer.arrow_type, value)
 
 
-def subclass(serializer: pojo.Pojo, value: Any) -> Any:
+def subclass(serializer: compound.Pojo, value: Any) -> Any:
     """A POJO that may be of a subclass: the fields that its class has."""
     assert serializer.columns is not None
     columns = serializer.columns[0][value["class"]]
@@ -215,7 +222,7 @@ def simple(state: StateInfo) -> bool:
     return (
         state.kind == KEY_VALUE
         and state.options["KEYED_STATE_TYPE"] in ("VALUE", "REDUCING", "AGGREGATING")
-        and not isinstance(state.value, records.Ttl)
+        and not isinstance(state.value, compound.Ttl)
     )
 
 
@@ -356,7 +363,7 @@ def test_rows_of_sql_with_flipped_bits_are_read_or_named() -> None:
         header = read_keyed_header(data, "header")
         for number_, _, value in list(entries(handle, data))[:3]:
             state = header.states[number_]
-            if not simple(state) or not isinstance(state.value, sql.RowData):
+            if not simple(state) or not isinstance(state.value, binary_rows.RowData):
                 continue
             for at in range(0, len(value) * 8, 3):
                 flipped = bytearray(value)

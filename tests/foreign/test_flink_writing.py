@@ -17,18 +17,18 @@ from test_flink_key_hash import code_of, murmur_of
 import stateformat
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint
 from stateformat.backends.foreign.flink.contents import KeyedPart
-from stateformat.backends.foreign.flink.groups import CanonicalReader
-from stateformat.backends.foreign.flink.handles import (
+from stateformat.backends.foreign.flink.keyed import CanonicalReader
+from stateformat.backends.foreign.flink.metadata import (
     Inline,
     Metadata,
     Operator,
     OperatorPartitions,
     OperatorStates,
     Subtask,
+    encode_metadata,
 )
-from stateformat.backends.foreign.flink.metadata_writing import encode_metadata
 from stateformat.backends.foreign.flink.source import FlinkSource
-from stateformat.backends.foreign.flink.writing import write_savepoint
+from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
 from stateformat.backends.foreign.formats import flink
 from stateformat.backends.importing import ImportSpec, import_checkpoint
 from stateformat.errors import InvalidInput
@@ -228,8 +228,10 @@ def test_a_checkpoint_of_ours_without_a_template_is_refused(tmp_path: Path) -> N
 
 
 def test_lists_kept_as_the_bytes_of_a_heap_are_refused() -> None:
+    from stateformat.backends.foreign.flink.compound import ListOf
+    from stateformat.backends.foreign.flink.lanes import Serializer
     from stateformat.backends.foreign.flink.layouts import Layout, Parts, form_of
-    from stateformat.backends.foreign.flink.serializers import ListOf, Serializer, Text
+    from stateformat.backends.foreign.flink.scalars import Text
     from stateformat.backends.foreign.flink.writing.savepoint import check_bytes
 
     nested: Serializer = Text()

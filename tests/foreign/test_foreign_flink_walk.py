@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from stateformat.backends.foreign.flink.layouts import walk
-from stateformat.backends.foreign.flink.layouts.walk import PADDING, Frames, frame_groups
+from stateformat.backends.foreign.flink import walk
+from stateformat.backends.foreign.flink.walk import PADDING, Frames, frame_groups
 from stateformat.errors import DamagedCheckpoint
 
 Group = Sequence[tuple[int, Sequence[tuple[bytes, bytes]]]]

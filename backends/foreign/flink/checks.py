@@ -23,10 +23,13 @@ from stateformat.storage import Storage
 
 from ..byte_strings import from_arrow
 from ..source import Level, Part, Progress
+from .binary_rows import Framed
 from .contents import Contents, KeyedPart, RocksReader
-from .described import BINARY_ROW, HASHED
-from .groups import HeapReader
-from .handles import (
+from .headers import BINARY_ROW, HASHED
+from .key_hash import binary_row_codes, java_hash_codes, murmur
+from .keyed import HeapReader
+from .layouts import form_of
+from .metadata import (
     Changelog,
     ChangelogFiles,
     File,
@@ -38,9 +41,6 @@ from .handles import (
     Segment,
     Stream,
 )
-from .key_hash import binary_row_codes, java_hash_codes, murmur
-from .layouts import form_of
-from .serializers import Framed
 from .streams import Place, Places
 
 CLAUSE = "Flink metadata"

@@ -23,8 +23,7 @@ from ..limits import METADATA_BYTES, read_whole
 from ..source import Level, Note, Opened, Part, Progress
 from .checks import check_source
 from .contents import Bytes, Contents, KeyedPart, OperatorPart, contents_of, job_id_of
-from .handles import Metadata
-from .metadata import FILE_NAME, MAGIC, decode_metadata
+from .metadata import FILE_NAME, MAGIC, Metadata, decode_metadata
 from .streams import Places
 
 _FOLDER: Final = re.compile(r"chk-(\d{1,18})/" + FILE_NAME)

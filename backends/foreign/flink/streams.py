@@ -21,7 +21,7 @@ from stateformat.storage import Storage
 from ..byte_strings import Octets
 from ..limits import FILE_BYTES, SMALL_BYTES, check
 from ..source import Note
-from .handles import EmptySegment, File, Inline, KeyGroups, Relative, Segment, Stream
+from .metadata import EmptySegment, File, Inline, KeyGroups, Relative, Segment, Stream
 
 Outside: TypeAlias = "Callable[[str], Storage]"
 """Opens the folder at a URL that the metadata names."""

@@ -22,17 +22,14 @@ from stateformat.reading import Checkpoint
 from stateformat.states import coordinator_state
 
 from ..contents import operator_header_end
-from ..groups import Extents, HeapReader
-from ..handles import Incremental, KeyGroups, Metadata, Operator, Subtask
-from ..header import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
-from ..heap_timers import are_timers, read_services
-from ..metadata import decode_metadata
-from ..metadata_writing import encode_metadata
+from ..headers import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
+from ..keyed import Extents, HeapReader, are_timers, read_services
+from ..metadata import Incremental, KeyGroups, Metadata, Operator, Subtask, decode_metadata, encode_metadata
 from ..source import FlinkSource
 
-OPERATOR: Final = "flink-savepoint"
+TEMPLATE_OPERATOR: Final = "flink-savepoint"
 """The uid of the operator that holds the template."""
-STATE: Final = "template"
+TEMPLATE_STATE: Final = "template"
 COLUMNS: Final = pa.schema([pa.field("name", pa.string()), pa.field("value", pa.binary())])
 _METADATA: Final = "metadata"
 
@@ -77,12 +74,12 @@ def without(place: str) -> str:
 
 def template_operator() -> OurOperator:
     """Return the operator that holds a template."""
-    return OurOperator(OPERATOR, 1, 128, coordinator=True)
+    return OurOperator(TEMPLATE_OPERATOR, 1, 128, coordinator=True)
 
 
 def template_state() -> State:
     """Return the state that holds a template."""
-    return coordinator_state(OPERATOR, STATE, columns=COLUMNS)
+    return coordinator_state(TEMPLATE_OPERATOR, TEMPLATE_STATE, columns=COLUMNS)
 
 
 def template_of(source: FlinkSource) -> Template:
@@ -111,13 +108,14 @@ def template_in(checkpoint: Checkpoint) -> Template:
             f"{checkpoint.storage.url} is {checkpoint.system}; a savepoint is made of what came from Flink only",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
         )
-    if (OPERATOR, STATE) not in names:
+    if (TEMPLATE_OPERATOR, TEMPLATE_STATE) not in names:
         raise InvalidInput(
-            f"checkpoint {checkpoint.id} has no template of a savepoint ({OPERATOR}/{STATE}): its serializers are not "
-            "known. Only what came from Flink so can go back: `ckpt import SAVEPOINT --key-hash keep --to STORE`",
+            f"checkpoint {checkpoint.id} has no template of a savepoint ({TEMPLATE_OPERATOR}/{TEMPLATE_STATE}): its "
+            "serializers are not known. Only what came from Flink so can go back: "
+            "`ckpt import SAVEPOINT --key-hash keep --to STORE`",
             kind=ErrorKind.UNKNOWN_STATE,
         )
-    table = checkpoint.read(OPERATOR, STATE).table()
+    table = checkpoint.read(TEMPLATE_OPERATOR, TEMPLATE_STATE).table()
     rows = dict(zip(table["name"].to_pylist(), table["value"].to_pylist(), strict=True))
     by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}, "hidden": {}, "heap": {}}
     for name, value in rows.items():
@@ -176,7 +174,7 @@ def keyed_header(key: bytes, states: Collection[bytes], behind: int = 0) -> byte
 
 def key_and_states(header: bytes) -> tuple[bytes, KeyedHeader, dict[str, bytes]]:
     """Take a keyed header apart: the key's snapshot, the header as read, states by name."""
-    read = read_keyed_header(header, OPERATOR)
+    read = read_keyed_header(header, TEMPLATE_OPERATOR)
     described = dict(_described(read.states, read, header))
     if read.stopped is not None and read.states:
         described[read.states[-1].name] = header[read.states[-1].begin :]
@@ -249,5 +247,5 @@ def operator_header(
 
 def lists_and_broadcasts(header: bytes) -> tuple[OperatorHeader, dict[str, bytes], dict[str, bytes]]:
     """Take an operator header apart: as read, list states by name, broadcast states by name."""
-    read = read_operator_header(header, OPERATOR)
+    read = read_operator_header(header, TEMPLATE_OPERATOR)
     return read, dict(_described(read.lists, read, header)), dict(_described(read.broadcasts, read, header))

@@ -1,4 +1,4 @@
-"""Encode values of every serializer: the inverse of ``serializers``.
+"""Encode values of every serializer: the inverse of what reads them.
 
 Nulls are written if the serializer has a form for null, and refused otherwise.
 """
@@ -15,49 +15,55 @@ import pyarrow.compute as pc
 from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
 
 from ...byte_strings import Positions
-from ..serializers import (
+from ..binary_rows import DecimalData, Framed, ManyData, RowData, TextData, TimestampData
+from ..compound import (
     CLASS,
     ROW_KINDS,
+    Characters,
+    Either,
+    Enumeration,
+    FlippedLong,
+    ListOf,
+    MapOf,
+    MaskedList,
+    Nullable,
+    Octets,
+    Pojo,
+    Row,
+    Sequential,
+    Timer,
+    Ttl,
+    Tuple,
+)
+from ..lanes import Opaque, Serializer
+from ..scalars import (
     BigDecimal,
     BigInteger,
     Boolean,
     Character,
-    Characters,
-    DecimalData,
-    Either,
-    Enumeration,
-    FlippedLong,
-    Framed,
-    ListOf,
     LocalDate,
     LocalDateTime,
     LocalTime,
-    ManyData,
-    MapOf,
-    MaskedList,
     Milliseconds,
     Moment,
     Nothing,
-    Nullable,
     Number,
-    Octets,
-    Opaque,
-    Pojo,
-    Row,
-    RowData,
-    Sequential,
-    Serializer,
     Text,
-    TextData,
-    Timer,
-    TimestampData,
     TimeWindow,
-    Ttl,
-    Tuple,
 )
 from .binaries import (
     Mask,
     children,
+    encode_big_decimal,
+    encode_big_integer,
+    encode_character,
+    encode_decimal_data,
+    encode_framed,
+    encode_many_data,
+    encode_row_data,
+    encode_text,
+    encode_text_data,
+    encode_timestamp_data,
     flags,
     grouped,
     joined,
@@ -67,18 +73,9 @@ from .binaries import (
     present,
     repeated,
     scattered,
-)
-from .numbers import encode_big_decimal, encode_big_integer
-from .sql import (
-    encode_decimal_data,
-    encode_framed,
-    encode_many_data,
-    encode_row_data,
-    encode_text_data,
-    encode_timestamp_data,
+    units_of,
 )
 from .template import without
-from .text import encode_character, encode_text, units_of
 
 _I32_MIN, _I64_MIN = np.iinfo(np.int32).min, np.iinfo(np.int64).min
 

@@ -336,7 +336,7 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
 
 def _export_savepoint(session: Session, address: Address, target: str) -> None:
     """Write a checkpoint as a canonical savepoint into an empty folder; show what was written."""
-    from stateformat.backends.foreign.flink.writing import write_savepoint
+    from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
     from stateformat.storage import folder_of, open_storage
 
     store, checkpoint = session.checkpoint(address)

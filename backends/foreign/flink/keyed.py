@@ -1,14 +1,25 @@
-"""One subtask's keyed state in one stream of key groups, read by ranges of them.
+"""One subtask's keyed state, read by ranges of key groups, from any of three places.
 
-The handle gives the beginning of each key group. Ranges of some megabytes are read at a time, never
-a whole stream.
+*Streams* of key groups: the handle gives the beginning of each. Ranges of some megabytes are read
+at a time, never a whole stream.
+
+*RocksDB's table files*: a column family is a state, of the same name. Keys begin with their key
+group. After a rescale, files hold keys of groups that other subtasks own: only the handle's groups
+are read. The handle lists the live files, so no manifest is needed.
+
+*Timers* that a job on RocksDB keeps on the heap are raw keyed state. A key group has a mark and a
+version, how many timer services there are, and of each its name, the snapshots of the serializers
+of keys and namespaces, and its timers: first those in event time, then those in processing time.
+A timer is a key, a namespace and a time; nothing is framed. Raw keyed state of the user's own lies
+in the same place, in any form: the mark tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +28,34 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind
 
 from ..byte_strings import Octets, Positions
-from ..framing import snappy_streams_decode
-from .handles import CANONICAL, KeyGroups
+from ..cursor import Cursor
+from ..framing import damaged, snappy_streams_decode
+from ..sst.blocks import ReadRange
+from ..sst.merge import merged
+from ..sst.table import Counter, Table, batches, open_table, read_run
+from .compound import Timer, element_lanes
+from .headers import KEYED_VERSION, TIMERS
+from .lanes import Lanes, Serializer
 from .layouts import (
-    PADDING,
+    TIMER_STATES,
     Form,
-    Frames,
     HeapEntries,
+    Rows,
     Stored,
+    batch_of,
     count_elements,
     frame_compressed,
-    frame_groups,
     frame_heap,
     rows_of,
     rows_of_heap,
+    tags,
+    timer_key,
+    timer_namespace,
 )
+from .metadata import CANONICAL, KeyGroups
+from .snapshots import UnknownClass, read_top, read_versioned
 from .streams import Place
+from .walk import PADDING, Entries, Frames, frame_groups
 
 RANGE_BYTES: Final = 8 << 20
 """How many stored bytes of key groups are read at once, unless one group is larger."""
@@ -359,3 +382,275 @@ def stream_starts(data: Octets, start: int, end: int, path: str) -> list[int]:
             )
         at += 4 + size
     return [*found, end]
+
+
+BLOCKS_BYTES: Final = 1 << 24
+"""How many stored bytes of key groups are read at once; one key group may have more."""
+
+
+class TableSource(NamedTuple):
+    """A table file of a handle."""
+
+    path: str
+    """The file, for people."""
+    size: int
+    read: ReadRange
+
+
+@dataclass(frozen=True)
+class Database:
+    """The tables of one subtask, by column family. Picklable if their ``read`` is."""
+
+    tables: Mapping[str, Sequence[Table]]
+    prefix: int
+    """How many bytes the key group's number takes in a key."""
+    first_group: int
+    last_group: int
+
+    def stored_bytes(self, state: str) -> int:
+        """Return the stored bytes of a state's data blocks."""
+        return sum(table.stored_bytes for table in self.tables.get(state, ()))
+
+    def entries(self, state: str, first_group: int | None = None, last_group: int | None = None) -> Iterator[Entries]:
+        """Stream the entries of a state, by key group and key, some key groups at once.
+
+        Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``. A state without a table has none.
+        """
+        first = self.first_group if first_group is None else max(first_group, self.first_group)
+        last = self.last_group if last_group is None else min(last_group, self.last_group)
+        tables = self.tables.get(state, ())
+        if not tables or first > last:
+            return
+        for low, high in self._ranges(tables, first, last):
+            keys, values = merged(tables, self._key(low), self._key(high + 1))
+            if not len(keys):
+                continue
+            if int(keys.length.min()) < self.prefix:
+                raise damaged(tables[0].path, f"a key of state {state!r} is shorter than the number of its key group")
+            groups = keys.fixed(0, ">u2" if self.prefix == 2 else "u1").astype(np.int32)
+            yield Entries(groups, keys, values)
+
+    def group_entries(self, state: str) -> npt.NDArray[np.int64]:
+        """Count a state's entries exactly, by key group from ``first_group`` on."""
+        counts = np.zeros(self.last_group - self.first_group + 1, np.int64)
+        for entries in self.entries(state):
+            counts += np.bincount(entries.groups - self.first_group, minlength=len(counts))
+        return counts
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> None:
+        """Read every block of every table, and compare its contents with the table's own counts.
+
+        ``progress`` is called with the stored bytes read. Raises as :meth:`entries`.
+        """
+        for tables in self.tables.values():
+            for table in tables:
+                counted = Counter(table)
+                for first, last in batches(table, BLOCKS_BYTES):
+                    counted.add(read_run([(table, first, last)]).stamp)
+                    if progress is not None:
+                        progress(int(table.blocks.size[first:last].sum()))
+                counted.compare()
+
+    def _key(self, group: int) -> bytes | None:
+        """Return the least key of a key group; None above all numbers."""
+        return group.to_bytes(self.prefix, "big") if group < 1 << 8 * self.prefix else None
+
+    def _ranges(self, tables: Sequence[Table], first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Cut key groups into ranges of about :data:`RANGE_BYTES`."""
+        sizes = np.zeros(last - first + 1, np.int64)
+        for table in tables:
+            # A block counts for the group of the key that ends it, which is approximately where it
+            # is.
+            group = table.separator_prefixes(self.prefix)
+            inside = (group >= first) & (group <= last)
+            np.add.at(sizes, group[inside] - first, table.blocks.size[inside])
+        ends = np.cumsum(sizes)
+        low = first
+        while low <= last:
+            before = int(ends[low - first - 1]) if low > first else 0
+            high = first + int(np.searchsorted(ends, before + BLOCKS_BYTES, "right")) - 1
+            high = min(max(high, low), last)
+            yield low, high
+            low = high + 1
+
+
+def open_database(sources: Iterable[TableSource], prefix: int, first_group: int, last_group: int) -> Database:
+    """Open the table files of a handle (those among its files whose name ends in ``.sst``).
+
+    Reads footers, properties and indexes. Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``.
+    """
+    tables: dict[str, list[Table]] = {}
+    for source in sources:
+        table = open_table(source.read, source.size, source.path)
+        family = table.properties.column_family
+        if family is None:
+            raise damaged(source.path, "its properties name no column family, which is the name of a state")
+        tables.setdefault(family, []).append(table)
+    return Database(tables, prefix, first_group, last_group)
+
+
+NO_OFFSET: Final = -1
+"""Of a key group that nothing was written for."""
+MARK: Final = b"\xf1\xcd\x85\x9f\0\0\0\2"
+"""What Flink's versioned data begins with, and the version of timers since Flink 1.8."""
+DOMAINS: Final = ("event", "processing")
+_SNAPSHOT: Final = "org.apache.flink.streaming.api.operators.TimerSerializerSnapshot"
+
+
+class Service(NamedTuple):
+    """One timer service of a stream."""
+
+    head: bytes
+    """What precedes its timers, the same in every key group."""
+    states: tuple[str, ...]
+    """One for each of :data:`DOMAINS`."""
+    timer: Serializer
+    """A :class:`Timer`, unless timers end nowhere."""
+
+    @property
+    def framed(self) -> bool:
+        """Whether the ends of its timers are known."""
+        return isinstance(self.timer, Timer) and not self.timer.takes_rest
+
+
+class Services(NamedTuple):
+    """The timer services of a stream."""
+
+    header: bytes
+    """The header of a stream of managed keyed state with these timers: two states for each service,
+    which ends where a class is not known.
+    """
+    found: tuple[Service, ...]
+    hidden: int
+    """How many services lie behind timers that end nowhere."""
+    extents: Extents
+
+
+def are_timers(place: Place, handle: KeyGroups) -> bool:
+    """Return whether raw keyed state is Flink's timers. Reads a few bytes."""
+    start = int(handle.offsets[handle.offsets >= 0].min(initial=place.size))
+    return start + len(MARK) <= place.size and place.read(start, len(MARK)).tobytes() == MARK
+
+
+def read_services(place: Place, handle: KeyGroups) -> Services:
+    """Read the smallest key group, which names every service. Raises ``DamagedCheckpoint``."""
+    extents = Extents.of(handle, place.size, place.path, absent=NO_OFFSET)
+    which = int(np.argmin(extents.end - extents.start))
+    start = int(extents.start[which])
+    data = place.read(start, int(extents.end[which]) - start)
+    at = Cursor(data.tobytes(), place.path)
+    at.take(len(MARK))
+    count = at.count(14, "timer services")
+    begin, key = 0, b""
+    states: list[bytes] = []
+    found: list[Service] = []
+    for _ in range(count):
+        name = at.utf()
+        names = tuple(f"{TIMER_STATES}{domain}_{name}" for domain in DOMAINS)
+        own, snapshot, stopped = _snapshots(at)
+        key = key or own
+        states += [_described(one, snapshot) for one in names]
+        if stopped:
+            break
+        service = Service(bytes(at.data[begin : at.position]), names, read_top(Cursor(snapshot, place.path)))
+        found.append(service)
+        lanes = Lanes(data, np.array([at.position]), np.array([at.end]), place.path)
+        if service.framed:
+            for _ in DOMAINS:
+                _timers(lanes, service.timer)
+        elif data[at.position : at.position + 8].any():
+            break
+        else:
+            lanes.skip(8)
+        begin = at.position = int(lanes.position[0])
+    header = struct.pack(">iB", KEYED_VERSION, 0) + struct.pack(">i", 2) + key + struct.pack(">H", len(states))
+    return Services(header + b"".join(states), tuple(found), count - len(states) // len(DOMAINS), extents)
+
+
+def _snapshots(at: Cursor) -> tuple[bytes, bytes, bool]:
+    """Read the snapshots of key and namespace.
+
+    Returns that of the key, that of a timer of both in the form that headers have, and whether they
+    have an unknown class: then there is no more than what precedes it.
+    """
+    begin = middle = at.position
+    try:
+        read_versioned(at, 0)
+        middle = at.position
+        read_versioned(at, 0)
+    except UnknownClass:
+        at.position = at.end
+    stopped = at.position == at.end
+    pair = bytes(at.data[begin : at.position])
+    nested = struct.pack(">iiiii", 911108, 2, 1333245, 1, 2) + pair
+    timer = struct.pack(">i", 2) + _utf(_SNAPSHOT) + struct.pack(">i", 3) + nested
+    return bytes(at.data[begin : middle if middle > begin else at.end]), timer, stopped
+
+
+def _described(name: str, snapshot: bytes) -> bytes:
+    """Return a state of timers as a header describes it."""
+    return _utf(name) + struct.pack(">iii", TIMERS, 0, 1) + _utf("VALUE_SERIALIZER") + snapshot
+
+
+def _utf(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return struct.pack(">H", len(data)) + data
+
+
+def _timers(lanes: Lanes, timer: Serializer) -> tuple[Positions, Lanes]:
+    """Take a count from each lane, and move past so many timers; where each of them begins."""
+    assert isinstance(timer, Timer)
+
+    def skip(some: Lanes) -> None:
+        timer.key.skip(some)
+        timer.namespace.skip(some)
+        some.skip(8)
+
+    counts = lanes.counts(timer.least_length)
+    return counts, element_lanes(lanes, counts, skip, timer.fixed_length)
+
+
+@dataclass(frozen=True)
+class TimersReader:
+    """The timers of one subtask."""
+
+    place: Place
+    extents: Extents
+    services: tuple[Service, ...]
+
+    def batches(self, form: Form, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        for groups, lanes in self._entries(form, first, last):
+            key = timer_key(form, lanes)
+            namespace, raw = timer_namespace(form, lanes)
+            moments = lanes.fixed(">i8")
+            tag = tags(form.parts.name, namespace, raw, len(groups))
+            yield batch_of(form, Rows(groups, key, milliseconds=moments, tag=tag))
+
+    def rows(self, form: Form, first: int, last: int) -> npt.NDArray[np.int64]:
+        counts = np.zeros(last - first + 1, np.int64)
+        for groups, _ in self._entries(form, first, last):
+            counts += np.bincount(groups - first, minlength=len(counts))
+        return counts
+
+    def _entries(self, form: Form, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int32], Lanes]]:
+        """Yield the timers of one state and their key groups."""
+        for some in self.extents.between(first, last).ranges():
+            data, start, end = some.read(self.place)
+            lanes = Lanes(data, start.copy(), end.copy(), self.place.path)
+            for service in self.services:
+                self._take_head(lanes, some, service.head)
+                for name in service.states:
+                    counts, timers = _timers(lanes, service.timer)
+                    if name == form.parts.name and len(timers):
+                        yield np.repeat(some.groups, counts), timers
+            lanes.finish()
+
+    def _take_head(self, lanes: Lanes, some: Extents, head: bytes) -> None:
+        begin = lanes.position.copy()
+        lanes.skip(len(head))
+        found = lanes.data[begin[:, None] + np.arange(len(head))]
+        wrong = np.flatnonzero((found != np.frombuffer(head, np.uint8)).any(axis=1))
+        if len(wrong):
+            lanes.position[wrong] = begin[wrong]
+            group = some.groups[wrong[0]]
+            lanes.damaged(int(wrong[0]), f"key group {group} names other timer services than the others")

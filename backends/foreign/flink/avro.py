@@ -30,26 +30,23 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ...byte_strings import Positions
-from ...cursor import DEPTH_MAX
-from ...framing import json_value
-from ...limits import Nodes
-from . import plain
+from ..byte_strings import Positions
+from ..cursor import DEPTH_MAX
+from ..framing import json_value
+from ..limits import Nodes
+from . import scalars
 from .binary_rows import long_decimals, text_or_octets
-from .collections import element_lanes, list_offsets
-from .lanes import Lanes
-from .logical import TEXT, Logical, decimal
-from .records import Enumeration, Present, Sequential, read_some, skip_some, struct
-from .serializer import Opaque, Serializer
-from .text import lengths
-from .times import microseconds
+from .compound import Enumeration, Sequential, element_lanes, list_offsets, read_some, skip_some
+from .lanes import Lanes, Opaque, Present, Serializer, struct
+from .scalars import lengths, microseconds
+from .sql_types import TEXT, Logical, decimal
 
 _PLAIN: Final[Mapping[str, Serializer]] = {
-    "boolean": plain.BOOLEAN,
-    "int": plain.INTEGER,
-    "long": plain.LONG,
-    "float": plain.FLOAT,
-    "double": plain.DOUBLE,
+    "boolean": scalars.BOOLEAN,
+    "int": scalars.INTEGER,
+    "long": scalars.LONG,
+    "float": scalars.FLOAT,
+    "double": scalars.DOUBLE,
 }
 
 

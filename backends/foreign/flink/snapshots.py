@@ -15,19 +15,20 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, UnsupportedFormat
 from stateformat.schema import MAX_NESTING
 
-from ...cursor import Cursor
-from . import logical, plain, sql, times
+from ..cursor import Cursor
+from . import binary_rows, scalars, sql_types
 from .avro import avro_serializer
-from .collections import Characters, ListOf, MapOf, MaskedList, Octets
-from .java_objects import read_object
-from .logical import described, logical_type
-from .numbers import BigDecimal, BigInteger
-from .pojo import Pojo
-from .records import (
+from .compound import (
+    Characters,
     Either,
     Enumeration,
     FlippedLong,
+    ListOf,
+    MapOf,
+    MaskedList,
     Nullable,
+    Octets,
+    Pojo,
     Row,
     Sequential,
     Timer,
@@ -36,8 +37,9 @@ from .records import (
     opaque_within,
     undecodable,
 )
-from .serializer import Opaque, Serializer
-from .text import CHARACTER, TEXT, TEXT_VALUE
+from .lanes import Opaque, Serializer
+from .scalars import CHARACTER, TEXT, TEXT_VALUE, BigDecimal, BigInteger
+from .sql_types import described, logical_type, read_object
 
 _OUTER_MAGIC: Final = 911108
 _NESTED_MAGIC: Final = 1333245
@@ -209,7 +211,7 @@ def _nullable(found: list[Serializer], own: object) -> Serializer:
 
 
 def _buffer_entry(found: list[Serializer], _own: object) -> Serializer:
-    return Sequential(("joined", "element"), (plain.BOOLEAN, found[0]))
+    return Sequential(("joined", "element"), (scalars.BOOLEAN, found[0]))
 
 
 def _outer_name(at: Cursor, _version: int) -> str:
@@ -314,45 +316,45 @@ def _row_data(at: Cursor, version: int, depth: int) -> Serializer:
     nested(at, depth)
     kinds = [logical_type(kind, at.nodes) for kind in found]
     known = [kind for kind in kinds if kind is not None]
-    whole = logical.row([f"f{i}" for i in range(len(found))], known) if len(known) == len(found) else None
-    return sql.row_data(kinds, [described(kind) for kind in found], whole)
+    whole = sql_types.row([f"f{i}" for i in range(len(found))], known) if len(known) == len(found) else None
+    return binary_rows.row_data(kinds, [described(kind) for kind in found], whole)
 
 
 def _binary_row(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "a binary row's serializer")
-    return sql.Framed(f"a SQL row of {at.i32()} columns without their types")
+    return binary_rows.Framed(f"a SQL row of {at.i32()} columns without their types")
 
 
 def _array_data(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "a SQL array's serializer")
     element, _ = read_object(at), read_object(at)
-    kind = logical.list_of(logical_type(element, at.nodes))
-    return sql.ManyData(kind) if kind else sql.Framed(described(element))
+    kind = sql_types.list_of(logical_type(element, at.nodes))
+    return binary_rows.ManyData(kind) if kind else binary_rows.Framed(described(element))
 
 
 def _map_data(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "a SQL map's serializer")
     key, value, _, _ = [read_object(at) for _ in range(4)]
-    kind = logical.map_of(logical_type(key, at.nodes), logical_type(value, at.nodes))
-    return sql.ManyData(kind) if kind else sql.Framed(described(key), described(value))
+    kind = sql_types.map_of(logical_type(key, at.nodes), logical_type(value, at.nodes))
+    return binary_rows.ManyData(kind) if kind else binary_rows.Framed(described(key), described(value))
 
 
 def _decimal_data(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "a SQL decimal's serializer")
     precision, scale = at.i32(), at.i32()
-    kind = logical.decimal(precision, scale)
+    kind = sql_types.decimal(precision, scale)
     if kind is None:
         at.damaged(f"a decimal has precision {precision} and scale {scale}")
-    return sql.DecimalData(kind)
+    return binary_rows.DecimalData(kind)
 
 
 def _timestamp_data(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (1,), "a SQL timestamp's serializer")
     precision = at.i32()
-    kind = logical.timestamp(precision)
+    kind = sql_types.timestamp(precision)
     if kind is None:
         at.damaged(f"a timestamp has precision {precision}")
-    return sql.TimestampData(kind)
+    return binary_rows.TimestampData(kind)
 
 
 def _sorted_map(at: Cursor, version: int, depth: int) -> Serializer:
@@ -371,13 +373,13 @@ def _outer_external(at: Cursor, _version: int) -> object:
 
 
 _NUMBERS: Final = {
-    "Long": plain.LONG,
-    "Int": plain.INTEGER,
-    "Short": plain.SHORT,
-    "Byte": plain.BYTE,
-    "Boolean": plain.BOOLEAN,
-    "Float": plain.FLOAT,
-    "Double": plain.DOUBLE,
+    "Long": scalars.LONG,
+    "Int": scalars.INTEGER,
+    "Short": scalars.SHORT,
+    "Byte": scalars.BYTE,
+    "Boolean": scalars.BOOLEAN,
+    "Float": scalars.FLOAT,
+    "Double": scalars.DOUBLE,
     "Char": CHARACTER,
     "String": TEXT,
 }
@@ -393,27 +395,27 @@ _SIMPLE: Final[dict[str, Serializer]] = {
     "BytePrimitiveArraySerializer": Octets(),
     "CharPrimitiveArraySerializer": Characters(),
     "StringArraySerializer": ListOf(TEXT),
-    "VoidNamespaceSerializer": plain.Nothing(),
-    "VoidSerializer": plain.Nothing(),
-    "NullSerializer": plain.Nothing(),
+    "VoidNamespaceSerializer": scalars.Nothing(),
+    "VoidSerializer": scalars.Nothing(),
+    "NullSerializer": scalars.Nothing(),
     "SortedLongSerializer": FlippedLong(),
-    "DateSerializer": times.Milliseconds(),
-    "SqlDateSerializer": times.Milliseconds(),
-    "SqlTimeSerializer": times.Milliseconds(),
-    "SqlTimestampSerializer": times.Moment(millis=True),
-    "InstantSerializer": times.Moment(millis=False),
-    "LocalDateSerializer": times.LOCAL_DATE,
-    "LocalTimeSerializer": times.LOCAL_TIME,
-    "LocalDateTimeSerializer": times.LocalDateTime(),
+    "DateSerializer": scalars.Milliseconds(),
+    "SqlDateSerializer": scalars.Milliseconds(),
+    "SqlTimeSerializer": scalars.Milliseconds(),
+    "SqlTimestampSerializer": scalars.Moment(millis=True),
+    "InstantSerializer": scalars.Moment(millis=False),
+    "LocalDateSerializer": scalars.LOCAL_DATE,
+    "LocalTimeSerializer": scalars.LOCAL_TIME,
+    "LocalDateTimeSerializer": scalars.LocalDateTime(),
     "BigIntSerializer": BigInteger(),
     "BigDecSerializer": BigDecimal(),
     "JavaSerializer": Opaque("java.io.Serializable"),
 }
 _PARSERS: Final[dict[str, Parse]] = {
     **{f"{name}${name}Snapshot": _simple(found) for name, found in _SIMPLE.items()},
-    "TimeWindow$Serializer$TimeWindowSerializerSnapshot": _simple(plain.TimeWindow()),
-    "GlobalWindow$Serializer$GlobalWindowSerializerSnapshot": _simple(plain.Nothing()),
-    "CountWindow$Serializer$CountWindowSerializerSnapshot": _simple(plain.LONG),
+    "TimeWindow$Serializer$TimeWindowSerializerSnapshot": _simple(scalars.TimeWindow()),
+    "GlobalWindow$Serializer$GlobalWindowSerializerSnapshot": _simple(scalars.Nothing()),
+    "CountWindow$Serializer$CountWindowSerializerSnapshot": _simple(scalars.LONG),
     "EnumSerializer$EnumSerializerSnapshot": _enumeration,
     "ListSerializerSnapshot": _composite(1, _list),
     "ArrayListSerializerSnapshot": _composite(1, _list),
@@ -427,14 +429,14 @@ _PARSERS: Final[dict[str, Parse]] = {
     "TupleSerializerSnapshot": _composite(None, _tuple, _outer_name),
     "ScalaCaseClassSerializerSnapshot": _composite(None, _tuple, _outer_name),
     "Tuple2CaseClassSerializerSnapshot": _composite(None, _tuple, _outer_name),
-    "Tuple0SerializerSnapshot": _simple(plain.Nothing()),
+    "Tuple0SerializerSnapshot": _simple(scalars.Nothing()),
     "RowSerializer$RowSerializerSnapshot": _composite(None, _row, _outer_row),
     "NullableSerializer$NullableSerializerSnapshot": _composite(1, _nullable, _outer_padding),
     "TtlStateFactory$TtlSerializerSnapshot": _composite(2, _ttl),
     "TtlAwareSerializerSnapshot": _ttl_aware,
     "TimerSerializerSnapshot": _composite(2, _timer),
     "WindowKeySerializer$WindowKeySerializerSnapshot": _composite(
-        1, lambda found, _own: Sequential(("window", "key"), (plain.LONG, found[0]))
+        1, lambda found, _own: Sequential(("window", "key"), (scalars.LONG, found[0]))
     ),
     "ScalaOptionSerializerSnapshot": _composite(1, lambda found, _own: Nullable(found[0], 0, option=True)),
     "JavaEitherSerializerSnapshot": _composite(2, lambda found, _own: Either(found[0], found[1])),
@@ -447,10 +449,10 @@ _PARSERS: Final[dict[str, Parse]] = {
     "MapDataSerializer$MapDataSerializerSnapshot": _map_data,
     "DecimalDataSerializer$DecimalSerializerSnapshot": _decimal_data,
     "TimestampDataSerializer$TimestampDataSerializerSnapshot": _timestamp_data,
-    "StringDataSerializer$StringDataSerializerSnapshot": _simple(sql.TextData(logical.TEXT)),
-    "BitmapSerializer$BitmapSerializerSnapshot": _simple(sql.Framed("org.apache.flink.types.bitmap.Bitmap")),
+    "StringDataSerializer$StringDataSerializerSnapshot": _simple(binary_rows.TextData(sql_types.TEXT)),
+    "BitmapSerializer$BitmapSerializerSnapshot": _simple(binary_rows.Framed("org.apache.flink.types.bitmap.Bitmap")),
     "RawValueDataSerializer$RawValueDataSerializerSnapshot": _composite(
-        1, lambda _found, _own: sql.Framed("a raw value of SQL")
+        1, lambda _found, _own: binary_rows.Framed("a raw value of SQL")
     ),
     "ExternalSerializer$ExternalSerializerSnapshot": _composite(1, lambda found, _own: found[0], _outer_external),
     "SortedMapSerializerSnapshot": _sorted_map,

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 
-from ...byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions
 
 PADDING: Final = 16
 """Bytes that must follow the last key group in a buffer, so that reads need no check."""
