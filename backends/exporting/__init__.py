@@ -1,9 +1,8 @@
 """State in the formats of other tools: Parquet, partitioned or not, Iceberg and Delta tables.
 
-Read ``source`` (what is exported), ``columns`` (what a format lacks or refuses), ``data_files``,
-then ``iceberg`` or ``delta`` (one commit turns data files into a table; ``held``: which checkpoints
-are in it), ``parquet`` (folders by value), and ``export``, the entry point for all. ``place`` is
-the folder that is written into.
+Read ``source`` (what is exported, as which columns), ``files`` (the folder that is written into),
+then ``iceberg`` or ``delta`` (one commit turns data files into a table), and ``export``, the entry
+point for all.
 """
 
 from __future__ import annotations
@@ -13,11 +12,16 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
-    from .columns import Format as Format, Note as Note
-    from .export import Exported as Exported, TableExport as TableExport, export_files as export_files
-    from .parquet import check_partitions as check_partitions
-    from .place import Place as Place
+    from .export import (
+        Exported as Exported,
+        TableExport as TableExport,
+        check_partitions as check_partitions,
+        export_files as export_files,
+    )
+    from .files import Place as Place
     from .source import (
+        Format as Format,
+        Note as Note,
         Source as Source,
         batches_of as batches_of,
         one_checkpoint as one_checkpoint,
@@ -27,10 +31,8 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".columns": "Format Note",
-            ".export": "Exported TableExport export_files",
-            ".parquet": "check_partitions",
-            ".place": "Place",
-            ".source": "Source batches_of one_checkpoint several_checkpoints",
+            ".export": "Exported TableExport check_partitions export_files",
+            ".files": "Place",
+            ".source": "Format Note Source batches_of one_checkpoint several_checkpoints",
         },
     )

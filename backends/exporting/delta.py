@@ -1,5 +1,9 @@
 """Delta tables, through deltalake: data files first, then one entry of the log.
 
+The files are written here and not by ``write_deltalake``, which holds whatever wide rows it is
+given (3 GB for 1 GB of values of 1 MiB, deltalake 1.6), and whose commit cannot wait for the files
+of other tables.
+
 The log keeps the last version of each *application transaction*, and an export commits two of its
 own: one identifies the state that the table holds, the other the checkpoint. A table of several
 checkpoints has one for each, so an export adds those that are missing, even if older entries of the
@@ -17,12 +21,8 @@ import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
 
-from .columns import Format, plan_columns
-from .data_files import DataFile, write_files
-from .held import attempt_of, lost_race, missing_of, other_table, require
-from .place import Place
-from .s3_options import delta_options
-from .source import Source, digest63
+from .files import DataFile, Place, delta_options, write_files
+from .source import Format, Source, attempt_of, digest63, lost_race, missing_of, other_table, plan_columns, require
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Schema
@@ -134,7 +134,7 @@ class DeltaTarget:
 
         now = int(time.time() * 1000)
         return [
-            AddAction(file.path, file.size_bytes, {}, now, True, json.dumps(_statistics(file, self.columns.schema)))
+            AddAction(file.path, file.size_bytes, {}, now, True, json.dumps({"numRecords": file.rows}))
             for file in self._files
         ]
 
@@ -281,27 +281,6 @@ def _has_plain_timestamps(schema: pa.Schema) -> bool:
         return bool(kind == pa.timestamp("us"))
 
     return any(within(kind) for kind in schema.types)
-
-
-def _statistics(file: DataFile, schema: pa.Schema) -> dict[str, Any]:
-    """Return the row count, and for integer columns the least, the greatest, and how many are
-    null.
-    """
-    integers = {field.name for field in schema if pa.types.is_integer(field.type)}
-    found: dict[str, list[Any]] = {}
-    for group in range(file.metadata.num_row_groups):
-        chunks = (file.metadata.row_group(group).column(i) for i in range(file.metadata.num_columns))
-        for chunk in chunks:
-            if chunk.path_in_schema in integers and chunk.is_stats_set:
-                found.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
-    whole = {name: some for name, some in found.items() if len(some) == file.metadata.num_row_groups}
-    bounded = {name: [one for one in some if one.has_min_max] for name, some in whole.items()}
-    return {
-        "numRecords": file.rows,
-        "minValues": {name: min(one.min for one in some) for name, some in bounded.items() if some},
-        "maxValues": {name: max(one.max for one in some) for name, some in bounded.items() if some},
-        "nullCount": {name: sum(one.null_count for one in some) for name, some in whole.items()},
-    }
 
 
 @contextlib.contextmanager

@@ -1,23 +1,28 @@
-"""An export as a whole: planned, written, and then made visible."""
+"""An export as a whole: planned, written, and then made visible. Tables, files, and Parquet in a
+folder for each value of some columns, named as in Hive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stateformat.errors import CheckpointError, StorageError
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.model import known_names
+from stateformat.tables import ArrowStream, Spill, split_by_bucket
 
-from .columns import Format, Note
 from .delta import DeltaTarget, check_no_table
+from .files import DataFile, Place, row_groups, whole_folder, write_file
 from .iceberg import IcebergCatalog, IcebergTarget
-from .parquet import check_partitions, write_partitioned
-from .place import Place, whole_folder
-from .source import Source, Step, batches_of, folder_names
+from .source import Format, Note, Source, Step, batches_of, folder_names
 
 WriteFile = Callable[[Any, pa.Schema, Iterator[pa.RecordBatch]], int]
 """Writes batches of a schema into a binary file; returns the number of rows."""
@@ -174,3 +179,95 @@ def _write_one(place: Place, path: str, source: Source, write: WriteFile, step: 
     with place.new_file(path, replace=True) as file:
         stream = source.stream()
         return write(file, stream.schema, batches_of(stream, step)), file.size_bytes
+
+
+PARTITIONS_MAX: Final = 10_000
+NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_NAME_BYTES_MAX: Final = 255
+"""The limit for the name of a folder, on the file systems in use."""
+
+
+def check_partitions(schema: pa.Schema, columns: Sequence[str], what: str) -> None:
+    """Raise ``InvalidInput`` for columns that cannot be folders; ``what`` has the schema."""
+    for name in columns:
+        if name not in schema.names:
+            raise InvalidInput(
+                f"{what} has no column {name!r}; {known_names(schema.names, name)}",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+                column=name,
+            )
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind):
+            raise InvalidInput(
+                f"column {name!r} of {what} is {kind}, which cannot be a folder name; partition by integers, text, "
+                "booleans, decimals, dates or timestamps",
+                kind=ErrorKind.UNSUPPORTED_TYPE,
+                column=name,
+            )
+    if len(set(columns)) < len(columns) or len(columns) == len(schema.names):
+        problem = "named twice" if len(set(columns)) < len(columns) else "all a folder; a file needs one"
+        raise InvalidInput(f"columns {', '.join(columns)} of {what} are {problem}")
+
+
+def write_partitioned(
+    place: Place, stream: ArrowStream, columns: Sequence[str], step: Step = lambda _rows: None
+) -> list[DataFile]:
+    """Write a folder ``column=value`` for each value, with the other columns in its files.
+
+    Rows wait in a temporary file, so memory does not grow with the number of folders. Their order
+    in a folder is that of the stream. Raises ``InvalidInput`` for more than ``PARTITIONS_MAX``
+    folders, and for a value that is too long for a name.
+    """
+    others = [i for i, name in enumerate(stream.schema.names) if name not in columns]
+    schema = pa.schema([stream.schema.field(i) for i in others])
+    with Spill[str]() as waiting:
+        for batch in batches_of(stream, step):
+            folders = pc.dictionary_encode(_folders(batch, columns))
+            names = folders.dictionary.to_pylist()
+            rows = pa.Table.from_arrays([batch.column(i) for i in others], schema=schema)
+            for code, part in split_by_bucket(rows, folders.indices.to_numpy()):
+                waiting.add(names[code], part)
+            if len(waiting.sizes) > PARTITIONS_MAX:
+                raise InvalidInput(
+                    f"columns {', '.join(columns)} have more than {PARTITIONS_MAX:,} values; partition by columns with "
+                    "fewer, or choose rows with a condition",
+                    kind=ErrorKind.LIMIT_EXCEEDED,
+                )
+        return [
+            file for folder in sorted(waiting.sizes) for file in _files(place, folder, schema, waiting.read(folder))
+        ]
+
+
+def _files(place: Place, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
+    groups = row_groups(batches, schema)
+    for number in count():
+        file = write_file(place, f"{folder}/part-{number:05d}.parquet", schema, groups)
+        if file is None:
+            return
+        yield file
+
+
+def _folders(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+    """Return the folder of each row."""
+    parts = []
+    for name in columns:
+        values = pc.dictionary_encode(batch[name], null_encoding="encode")
+        texts = pc.cast(values.dictionary, pa.string()).to_pylist()
+        head = quote(name, safe="")
+        folders = [f"{head}={NULL if text is None else quote(text, safe=_SAFE)}" for text in texts]
+        longest = max(folders, key=len, default="")
+        if len(longest) > _NAME_BYTES_MAX:
+            raise InvalidInput(
+                f"a value of column {name!r} makes a name of {len(longest)} bytes, and a folder's has at most "
+                f"{_NAME_BYTES_MAX}: {longest[:60]}...; partition by another column",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+                column=name,
+            )
+        parts.append(pc.take(pa.array(folders, pa.string()), values.indices))
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, "/")
+
+
+_SAFE: Final = " "
+"""Every other character that is not plain in a URL is encoded, as readers of such folders
+expect.
+"""

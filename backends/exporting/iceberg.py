@@ -1,10 +1,14 @@
 """Iceberg tables, through pyiceberg: one SQLite catalog in the folder, or none on S3.
 
-Theory of operation. The rows first become data files, which no reader looks for. One commit makes
-them the table: the catalog replaces the name of the table's metadata file if it is still the one
-that was read. Then ``metadata/version-hint.text`` gets the name of that file, for readers that have
-only the folder. On S3, which cannot hold a SQLite file, there is only the hint, and the last of two
-exports that commit at once wins.
+Theory of operation. The rows first become data files, which no reader looks for. One transaction
+makes them the table: ``update_schema``, ``delete`` for another checkpoint, ``add_files``. The
+catalog replaces the name of the table's metadata file if it is still the one that was read. Then
+``metadata/version-hint.text`` gets the name of that file, for readers that have only the folder. On
+S3, which cannot hold a SQLite file, there is only the hint, and the last of two exports that commit
+at once wins.
+
+The files are written here and not by ``append``, which makes an empty list of a null list of
+structs (pyiceberg 0.12), and reads a stream to its end before the first file is complete.
 
 The summary of a snapshot lists the checkpoints in the table (``stateformat.checkpoints``):
 ``id:attempt`` of each. Properties of the table identify its state, and give the Iceberg field ids
@@ -17,7 +21,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,36 +29,44 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
-from .columns import Format, plan_columns
-from .data_files import DataFile, write_files
-from .held import attempt_of, lost_race, missing_of, other_table, require
-from .iceberg_schema import arrow_schema, evolved_schema, ids_of, new_schema
-from .place import Place
-from .s3_options import iceberg_properties
-from .source import Source
+from .files import DataFile, Place, iceberg_properties, write_files
+from .source import (
+    Column,
+    Columns,
+    Format,
+    Source,
+    attempt_of,
+    lost_race,
+    missing_of,
+    nested,
+    other_table,
+    plan_columns,
+    require,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.types import IcebergType, NestedField
 
 CATALOG_FILE: Final = "catalog.db"
 CATALOG_NAME: Final = "stateformat"
 HINT: Final = "metadata/version-hint.text"
 _PREFIX: Final = "stateformat."
+_FIELD_IDS: Final = f"{_PREFIX}field-ids"
 _SUFFIX: Final = ".metadata.json"
+_RETRIES: Final = {"commit.retry.num-retries": "0"}
+"""A retry would add the rows again, after those of another export that committed first."""
 
 
 class IcebergCatalog:
     """The tables in a folder and below it."""
 
     def __init__(self, root: Place) -> None:
-        require("pyiceberg", "pyiceberg.catalog.sql", (0, 11), "iceberg")
+        require("pyiceberg", "pyiceberg.catalog.sql", (0, 12), "iceberg")
         self._root = root
         self._catalog: Any = None
-        self._made = False
-        self.is_shared = False
-        """Whether another export was seen to use the catalog."""
 
     def table(self, place: Place, name: tuple[str, str], source: Source) -> IcebergTarget:
         """Return the table of a state at a place, which may exist already.
@@ -62,55 +74,36 @@ class IcebergCatalog:
         Raises ``InvalidInput`` for a table of another state, and for one that is not in this
         catalog.
         """
-        found = self._find(place, name, source)
-        return IcebergTarget(self, place, name, source, found)
+        return IcebergTarget(self, place, name, source, self._find(place, name, source))
 
     def open(self) -> Catalog:
         """Return pyiceberg's catalog, created if it is missing; ``StorageError`` if that fails."""
         from pyiceberg.catalog.sql import SqlCatalog
-        from sqlalchemy.exc import SQLAlchemyError
 
         if self._catalog is None:
-            file = None if self._root.local is None else self._root.local / CATALOG_FILE
-            if file is not None and not file.exists():
+            url = "sqlite:///:memory:"
+            if self._root.local is not None:
+                file = self._root.local / CATALOG_FILE
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self._made = True
-            url = "sqlite:///:memory:" if file is None else _sqlite_url(file)
-            properties = iceberg_properties(self._root)
-            try:
-                self._catalog = SqlCatalog(CATALOG_NAME, uri=url, warehouse=self._root.location, **properties)
-            except SQLAlchemyError as error:
-                # Two exports that create it at once.
-                self.is_shared = True
-                raise catalog_failed(self._root, error) from error
+                url = _sqlite_url(file)
+            # Of two exports that create it at once, one fails.
+            with _translated(self._root):
+                self._catalog = SqlCatalog(
+                    CATALOG_NAME, uri=url, warehouse=self._root.location, **iceberg_properties(self._root)
+                )
         catalog: Catalog = self._catalog
         return catalog
 
     def make_namespace(self, name: str) -> None:
         """Create a namespace if it is missing; ``StorageError`` if the catalog fails."""
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
+        with _translated(self._root):
             self.open().create_namespace_if_not_exists(name)
-        except SQLAlchemyError as error:
-            self.is_shared = True
-            raise catalog_failed(self._root, error) from error
 
     def close(self) -> None:
-        """Close the catalog, and delete it if it was created here and has no table.
-
-        Not if another export uses it: its table may be added to the catalog at any moment.
-        """
-        if self._catalog is None:
-            return
-        empty = False
-        if self._made and not self.is_shared:
-            tables = (self._catalog.list_tables(namespace) for namespace in self._catalog.list_namespaces())
-            empty = not any(tables)
-        self._catalog.engine.dispose()
-        self._catalog = None
-        if empty and self._root.local is not None:
-            (self._root.local / CATALOG_FILE).unlink(missing_ok=True)
+        """Close the catalog."""
+        if self._catalog is not None:
+            self._catalog.engine.dispose()
+            self._catalog = None
 
     def _find(self, place: Place, name: tuple[str, str], source: Source) -> Table | None:
         from pyiceberg.exceptions import NoSuchTableError
@@ -164,25 +157,22 @@ class IcebergTarget:
         self._catalog, self.place, self._name, self.source, self._table = catalog, place, name, source, table
         self.columns = plan_columns(source.state, source.stream().schema, Format.ICEBERG)
         self._files: list[DataFile] = []
-        self._schema: Schema | None = None
+        self._transaction: Transaction | None = None
         self._hint = None if table is None else _version(table)
         if table is not None:
             self._check_same(table)
-        self.missing = self._missing()
+        has = {} if table is None else dict(_exported(table))
+        self.missing = missing_of(source, place, has)
         """Ids of the checkpoints that the table does not have."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
         """Write the rows as data files, which do not belong to a table yet."""
-        table = self._table
-        if table is None:
-            self._schema = new_schema(self.columns)
-        else:
-            ids = json.loads(table.properties.get(f"{_PREFIX}field-ids", "{}"))
-            self._schema = evolved_schema(
-                self.columns, table.schema(), ids, table.metadata.last_column_id, rows_stay=self.source.several
-            )
+        self._transaction = self._started()
+        ids = _ids_of(self.columns.all, self._transaction.table_metadata.schema())
+        known = json.loads(self._transaction.table_metadata.properties.get(_FIELD_IDS, "{}"))
+        self._transaction.set_properties({_FIELD_IDS: json.dumps({**known, **ids}), **_RETRIES, **self._metrics})
         converted = (self.columns.convert(batch) for batch in batches)
-        self._files = write_files(self.place, "data/", arrow_schema(self.columns, self._schema), converted)
+        self._files = write_files(self.place, "data/", _with_ids(self.columns, ids), converted)
         return self._files
 
     def discard(self) -> None:
@@ -193,24 +183,22 @@ class IcebergTarget:
     def commit(self) -> str:
         """Commit the data files as the table, or part of it. Returns the id of the new snapshot."""
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-        from sqlalchemy.exc import SQLAlchemyError
+        from pyiceberg.expressions import AlwaysTrue
 
-        if self._table is None:
-            try:
-                self._catalog.make_namespace(self._name[0])
-            except StorageError:
-                self.discard()
-                raise
+        assert self._transaction is not None
+        has: Sequence[tuple[int, str]] = ()
+        if self._table is not None and self.source.several:
+            has = _exported(self._table)
+        elif self._table is not None and next(iter(self._table.scan().plan_files()), None) is not None:
+            self._transaction.delete(AlwaysTrue())
+        paths = [f"{self.place.location}/{file.path}" for file in self._files]
+        self._transaction.add_files(paths, self._summary(has), check_duplicate_files=False)
         try:
-            table = self._created() if self._table is None else self._changed(self._table)
+            with _translated(self.place):  # Whether the table has it is not known then, so nothing is deleted.
+                table = self._transaction.commit_transaction()
         except (CommitFailedException, TableAlreadyExistsError) as error:
-            self._catalog.is_shared = True
             self.discard()
             raise lost_race(self.place) from error
-        except SQLAlchemyError as error:
-            # Whether the table has it is not known, so nothing is deleted.
-            self._catalog.is_shared = True
-            raise catalog_failed(self.place, error) from error
         if self.place.local is None and _read_hint(self.place) != self._hint:
             # Without a catalog nothing separates two writers; this check shortens the time in which
             # one can be lost.
@@ -228,85 +216,32 @@ class IcebergTarget:
         if _read_hint(self.place) != version:
             self.place.replace(HINT, version.encode())
 
-    def _created(self) -> Table:
-        assert self._schema is not None
-        catalog = self._catalog.open()
-        properties = {**_identity(self.source), f"{_PREFIX}field-ids": json.dumps(ids_of(self.columns, self._schema))}
-        transaction = catalog.create_table_transaction(
-            self._name, schema=self._schema, location=self.place.location, properties=properties
-        )
-        with transaction.update_snapshot(self._summary(())).fast_append() as append:
-            for file in self._data_files(transaction):
-                append.append_data_file(file)
-        return transaction.commit_transaction()
-
-    def _changed(self, table: Table) -> Table:
-        """Commit one snapshot that adds rows, or replaces all existing ones. Returns the table
-        after it.
-        """
-        transaction = table.transaction()
-        self._evolve(transaction)
-        has = _exported(table)
-        replaced = [] if self.source.several else [task.file for task in table.scan().plan_files()]
-        update = transaction.update_snapshot(self._summary(has if self.source.several else ()))
-        with update.overwrite() if replaced else update.fast_append() as change:
-            for old in replaced:
-                change.delete_data_file(old)
-            for file in self._data_files(transaction):
-                change.append_data_file(file)
-        # Not ``transaction.commit_transaction``: it would add the rows again, after those of
-        # another export that committed first.
-        self._catalog.open().commit_table(table, transaction._requirements, transaction._updates)
-        return table.refresh()
-
-    def _evolve(self, transaction: Transaction) -> None:
-        from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCurrentSchemaUpdate
-
-        assert self._schema is not None
-        old = transaction.table_metadata.schema()
-        if old.fields == self._schema.fields:
-            return
-        same = [one for one in transaction.table_metadata.schemas if one.fields == self._schema.fields]
-        requirement = (AssertCurrentSchemaId(current_schema_id=old.schema_id),)
-        if same:
-            updates: tuple[Any, ...] = (SetCurrentSchemaUpdate(schema_id=same[0].schema_id),)
-        else:
-            number = max(one.schema_id for one in transaction.table_metadata.schemas) + 1
-            new = self._schema.model_copy(update={"schema_id": number})
-            updates = (AddSchemaUpdate(schema=new), SetCurrentSchemaUpdate(schema_id=-1))
-        transaction._apply(updates, requirement)
-        known = json.loads(transaction.table_metadata.properties.get(f"{_PREFIX}field-ids", "{}"))
-        ids = {**known, **ids_of(self.columns, self._schema)}
-        transaction.set_properties({f"{_PREFIX}field-ids": json.dumps(ids)})
-
-    def _data_files(self, transaction: Transaction) -> Iterator[Any]:
-        from pyiceberg.io.pyarrow import (
-            compute_statistics_plan,
-            data_file_statistics_from_parquet_metadata,
-            parquet_path_to_id_mapping,
-        )
-        from pyiceberg.manifest import DataFile as IcebergFile, DataFileContent, FileFormat
-        from pyiceberg.typedef import Record
-
-        metadata = transaction.table_metadata
-        schema = metadata.schema()
-        plan = compute_statistics_plan(schema, metadata.properties)
-        mapping = parquet_path_to_id_mapping(schema)
-        for file in self._files:
-            unbounded = _unbounded(file.metadata, plan, mapping)
-            statistics = data_file_statistics_from_parquet_metadata(file.metadata, {**plan, **unbounded}, mapping)
-            yield IcebergFile.from_args(
-                content=DataFileContent.DATA,
-                file_path=f"{self.place.location}/{file.path}",
-                file_format=FileFormat.PARQUET,
-                partition=Record(),
-                file_size_in_bytes=file.size_bytes,
-                sort_order_id=None,
-                spec_id=metadata.default_spec_id,
-                equality_ids=None,
-                key_metadata=None,
-                **statistics.to_serialized_dict(),
+    def _started(self) -> Transaction:
+        """Return a transaction in which the table has the columns of the export."""
+        table = self._table
+        if table is None:
+            self._catalog.make_namespace(self._name[0])
+            return self._catalog.open().create_table_transaction(
+                self._name,
+                schema=self.columns.schema,
+                location=self.place.location,
+                properties=_identity(self.source),
             )
+        if not _RETRIES.items() <= table.properties.items():
+            # Of an export by an older release. How often a commit is tried is read before it.
+            with table.transaction() as first:
+                first.set_properties(_RETRIES)
+        transaction = table.transaction()
+        _evolve(transaction, self.columns, rows_stay=self.source.several)
+        return transaction
+
+    @property
+    def _metrics(self) -> dict[str, str]:
+        """Properties for columns whose bounds pyiceberg cannot hold: Python has no date before the
+        year 1 and after 9999.
+        """
+        names = [".".join(path) for path, column in _paths(self.columns.all) if pa.types.is_temporal(column.type)]
+        return {f"write.metadata.metrics.column.{name}": "counts" for name in names}
 
     def _check_same(self, table: Table) -> None:
         check_same(self.place, self.source, table.properties)
@@ -316,10 +251,6 @@ class IcebergTarget:
                 "not; export to another folder"
             )
 
-    def _missing(self) -> tuple[int, ...]:
-        has = {} if self._table is None else dict(_exported(self._table))
-        return missing_of(self.source, self.place, has)
-
     def _summary(self, has: Iterable[tuple[int, str]]) -> dict[str, str]:
         checkpoints = {**dict(has), **{int(i): attempt_of(self.source, a) for i, a in self.source.checkpoints}}
         return {
@@ -327,32 +258,16 @@ class IcebergTarget:
         }
 
 
-def _unbounded(metadata: Any, plan: Mapping[int, Any], ids: Mapping[str, int]) -> dict[int, Any]:
-    """Return, without bounds, those parts of a plan of statistics whose bounds Python cannot
-    represent.
+@contextlib.contextmanager
+def _translated(place: Place) -> Iterator[None]:
+    """Translate SQLite's errors into their first line: the rest is the statement."""
+    from sqlalchemy.exc import SQLAlchemyError
 
-    These include dates and timestamps before the year 1 and after 9999, which pyiceberg cannot
-    hold.
-    """
-    from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode
-
-    found = {}
-    for at in range(metadata.num_row_groups):
-        group = metadata.row_group(at)
-        for column in (group.column(number) for number in range(group.num_columns)):
-            number = ids[column.path_in_schema]
-            try:
-                if column.is_stats_set and column.statistics.logical_type.type in ("DATE", "TIMESTAMP"):
-                    column.statistics.min, column.statistics.max  # noqa: B018 - making them is the question
-            except (OverflowError, ValueError):
-                found[number] = replace(plan[number], mode=MetricsMode(MetricModeTypes.COUNTS))
-    return found
-
-
-def catalog_failed(place: Place, error: Exception) -> StorageError:
-    """Return SQLite's error as its first line: the rest is the statement."""
-    reason = str(error).partition("\n")[0]
-    return StorageError(f"the catalog of {place} failed: {reason}; export again")
+    try:
+        yield
+    except SQLAlchemyError as error:
+        reason = str(error).partition("\n")[0]
+        raise StorageError(f"the catalog of {place} failed: {reason}; export again") from error
 
 
 def _identity(source: Source) -> dict[str, str]:
@@ -414,3 +329,125 @@ def _version(table: Table) -> str:
 def _number(version: str) -> int:
     digits = version.partition("-")[0]
     return int(digits) if digits.isdecimal() else 0
+
+
+def _paths(columns: Sequence[Column], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Column]]:
+    for column in columns:
+        path = (*above, column.name)
+        yield path, column
+        yield from _paths(column.children, path)
+
+
+def _ids_of(columns: Sequence[Column], schema: Schema) -> dict[str, int]:
+    """Return Iceberg's id of each column, by the column's permanent name."""
+    return {column.key: schema.find_field(".".join(path)).field_id for path, column in _paths(columns)}
+
+
+def _with_ids(columns: Columns, ids: Mapping[str, int]) -> pa.Schema:
+    """Return the columns of data files."""
+
+    def typed(column: Column) -> pa.DataType:
+        parts = column.children
+        if not parts:
+            return column.type
+        return nested(column.type, [typed(p) for p in parts], [p.name for p in parts], [ids[p.key] for p in parts])
+
+    return pa.schema([pa.field(c.name, typed(c), metadata={"PARQUET:field_id": str(ids[c.key])}) for c in columns.all])
+
+
+def _evolve(transaction: Transaction, columns: Columns, *, rows_stay: bool) -> None:
+    """Give a table the columns of an export.
+
+    A column keeps its id when its name or position changes or its type is widened. A new column, or
+    one whose type the old one cannot become, gets a new id; others are removed. If ``rows_stay``,
+    raises ``InvalidInput`` for such a type: the existing rows would lose their values.
+    """
+    old = transaction.table_metadata.schema()
+    ids = json.loads(transaction.table_metadata.properties.get(_FIELD_IDS, "{}"))
+    kept: dict[int, Column] = {}
+
+    def keep(parts: Sequence[Column]) -> None:
+        for column in parts:
+            known = ids.get(column.key)
+            before = None if known is None else old.find_column_name(known)
+            if before is None:
+                continue
+            if _may_stay(column, old, ids):
+                kept[known] = column
+                keep(column.children)
+            elif rows_stay:
+                raise InvalidInput(
+                    f"column {before!r} is {old.find_type(known)} in the Iceberg table, and {column.type} in the "
+                    "state now, which the rows of older checkpoints cannot become: export to another folder",
+                    kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+                    column=before,
+                )
+
+    keep(columns.all)
+    with transaction.update_schema() as update:
+        for field in _removed(old.fields, kept):
+            update.delete_column(str(old.find_column_name(field.field_id)))
+        for number, column in kept.items():
+            if old.find_field(number).name != column.name:
+                update.rename_column(str(old.find_column_name(number)), column.name)
+    names = columns.schema.names
+    with transaction.update_schema() as update:
+        update.union_by_name(columns.schema)
+        if transaction.table_metadata.schema().column_names != names:
+            update.move_first(names[0])
+            for before, after in pairwise(names):
+                update.move_after(after, before)
+
+
+def _removed(fields: Sequence[NestedField], kept: Mapping[int, Column]) -> Iterator[NestedField]:
+    for field in fields:
+        if field.field_id not in kept:
+            yield field
+        else:
+            yield from _removed(_members(field.field_type), kept)
+
+
+def _members(kind: Any) -> Sequence[NestedField]:
+    """Return the fields of a struct, or of the structs in a list or a map."""
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(kind, ListType):
+        return _members(kind.element_type)
+    if isinstance(kind, MapType):
+        return _members(kind.value_type)
+    return kind.fields if isinstance(kind, StructType) else ()
+
+
+def _may_stay(column: Column, old: Schema, ids: Mapping[str, int], *, wider: bool = True) -> bool:
+    """Return whether a column of the table can become this one."""
+    from pyiceberg.exceptions import ResolveError
+    from pyiceberg.schema import promote
+    from pyiceberg.types import DecimalType, FloatType, IntegerType, ListType, MapType, StructType
+
+    known = ids.get(column.key)
+    if known is None or old.find_column_name(known) is None:
+        return False
+    before, parts = old.find_type(known), column.children
+    if pa.types.is_struct(column.type):
+        # pyiceberg cannot change a struct that has no members for a moment.
+        return isinstance(before, StructType) and any(_may_stay(part, old, ids, wider=wider) for part in parts)
+    if pa.types.is_map(column.type):
+        key, value = parts
+        same_key = isinstance(before, MapType) and _may_stay(key, old, ids, wider=False)
+        return same_key and _may_stay(value, old, ids, wider=wider)
+    if parts:
+        return isinstance(before, ListType) and _may_stay(parts[0], old, ids, wider=wider)
+    after = _primitive(column.type)
+    if before == after or not (wider and isinstance(before, IntegerType | FloatType | DecimalType)):
+        return bool(before == after)
+    try:
+        return bool(promote(before, after))
+    except ResolveError:
+        return False
+
+
+def _primitive(kind: Any) -> IcebergType:
+    from pyiceberg.io.pyarrow import pyarrow_to_schema
+
+    [field] = pyarrow_to_schema(pa.schema([pa.field("_", kind, metadata={"PARQUET:field_id": "1"})])).fields
+    return field.field_type

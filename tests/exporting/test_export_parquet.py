@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import dataset, parquet as pq
 
-from stateformat.backends.exporting import Place, Source, export_files, one_checkpoint, parquet, several_checkpoints
+from stateformat.backends.exporting import Place, Source, export, export_files, one_checkpoint, several_checkpoints
 from stateformat.backends.exporting.source import _safe
 from stateformat.errors import CheckpointExpired, InvalidInput
 from stateformat.graph import JobGraph
@@ -181,7 +181,7 @@ def test_columns_that_cannot_be_folders_are_refused(
             lambda name=name, columns=columns: partitioned(source(world, name), tmp_path / "o", *columns),
             words,
         )
-    monkeypatch.setattr(parquet, "PARTITIONS_MAX", 5)
+    monkeypatch.setattr(export, "PARTITIONS_MAX", 5)
     refused(InvalidInput, lambda: partitioned(source(world, SPENT), tmp_path / "o", "city"), "more than 5 values")
     long = store_of(tmp_path, pa.table({"c": ["x" * 300], "n": [1]}))
     refused(InvalidInput, lambda: partitioned(long, tmp_path / "o", "c"), "makes a name of 302 bytes")

@@ -1,4 +1,6 @@
-"""A folder that an export writes into, local or on S3, as each library wants it named."""
+"""The folder that an export writes into, local or on S3, as each library wants it named, and its
+Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,18 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import Storage, folder_of, open_storage, without_secrets
+from stateformat.tables import rebatch, release_memory_after
 
 
 class CountedOutput:
@@ -168,3 +173,138 @@ def whole_folder(place: Place) -> Iterator[Place]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+FILE_BYTES: Final = 128 << 20
+"""A file ends with the row group that reaches this size."""
+GROUP_ROWS: Final = 1 << 19
+GROUP_BYTES: Final = 16 << 20
+"""The most that a row group takes in memory."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that was written."""
+
+    path: str
+    """Relative to the folder."""
+    rows: int
+    size_bytes: int
+    metadata: Any
+    """Parquet's, with the statistics of each row group."""
+
+
+def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Join small batches, so that row groups are worth the cost of their headers."""
+    return rebatch((pa.Table.from_batches([batch]) for batch in batches), schema, GROUP_ROWS, GROUP_BYTES)
+
+
+def write_file(place: Place, path: str, schema: pa.Schema, groups: Iterator[pa.RecordBatch]) -> DataFile | None:
+    """Write one file of the next row groups; it becomes visible when it is complete.
+
+    It ends at ``FILE_BYTES`` or with the rows. Returns None, and writes no file, if there are no
+    rows.
+    """
+    from pyarrow import parquet as pq
+
+    first = next(groups, None)
+    if first is None:
+        return None
+    rows = 0
+    with place.new_file(path, replace=True) as counted:
+        with pq.ParquetWriter(counted, schema, compression="zstd", store_decimal_as_integer=True) as writer:
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                # The writer would split at its own number of rows.
+                writer.write_batch(batch, row_group_size=GROUP_ROWS)
+                rows += batch.num_rows
+                release_memory_after(batch.nbytes)
+                batch = next(groups, None) if counted.size_bytes < FILE_BYTES else None
+        metadata = writer.writer.metadata
+    return DataFile(path, rows, counted.size_bytes, metadata)
+
+
+def write_files(place: Place, folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
+    """Write all rows as files of a table, under names that were never used before.
+
+    If that fails, the files written so far are deleted.
+    """
+    written: list[DataFile] = []
+    run = secrets.token_hex(16)
+    groups = row_groups(batches, schema)
+    try:
+        while True:
+            path = f"{folder}part-{len(written):05d}-{run}.zstd.parquet"
+            file = write_file(place, path, schema, groups)
+            if file is None:
+                return written
+            written.append(file)
+    except BaseException:
+        place.remove([file.path for file in written])
+        raise
+
+
+_PATIENCE: Final = {"max_retries": "5", "retry_timeout": "30s", "connect_timeout": "4s"}
+"""For deltalake, the same as for stateformat's storages; its defaults would wait for minutes."""
+
+
+def iceberg_properties(place: Place) -> dict[str, str]:
+    """Return the properties of a catalog whose tables are there."""
+    if place.local is not None:
+        return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    names = {
+        "endpoint": "s3.endpoint",
+        "key": "s3.access-key-id",
+        "secret": "s3.secret-access-key",
+        "token": "s3.session-token",
+        "region": "s3.region",
+    }
+    found = {names[name]: value for name, value in _access(place.options).items() if name in names}
+    anonymous = {"s3.anonymous": "true"} if place.options.get("anon") else {}
+    # s3fs looks for credentials where the store's client does.
+    return {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO", **found, **anonymous}
+
+
+def delta_options(place: Place) -> dict[str, str]:
+    """Return the storage options of a Delta table that is there."""
+    if place.local is not None:
+        return {}
+    names = {
+        "endpoint": "AWS_ENDPOINT_URL",
+        "key": "AWS_ACCESS_KEY_ID",
+        "secret": "AWS_SECRET_ACCESS_KEY",
+        "token": "AWS_SESSION_TOKEN",
+        "region": "AWS_REGION",
+    }
+    access = {"region": "us-east-1", **_access(place.options)}
+    found = {names[name]: value for name, value in access.items() if name in names}
+    plain = {"AWS_ALLOW_HTTP": "true"} if access.get("endpoint", "").startswith("http://") else {}
+    anonymous = {"AWS_SKIP_SIGNATURE": "true"} if place.options.get("anon") else {}
+    # A commit creates its log entry if it is absent; servers that ignore that condition would lose
+    # one.
+    return {"AWS_CONDITIONAL_PUT": "etag", **_PATIENCE, **found, **plain, **anonymous}
+
+
+def _access(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the server is, and the credentials: options take precedence over the
+    environment.
+    """
+    client = options.get("client_kwargs") or {}
+    found = {
+        "endpoint": options.get("endpoint_url") or client.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL"),
+        "key": options.get("key"),
+        "secret": options.get("secret"),
+        "token": options.get("token"),
+        "region": client.get("region_name") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+    }
+    profile = options.get("profile")
+    if profile is not None or not (found["key"] or options.get("anon")):
+        from botocore.session import Session
+
+        session = Session(profile=profile)
+        credentials = session.get_credentials()
+        if credentials is not None:
+            frozen = credentials.get_frozen_credentials()
+            found |= {"key": frozen.access_key, "secret": frozen.secret_key, "token": frozen.token}
+        found["region"] = found["region"] or session.get_config_variable("region")
+    return {name: str(value) for name, value in found.items() if value}
