@@ -9,8 +9,7 @@ import pytest
 from tests.advice.sentences import HOLE, sentences
 from tests.advice.test_advice_followed import MET
 from tests.advice.test_advice_in_python import PAIRS
-from tests.advice.test_advice_of_accidents import SAID
-from tests.advice.test_advice_of_jobs import TOLD
+from tests.advice.test_advice_of_jobs import SAID, TOLD
 from tests.advice.test_advice_on_pages import PAGES
 from tests.advice.test_advice_tried import CASES
 from tests.test_tree import ROOT
@@ -32,7 +31,7 @@ ELSEWHERE: dict[str, str] = {
     "test_an_idle_split_holds_no_time_up_and_one_that_returns_does",
     "the query took more than": "tests/ckpt/test_ckpt_sql.py::"
     "test_a_query_that_takes_too_much_memory_is_stopped_with_a_sentence",
-    "layers; at most": "tests/stateformat/test_delta_policy.py::"
+    "layers; at most": "tests/stateformat/test_layers.py::"
     "test_more_layers_than_are_advised_are_told_once_with_what_to_do",
 }
 """What a test of another room does, for it has the server, the cluster or the job."""

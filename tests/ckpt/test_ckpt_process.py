@@ -1,17 +1,24 @@
 """``ckpt`` as a process: what it imports, interrupts, closed and full streams, and names that would
-steer a terminal."""
+steer a terminal.
+
+``ckpt --verbose``: what is done, and at the end what it took, on standard error and nowhere else. A
+secret in a URL is refused or cut: it stands in no message, record, request, answer or log.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +26,29 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
+import stateformat.storage as storage_room
+from stateformat.backends.connectors import FileSink
+from stateformat.backends.connectors.sql.staging import staging_at
+from stateformat.backends.local import LocalRuntime
+from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from stateformat.history import retention
+from stateformat.model import StopMode
+from stateformat.paths import request_path
+from stateformat.requests import JobRequest, RequestKind, RequestOutcome, encode_request
 from stateformat.states import value_state
+from stateformat.store import open as open_store
 from stateformat.tools.ckpt import main as program_module
 from stateformat.tools.ckpt.exit_status import failure_of, interrupted
 from stateformat.tools.ckpt.files import new_file
 from stateformat.tools.ckpt.interrupts import Interrupts
 from stateformat.tools.ckpt.json_text import pieces, unprintable_escaped
+from stateformat.tools.ckpt.main import main
 from stateformat.tools.ckpt.output import complain
-from tests.ckpt.ckpt_runs import CKPT, run, words
+from stateformat.tools.ckpt.watch import Watch
+from tests.ckpt.ckpt_runs import CKPT, DOCS, Run, failure, program, run, words
+from tests.local_jobs import Bench, settle
+from tests.local_stops import SUSPEND, Job
+from tests.stores import counts_store
 
 HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore", "rich"}
 NASTY = "\x1b[31mred\x07\r\x9b2J\u202etxt.exe"
@@ -255,3 +276,202 @@ def test_an_error_of_a_disk_names_the_file_and_what_to_do(tmp_path: Path) -> Non
     closed = failure_of(OSError(errno.EROFS, "Read-only file system", place)).message
     assert closed == f"{place}: Read-only file system (OSError); see that you may write there, or name another place"
     assert list(tmp_path.iterdir()) == []
+
+
+ENDING = re.compile(
+    r"\nckpt (?P<command>\S+): (?P<wall>[\d.]+) s, (?P<cpu>[\d.]+) s of CPU time, "
+    r"at most (?P<memory>[\d.,]+) [MG]iB of memory\n(?P<table>(?:.*\n)*?)"
+    r"retries \d+, waits \d+ \([\d.]+ s\), conflicts \d+, unknown \d+, restarts \d+\n\Z"
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with two checkpoints."""
+    counts_store(str(tmp_path / "store"), 2)
+    return tmp_path / "store"
+
+
+def ending(err: str) -> re.Match[str]:
+    """The last lines of standard error, which must be those of ``--verbose`` and fit 80 columns."""
+    match = ENDING.search(err)
+    assert match, err
+    assert max(map(len, match[0].splitlines())) <= 80
+    assert 0 <= float(match["wall"]) < 120
+    assert float(match["cpu"]) > 0
+    return match
+
+
+def rows(found: Run) -> dict[str, list[float]]:
+    """The table: calls, objects, bytes, seconds and failures of each operation."""
+    title, *lines = ending(found.err)["table"].splitlines()
+    assert title.split() == ["operation", "calls", "objects", "bytes", "seconds", "failures"]
+    cells = [line.replace(",", "").split() for line in lines]
+    return {name: [float(cell) for cell in rest] for name, *rest in cells}
+
+
+def test_the_program_says_how_much_time_and_memory_it_took(store: Path) -> None:
+    match = ending(program("history", store, "--verbose").stderr)
+    assert float(match["wall"]) > 0
+    assert float(match["cpu"]) < 120
+    assert 20 < float(match["memory"].replace(",", "")) < 400
+
+
+def test_a_command_shows_what_its_storage_did_and_its_page_stays_as_it_was(store: Path) -> None:
+    quiet, loud = run("inspect", store), run("inspect", store, "--verbose")
+    assert quiet.err == ""
+    assert loud.status == quiet.status
+    assert re.sub(r"\d+ s ago", "", loud.out) == re.sub(r"\d+ s ago", "", quiet.out)
+    library = open_store(str(store))
+    assert library.open().manifest.handles.num_rows
+    expected = {name: counts for name, counts in library.stats.operations.items() if counts.calls}
+    found = rows(loud)
+    assert {name: row[:3] for name, row in found.items() if name != "all"} == {
+        name: list(counts[:3]) for name, counts in expected.items()
+    }
+    assert found["all"][0] == sum(counts.calls for counts in expected.values())
+    (manifest,) = (store / "manifests").glob(f"{2:020d}-*")
+    assert found["all"][2] == sum(path.stat().st_size for path in (store / f"checkpoints/{2:020d}.json", manifest))
+
+
+def test_json_stays_one_document_and_the_table_is_text_beside_it(store: Path) -> None:
+    found = run("history", store, "--format", "json", "-v")
+    assert [item["checkpoint_id"] for item in found.document["checkpoints"]] == [2, 1]
+    assert ending(found.err)["command"] == "history"
+    assert rows(found)["all"][0] > 2
+    assert rows(found)["all"][4] == 0
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_a_command_that_fails_shows_a_trace_and_what_it_took(tmp_path: Path, output_format: str) -> None:
+    found = run("history", tmp_path / "nowhere", "--verbose", "--format", output_format, traces=True)
+    assert found.status == 3
+    sentence, trace, table = (found.err.index(text) for text in ("ckpt: there is no store", "Traceback", "operation  "))
+    assert sentence < trace < table
+    assert rows(found)["exists"][0] == 1
+    assert rows(found)["list"][1] == 0
+    assert (found.document["error"]["exit_status"] if output_format == "json" else len(found.out)) in (3, 0)
+
+
+def test_once_logs_what_is_published_and_twice_every_request(store: Path) -> None:
+    once = run("rescale", store, "--parallelism", 1, "-v")
+    twice = run("rescale", store, "--parallelism", 2, "-vv")
+    line = re.compile(r"(?m)^\d\d:\d\d:\d\d\.\d{3} (\S+) +(.*)$")
+    ((level, text),) = line.findall(once.err)
+    assert level == "INFO"
+    assert re.search(
+        r"published checkpoint 3 of file://\S+: 20 rows, \d+ segments, \d+ bytes; publishing took [\d.]+ s", text
+    )
+    logged = line.findall(twice.err)
+    requests = [text.split()[0] for level, text in logged if level == "DEBUG"]
+    assert len(logged) == len(requests) + 1
+    assert {name: requests.count(name) for name in requests} == {
+        name: row[0] for name, row in rows(twice).items() if name != "all"
+    }
+
+
+def test_the_docs_show_the_table_as_it_is(store: Path) -> None:
+    (block,) = re.findall(r"```text\n(\$ ckpt .*?)```", (DOCS / "observability.md").read_text(), re.DOTALL)
+    shown, real = rows(Run(0, "", block)), rows(run("rescale", store, "--parallelism", 1, "--verbose"))
+    assert ending(block)["command"] == "rescale"
+    assert {name: row[0] for name, row in shown.items()} == {name: row[0] for name, row in real.items()}
+
+
+def test_a_copy_counts_what_both_stores_do(store: Path, tmp_path: Path) -> None:
+    found = rows(run("copy", store, tmp_path / "copy", "--verbose"))
+    (manifest,) = (tmp_path / "copy" / "manifests").iterdir()
+    assert found["open_input"][1:3] == [1, manifest.stat().st_size], "what is linked is read for its digest"
+    assert found["link_from"][:2] == [1, 1]
+    assert found["create"][:2] == [1, 1]
+
+
+def test_a_command_line_that_is_wrong_took_nothing(store: Path) -> None:
+    found = run("inspect", store, "--verbose", "--rows", "many")
+    assert found.status == 2
+    assert "operation" not in found.err
+
+
+def test_nothing_is_counted_unless_asked(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[object] = []
+    monkeypatch.setattr(storage_room, "instrumented", lambda storage, _: (counted.append(storage), storage)[1])
+    assert run("inspect", store).status == 0
+    assert counted == []
+    assert run("inspect", store, "-v").status == 0
+    assert len(counted) == 1
+
+
+def test_a_call_from_python_leaves_the_loggers_as_they_were(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("stateformat")
+    before = (logger.level, list(logger.handlers))
+    for _ in range(2):
+        assert main(["history", str(store), "-vv"]) == 0
+        found = capsys.readouterr().err
+        assert found.count("\noperation ") == 1
+        lists = int(found[found.rindex("\nlist ") :].split()[1])
+        assert len(re.findall(r" list \S+ of ", found)) == lists > 0, "each request is logged once"
+    assert main(["history", str(store)]) == 0
+    assert capsys.readouterr().err == ""
+    assert (logger.level, list(logger.handlers)) == before
+
+
+def test_calls_at_the_same_time_leave_the_loggers_as_they_were() -> None:
+    logger = logging.getLogger("stateformat")
+    before = (logger.level, list(logger.handlers))
+    first, second = Watch(), Watch()
+    first.end()
+    second.end()
+    assert (logger.level, list(logger.handlers)) == before
+
+
+SECRET = "hunter2"
+URLS = [
+    f"gs://KEY:{SECRET}@bucket/x",
+    f"s3://KEY:{SECRET}@bucket/x",
+    f"s3://KEY:a/{SECRET}@bucket",
+    f"az://x?sig={SECRET}",
+]
+
+
+DOORS: dict[str, Callable[[str], object]] = {
+    "open": sf.open,
+    "request": lambda url: Bench().store.request_stop(StopMode.DRAIN, url),
+    "run": lambda url: Job().saved_once().request_stop(SUSPEND, url),
+    "start_from": lambda url: LocalRuntime(sf.open("memory://x"), start_from=url),
+    "sink": FileSink,
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_refuses_it_and_does_not_repeat_it(door: str, url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DOORS[door](url)
+    assert SECRET not in f"{caught.value} {caught.value.details}"
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("command", [["inspect"], ["history"], ["rollback"], ["gc"]])
+def test_no_command_repeats_it(command: list[str], url: str) -> None:
+    assert SECRET not in str(failure(*command, url, status=2))
+
+
+def test_a_request_with_one_is_refused_by_the_run_and_its_url_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
+    job = Job()
+    bench, run = job.bench, job.saved_once()
+    asked = JobRequest(RequestKind.STOP, "a" * 32, 1, URLS[1], mode=SUSPEND)
+    bench.storage.create(request_path(1, asked.id), encode_request(asked))
+    bench.clock.wait_until(bench.clock.now_us() + 2_000_000)
+    settle(run)
+    answer = bench.store.request_answer(asked.id)
+    assert answer is not None
+    assert answer.outcome is RequestOutcome.REFUSED
+    assert bench.newest_id == 1, "the job goes on"
+    assert SECRET not in answer.message + caplog.text
+
+
+def test_a_staging_place_is_named_without_it(tmp_path: Path) -> None:
+    staging = staging_at(f"ftp://user:{SECRET}@localhost:1/{tmp_path.name}", {}, durable=False)
+    assert SECRET not in str(staging)
+    with pytest.raises((StorageError, CheckpointError)) as caught:
+        staging.read("x")
+    assert SECRET not in str(caught.value)

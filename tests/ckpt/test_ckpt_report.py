@@ -25,7 +25,7 @@ from stateformat.words import label
 from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.html.hostile import NAMES
-from tests.html.test_html_elements import Parsed
+from tests.html.test_reprs import Parsed
 
 FIXTURES = Path(__file__).parents[1] / "foreign/fixtures"
 NOW_US = 1_800_000_000 * 10**6

@@ -1,18 +1,33 @@
-"""Failures of a job are the same on both executors, and the job recovers from them."""
+"""Failures of a job are the same on both executors, and the job recovers from them.
+
+What a failure has cost is shown in the progress, the log, the records and `ckpt watch`. A job in
+which nothing moves publishes nothing, so its history stays; on both executors.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import JobFailed
+from stateformat.backends.runtime import JobOutcome, Progress, VirtualClock
+from stateformat.backends.runtime.reports import FailureCost, cost_in
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
+from tests.ckpt.ckpt_runs import run as ckpt
 from tests.conformance import Gated, Out, batches, lose, stopped, to_end, until
 from tests.conformance_jobs import Line, Shares
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.local_jobs import rows
+from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
+from tests.timer_jobs import SECOND_US
 
 
 @pytest.fixture
@@ -200,3 +215,160 @@ def test_a_job_that_was_stopped_stays_so_until_it_is_told_to_go_on(line: Line) -
     assert line.out.values == [0, 1, 2, 3]
     assert line.run(resume=True).stop is None
     line.check()
+
+
+@EVERYWHERE
+def test_a_failure_costs_the_time_and_the_rows_behind_the_newest_checkpoint(
+    stage: PlayedStage, executor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(stage, executor)
+    shown: list[Progress] = []
+    stage.calls.fails("op/0 row 7")
+    pace: dict[str, Any] = {"checkpoint_rows": 4} if executor != "local" else {"checkpoint_interval_us": 30_000}
+    with caplog.at_level(logging.INFO, "stateformat"):
+        outcome = line.run(progress=shown.append, keep=None, **pace)
+    line.check()
+    assert isinstance(outcome, JobOutcome)
+    assert outcome.restarts == 1
+    cost = FailureCost(shown[-1].failures, shown[-1].lost_us, shown[-1].rows_again)
+    assert cost.failures == 1
+    assert cost.lost_us > 0 or executor == "spark"  # Spark's clock stands still here.
+    assert 0 < cost.rows_again <= 12
+    said = f"since it was started, {cost.words}"
+    assert [record.message for record in caplog.records if "the job goes on from" in record.message] == [
+        record.message for record in caplog.records if record.message.endswith(said)
+    ]
+    assert any(news.endswith(said) for progress in shown for news in progress.news)
+    assert shown[-1].line().endswith(cost.words)
+    records = stage.store.history()
+    assert cost_in(dict(records[0].properties)).rows_again == cost.rows_again
+    watched = ckpt("watch", stage.directory / "store", "--until-end", "--format", "json").out.splitlines()
+    failed = [event for event in map(json.loads, watched) if event["event"] == "failed"]
+    assert [event["message"].partition(" and ")[2] for event in failed] == [cost.words.partition(" and ")[2]]
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        (FailureCost(), ""),
+        (FailureCost(1, 3_400_000, 1), "1 failure cost 3.4 s and 1 row read again"),
+        (FailureCost(1200, 50_000, 12_000), "1,200 failures cost 0.1 s and 12,000 rows read again"),
+    ],
+)
+def test_the_cost_in_words_and_back_from_a_record(cost: FailureCost, words: str) -> None:
+    assert cost.words == words
+    assert cost_in(cost.properties) == cost
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "7", '{"failures":1}', "[" * 100_000),
+        *(
+            f'{{"failures":{told},"lost_us":1,"rows_again":1}}'
+            for told in ('"x"', "Infinity", "true", "-1", "1e3", 1 << 60)
+        ),
+    ],
+)
+def test_a_record_that_tells_nonsense_tells_nothing(text: str) -> None:
+    assert cost_in({"stateformat.failures": text}) == FailureCost()
+
+
+PACE = {"local": {}, "spark": {"idle_us": SECOND_US // 2}}
+LONG_US = 60 * SECOND_US
+
+
+class Wide(df.Operator):
+    """Passes rows on; its state is written whole each time, into a segment of its own."""
+
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.BroadcastState("wide", {"text": pa.string()})]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return inputs[0]
+
+    def open(self, context: df.OperatorContext) -> None:
+        super().open(context)
+        if not context.restored:
+            context.entries("wide").append(pa.table({"text": [f"{n:x}" * 50 for n in range(1_000)]}))
+
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        return batch
+
+
+class Idle:
+    """A job that counts rows by key; its clock runs only where nothing is to do."""
+
+    def __init__(self, stage: PlayedStage, executor: str, **options: Any) -> None:
+        self.stage, self.out, self.clock = stage, Out(), VirtualClock(1_000)
+        self.source = Gated(stage.directory / "in", [rows(n, key=n % 2, at=n) for n in range(6)], shut=True)
+        flow = Dataflow("idle", parallelism=2)
+        wide = flow.source(self.source, uid="in", event_time="at").apply(Wide(), uid="wide")
+        counted = wide.key_by("key").aggregate({"n": ("*", "count")}, uid="counted")
+        counted.apply(self.out, uid="out")
+        how = {"checkpoint_interval_us": SECOND_US, "keep": 3, **PACE[executor], **options}
+        self.run = stage.begin(executor, flow, clock=self.clock, **how)
+
+    @property
+    def newest(self) -> int:
+        return max((record.checkpoint_id for record in self.stage.store.history()), default=0)
+
+    def pass_time(self, us: int = LONG_US) -> int:
+        """Let time pass; return the newest checkpoint."""
+        end_us = self.clock.now_us() + us
+        until(self.run, lambda: self.clock.now_us() >= end_us, 100_000, still=True)
+        return self.newest
+
+    def segments(self) -> int:
+        return len(self.stage.store.storage.list("segments/"))
+
+
+@ON_BOTH
+def test_an_idle_job_publishes_nothing_and_leaves_nothing_behind(stage: PlayedStage, executor: str) -> None:
+    job = Idle(stage, executor)
+    job.source.let(0, 3)
+    still, objects = job.pass_time(), job.segments()
+    assert still >= 1
+    assert job.pass_time() == still
+    assert job.segments() <= objects + 4, "what was not published does not pile up"
+    job.source.let(0, 4)
+    assert still < job.pass_time() <= still + 2, "rows, and then what the sinks have committed"
+    job.source.let(0)
+    to_end(job.run)
+    last = {row[0]: row[1] for row in job.out.seen}
+    assert last == {0: 3, 1: 3}
+
+
+@ON_BOTH
+@pytest.mark.parametrize("what", ["savepoint", "stop", "drain"])
+def test_an_idle_job_takes_a_checkpoint_for_who_asks(stage: PlayedStage, executor: str, what: str) -> None:
+    job = Idle(stage, executor, requests_every_us=SECOND_US)
+    job.source.let(0, 3)
+    still = job.pass_time()
+    store = stage.store
+    if what == "savepoint":
+        asked = store.request_savepoint().id
+        until(job.run, lambda: store.request_answer(asked) is not None, 100_000, still=True)
+        job.run.close()
+    else:
+        asked = store.request_stop(StopMode.DRAIN if what == "drain" else StopMode.NO_DRAIN).id
+        assert to_end(job.run).stop is not None
+    answer = store.request_answer(asked)
+    assert answer is not None
+    assert answer.checkpoint_id is not None
+    assert answer.checkpoint_id > still
+    assert answer.savepoint is not None
+
+
+@ON_BOTH
+def test_a_job_that_starts_again_publishes_once_and_goes_on_exactly(stage: PlayedStage, executor: str) -> None:
+    job = Idle(stage, executor)
+    job.source.let(0, 3)
+    still = job.pass_time()
+    job.run.close()
+    again = Idle(stage, executor)
+    again.source.let(0, 3)
+    assert still < again.pass_time() <= still + 2
+    again.source.let(0)
+    to_end(again.run)
+    assert {row[0]: row[1] for row in again.out.seen} == {0: 3, 1: 3}

@@ -1,4 +1,7 @@
-"""How values look at a prompt and in a notebook: short lines, small tables, never an exception."""
+"""How values look at a prompt and in a notebook: short lines, small tables, never an exception.
+
+Parsed: what goes in as text comes out as text.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import enum
 import inspect
 import shutil
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,13 @@ from stateformat.backends import connectors, dataflow
 from stateformat.backends.bootstrap import Rows, ThreadEngine
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.backends.local import LocalRuntime, VirtualClock
+from stateformat.html import document, draw_graph, element, fragment, report_page
 from stateformat.inspecting import diff
+from stateformat.reporting import collect_report
 from stateformat.store import CheckpointStore, open as open_store
+from stateformat.words import label
 from tests import stores
-from tests.html.hostile import NAMES
-from tests.html.test_html_elements import Parsed
+from tests.html.hostile import NAMES, hostile
 
 FIXTURES = Path(__file__).parents[1] / "foreign/fixtures"
 LENGTH_MAX = 240
@@ -204,3 +210,207 @@ def test_names_are_text_in_notebooks_too() -> None:
             "text",
             "span",
         } | {*("details", "summary", "table", "thead", "tbody", "tr", "th", "td", "abbr", "path")}
+
+
+class Parsed(HTMLParser):
+    """The elements, attributes and text of a page, as the standard library reads it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: set[str] = set()
+        self.attributes: set[tuple[str, str | None]] = set()
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(attrs)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def flights_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    store = stores.flights_store(str(tmp_path_factory.mktemp("html") / "store"))
+    return collect_report(open_store(store.url), now_us=store.open().record.created_at_us + 10**6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_and_attributes_come_back_as_they_went_in(name: str) -> None:
+    parsed = Parsed(str(element("p", name, title=name)))
+    assert parsed.tags == {"p"}
+    assert "".join(parsed.text) == label(name)
+    assert parsed.attributes == {("title", label(name) or None)}
+    assert not parsed.open
+
+
+@pytest.mark.parametrize(
+    ("tag", "attributes"),
+    [
+        ("script", {}),
+        ("img", {}),
+        ("p><b", {}),
+        ("iframe", {}),
+        ("p", {"onclick": "x"}),
+        ("p", {"style": "color: red"}),
+        ("p", {"href": "http://example.org"}),
+        ("p", {"src": "x"}),
+        ("p", {"a b": "x"}),
+        ("p", {'a"': "x"}),
+    ],
+)
+def test_what_could_run_or_load_is_no_element(tag: str, attributes: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="no "):
+        element(tag, **attributes)
+
+
+def test_attributes_are_left_out_bare_or_quoted() -> None:
+    made = element(
+        "p", 1, 2.5, None, ["a", ("b", element("code", "<"))], class_="x y", open=True, title=None, lang=False
+    )
+    assert str(made) == '<p class="x y" open>12.5ab<code>&lt;</code></p>'
+    assert str(element("rect", x=0.25, y=7)) == '<rect x="0.2" y="7"/>'
+
+
+def test_a_page_says_that_nothing_may_be_loaded_and_no_script_may_run() -> None:
+    page = "".join(document("<title>", element("p", "text")))
+    policies = [
+        value for name, value in Parsed(page).attributes if name == "content" and "default-src" in (value or "")
+    ]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"]
+    assert "&lt;title&gt;" in page
+
+
+def test_no_name_in_a_report_becomes_markup(flights_report: dict[str, Any]) -> None:
+    plain = Parsed("".join(report_page(flights_report)))
+    evil = hostile(flights_report)
+    page = "".join(report_page(evil))
+    parsed = Parsed(page)
+    page.encode()  # no half of a surrogate pair is left
+    assert not parsed.open
+    assert parsed.tags <= plain.tags | {"abbr", "h3"}
+    assert {name for name, _ in parsed.attributes} <= {name for name, _ in plain.attributes} | {"title"}
+    assert not any(name.startswith("on") or name in ("src", "href", "style") for name, _ in parsed.attributes)
+    text = "\n".join(parsed.text)
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert all(label(name)[:24] in text for name in NAMES[:8])
+
+
+def test_a_report_has_every_operator_state_and_checkpoint(flights_report: dict[str, Any]) -> None:
+    text = " ".join(Parsed("".join(report_page(flights_report))).text)
+    for operator in flights_report["checkpoint"]["operators"]:
+        assert (operator["name"] or operator["uid"]) in text
+    for state in flights_report["states"]:
+        assert state["name"] in text
+    for words in ("Flights", "3 of 4 finished: 0-2", "60 timers", "nightly run", "feedback"):
+        assert words in text
+    assert "alerts (hash by tailnum, feedback)" in text
+
+
+def test_what_a_repair_gave_up_is_told(flights_report: dict[str, Any]) -> None:
+    states = [
+        {"operator": "delays", "state": f"state {i}", "effect": "lost", "rows": 1, "rows_besides": 0} for i in range(50)
+    ]
+    given = {"checkpoint_id": 1, "rows": 1234, "states": states}
+    told = {**flights_report, "checkpoint": {**flights_report["checkpoint"], "given_up": given}}
+    text = "".join(Parsed("".join(report_page(told))).text)
+    assert "Given up1,234 rows of delays / state 0, delays / state 1" in text
+    assert "and 10 more" in text
+
+
+def operators(*uids: str, **more: Any) -> list[dict[str, Any]]:
+    """Operators as a record has them."""
+    rest = {"name": "", "parallelism": 4, "max_parallelism": 128, "status": "running", "chain": None}
+    return [{"uid": uid, **rest, "finished": [], "finishing": [], "coordinator": False, **more} for uid in uids]
+
+
+def edges(*pairs: str, **more: Any) -> list[dict[str, Any]]:
+    """Edges, given as ``a>b``."""
+    rest = {"partitioner": "hash", "key_columns": [], "feedback": False, "input": 0}
+    return [
+        {"id": pair, "from": pair.partition(">")[0], "to": pair.partition(">")[2], **rest, **more} for pair in pairs
+    ]
+
+
+GRAPHS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "nothing": ([], []),
+    "one": (operators("a"), []),
+    "no edges, as of Flink": (operators("a", "b", "c"), []),
+    "a loop to itself": (operators("a"), edges("a>a", feedback=True)),
+    "a cycle, which the format forbids": (operators("a", "b", "c"), edges("a>b", "b>c", "c>a")),
+    "an edge to nowhere": (operators("a"), edges("a>b", "c>a")),
+    "two edges between the same": (operators("a", "b"), edges("a>b", "a>b")),
+    "sixty into one into sixty": (
+        operators(*(f"s{i}" for i in range(60)), "all", *(f"t{i}" for i in range(60))),
+        edges(*(f"s{i}>all" for i in range(60)), *(f"all>t{i}" for i in range(60))),
+    ),
+    "two hundred in a line": (
+        operators(*(f"o{i}" for i in range(200))),
+        edges(*(f"o{i}>o{i + 1}" for i in range(199)), "o0>o199"),
+    ),
+    "a chain": (
+        operators("a") + operators("b", "c", "d", chain="x"),
+        edges("a>b") + edges("b>c", "c>d", partitioner="forward"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_boxes_neither_overlap_nor_leave_the_drawing(name: str) -> None:
+    drawn = draw_graph(*GRAPHS[name])
+    for svg in found(drawn, "svg"):
+        place = dict(svg.attributes)
+        if not found(svg, "rect"):
+            continue
+        width, height = float(place["width"]), float(place["height"])
+        rects = [
+            tuple(float(dict(rect.attributes)[side]) for side in ("x", "y", "width", "height"))
+            for rect in found(svg, "rect")
+        ]
+        for i, (x, y, wide, high) in enumerate(rects):
+            assert x >= 0
+            assert y >= 0
+            assert x + wide <= width + 0.6
+            assert y + high <= height + 0.6
+            for left, top, broad, tall in rects[:i]:
+                apart = x >= left + broad or left >= x + wide or y >= top + tall or top >= y + high
+                assert apart, (name, rects[i])
+
+
+def found(node: Any, tag: str) -> list[Any]:
+    """Every element with this tag in a tree."""
+    if not hasattr(node, "tag"):
+        return []
+    inside = [hit for child in node.children for hit in found(child, tag)]
+    return [node, *inside] if node.tag == tag else inside
+
+
+def test_a_chain_is_one_box_and_its_operators_are_lines_in_it() -> None:
+    drawn = draw_graph(*GRAPHS["a chain"])
+    wide = found(drawn, "svg")[0]
+    assert len(found(wide, "rect")) == 2
+    assert len(found(wide, "circle")) == 4
+
+
+def test_a_graph_too_large_to_draw_is_a_table() -> None:
+    drawn = draw_graph(operators(*(f"o{i}" for i in range(1_000))), [])
+    assert not found(drawn, "svg")
+    assert "and 700 more operators" in str(drawn)
+
+
+def test_a_fragment_brings_its_own_style_and_one_root() -> None:
+    text = fragment(element("p", "<b>"))
+    assert text.startswith('<div class="sf"><style>')
+    assert text.endswith("<p>&lt;b&gt;</p></div>")

@@ -55,7 +55,7 @@ def made(folder: Path, file: str, old: str, new: str, test: str) -> Mutation:
     return read(path)
 
 
-SHOWN = "tests/html/test_html_elements.py::test_text_and_attributes_come_back_as_they_went_in"
+SHOWN = "tests/html/test_reprs.py::test_text_and_attributes_come_back_as_they_went_in"
 
 
 @pytest.mark.truth

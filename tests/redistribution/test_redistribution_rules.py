@@ -1,17 +1,29 @@
 """Every mode's rule: against an oracle in small worlds, all of them; and case by case, where
 Flink's rules are ours.
+
+A fully finished operator keeps the parallelism that it had, whatever its neighbours are rescaled
+to. Beyond small worlds: any parallelism, layers, many handles a subtask, segments shared with
+others; and many states.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import cache
 from itertools import product
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from stores import rescale_newest
 
+import stateformat as sf
 from stateformat.graph import Status
-from stateformat.redistribution import RestorePlan
+from stateformat.keys import key_group_range
+from stateformat.redistribution import RestorePlan, rescale
+from stateformat.states import even_split_state
 from tests.redistribution.redistribution_cases import (
     FakeCheckpoint,
     Part,
@@ -22,6 +34,7 @@ from tests.redistribution.redistribution_cases import (
     op,
     part,
     planned,
+    published,
     restored,
     state,
 )
@@ -345,3 +358,133 @@ def test_a_fully_finished_operator_gets_nothing_and_its_committables_are_listed(
 def test_the_coordinator_gets_its_state_whole_at_any_parallelism() -> None:
     source = one("coordinator", op("a", 2, finished=[1], coordinator=True), part(None, "splits"))
     assert restored(source, 7) == {("a", "s", None): ["splits"]}
+
+
+STATE = even_split_state("map", "buffer", columns={"n": pa.int64()})
+
+
+def publish(store: sf.CheckpointStore, chain: str | None) -> sf.CommitPermit:
+    graph = sf.JobGraph(
+        (sf.Operator("source", 3, 8, chain=chain), sf.Operator("map", 3, 8, chain=chain)),
+        (sf.Edge("e", "source", "map", sf.Partitioner.FORWARD),),
+    )
+    pending = store.begin(job_id="job", graph=graph, states=[STATE], parent=None)
+    pending.mark_finished("source", range(3))
+    for subtask in range(3):
+        with pending.context.subtask("map", subtask) as writer:
+            writer.write("buffer", pa.table({"n": [subtask]}))
+        pending.add(writer)
+    return pending.publish()
+
+
+@pytest.mark.parametrize("chain", [None, "c"])
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
+def test_what_follows_a_finished_source_over_a_forward_edge_is_rescaled_alone(
+    parallelism: int, chain: str | None
+) -> None:
+    store = sf.open(f"memory://finished-edges-{parallelism}-{chain}")
+    publish(store, chain)
+    rescale_newest(store, parallelism)
+
+    rescaled = store.open()
+    assert rescaled.graph.operator("source").parallelism == 3
+    assert rescaled.graph.operator("source").status is sf.Status.FULLY_FINISHED
+    assert rescaled.graph.operator("map").parallelism == parallelism
+    assert rescaled.read("map", "buffer").table()["n"].to_pylist() == [0, 1, 2]
+    assert sf.validate(store.storage, level="full").ok
+    rescaled.plan_restore(rescaled.graph.at(4)).check()
+
+
+RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def operators(draw: Any, uid: str) -> tuple[Any, list[Any], list[Part], list[Any]]:
+    """An operator with its states, parts and edges. Key groups lie where their subtask is, as the
+    format demands.
+    """
+    ceiling = draw(st.integers(1, 300))
+    parallelism = draw(st.integers(1, min(ceiling, 24)))
+    done = draw(st.sets(st.integers(0, parallelism - 1), max_size=parallelism - 1)) if draw(st.booleans()) else set()
+    operator = op(uid, parallelism, ceiling, finished=done)
+    names = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=3)
+    modes = st.sampled_from(["keyed", "even_split", "broadcast", "progress", "hashed", "balanced"])
+    wanted = draw(st.dictionaries(names, modes, max_size=4))
+    if list(wanted.values()).count("progress") > 1:
+        wanted = {name: mode for name, mode in wanted.items() if mode != "progress"}
+    states, parts, edges = [], [], []
+    for name, mode in wanted.items():
+        on = None
+        if mode in ("hashed", "balanced"):
+            on = edge(uid, uid, "hash" if mode == "hashed" else "rebalance", id=f"{uid}{name}", feedback=True)
+            edges.append(on)
+        declared = state(uid, name, "in_flight" if on else mode, on=on)
+        states.append(declared)
+        for subtask in range(parallelism):
+            if subtask in done:
+                continue
+            layers = draw(st.integers(1, 3)) if mode == "keyed" else 1
+            pieces = draw(st.integers(1, 2)) if mode in ("even_split", "broadcast") else 1
+            for layer in range(layers):
+                for piece in range(pieces):
+                    tokens = [f"{name}/{subtask}/{layer}/{piece}/{n}" for n in range(draw(st.integers(0, 9)))]
+                    if mode in ("keyed", "hashed"):
+                        first, last = key_group_range(subtask, parallelism=parallelism, max_parallelism=ceiling)
+                        tokens = [(draw(st.integers(first, last)), token) for token in tokens]
+                    elif mode == "balanced":
+                        tokens = [(draw(st.integers(0, 40)), token) for token in tokens]
+                    before, after = draw(st.integers(0, 5)), draw(st.integers(0, 5))
+                    parts.append(Part(uid, name, subtask, tuple(tokens), layer, before, after))
+    return operator, states, parts, edges
+
+
+@st.composite
+def checkpoints(draw: Any) -> FakeCheckpoint:
+    uids = draw(st.lists(st.sampled_from(["a", "B", "é", "a/b", "z9"]), min_size=1, max_size=3, unique=True))
+    drawn = [draw(operators(uid)) for uid in uids]
+    return checkpoint(
+        [operator for operator, *_ in drawn],
+        [item for _, states, _, _ in drawn for item in states],
+        [part for _, _, parts, _ in drawn for part in parts],
+        [item for *_, edges in drawn for item in edges],
+    )
+
+
+def topology(data: Any, source: FakeCheckpoint) -> dict[str, int]:
+    return {
+        operator.uid: data.draw(st.integers(1, min(operator.max_parallelism or 1, 60)))
+        for operator in source.record.graph.operators
+    }
+
+
+@RELAXED
+@given(source=checkpoints(), data=st.data())
+def test_every_row_goes_where_the_oracle_says(source: FakeCheckpoint, data: Any) -> None:
+    chosen = topology(data, source)
+    plan = planned(source, chosen)
+    kept = {
+        operator.uid
+        for operator in source.record.graph.operators
+        if operator.status is Status.RUNNING and chosen[operator.uid] == operator.parallelism
+    }
+    assert deliver(source, plan.slices) == expected(source, chosen, progress_stays=lambda uid: uid in kept)
+    assert RestorePlan.from_json(plan.to_json()) == plan
+
+
+@RELAXED
+@given(source=checkpoints(), data=st.data())
+def test_a_rescale_keeps_every_row_and_restores_to_the_plan(source: FakeCheckpoint, data: Any) -> None:
+    plan = planned(source, topology(data, source))
+    after = published(source, rescale(source, plan))
+
+    def unshared(delivered: dict[Any, Any]) -> dict[Any, Any]:
+        shared = {(item.operator, item.name) for item in source.record.states if item.mode == "progress"}
+        return {key: rows for key, rows in delivered.items() if key[:2] not in shared}
+
+    assert unshared(restored(after, {})) == unshared(deliver(source, plan.slices))
+    copied = {(item.operator, item.name) for item in source.record.states if item.mode == "broadcast"}
+    assert rows_of(after, copied) == rows_of(source, copied)
+
+
+def rows_of(source: FakeCheckpoint, left_out: set[tuple[str, str]]) -> Counter[Any]:
+    return Counter(row for part in source.parts if (part.operator, part.state) not in left_out for row in part.rows)

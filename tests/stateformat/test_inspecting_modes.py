@@ -1,25 +1,46 @@
-"""Feeds and ranges of every mode of state, of other systems' checkpoints, and refusals."""
+"""Feeds and ranges of every mode of state, of other systems' checkpoints, and refusals.
+
+The change feed: what changed in a state from one checkpoint to another. What the change feed reads
+and holds: nothing that metadata shows to be equal, and bounded. When two values are equal: by their
+bits, with one NaN, in nested types too.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import pickle
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointError, CheckpointExpired, DamagedCheckpoint, InvalidInput, NotFound
 from stateformat.graph import JobGraph, Operator
+from stateformat.inspecting import StateChanges, metadata_table
+from stateformat.inspecting.comparing import plan, rows as comparing_rows, steps
+from stateformat.inspecting.comparing.rows import equal_values, value_buckets, value_codes
+from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
+from stateformat.publication import CommitPermit
+from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from tests import data_world
-from tests.data_world import same_rows
-from tests.stores import counts_store, flights_job, flights_store, refused
+from tests.data_world import data_store, expected_changes, same_rows
+from tests.segments import CountingStorage
+from tests.servers.server import BUCKET, S3Server
+from tests.stateformat.changing_histories import KEYS, OWN, History, joined, random_history
+from tests.stores import counts_store, flights_job, flights_store, owned, refused, rescale_newest
 
 SPARK = Path(__file__).parents[1] / "foreign" / "fixtures" / "spark-4.3.0"
 FLINK = Path(__file__).parents[1] / "foreign" / "fixtures" / "flink-2.3.0"
@@ -314,3 +335,299 @@ def test_a_checkpoint_on_the_way_that_cannot_be_read_is_named(tmp_path: Path) ->
     store.expire(3)
     refused(CheckpointExpired, lambda: store.changes("counter", "counts", 1, 4, every=True), words="the oldest that")
     assert store.changes("counter", "counts", 2, 4, every=True).table().num_rows == 0
+
+
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(2, 12))]
+
+
+@pytest.fixture(scope="module")
+def history_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], History]:
+    folder = tmp_path_factory.mktemp("histories")
+    return cache(lambda seed: random_history(str(folder / str(seed)), seed))
+
+
+def without_id(changes: pa.Table) -> pa.Table:
+    return changes.drop_columns(["_checkpoint_id"])
+
+
+def counted(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(repr(sorted(row.items())) for row in rows)
+
+
+def is_paired(changes: pa.Table, row_key: list[str]) -> bool:
+    """Whether each update's rows stand next to each other, the earlier first."""
+    rows = changes.select([*row_key, "_change"]).to_pylist()
+    pairs = [(rows[at - 1], row) for at, row in enumerate(rows) if row["_change"] == "update_after"]
+    befores = sum(row["_change"] == "update_before" for row in rows)
+    return befores == len(pairs) and all(
+        {**before, "_change": "update_after"} == after
+        for before, after in pairs
+        if before["_change"] != after["_change"]
+    )
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_feed_equals_a_full_outer_join(history_of: Callable[[int], History], seed: int, kind: str) -> None:
+    history = history_of(seed)
+    newest = max(history.truth)
+    pairs = [*itertools.combinations(range(1, newest + 1), 2)]
+    pairs = [*random.Random(f"{seed}{kind}").sample(pairs, 2), (1, newest)]
+    for start, end in pairs:
+        found = history.store.changes("op", kind, start, end)
+        before = history.rows(kind, start, as_of=end)
+        wanted = joined(before, history.rows(kind, end, as_of=end), (*KEYS, *OWN[kind]))
+        table = found.table()
+        assert same_rows(without_id(table), wanted), (start, end)
+        assert set(table["_checkpoint_id"].to_pylist()) <= {end}
+        assert is_paired(table, [*KEYS, *OWN[kind]])
+        parts = [pickle.loads(pickle.dumps(part)).table() for part in found.split(3)]
+        assert len(parts) <= 3
+        assert same_rows(pa.concat_tables(parts), table)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_change_on_the_way_makes_the_last_of_the_first(
+    history_of: Callable[[int], History], seed: int, kind: str
+) -> None:
+    history = history_of(seed)
+    newest = max(history.truth)
+    feed = history.store.changes("Operator", kind, 1, newest, every=True)
+    rows = counted(history.rows(kind, 1, as_of=newest).to_pylist())
+    seen = [0]
+    for change in feed.table().to_pylist():
+        seen.append(change.pop("_checkpoint_id"))
+        gone = change.pop("_change") in ("delete", "update_before")
+        text = repr(sorted(change.items()))
+        rows[text] += -1 if gone else 1
+        assert rows[text] >= 0
+    assert seen == sorted(seen)
+    assert +rows == counted(history.rows(kind, newest, as_of=newest).to_pylist())
+    parts = pa.concat_tables(part.table() for part in feed.split(4))
+    assert repr(parts.to_pylist()) == repr(feed.table().to_pylist())
+
+
+ROWS = 60_000
+VALUE = declare.value_state("op", "value", keys={"k": pa.int64()}, values={"n": pa.int64()})
+ENTRIES = declare.even_split_state("op", "entries", columns={"n": pa.int64()})
+OPTIONS = WriteOptions(row_group_rows=2000, inline_bytes_max=0)
+
+
+class Watched(CountingStorage):
+    """Keeps which segments were read, and how much."""
+
+    def __init__(self) -> None:
+        super().__init__("inspecting-reads")
+        self.segments: dict[str, int] = {}
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        data = super().read_range(path, offset, length)
+        if path.startswith("segments/"):
+            self.segments[path] = self.segments.get(path, 0) + data.size
+        return data
+
+    def read_by(self, call: Callable[[], object]) -> dict[str, int]:
+        self.segments = {}
+        call()
+        return self.segments
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    yield Watched()
+    MemoryStorage.reset("inspecting-reads")
+
+
+def publish(store: CheckpointStore, rows: dict[State, pa.Table], *, delta: bool = False) -> CommitPermit:
+    newest = store.start("job")
+    graph = JobGraph((Operator("op", 2, 128),)) if newest is None else newest.checkpoint().graph
+    operator = graph.operator("op")
+    pending = store.begin(job_id="job", graph=graph, states=[VALUE, ENTRIES], parent=newest, options=OPTIONS)
+    for subtask in range(operator.parallelism):
+        with pending.context.subtask("op", subtask) as writer:
+            writer.write("value", owned(rows[VALUE], ["k"], operator, subtask), delta=delta)
+            entries = rows[ENTRIES]
+            writer.write("entries", entries.take(np.arange(subtask, len(entries), operator.parallelism)))
+        pending.add(writer)
+    return pending.publish()
+
+
+def values(keys: range | list[int], n: int = 0) -> pa.Table:
+    return pa.table({"k": pa.array(keys, pa.int64()), "n": pa.array([n] * len(keys), pa.int64())})
+
+
+def deltas(keys: list[int], n: int) -> pa.Table:
+    return values(keys, n).append_column("_op", pa.array([0] * len(keys), pa.int8()))
+
+
+def size_of(storage: Watched, path: str) -> int:
+    return len(storage.bytes_of(path))
+
+
+def test_what_metadata_shows_to_be_equal_is_not_read(watched: Watched) -> None:
+    store, entries = CheckpointStore(watched), pa.table({"n": range(40_000)})
+    publish(store, {VALUE: values(range(ROWS)), ENTRIES: entries})
+    rescale_newest(store, 3)
+    for state in ("value", "entries"):
+        read = watched.read_by(lambda state=state: store.changes("op", state, 1, 2).table())
+        assert read == {}
+    publish(store, {VALUE: deltas([], 0), ENTRIES: entries.slice(0, 5)}, delta=True)
+    assert watched.read_by(lambda: store.changes("op", "value", 1, 3).table()) == {}
+
+
+def test_for_one_changed_key_the_delta_and_the_row_groups_of_its_key_group_are_read(watched: Watched) -> None:
+    store, empty = CheckpointStore(watched), pa.table({"n": pa.array([], pa.int64())})
+    publish(store, {VALUE: values(range(ROWS)), ENTRIES: empty})
+    base = set(store.open().handles["path"].drop_null().to_pylist())
+    publish(store, {VALUE: deltas([17], 1), ENTRIES: empty}, delta=True)
+    found: list[pa.Table] = []
+    read = watched.read_by(lambda: found.append(store.changes("op", "value", 1, 2).table()))
+    assert found[0].to_pylist() == [
+        {"k": 17, "n": 0, "_change": "update_before", "_checkpoint_id": 2},
+        {"k": 17, "n": 1, "_change": "update_after", "_checkpoint_id": 2},
+    ]
+    handles = store.open().handles
+    footers = dict(zip(handles["path"].to_pylist(), handles["footer_bytes"].to_pylist(), strict=True))
+    below = {path: size_bytes - footers[path] for path, size_bytes in read.items() if path in base}
+    assert len(below) == 1
+    group = key_groups(hash_keys([pa.chunked_array([[17]], pa.int64())]), 128)[0]
+    rows = np.bincount(key_groups(hash_keys([values(range(ROWS))["k"]]), 128))[group]
+    path, read_bytes = below.popitem()
+    # A row group has up to 2000 rows, whole key groups; that of the key is one of about 15.
+    assert rows <= 2000
+    assert read_bytes < size_of(watched, path) / 8
+
+
+def test_a_key_that_is_deleted_and_one_that_is_new(watched: Watched) -> None:
+    store, empty = CheckpointStore(watched), pa.table({"n": pa.array([], pa.int64())})
+    publish(store, {VALUE: values(range(100)), ENTRIES: empty})
+    rows = {"k": [5, 6, 100, 101], "n": [None, 0, 1, None], "_op": pa.array([1, 0, 0, 1], pa.int8())}
+    publish(store, {VALUE: pa.table(rows), ENTRIES: empty}, delta=True)
+    changes = store.changes("op", "value", 1, 2).select(["_change", "k"]).table()
+    assert changes.column_names == ["_change", "k"]
+    assert sorted(changes.to_pylist(), key=lambda row: row["k"]) == [
+        {"_change": "delete", "k": 5},
+        {"_change": "insert", "k": 100},
+    ]
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    return random_history(str(tmp_path_factory.mktemp("history")), 5, steps=6)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("bound", ["group", "layers", "everything"])
+def test_what_does_not_fit_in_memory_is_set_aside(
+    history: History, monkeypatch: pytest.MonkeyPatch, kind: str, bound: str
+) -> None:
+    newest = max(history.truth)
+    monkeypatch.setattr(steps, "CHUNK_BYTES", 1)
+    if bound != "layers":
+        monkeypatch.setattr(plan, "HELD_BYTES", 1)
+    if bound != "group":
+        monkeypatch.setattr(comparing_rows, "_SIDE_BYTES", 100)
+        monkeypatch.setattr(plan, "_ABOVE_BYTES", 100)
+    for start, end in ((1, newest), (newest - 1, newest)):
+        found = history.store.changes("op", kind, start, end).table().drop_columns(["_checkpoint_id"])
+        before, after = (history.rows(kind, at, as_of=end) for at in (start, end))
+        assert same_rows(found, joined(before, after, (*KEYS, *OWN[kind])))
+
+
+def test_keys_that_share_a_bucket_are_told_apart(watched: Watched) -> None:
+    store, empty = CheckpointStore(watched), pa.table({"n": pa.array([], pa.int64())})
+    publish(store, {VALUE: values(range(5000)), ENTRIES: empty})
+    publish(store, {VALUE: pa.concat_tables([values(range(2500, 6000)), values([7], 1)]), ENTRIES: empty})
+    changes = store.changes("op", "value", 1, 2).table()
+    count = {one["values"]: one["counts"] for one in changes["_change"].value_counts().to_pylist()}
+    assert count == {"delete": 2499, "insert": 1000, "update_before": 1, "update_after": 1}
+
+
+def test_a_checkpoint_that_expires_meanwhile_is_a_sentence(tmp_path: Path) -> None:
+    store = counts_store(str(tmp_path), checkpoints=3)
+    changes, over = store.changes("counter", "counts", 1, 2), store.states_over("counter", "counts")
+    store.expire(1)
+    for rows in (changes, over):
+        refused(CheckpointExpired, rows.table, words="checkpoint [12] .* has expired")
+
+
+@pytest.mark.s3
+def test_requests_on_s3_are_records_manifests_and_segments(moto: S3Server) -> None:
+    data_store(f"s3://{BUCKET}/inspecting", **moto.options())
+    store = open_store(f"s3://{BUCKET}/inspecting", **moto.options())
+
+    def requests(call: Callable[[], object]) -> dict[str, int]:
+        before = store.stats.copy()
+        call()
+        return {name: counts.calls for name, counts in store.stats.since(before).operations.items() if counts.calls}
+
+    feeds: list[StateChanges] = []
+    opened = requests(lambda: feeds.append(store.changes("totals", "spent", 5, 6)))
+    assert opened.pop("read_range") == 2
+    assert opened == {"list": 2}
+    spent = [one for one in metadata_table(store, "handles", 6).to_pylist() if one["state"] == "spent"]
+    files = {found.path for found in store.storage.list("segments/")}
+    handles = sum(one["path"] in files for one in spent)
+    # The upper layers are inline. Below them only what has key groups of theirs is read, and once.
+    first = requests(feeds[0].table)
+    assert first["read_range"] - 2 <= handles - 2
+    assert requests(feeds[0].table) == {"read_range": first["read_range"] - 2}
+    over = store.states_over("totals", "by_day")
+    assert requests(over.table) == {"read_range": 6}
+    assert same_rows(feeds[0].table(), expected_changes("totals", "spent", 5, 6))
+
+
+NAN = float(np.array([0x7FF8000000000001], np.uint64).view(np.float64)[0])
+POINT = pa.struct([pa.field("x", pa.float64()), pa.field("names", pa.list_(pa.string()))])
+COUNTS = pa.map_(pa.string(), pa.int64())
+
+CASES: list[tuple[pa.DataType, Any, Any, bool]] = [
+    (pa.float64(), 0.0, -0.0, False),
+    (pa.float64(), math.nan, NAN, True),
+    (pa.float32(), math.nan, -math.nan, True),
+    (pa.float32(), -0.0, -0.0, True),
+    (pa.float64(), None, None, True),
+    (pa.float64(), None, 0.0, False),
+    (pa.bool_(), True, False, False),
+    (pa.int64(), None, 0, False),
+    (pa.string(), "", None, False),
+    (pa.binary(), b"\x00", b"\x00", True),
+    (pa.decimal128(5, 2), Decimal("1.10"), Decimal("1.1"), True),
+    (pa.list_(pa.int64()), [], None, False),
+    (pa.list_(pa.int64()), [1, None], [1, None], True),
+    (pa.list_(pa.int64()), [1, 2], [2, 1], False),
+    (pa.list_(pa.float64()), [math.nan, 0.0], [NAN, 0.0], True),
+    (pa.list_(pa.float64()), [-0.0], [0.0], False),
+    (pa.list_(pa.list_(pa.string())), [["a"], []], [["a"], None], False),
+    (pa.list_(pa.list_(pa.string())), [["a"], ["b"]], [["a", "b"]], False),
+    (POINT, {"x": None, "names": None}, None, False),
+    (POINT, {"x": math.nan, "names": ["a", None]}, {"x": NAN, "names": ["a", None]}, True),
+    (COUNTS, [("a", 1), ("b", 2)], [("b", 2), ("a", 1)], False),
+    (COUNTS, [("a", 1)], [("a", None)], False),
+    (COUNTS, [("a", 1)], [("a", 1)], True),
+]
+
+
+@pytest.mark.parametrize(("kind", "left", "right", "equal"), CASES)
+@pytest.mark.parametrize("sliced", [False, True])
+def test_values_are_equal_by_their_bits(kind: pa.DataType, left: Any, right: Any, equal: bool, sliced: bool) -> None:
+    before, after = pa.array([left, left, None], kind), pa.array([right, left, None], kind)
+    wanted = [equal, True, True]
+    if sliced:
+        # What is hidden before a slice must not be seen.
+        before, after, wanted = before.slice(1), after.slice(1), wanted[1:]
+    assert equal_values(before, after).tolist() == wanted
+    codes = value_codes([pa.chunked_array([before, after])])
+    assert (codes[: len(before)] == codes[len(before) :]).tolist() == wanted
+    buckets = value_buckets([pa.chunked_array([before, after])], 1 << 20, 0)
+    assert all(buckets[row] == buckets[len(before) + row] for row in range(len(before)) if wanted[row])
+
+
+def test_buckets_tell_lists_of_one_length_apart() -> None:
+    nested = [[[number, 1], [1, number]] for number in range(1000)]
+    lists = [[number, 1] for number in range(1000)]
+    for rows, kind in ((nested, pa.list_(pa.list_(pa.int64()))), (lists, pa.list_(pa.int64()))):
+        column = pa.chunked_array([pa.array(rows, kind)])
+        counts = np.bincount(value_buckets([column], 16, 1), minlength=16)
+        assert counts.min() > 0

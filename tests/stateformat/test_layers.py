@@ -1,8 +1,13 @@
-"""Layers merged, schemas evolved and keys hashed anew, against models in plain Python."""
+"""Layers merged, schemas evolved and keys hashed anew, against models in plain Python.
+
+How a program that writes deltas by the library alone keeps its layers few, and what many cost. What
+an open checkpoint restores by a plan, and which plans, operators and subtasks it refuses.
+"""
 
 from __future__ import annotations
 
 import decimal
+import logging
 import math
 import re
 from collections.abc import Hashable, Sequence
@@ -15,17 +20,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import stateformat
+import stateformat as sf
+from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.errors import ErrorKind, InvalidState
+from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.keys import DEFAULT_KEY_HASH
+from stateformat.manifest import cut_handles
 from stateformat.model import Field, SchemaVersion, State
 from stateformat.reading import overlay, rekey
 from stateformat.reading.merge import evolve_table, merge_layers
 from stateformat.reading.overlay import Keys, merged_piecewise
+from stateformat.redistribution import rescale
 from stateformat.schema import CLEAR, DELETE, UPSERT, segment_schema
-from stateformat.segments import row_key_codes
-from stateformat.states import declare
+from stateformat.segments import WriteOptions, row_key_codes
+from stateformat.states import UNKNOWN_MAX, Layer, declare, should_fold, value_state
+from stateformat.states.delta_policy import LAYERS_MAX
 from stateformat.tables import SizedCall
-from tests.segments import table
+from tests.segments import CountingStorage, table
+from tests.stores import counts_job, counts_store, operator
 
 VALUE = declare.value_state("op", "value", keys={"k": pa.int64()}, values={"v": pa.int64()})
 MAP = declare.map_state("op", "map", keys={"k": pa.string()}, map_key=pa.float64(), values={"v": pa.int64()})
@@ -392,3 +404,138 @@ def test_what_op_means_stands_wherever_the_author_of_a_runtime_looks() -> None:
         assert re.search(
             r"\b0\W+(sf\.|stateformat\.)?upsert\b.*\b1\W+(sf\.)?delete\b.*\b2\W+(sf\.)?clear\b", words, re.I
         )
+
+
+GRAPH = JobGraph((Operator(OperatorId("op"), 1, 128),))
+STATE = value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
+
+
+def epoch(store: Any, parent: Any, number: int, *, rows: int, whole: bool) -> Any:
+    pending = store.begin(job_id="j", graph=GRAPH, states=[STATE], parent=parent)
+    with pending.context.subtask("op", 0) as writer:
+        if whole:
+            writer.write("s", pa.table({"k": range(rows), "v": [number] * rows}))
+        else:
+            writer.write("s", pa.table({"k": [number], "v": [number], "_op": pa.array([0], pa.int8())}), delta=True)
+    pending.add(writer)
+    return pending.publish()
+
+
+@pytest.mark.parametrize(
+    ("layers", "rows", "folds"),
+    [
+        ([], 1, True),
+        ([1000], 0, False),
+        ([1000], 10, False),
+        ([1000], 500, True),
+        ([1000, 200, 200], 50, False),
+        ([1000, 200, 200], 200, True),
+        ([10**9] + [1] * (UNKNOWN_MAX - 1), 1, False),
+        ([10**9] + [1] * UNKNOWN_MAX, 1, True),
+    ],
+)
+def test_a_state_is_folded_when_deltas_come_to_half_of_the_base_or_are_many(
+    layers: list[int], rows: int, folds: bool
+) -> None:
+    for row_bytes in (0, 10):
+        assert should_fold([Layer(None, count, count * row_bytes) for count in layers], rows) is folds
+
+
+def test_a_program_that_asks_keeps_its_layers_few_and_its_rows() -> None:
+    store = sf.open("memory://folding")
+    parent, most = epoch(store, None, 0, rows=500, whole=True), 0
+    for number in range(1, 60):
+        whole = parent.checkpoint().should_fold("op", "s", 0, rows=1)
+        parent = epoch(store, parent, number, rows=500, whole=whole)
+        most = max(most, len(parent.checkpoint().layers("op", "s", 0)))
+    assert 1 < most <= UNKNOWN_MAX + 1
+    assert parent.checkpoint().read("op", "s").table().num_rows == 500
+    assert sum(layer.rows for layer in parent.checkpoint().layers("op", "s", 0)) >= 500
+
+
+def test_more_layers_than_are_advised_are_told_once_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    store = sf.open("memory://many-layers")
+    parent = epoch(store, None, 0, rows=100, whole=True)
+    with caplog.at_level(logging.WARNING):
+        for number in range(1, LAYERS_MAX + 3):
+            parent = epoch(store, parent, number, rows=0, whole=False)
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "'s' of operator 'op' lies in 65 layers" in told
+    assert "should_fold" in told
+    # What is carried is not kept in a chunk for every checkpoint that wrote some of it.
+    assert parent.checkpoint().handles["path"].num_chunks <= 8
+    # What it advises.
+    rewrite(store, store.open(), RewriteSpec())
+    assert len(store.open().layers("op", "s", 0)) == 1
+
+
+def test_the_plan_of_another_checkpoint_restores_nothing() -> None:
+    store = counts_store("memory://other-plan", checkpoints=2)
+    old, new = store.open(1), store.open(2)
+    with pytest.raises(sf.InvalidInput, match="the plan is for checkpoint 1"):
+        new.restore(old.plan_restore(old.graph), "counter", 0)
+
+
+def test_an_operator_that_the_checkpoint_does_not_know_starts_with_nothing() -> None:
+    checkpoint = counts_store("memory://new-operator").open()
+    graph = sf.JobGraph((*checkpoint.graph.operators, operator("new", 3)), checkpoint.graph.edges)
+    plan = checkpoint.plan_restore(graph)
+    assert checkpoint.restore(plan, "new", 2) == {}
+    with pytest.raises(sf.InvalidInput, match="nor the topology has an operator 'neither'"):
+        checkpoint.restore(plan, "neither", 0)
+
+
+@pytest.mark.parametrize("subtask", [-1, 2, 7])
+def test_a_subtask_that_is_not_planned_is_refused_rather_than_empty(subtask: int) -> None:
+    checkpoint = counts_store(f"memory://subtask{subtask}").open()
+    with pytest.raises(sf.InvalidInput, match="planned at parallelism 2"):
+        checkpoint.restore(checkpoint.plan_restore(checkpoint.graph), "counter", subtask)
+
+
+def test_layers_go_on_at_a_parallelism_at_which_some_subtasks_have_no_rows() -> None:
+    store = counts_store("memory://carried", keys=5)
+    permit = store.start("counts")
+    assert permit is not None
+    checkpoint = permit.checkpoint()
+    plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism=20))
+    pending = store.begin(
+        job_id="counts", graph=plan.topology, states=checkpoint.states, parent=permit, carried=checkpoint.carried(plan)
+    )
+    change = pa.table({"word": [f"w{i}" for i in range(3, 9)], "n": [0] * 6, "_op": pa.array([0] * 6, pa.int8())})
+    owners = pending.context.owners("counter", "counts", change)
+    for subtask in range(20):
+        pending.add(pending.context.subtask("lines", subtask))
+        with pending.context.subtask("counter", subtask) as writer:
+            writer.write("counts", change.filter(pa.array(owners == subtask)), delta=True)
+        pending.add(writer)
+    pending.publish()
+    rows = store.open().read("counter", "counts").table()
+    found = dict(zip(rows["word"].to_pylist(), rows["n"].to_pylist(), strict=True))
+    assert found == {"w0": 0, "w1": 1, "w2": 2, **{f"w{i}": 0 for i in range(3, 9)}}
+    assert sf.validate(store, level="full").problems == ()
+
+
+def test_what_a_rescale_has_cut_for_many_is_read_at_once_by_few() -> None:
+    storage = CountingStorage("many-cuts")
+    store = sf.CheckpointStore(storage)
+    counts_job(1, 500).publish(store, None, options=WriteOptions(inline_bytes_max=0))
+    checkpoint = store.open()
+    dealt = rescale(checkpoint, checkpoint.plan_restore(checkpoint.graph.at(parallelism=128)))
+    pending = store.begin(
+        job_id="counts",
+        graph=dealt.graph,
+        states=dealt.states,
+        parent=store.start("counts"),
+        kind=sf.CheckpointKind.RESCALE,
+        rescaled_from=dealt.rescaled_from,
+    )
+    pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
+    pending.publish()
+    many = store.open()
+    plan = many.plan_restore(many.graph.at(parallelism=1))
+    before = storage.reads
+    rows = many.restore(plan, "counter", 0)["counts"].table()
+    assert sorted(rows["n"].to_pylist()) == list(range(500))
+    assert len(plan.slices_of("counter", 0)) > 100
+    # One request: the segment, whole.
+    assert storage.reads - before == 1

@@ -1,20 +1,44 @@
-"""Pins: savepoints under a name below a store, and ``STORE@NAME``, their address."""
+"""Pins: savepoints under a name below a store, and ``STORE@NAME``, their address.
+
+A store that begins with the content of another store's checkpoint, and jobs that start from a
+savepoint. Following a store: what has come since the last look, each record read once, a listing a
+look.
+"""
 
 from __future__ import annotations
 
+import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from golden.make_golden import rows_of
 
 import stateformat as sf
-from stateformat import pins
+from stateformat import paths, pins
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, StorageError
-from stateformat.model import CheckpointKind
+from stateformat.history import Came, Follower, Passed, Seen, Unreadable, Withdrawn
+from stateformat.history.following import FIRST
+from stateformat.model import CheckpointId, CheckpointKind, Stop, StopMode
+from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions
-from stateformat.storage import Storage, instrumented, split_name
-from stateformat.store import CheckpointStore
+from stateformat.storage import (
+    Storage,
+    check_no_secrets,
+    checkpoint_address,
+    instrumented,
+    open_storage,
+    split_id,
+    split_name,
+    without_secrets,
+)
+from stateformat.store import CheckpointStore, open as open_store
 from tests import stores
+from tests.servers.server import BUCKET, S3Server
+from tests.stateformat.test_golden import GOLDEN
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -315,3 +339,299 @@ def test_a_storage_that_holds_no_savepoints_has_none_and_says_so(local: Checkpoi
     assert bare.pins() == []
     with pytest.raises(InvalidInput, match="keeps no savepoints below a store"):
         bare.pin(1, "p")
+
+
+@pytest.fixture
+def empty() -> Iterator[CheckpointStore]:
+    name = f"empty-{uuid4().hex}"
+    yield sf.open(f"memory://{name}")
+    MemoryStorage.reset(name)
+
+
+# The library --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_store_begins_with_any_checkpoint_of_another_one_which_is_only_read(
+    folder: Path, empty: CheckpointStore
+) -> None:
+    source = sf.open(str(folder))
+    before = bytes_of(source.storage)
+    checkpoint = source.open()
+    permit = empty.start_from(checkpoint)
+    record, old = permit.record, checkpoint.record
+    assert (record.checkpoint_id, record.parent, record.job_id) == (old.checkpoint_id + 1, old.ref, old.job_id)
+    assert (record.kind, record.stop, record.properties) == (CheckpointKind.CHECKPOINT, None, {})
+    assert (record.graph, record.states, record.rescaled_from) == (old.graph, old.states, old.rescaled_from)
+    assert rows_of(empty.open()) == rows_of(checkpoint)
+    assert sf.validate(empty.storage, level="full").problems == ()
+    assert bytes_of(source.storage) == before
+    assert empty.collect_garbage(delete=False).objects == ()
+
+
+def test_what_an_interrupted_beginning_left_is_used_or_collected(tmp_path: Path) -> None:
+    source = stores.counts_store(str(tmp_path / "source"), checkpoints=2, keys=20_000)
+    whole = sf.open(str(tmp_path / "whole"))
+    whole.start_from(source.open())
+    copied = [item.path for item in whole.storage.list("segments/")]
+    assert copied
+    (manifest,) = (item.path for item in whole.storage.list("manifests/"))
+    for stands in (copied[:1], copied, [*copied, manifest]):
+        broken = sf.open(str(tmp_path / f"broken-{len(stands)}"))
+        for path in stands:
+            with broken.storage.open_output(path) as output:
+                output.write(whole.storage.read(path))
+        permit = broken.start_from(source.open())
+        assert sorted(broken.open().read("counter", "counts").table().to_pylist(), key=str) == sorted(
+            source.open().read("counter", "counts").table().to_pylist(), key=str
+        )
+        garbage = broken.collect_garbage(delete=True)
+        assert [item.path for item in garbage.objects] == [path for path in stands if path == manifest]
+        assert sf.validate(broken.storage, level="full").problems == ()
+        assert permit.ref.checkpoint_id == 3
+
+
+def test_of_two_beginnings_of_one_store_one_wins_and_the_other_copies_nothing_over_it(empty: CheckpointStore) -> None:
+    first, second = (stores.counts_store(f"memory://source-{uuid4().hex}") for _ in range(2))
+    won = empty.start_from(first.open())
+    with pytest.raises(InvalidInput, match="is not empty: it holds checkpoint 2") as caught:
+        empty.start_from(second.open())
+    assert caught.value.kind is ErrorKind.STORE_NOT_EMPTY
+    assert empty.open().record.ref == won.ref
+
+
+def test_a_stop_is_left_behind(empty: CheckpointStore) -> None:
+    source = sf.open(f"memory://source-{uuid4().hex}")
+    stores.counts_job().publish(source, None, stop=Stop(StopMode.NO_DRAIN, "f" * 32))
+    savepoint = sf.open(f"memory://savepoint-{uuid4().hex}")
+    source.copy(source.open(), savepoint)
+    assert savepoint.open().record.stop is not None
+    assert empty.start_from(savepoint.open()).record.stop is None
+
+
+# Addresses ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://KEY:SECRET@bucket/x", "s3://***@bucket/x"),
+        ("s3://KEY:SEC/RET@bucket/x", "s3://***@bucket/x"),
+        ("s3://KEY:SEC/RE/T@bucket", "s3://***@bucket"),
+        ("s3://KEY:SECRET", "s3://***@"),
+        ("gs://SECRET@bucket", "gs://***@bucket"),
+        ("az://place/x?sig=SECRET", "az://place/x?***"),
+        ("az://place/x#SECRET", "az://place/x?***"),
+        ("https://u:SECRET@host:80/x?y=SECRET", "https://***@host:80/x?***"),
+        ("s3://bucket/x@y", None),
+        ("s3://bucket", None),
+        ("http://[::1]:80/x", None),
+        ("file:///a@b?c#d", None),
+        ("memory://a@b", None),
+        ("/plain:path/a@b?c", None),
+        ("relative", None),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_a_secret_and_refused_where_it_would_be_kept(
+    url: str, shown: str | None
+) -> None:
+    assert without_secrets(url) == (shown or url)
+    if shown is None:
+        check_no_secrets(url, "the URL")
+        return
+    with pytest.raises(InvalidInput, match="the URL is more than an address") as caught:
+        check_no_secrets(url, "the URL")
+    assert "SEC" not in str(caught.value)
+    assert "SEC" not in str(caught.value.details)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("s", ("s", None)), ("s@7", ("s", 7)), ("s@7/", ("s@7/", None)), ("a@b", ("a@b", None)), ("a@b@3", ("a@b", 3))],
+)
+def test_an_address_ends_in_an_id_or_names_the_newest(address: str, parts: tuple[str, int | None]) -> None:
+    assert checkpoint_address(address) == parts
+    assert split_id(address)[0] == parts[0]
+
+
+@pytest.mark.parametrize("address", ["", " ", "@3", "s@0", f"s@{2**53}", "s@" + "9" * 5000])
+def test_an_address_that_names_nothing_is_refused(address: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        checkpoint_address(address)
+    assert len(str(caught.value)) < 200
+
+
+JOB = stores.counts_job()
+
+
+@pytest.fixture(params=["memory", "local"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    name = f"followed-{uuid.uuid4().hex}"
+    yield f"memory://{name}" if request.param == "memory" else str(tmp_path / "store")
+    MemoryStorage.reset(name)
+
+
+class World:
+    """A store, a run that publishes in it, and who follows it."""
+
+    def __init__(self, url: str, **options: object) -> None:
+        self.store = open_store(url, **options)
+        self.permit: CommitPermit | None = None
+        self.storage = instrumented(open_storage(url, **options))
+        self.follower = Follower(self.storage)
+
+    def publish(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.permit = JOB.publish(self.store, self.permit)
+
+    def remove(self, checkpoint_id: int) -> None:
+        self.store.storage.delete([paths.record_path(CheckpointId(checkpoint_id))])
+
+    def look(self) -> list[str]:
+        return [told(one) for one in self.follower.look()]
+
+    def requests(self) -> dict[str, int]:
+        """The requests since the last call."""
+        before = getattr(self, "_before", {})
+        now = {name: counts.calls for name, counts in self.storage.stats.operations.items()}  # type: ignore[attr-defined]
+        self._before = now
+        return {name: calls - before.get(name, 0) for name, calls in now.items() if calls > before.get(name, 0)}
+
+
+def told(seen: Seen) -> str:
+    if isinstance(seen, Came):
+        before = seen.before.checkpoint_id if seen.before else None
+        return f"{seen.record.checkpoint_id} after {before}{' new' if seen.is_new else ''}"
+    if isinstance(seen, Unreadable):
+        return f"{seen.checkpoint_id} unreadable"
+    if isinstance(seen, Passed):
+        return f"{seen.first} to {seen.last} passed"
+    assert isinstance(seen, Withdrawn)
+    return f"{seen.ref.checkpoint_id} withdrawn"
+
+
+@pytest.fixture
+def world(url: str) -> World:
+    return World(url)
+
+
+def test_a_store_need_not_exist_yet(world: World) -> None:
+    assert world.look() == world.look() == []
+    world.publish(2)
+    assert world.look() == ["1 after None new", "2 after 1 new"]
+
+
+def test_the_first_look_has_the_newest_that_are_there_and_later_ones_what_has_come(world: World) -> None:
+    world.publish(FIRST + 2)
+    assert world.look() == ["3 after None", "4 after 3", "5 after 4", "6 after 5", "7 after 6"]
+    assert world.look() == []
+    world.publish(2)
+    assert world.look() == ["8 after 7 new", "9 after 8 new"]
+    assert world.follower.newest is not None
+    assert world.follower.newest.checkpoint_id == 9
+
+
+def test_what_expired_between_two_looks_is_passed_over_and_said(world: World) -> None:
+    world.publish()
+    world.look()
+    world.publish(6)
+    world.store.expire(2)
+    assert world.look() == ["2 to 5 passed", "6 after 1 new", "7 after 6 new"]
+
+
+def test_a_damaged_record_is_said_once_and_what_comes_after_it_is_followed(world: World) -> None:
+    world.publish()
+    world.look()
+    world.publish()
+    path = paths.record_path(CheckpointId(2))
+    world.store.storage.delete([path])
+    world.store.storage.create(path, b"{")
+    assert world.look() == ["2 unreadable"]
+    assert world.look() == []
+    world.publish()
+    assert world.look() == ["3 after 1 new"]
+
+
+def test_a_record_that_its_run_took_back_was_no_checkpoint(world: World) -> None:
+    world.publish(3)
+    world.look()
+    world.remove(3)
+    assert world.look() == ["3 withdrawn"]
+    assert world.look() == []
+    world.permit = world.store.start(JOB.job_id)
+    world.publish()
+    assert world.look() == ["3 after None new"]
+
+
+def test_a_record_in_whose_place_another_attempt_came_was_no_checkpoint(world: World) -> None:
+    world.publish(3)
+    world.look()
+    world.remove(3)
+    world.permit = world.store.start(JOB.job_id)
+    world.publish(2)
+    assert world.look() == ["3 withdrawn", "4 after None new"]
+
+
+def test_a_store_that_is_emptied_begins_anew(tmp_path: Path) -> None:
+    world = World(str(tmp_path / "store"))
+    world.publish()
+    world.look()
+    shutil.rmtree(tmp_path / "store")
+    assert world.look() == ["1 withdrawn"]
+    assert world.look() == []
+    world = World(str(tmp_path / "store"))
+    world.publish()
+    assert world.look() == ["1 after None"]
+
+
+def test_an_error_of_the_storage_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.publish()
+    world.look()
+    world.publish(3)
+    reads, whole = [0], type(world.storage).read_range
+
+    def read_range(self: Storage, *arguments: object, **more: object) -> object:
+        reads[0] += 1
+        if reads[0] in (2, 3):
+            raise StorageError("gone for a moment")
+        return whole(self, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(world.storage), "read_range", read_range)
+    assert world.look() == ["2 after 1 new"]
+    with pytest.raises(StorageError, match="gone for a moment"):
+        world.look()
+    assert world.look() == ["3 after 2 new", "4 after 3 new"]
+
+
+def test_a_rollback_a_rescale_and_a_savepoint_are_seen_like_any_other(world: World) -> None:
+    world.publish(2)
+    world.look()
+    world.store.rollback(1)
+    stores.rescale_newest(world.store, 4)
+    assert world.look() == ["3 after 2 new", "4 after 3 new"]
+
+
+@pytest.mark.s3
+def test_on_s3_a_look_is_one_listing_and_a_record_one_request(moto: S3Server) -> None:
+    world = World(f"s3://{BUCKET}/{uuid.uuid4().hex}/store", **moto.options())
+    world.publish(7)
+    world.requests()
+    assert len(world.look()) == FIRST
+    assert world.requests() == {"list": 1, "read_range": FIRST}
+    for _ in range(3):
+        assert world.look() == []
+    assert world.requests() == {"list": 3}
+    world.publish(2)
+    assert len(world.look()) == 2
+    assert world.requests() == {"list": 1, "read_range": 2}
+
+
+def test_many_records_are_not_read_to_begin_with(url: str) -> None:
+    world = World(url)
+    world.publish()
+    record = world.store.storage.read(paths.record_path(CheckpointId(1)))
+    for number in range(2, 200):
+        world.store.storage.create(paths.record_path(CheckpointId(number)), bytes(record))
+    world.requests()
+    world.follower.look()
+    assert sum(world.requests().values()) <= FIRST + 2

@@ -1,12 +1,19 @@
 """Slices read back: the rows that were written, from no more bytes than they take, or an error that
 names the object.
+
+Segments are opened several at a time where the storage says that reads wait, in the order of the
+rows. A storage that remembers what was read in some folders, and nothing else.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from threading import Barrier, Lock
 from typing import Any
 
 import numpy as np
@@ -15,17 +22,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import stateformat as sf
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.backends.storage.memory import MemoryStorage
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, SchemaVersion, State
+from stateformat.reading import ReadTask
 from stateformat.reading.scan import SliceReader
 from stateformat.schema import segment_schema
 from stateformat.segments import WriteOptions
 from stateformat.segments.digests import digest
 from stateformat.states import declare
+from stateformat.storage import instrumented, remembered, stats_of
 from stateformat.tables import prefetch
 from tests.segments import OBJECTS, CountingStorage, read, record, slices, whole_slices, write
+from tests.stores import counts_job
 
 VALUE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
 OTHER = declare.value_state("op", "other", keys={"k": pa.int64()}, values={"v": pa.int64()})
@@ -625,3 +637,114 @@ def test_work_ahead_is_bounded_and_its_error_comes_in_its_place() -> None:
     assert closed == [True]
     # The next one may have begun; none after it has.
     assert begun in ([*range(10)], [*range(10), 11])
+
+
+SEGMENTS, TOGETHER = 12, 4
+
+
+class Waiting(LocalStorage):
+    """Counts the reads under way; with a barrier it ends none before so many have begun."""
+
+    def __init__(self, root: Path, reads_at_once: int | None, barrier: Barrier | None = None) -> None:
+        super().__init__(str(root), durable=False)
+        if reads_at_once is not None:
+            self.reads_at_once = reads_at_once
+        self.barrier = barrier
+        self.lock = Lock()
+        self.now = self.most = 0
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        try:
+            if self.barrier is not None:
+                self.barrier.wait(60)
+            return super().read_range(path, offset, length)
+        finally:
+            with self.lock:
+                self.now -= 1
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> ReadTask:
+    store = sf.open(str(tmp_path), durable=False)
+    job = counts_job(parallelism=SEGMENTS, keys=400)
+    job.publish(store, None, options=WriteOptions(inline_bytes_max=0))
+    return store.open().read("counter", "counts")
+
+
+@pytest.mark.parametrize("together", [TOGETHER, None])
+def test_so_many_segments_are_opened_at_a_time_as_the_storage_says(
+    task: ReadTask, tmp_path: Path, together: int | None
+) -> None:
+    # Of twelve, four have to come together each time: with fewer the barrier would break.
+    storage = Waiting(tmp_path, together, Barrier(together) if together else None)
+    assert replace(task, storage=storage).table().equals(task.table())
+    assert storage.most == (together or 1)
+
+
+def test_an_object_that_is_missing_ends_the_rows_before_its_own_and_leaves_no_read_under_way(
+    task: ReadTask, tmp_path: Path
+) -> None:
+    paths, whole = task.handles["path"].to_pylist(), task.table()
+    (tmp_path / paths[5]).unlink()
+    storage = Waiting(tmp_path, TOGETHER)
+    seen: list[pa.RecordBatch] = []
+    with pytest.raises(CheckpointError, match=paths[5]):
+        seen.extend(replace(task, storage=storage).batches(batch_rows=1))
+    assert len(seen) <= sum(task.handles["rows"].to_pylist()[:5])
+    assert pa.Table.from_batches(seen, whole.schema).equals(whole.slice(0, len(seen)))
+    assert storage.now == 0
+
+
+SEGMENT, RECORD = "segments/1/a.parquet", "checkpoints/1.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    storage = LocalStorage(tmp_path, durable=False)
+    for path in (SEGMENT, RECORD):
+        storage.create(path, bytes(range(100)))
+    return str(tmp_path)
+
+
+def test_a_part_of_a_segment_is_read_once_and_anything_else_each_time(folder: str) -> None:
+    counted = instrumented(LocalStorage(folder))
+    storage = remembered(counted)
+    for _ in range(3):
+        assert storage.read_range(SEGMENT, 10, 5).to_pybytes() == bytes(range(10, 15))
+        assert storage.read_range(RECORD, 0, 2).to_pybytes() == b"\0\1"
+    assert stats_of(counted)["read_range"].calls == 1 + 3
+    assert storage.read_range(SEGMENT, 10, 6).to_pybytes() == bytes(range(10, 16)), "another part"
+    assert stats_of(counted)["read_range"].calls == 1 + 3 + 1
+
+
+def test_an_object_that_was_read_to_its_end_answers_for_each_of_its_beginnings(folder: str) -> None:
+    counted = instrumented(LocalStorage(folder))
+    storage = remembered(counted, ("checkpoints/",))
+    for length in (1000, 100, 7, 2000):
+        assert storage.read_range(RECORD, 0, length).to_pybytes() == bytes(range(min(length, 100)))
+    assert stats_of(counted)["read_range"].calls == 1
+
+
+def test_what_was_read_longest_ago_is_forgotten_first_and_what_is_too_large_at_once(folder: str) -> None:
+    counted = instrumented(LocalStorage(folder))
+    storage = remembered(counted, most_bytes=20)
+
+    def reads(offset: int) -> int:
+        before = stats_of(counted)["read_range"].calls
+        assert storage.read_range(SEGMENT, offset, 8).to_pybytes() == bytes(range(offset, offset + 8))
+        return stats_of(counted)["read_range"].calls - before
+
+    assert [reads(offset) for offset in (0, 8, 0, 16, 0, 8)] == [1, 1, 0, 1, 0, 1]
+    assert storage.read_range(SEGMENT, 0, 21).size == 21
+    assert [reads(offset) for offset in (0, 8)] == [0, 0], "it has pushed nothing out"
+
+
+def test_a_copy_is_the_storage_itself(folder: str) -> None:
+    storage = remembered(LocalStorage(folder))
+    assert storage.url == LocalStorage(folder).url
+    assert type(pickle.loads(pickle.dumps(storage))) is LocalStorage
+    with pytest.raises(FileNotFoundError):
+        storage.read_range("segments/1/none.parquet", 0, 1)

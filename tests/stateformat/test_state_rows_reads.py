@@ -1,5 +1,8 @@
 """What a scan reads: of a key the row groups of its key group in each layer, of some columns their
 column chunks, by as few requests as there can be; and damage there is noticed.
+
+Slices cut to key groups and into parts, against their rows one by one. Many small states of one
+checkpoint, read whole: each is what it is alone, in any order.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+import stateformat as sf
 from stateformat import parquet
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint
-from stateformat.keys import hash_keys, key_groups
-from stateformat.manifest import handles_table
+from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_groups
+from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, State
-from stateformat.reading import ReadTask, StateRows
-from stateformat.segments import WriteOptions
-from stateformat.states import declare
+from stateformat.reading import Checkpoint, ReadTask, StateRows
+from stateformat.reading.cutting import cut_to_groups, split_between_owners, split_slices
+from stateformat.schema import SLICE_SCHEMA
+from stateformat.segments import WriteOptions, groups_of_keys
+from stateformat.states import declare, value_state
 from stateformat.storage import Storage, instrumented, open_storage
 from stateformat.store import open as open_store
 from tests.data_world import data_store, expected, same_rows
@@ -416,3 +422,238 @@ def test_asking_for_columns_keys_parts_and_streams_reads_no_segment(tmp_path: Pa
         make()
     assert store.stats.operations["read_range"].calls == before
     del capsules
+
+
+KEYED = declare.value_state("op", "keyed", keys={"k": pa.int64()}, values={"v": pa.int64()})
+CUT_ENTRIES = declare.even_split_state("op", "entries", columns={"v": pa.int64()})
+IN_FLIGHT = declare.in_flight_state("op", "flight", edge="e", columns={"v": pa.int64()})
+
+
+def handle(random: np.random.Generator, state: State, number: int) -> Handle:
+    counts = random.integers(0, 4, random.integers(1, 9)).tolist()
+    counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
+    first = int(random.integers(0, 12))
+    groups: dict[str, Any] = {}
+    if state is not CUT_ENTRIES:
+        groups = {"first_group": first, "last_group": first + len(counts) - 1, "rows_per_group": counts}
+    start = int(random.integers(0, 30))
+    return Handle(
+        "op", state.name, state.mode, number, number % 3, state.edge, 0, row_start=start, rows=sum(counts), **groups
+    )
+
+
+def groups_of(found: Handle) -> list[int | None]:
+    """The group of each row."""
+    counts = found.rows_per_group
+    if counts is None:
+        return [None] * found.rows
+    return [group for group, count in enumerate(counts, found.first_group or 0) for _ in range(count)]
+
+
+def world(seed: int, state: State) -> tuple[list[Handle], pa.Table]:
+    """Handles, and slices of whole groups of them for some owners."""
+    random = np.random.default_rng(seed)
+    handles = [handle(random, state, number) for number in range(int(random.integers(1, 7)))]
+    slices = []
+    for owner in range(int(random.integers(1, 5))):
+        for number, found in enumerate(handles):
+            groups = groups_of(found)
+            if state is CUT_ENTRIES:
+                low, high = sorted(random.integers(0, found.rows + 1, 2).tolist())
+            else:
+                first, last = sorted(random.choice(np.array(groups), 2).tolist())
+                low, high = groups.index(first), found.rows - groups[::-1].index(last)
+            if low < high:
+                ends = groups[low], groups[high - 1]
+                size = int(random.integers(0, 2) * random.integers(1, 900))
+                place = (owner, found.layer, number, found.row_start + low, high - low)
+                slices.append(("op", state.name, state.mode.value, *place, *ends, size))
+    rows = [dict(zip(SLICE_SCHEMA.names, row, strict=True)) for row in slices]
+    return handles, pa.Table.from_pylist(rows, SLICE_SCHEMA)
+
+
+def rows_of_slices(handles: list[Handle], slices: pa.Table) -> list[tuple[int, int, int, int | None]]:
+    """(owner, handle, row, group) of every row, in order; slices must tell their groups truly."""
+    found = []
+    for cut in slices.to_pylist():
+        held = handles[cut["handle"]]
+        assert cut["rows"] > 0
+        groups = groups_of(held)[cut["row_start"] - held.row_start :][: cut["rows"]]
+        assert (cut["first_group"], cut["last_group"]) == (groups[0], groups[-1])
+        rows = range(cut["row_start"], cut["row_start"] + cut["rows"])
+        found += [(cut["subtask"], cut["handle"], row, group) for row, group in zip(rows, groups, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_slices_cut_to_groups_have_the_rows_of_these_groups_and_no_others(seed: int) -> None:
+    handles, slices = world(seed, KEYED)
+    wanted = np.unique(np.random.default_rng(seed).integers(0, 20, 6))
+    cut = cut_to_groups(handles_table(handles), slices, wanted)
+    assert rows_of_slices(handles, cut) == [row for row in rows_of_slices(handles, slices) if row[3] in wanted]
+    # Where no row of another group lies between, it is one slice.
+    assert not {(row["subtask"], row["handle"], row["row_start"]) for row in cut.to_pylist()} & {
+        (row["subtask"], row["handle"], row["row_start"] + row["rows"]) for row in cut.to_pylist()
+    }
+
+
+@pytest.mark.parametrize("state", [KEYED, CUT_ENTRIES, IN_FLIGHT], ids=lambda state: state.name)
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_have_the_rows_once_and_groups_of_an_owner_whole(seed: int, state: State) -> None:
+    handles, slices = world(seed, state)
+    rows = rows_of_slices(handles, slices)
+    for parts in (1, 2, 5, 10_000):
+        tables = split_slices(state, handles_table(handles), slices, parts)
+        assert 1 <= len(tables) <= max(1, min(parts, len(rows)))
+        found = [rows_of_slices(handles, table) for table in tables]
+        together = [row for part in found for row in part]
+        # A part of keyed state has several layers of its groups: only owners are in order.
+        assert (sorted(together) == sorted(rows)) if state is KEYED else (together == rows)
+        width = {KEYED.name: 2, IN_FLIGHT.name: 1, CUT_ENTRIES.name: 4}[state.name]
+        kept = [{(owner, group, number, row)[:width] for owner, number, row, group in part} for part in found]
+        assert sum(map(len, kept)) == len(set[Any]().union(*kept))
+        sizes = [sum(table["bytes"].to_pylist()) for table in tables]
+        assert (
+            sum(slices["bytes"].to_pylist()) - sum(map(len, tables)) <= sum(sizes) <= sum(slices["bytes"].to_pylist())
+        )
+
+
+def test_a_large_slice_is_cut_without_an_overflow_of_its_bytes() -> None:
+    rows = 1 << 31
+    held = Handle("op", "entries", CUT_ENTRIES.mode, 0, 0, None, 0, rows=rows)
+    row = ("op", "entries", "even-split", 0, 0, 0, 0, rows, None, None, (1 << 50) + 7)
+    slices = pa.Table.from_pylist([dict(zip(SLICE_SCHEMA.names, row, strict=True))], SLICE_SCHEMA)
+    tables = split_slices(CUT_ENTRIES, handles_table([held]), slices, 2)
+    assert [table["rows"].to_pylist() for table in tables] == [[rows // 2], [rows // 2]]
+    assert [table["bytes"].to_pylist() for table in tables] == [[(1 << 49) + 3]] * 2
+
+
+def test_no_slices_are_one_part() -> None:
+    none = SLICE_SCHEMA.empty_table()
+    assert split_slices(KEYED, handles_table([]), none, 3) == [none]
+    assert split_between_owners(none, 3) == [none]
+
+
+STATES = 150
+PARALLELISM = 2
+
+
+def name_of(number: int) -> str:
+    return f"s{number:03}"
+
+
+def numbered_rows(number: int) -> pa.Table:
+    """Every tenth state has no rows; most have so few that one subtask has none of some."""
+    keys = pa.array(range(number, number + number % 10), pa.int64())
+    return pa.table({"k": keys, "v": pc.multiply(keys, number)})
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    states = [
+        value_state("op", name_of(number), keys={"k": pa.int64()}, values={"v": pa.int64()}) for number in range(STATES)
+    ]
+    store = sf.open("memory://whole-states")
+    graph = sf.JobGraph((sf.Operator("op", PARALLELISM, 128),))
+    pending = store.begin(job_id="states", graph=graph, states=states, parent=None)
+    for subtask in range(PARALLELISM):
+        with pending.context.subtask("op", subtask) as writer:
+            for number in range(STATES):
+                rows = numbered_rows(number)
+                groups = groups_of_keys([rows["k"]], 128, DEFAULT_KEY_HASH)
+                writer.write(name_of(number), rows.filter(pa.array(groups * PARALLELISM // 128 == subtask)))
+        pending.add(writer)
+    pending.publish()
+    return store.open()
+
+
+def again(checkpoint: Checkpoint, handles: pa.Table | None = None) -> Checkpoint:
+    """The checkpoint opened anew, perhaps with other handles."""
+    manifest = None if handles is None else Manifest(handles)
+    return Checkpoint(checkpoint.storage, checkpoint.record, manifest=manifest)
+
+
+def found(checkpoint: Checkpoint, number: int) -> pa.Table:
+    return checkpoint.state("op", name_of(number)).table().sort_by("k")
+
+
+@pytest.mark.parametrize("step", [1, -1, 7, 143])
+def test_states_are_the_same_in_any_order(checkpoint: Checkpoint, step: int) -> None:
+    opened = again(checkpoint)
+    for at in range(STATES):
+        number = at * step % STATES
+        assert found(opened, number).equals(numbered_rows(number)), number
+
+
+def test_each_subtask_has_its_part(checkpoint: Checkpoint) -> None:
+    for number in range(0, STATES, 11):
+        parts = [checkpoint.read("op", name_of(number), subtask).table() for subtask in range(PARALLELISM)]
+        whole = checkpoint.read("op", name_of(number)).table()
+        assert pa.concat_tables(parts).equals(whole)
+        assert checkpoint.read("op", name_of(number), PARALLELISM).table().num_rows == 0
+
+
+def test_a_pickled_task_holds_its_own_handles_only(checkpoint: Checkpoint) -> None:
+    task = checkpoint.read("op", name_of(99))
+    assert task.handles.num_rows == task.slices.num_rows == PARALLELISM
+    alone = task.with_slices(task.slices)
+    assert len(pickle.dumps(task)) < 2 * len(pickle.dumps(alone))
+    other = pickle.loads(pickle.dumps(task))
+    assert (other.handles, other.slices) == (task.handles, task.slices)
+    assert other.table().equals(task.table())
+    assert alone.table().equals(task.table())
+
+
+def test_parts_of_a_whole_task_are_not_the_whole(checkpoint: Checkpoint) -> None:
+    task = checkpoint.read("op", name_of(99))
+    whole = task.table()
+    halves = [task.with_slices(task.slices.slice(at, 1)).table() for at in range(PARALLELISM)]
+    assert [half.num_rows for half in halves] == task.slices["rows"].to_pylist()
+    assert pa.concat_tables(halves).equals(whole)
+    assert pa.concat_tables(part.table() for part in task.split(3)).equals(whole)
+
+
+def _beyond(handles: pa.Table, row: int) -> pa.Table:
+    return _changed(handles, "subtask", row, 5)
+
+
+def _text(handles: pa.Table, row: int) -> pa.Table:
+    paths = handles["path"].combine_chunks().cast(pa.binary()).to_pylist()
+    paths[row] = b"\xff/" + paths[row]
+    data = pa.array(paths, pa.binary())
+    return _with(handles, "path", pa.Array.from_buffers(pa.string(), len(data), data.buffers()))
+
+
+def _unsorted(handles: pa.Table, row: int) -> pa.Table:
+    numbers = [*range(handles.num_rows)]
+    numbers[row], numbers[row - 1] = numbers[row - 1], numbers[row]
+    return handles.take(numbers)
+
+
+def _again(handles: pa.Table, row: int) -> pa.Table:
+    return pa.concat_tables([handles.slice(0, row), handles.slice(row + 1), handles.slice(row, 1)])
+
+
+def _changed(handles: pa.Table, column: str, row: int, value: object) -> pa.Table:
+    values = handles[column].to_pylist()
+    values[row] = value
+    return _with(handles, column, pa.array(values, handles.schema.field(column).type))
+
+
+def _with(handles: pa.Table, column: str, values: pa.Array) -> pa.Table:
+    at = handles.schema.get_field_index(column)
+    return handles.set_column(at, handles.schema.field(at), values)
+
+
+@pytest.mark.parametrize(("harm", "is_refused"), [(_beyond, True), (_text, True), (_unsorted, False), (_again, False)])
+def test_damage_of_one_state_is_its_own(
+    checkpoint: Checkpoint, harm: Callable[[pa.Table, int], pa.Table], is_refused: bool
+) -> None:
+    row = checkpoint.handles["state"].to_pylist().index(name_of(115)) + 1
+    opened = again(checkpoint, harm(checkpoint.manifest.full(), row))
+    for number in range(100, 130):
+        if number == 115 and is_refused:
+            with pytest.raises((DamagedCheckpoint, UnicodeDecodeError)):
+                found(opened, number)
+        else:
+            assert found(opened, number).equals(numbered_rows(number)), number
