@@ -396,7 +396,7 @@ def published(folder: Path, job: Job, more: Mapping[str, Any]) -> CheckpointStor
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     published(folder, WHOLE, {})
     return folder
@@ -434,11 +434,11 @@ def pairs() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("what", "command"), [*pairs()])
 def test_a_result_that_differs_in_one_thing_is_not_proved(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, command: str
+    proved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, command: str
 ) -> None:
     named, job, more = DIFFERENCES[what]
     acting_on(monkeypatch, published(tmp_path / "other", job, more))
-    words = COMMANDS[command].format(store=whole, target=tmp_path / "target").split()
+    words = COMMANDS[command].format(store=proved, target=tmp_path / "target").split()
     text = page(*words, "--prove", status=1)
     assert "Not proved" in text
     assert named in text
@@ -452,24 +452,24 @@ def test_a_result_that_differs_in_one_thing_is_not_proved(
     ],
 )
 def test_a_savepoint_says_of_its_operators_what_its_source_says(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, other: dict[str, Any]
+    proved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, other: dict[str, Any]
 ) -> None:
     acting_on(monkeypatch, published(tmp_path / "other", with_delays(**other), {}))
-    text = page("copy", whole, tmp_path / "target", "--prove", status=1)
+    text = page("copy", proved, tmp_path / "target", "--prove", status=1)
     assert named in text
 
 
 def test_a_copy_that_is_no_savepoint_is_not_proved(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "CheckpointKind", SimpleNamespace(SAVEPOINT=CheckpointKind.CHECKPOINT))
-    text = page("copy", whole, tmp_path / "target", "--prove", status=1)
+    text = page("copy", proved, tmp_path / "target", "--prove", status=1)
     assert "kind: savepoint → checkpoint" in text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_takes_all_over_is_proved(whole: Path, tmp_path: Path, command: str) -> None:
-    words = COMMANDS[command].format(store=whole, target=tmp_path / "target").split()
+def test_what_takes_all_over_is_proved(proved: Path, tmp_path: Path, command: str) -> None:
+    words = COMMANDS[command].format(store=proved, target=tmp_path / "target").split()
     proof = document(*words, "--prove")["proof"]
     assert (proof["same"], proof["states"]) == (True, len(WHOLE.states))
 
