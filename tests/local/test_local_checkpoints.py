@@ -259,20 +259,6 @@ def test_a_stop_of_union_state_that_has_ended_in_part_is_refused_or_drains_it(mo
     assert line.out.seen == ([1, 2, 3] if mode is StopMode.NO_DRAIN else [1, 2])
 
 
-def test_a_failed_publication_is_tolerated_and_the_job_goes_on() -> None:
-    line = Line(shut=True, tolerable_failures=1)
-    run = line.begin()
-    for _ in range(3):
-        line.bench.storage.order("write", "segments/", "refuse")
-        line.bench.storage.order("write", "manifests/", "refuse")
-        fail_one(line, run)
-        line.bench.storage.orders.clear()
-        line.bench.checkpoint(run)
-    line.tap.let(0)
-    to_end(run)
-    assert line.out.seen == [1]
-
-
 def test_too_many_failures_fail_the_job_with_the_last_as_the_cause() -> None:
     line = Line(max_restarts=2)
     line.log.failing += ["op/0 open", "op/0 process 0: 1", "op/0 finish"]
@@ -553,22 +539,6 @@ def test_what_a_sink_puts_off_comes_again_with_the_next_checkpoint_under_its_own
     line.tap.let(1)
     to_end(run)
     assert out.seen == [1, 2, 11, 12]
-
-
-def test_what_a_sink_has_put_off_is_not_lost_by_a_restart() -> None:
-    line = Line([rows(1), rows(2)], shut=True)
-    run = line.begin()
-    line.out.later = [1]
-    line.let(run, 1)
-    line.bench.checkpoint(run)
-    line.out.later = [1]
-    run = line.begin(2)
-    assert line.out.seen == []
-    line.bench.checkpoint(run)
-    assert line.out.seen == [1]
-    line.tap.let(0)
-    to_end(run)
-    assert line.out.seen == [1, 2]
 
 
 @pytest.mark.parametrize("stop", [None, *StopMode])

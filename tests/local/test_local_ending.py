@@ -408,49 +408,6 @@ def test_the_end_of_time_goes_round_before_the_end() -> None:
     assert [call for call in calls if "finish" in call] == [call for call in calls[-10:] if "finish" in call]
 
 
-def test_a_job_is_drained_with_its_loop() -> None:
-    job = Job(head=Late, spins=True)
-    bench = job.bench
-    run = job.begin()
-    settle(run, 100)
-    run.request_stop(StopMode.DRAIN)
-    settle(run, 100)
-    assert bench.newest_id == 0 or bench.newest.stop is None
-    job.spins[0] = False
-    outcome = to_end(run)
-    assert outcome.stop is not None
-    assert outcome.checkpoint_id == bench.newest_id
-    assert in_flight(bench) == []
-    assert {operator.status for operator in bench.newest.graph.operators} == {"fully_finished"}
-    assert set(job.out.seen) <= {*job.all, 100, 101}
-    assert {100, 101} <= set(job.out.seen)
-    assert len(job.out.seen) == run.rows_read + 2
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("source_ended", [False, True])
-def test_a_stop_without_drain_keeps_what_is_on_its_way_round(seed: int, source_ended: bool) -> None:
-    job = Job(spins=True, seed=seed)
-    bench = job.bench
-    if not source_ended:
-        job.tap.let(0, 5)
-    run = job.begin()
-    until(run, lambda: run.rows_read == (16 if source_ended else 10))
-    settle(run, 30 + seed)
-    # What turns now turns until it is stopped.
-    run.request_stop(StopMode.NO_DRAIN)
-    outcome = to_end(run)
-    assert outcome.stop is not None
-    assert in_flight(bench)
-    assert job.out.seen == []
-    assert not [call for call in bench.log.calls if "end_input" in call or "finish" in call]
-    job.spins[0] = False
-    job.tap.let(0)
-    job.parallel = (3, 2)
-    job.run(resume=True)
-    assert job.out.seen == job.all
-
-
 def test_a_stop_without_drain_that_fails_lets_the_loop_turn_on_with_what_it_held() -> None:
     job = Job()
     bench = job.bench

@@ -18,9 +18,8 @@ import stateformat as sf
 from stateformat.backends import dataflow as df, local
 from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.operators.deduplicate import Deduplicate
 from stateformat.backends.dataflow.operators.window import TumblingWindow
-from stateformat.errors import CheckpointError, InvalidInput, JobMismatch
+from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import StopMode
 from tests.local_jobs import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until
 
@@ -36,27 +35,6 @@ def routed(how: str, *, readers: int = 2, parallelism: int = 3) -> list[list[int
     line = Line(*splits, how=how, parallelism=parallelism)
     line.run(per_operator={"in": readers})
     return passed(line)
-
-
-@pytest.mark.parametrize("how", ["key_by", "rebalance", "rescale", "forward", "broadcast"])
-def test_every_value_comes_once_and_to_everybody_by_broadcast(how: str) -> None:
-    given = routed(how, readers=3)
-    assert sorted(value for own in given for value in own) == sorted([*range(24)] * (3 if how == "broadcast" else 1))
-    if how in ("broadcast", "forward"):
-        want = [[*range(24)]] * 3 if how == "broadcast" else [[*range(start, 24, 3)] for start in range(3)]
-        assert [sorted(own) for own in given] == want
-
-
-def test_a_key_is_always_given_to_the_same_subtask() -> None:
-    keys = [{value % 4 for value in own} for own in routed("key_by")]
-    assert sum(len(own) for own in keys) == len(set().union(*keys)) == 4
-
-
-def test_rebalance_gives_batches_to_all_in_turn_and_rescale_to_those_that_are_near() -> None:
-    assert [len(own) for own in routed("rebalance")] == [8, 8, 8]
-    # Two receivers for each reader; even and odd values are the two readers'.
-    near = routed("rescale", parallelism=4)
-    assert [{value % 2 for value in own} for own in near] == [{0}, {0}, {1}, {1}]
 
 
 @pytest.mark.parametrize("how", ["rebalance", "broadcast", "key_by"])
@@ -80,31 +58,6 @@ def test_what_comes_out_does_not_depend_on_chains(chain: bool) -> None:
     assert out.seen == [1, 2, 3]
     for uid in ("a", "b"):
         assert bench.log.of(f"{uid}/0") == ["open", "process 0: 1 2", "end_input 0", "finish", "complete", "close"]
-
-
-def test_an_operator_with_several_consumers_gives_each_of_them_everything() -> None:
-    bench = Bench()
-    flow, outs = df.Dataflow("job"), [Out(bench.log) for _ in range(3)]
-    stream = flow.source(Tap([rows(1, 2), rows(3)]), uid="in").apply(Told(bench.log), uid="op")
-    for number, out in enumerate(outs):
-        stream.apply(out, uid=f"out{number}", chain=number != 1)
-    bench.run(flow)
-    assert [out.seen for out in outs] == [[1, 2, 3]] * 3
-
-
-def test_an_operator_reads_inputs_of_different_schemas() -> None:
-    seen: list[tuple[int, list[str]]] = []
-
-    class Two(Told):
-        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
-            seen.append((input, batch.schema.names))
-            return None
-
-    bench, flow = Bench(), df.Dataflow("job")
-    other = flow.source(MemorySource(pa.table({"name": ["a"]})), uid="names")
-    flow.source(Tap([rows(1)]), uid="in").apply(Two(bench.log), other, uid="op")
-    bench.run(flow)
-    assert sorted(seen) == [(0, ["key", "value", "at"]), (1, ["name"])]
 
 
 def test_timers_fire_in_order_of_time_when_event_time_has_passed_them() -> None:
@@ -209,23 +162,6 @@ def test_readers_ask_more_rarely_the_longer_an_answer_takes(takes_us: int, reade
     assert seconds / 10 < later.asked <= 1.2 * most + 2 * readers
 
 
-def test_every_subtask_works_on_a_copy_of_its_own() -> None:
-    class Own(Told):
-        def open(self, context: df.OperatorContext) -> None:
-            super().open(context)
-            self.mine: list[int] = []
-
-        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
-            self.mine += batch["value"].to_pylist()
-            self.tell(f"process {input}: " + " ".join(map(str, self.mine)))
-            return None
-
-    line = Line([rows(1), rows(3)], [rows(2)], op=Own, parallelism=2)
-    line.run()
-    assert passed(line) == [[1, 1, 3], [2]]
-    assert not hasattr(line.op, "mine")
-
-
 def test_an_undeclared_state_is_refused_with_a_sentence() -> None:
     class Wrong(Count):
         def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
@@ -233,14 +169,6 @@ def test_an_undeclared_state_is_refused_with_a_sentence() -> None:
 
     with pytest.raises(local.JobFailed, match=r"'op'.*'count'"):
         Line(op=Wrong, how="key_by", max_restarts=0).run()
-
-
-def test_keyed_state_of_a_batch_of_keys_is_read_and_written_at_once() -> None:
-    bench, out, flow = Bench(), CollectSink(), df.Dataflow("job", parallelism=2)
-    twice = [rows(1, 2, 3, 1, 2), rows(3, 4, 1)]
-    flow.source(Tap(twice), uid="in").key_by("value").apply(Deduplicate("value"), uid="once").apply(out, uid="out")
-    bench.run(flow)
-    assert sorted(out.table()["value"].to_pylist()) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -294,13 +222,6 @@ def test_what_an_operator_raises_is_reported_with_its_name_subtask_and_hook(call
     line.log.failing.append(f"op/0 {call}")
     with pytest.raises(local.JobFailed, match=rf"{call.split()[0]} of 'op', subtask 0, failed: Boom: op/0 {call}"):
         line.run()
-
-
-def test_another_jobs_store_is_refused() -> None:
-    line = Line()
-    line.run()
-    with pytest.raises(JobMismatch, match="belongs to job 'job'"):
-        line.bench.run(line.flow(job="other"))
 
 
 def test_a_job_in_which_no_task_can_do_anything_says_what_each_of_them_is_doing() -> None:

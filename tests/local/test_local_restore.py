@@ -17,7 +17,7 @@ from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.graph.job_graph import parallelism_of
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.dataflow.operators.window import TumblingWindow
-from stateformat.backends.local import JobOutcome, LocalRun, RunDiscarded
+from stateformat.backends.local import LocalRun, RunDiscarded
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import Mode, Record
 from stateformat.reading import ReadTask
@@ -38,8 +38,6 @@ from tests.local_jobs import (
     until_read,
     until_told,
 )
-
-VALUE = {"value": pa.int64()}
 
 
 class Bounded(Line):
@@ -258,31 +256,6 @@ def test_what_a_checkpoint_prepared_is_committed_before_anything_opens(done: boo
     assert line.out.seen == [0, 1]
     to_end(run)
     assert line.out.seen == [0, 1, 2, 3]
-
-
-def test_a_run_that_fails_to_commit_what_it_found_opens_nothing() -> None:
-    line = Line([rows(0)], shut=True)
-    run = line.begin()
-    line.let(run, 1)
-    line.bench.checkpoint(run)
-    line.log.clear()
-    line.log.failing.append("out commit 1")
-    line.tap.let(0)
-    assert line.run().restarts == 1
-    assert line.log.calls[:2] == ["out commit 1", "out commit 1"]
-    assert line.out.seen == [0]
-
-
-def test_a_job_of_which_everything_has_finished_returns_at_once_and_starts_nothing() -> None:
-    line = Line([rows(0), rows(2)], [rows(1)], parallelism=2)
-    first = line.run()
-    sentence = "the job had finished: in checkpoint 1 every operator has ended, and nothing was started"
-    for parallelism in (2, 3):
-        line.log.clear()
-        outcome = line.bench.runtime().begin(line.flow(parallelism))
-        assert outcome == JobOutcome(first.checkpoint_id, sentence)
-        assert not [call for call in line.log.calls if "/" in call]
-        assert line.out.seen == [0, 1, 2]
 
 
 def test_a_job_that_died_between_its_last_publication_and_the_commit_is_committed_and_has_finished() -> None:

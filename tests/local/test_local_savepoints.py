@@ -364,18 +364,6 @@ def test_an_answer_that_could_not_be_written_is_written_later() -> None:
     assert answered(job, run, asked.id).outcome is RequestOutcome.SAVED
 
 
-def test_a_request_with_a_place_inside_the_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stateformat import requests as rq
-
-    job = Job()
-    bench, run = job.bench, job.saved_once()
-    asked = JobRequest(RequestKind.SAVEPOINT, "a" * 32, 0, "memory://bench/manifests/x")
-    bench.storage.create(asked.path, rq.encode_request(asked))
-    answer = answered(job, run, asked.id)
-    assert answer.outcome is RequestOutcome.REFUSED
-    assert "memory://bench/manifests/x" in answer.message
-
-
 # ---- a driver that dies --------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ up and refused. A run that goes on without a state whose segments were lost.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,54 +27,9 @@ from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
 from stateformat.redistribution import RestorePlan
 from stateformat.repairing import losses_of
-from tests.local_jobs import KEY, Bench, Count, Line, Log, Out, Tap, Told, rows, settle, to_end, until, until_read
+from tests.local_jobs import KEY, Bench, Count, Line, Log, Out, Tap, Told, rows, settle, to_end, until
 
-VALUE = {"value": pa.int64()}
 PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
-
-
-class Everything(Told):
-    """Has a state of every kind, each filled by the rows in a way that tells them all."""
-
-    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
-        keyed = [
-            df.ValueState("sum", KEY, VALUE),
-            df.MapState("map", KEY, pa.int64(), VALUE),
-            df.ListState("list", KEY, VALUE),
-        ]
-        lists = [df.SplitList("split", VALUE), df.UnionList("union", VALUE), df.BroadcastState("broadcast", VALUE)]
-        return [*keyed, df.Timers("timers", KEY), *lists]
-
-    def open(self, context: df.OperatorContext) -> None:
-        super().open(context)
-        found = {name: context.entries(name).rows()["value"].to_pylist() for name in ("split", "union", "broadcast")}
-        for name, values in found.items():
-            self.tell(f"{name}: {sorted(values)}")
-        self.own: list[int] = found["split"]
-        self.union: list[int] = [] if context.subtask else found["union"]
-
-    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
-        context = self.context
-        if input == 1:
-            context.entries("broadcast").append(batch.select(["value"]))
-            return None
-        for row in batch.to_pylist():
-            key, value = row["key"], row["value"]
-            old = context.value_state("sum").get_one(key)
-            context.value_state("sum").put_one(key, value=value + (old["value"] if old else 0))
-            context.map_state("map").put_one(key, value, value=value * value)
-            context.list_state("list").append_one(key, value=value)
-            context.timers("timers").set_one(key, value + 1000)
-            self.own.append(value)
-            self.union.append(value)
-        return None
-
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
-        return rows(*(time - 1000 for time in timers["_timestamp"].to_pylist()))
-
-    def snapshot(self) -> None:
-        for name, values in (("split", self.own), ("union", self.union)):
-            self.context.entries(name).replace(pa.table({"value": pa.array(values, pa.int64())}))
 
 
 def saved(bench: Bench) -> dict[str, Any]:
@@ -102,41 +56,6 @@ def expected(values: Iterable[int]) -> dict[str, Any]:
         "split": values,
         "union": values,
     }
-
-
-def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
-    bench = Bench()
-    stream, table = Tap([rows(n) for n in range(60)], shut=True), Tap([rows(100, 200)], shut=True)
-    out = Out(bench.log)
-
-    def flow(parallelism: int) -> df.Dataflow:
-        made = df.Dataflow("job", parallelism=parallelism)
-        one = made.source(stream, uid="in", parallelism=1).key_by("key")
-        two = made.source(table, uid="table", parallelism=1).broadcast()
-        one.apply(Everything(bench.log), two, uid="op").apply(out, uid="out", chain=False)
-        return made
-
-    table.let(0, 1)
-    for turn, parallelism in enumerate((2, 3, 1, 4)):
-        bench.log.clear()
-        run = bench.begin(flow(parallelism))
-        done, dealt = list(range(turn * 10)), []
-        for subtask in range(parallelism):
-            opened = dict(call.split(": ") for call in bench.log.of(f"op/{subtask}", "split", "union", "broadcast"))
-            assert opened["union"] == str(done)
-            assert opened["broadcast"] == str([100, 200] if turn else [])
-            dealt.append(len(json.loads(opened["split"])))
-        assert sum(dealt) == len(done)
-        assert max(dealt) - min(dealt) <= 1
-        stream.let(0, (turn + 1) * 10)
-        until_read(run, 10 + (0 if turn else 2))
-        settle(run, 100)
-        bench.checkpoint(run)
-        assert saved(bench) == expected(range((turn + 1) * 10))
-    stream.let(0)
-    table.let(0)
-    assert bench.run(flow(2)).checkpoint_id == bench.newest_id
-    assert out.seen == list(range(60))
 
 
 def interrupted(table: pa.Table, steps: Callable[[df.Stream], df.Stream]) -> CollectSink:

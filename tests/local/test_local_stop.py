@@ -82,23 +82,6 @@ def test_after_a_drain_a_restart_opens_nothing() -> None:
         assert not [call for call in bench.log.calls if "/" in call]
 
 
-def test_after_a_stop_without_drain_a_job_goes_on_only_if_it_is_said_to() -> None:
-    job = Job()
-    bench, run = job.bench, job.processed()
-    run.request_stop(SUSPEND)
-    to_end(run)
-    bench.log.clear()
-    job.tap.let(0)
-    again = bench.runtime().begin(job.flow())
-    assert isinstance(again, JobOutcome)
-    assert again.sentence.endswith("Run it with resume=True to go on")
-    assert not [call for call in bench.log.calls if "/" in call]
-    outcome = job.run(resume=True)
-    assert outcome.stop is None
-    assert bench.log.of("op/0", "timers", "end_input", "finish") == ["timers: end", "end_input 0", "finish"]
-    assert job.out.seen == UNDISTURBED
-
-
 @pytest.mark.parametrize("unaligned", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_happens_behind_the_barrier_of_a_stop_without_drain_and_the_job_goes_on_as_if_undisturbed(
@@ -277,32 +260,6 @@ def test_of_requests_seen_at_once_no_drain_goes_first_then_the_earlier_then_the_
     outcome = to_end(run)
     assert outcome.stop is not None
     assert (outcome.stop.request, outcome.stop.mode) == (obeyed * 32, asked[obeyed][0])
-
-
-@MODES
-def test_a_request_in_the_store_is_seen_carried_out_and_answered(mode: StopMode) -> None:
-    job = Job()
-    bench, run = job.bench, job.processed()
-    bench.checkpoint(run)
-    request = bench.store.request_stop(mode)
-    outcome = to_end(run)
-    assert outcome.stop is not None
-    assert outcome.stop.request == request.id
-    found = bench.store.request_answer(request.id)
-    assert found is not None
-    assert (found.outcome, found.checkpoint_id, found.savepoint) == (RequestOutcome.STOPPED, 2, outcome.savepoint)
-    assert found.message == outcome.sentence
-    assert bench.store.requests() == []
-
-
-def test_a_request_counts_for_the_run_that_restarts_from_what_was_the_newest_when_it_was_made() -> None:
-    job = Job()
-    bench, run = job.bench, job.processed()
-    bench.checkpoint(run)
-    request = bench.store.request_stop(SUSPEND)
-    outcome = job.run()
-    assert outcome.stop is not None
-    assert outcome.stop.request == request.id
 
 
 def test_a_request_does_not_count_for_a_run_that_went_on_from_a_later_checkpoint() -> None:
@@ -507,23 +464,6 @@ def test_what_fails_behind_the_savepoint_leaves_the_stop_standing_and_a_restart_
     assert outcome.stop is not None
     assert outcome.stop.request == request
     assert bench.log.calls == ["out commit 2", "out committed 2", "out clean 2"]
-    assert job.out.seen == flushed(mode)
-    assert job.answer(request)[0] is RequestOutcome.STOPPED
-
-
-@MODES
-def test_a_run_that_is_killed_between_the_publication_of_a_stop_and_its_commit_is_committed_and_ended_by_a_restart(
-    mode: StopMode,
-) -> None:
-    job = Job()
-    bench, run = job.bench, job.saved_once()
-    request = job.asked(run, mode)
-    until(run, lambda: bench.newest_id == 2)
-    assert job.out.seen == [0, 1]
-    outcome = job.run()
-    assert outcome.stop is not None
-    assert outcome.stop.request == request
-    assert outcome.savepoint is not None
     assert job.out.seen == flushed(mode)
     assert job.answer(request)[0] is RequestOutcome.STOPPED
 

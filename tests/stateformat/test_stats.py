@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import pickle
 import re
@@ -170,21 +169,6 @@ def test_the_counts_are_those_of_a_storage_that_writes_down_what_it_is_asked(
     assert stats.total.calls == len(witness.seen) > 0
     assert stats.total.failures == stats.as_dict()["retries"] == stats.waits == stats.unknown_outcomes == 0
     assert all(0 < stats[name].seconds < 60 for name in witness.sums())
-
-
-def test_each_action_asks_for_what_it_is_known_to_ask() -> None:
-    # Publishing creates once and lists twice; planning reads the record and the manifest.
-    store = CheckpointStore(Witness())
-    counts_job().publish(store, None)
-    assert (store.stats["create"][:2], store.stats["list"].calls) == ((1, 1), 2)
-    assert store.stats["open_output"].objects == 1, "the manifest; the states are small enough to stand in it"
-    before = store.stats.copy()
-    checkpoint = store.open()
-    checkpoint.plan_restore(checkpoint.graph.at(parallelism=5)).check()
-    phase = store.stats.since(before)
-    assert told(phase).keys() <= {"read", "read_range", "list"}
-    assert phase["read"].calls + phase["read_range"].calls == 2
-    assert before["create"].calls == 1, "a copy stands still"
 
 
 # --- what does not go at once
@@ -397,16 +381,6 @@ def test_a_pickled_copy_counts_for_itself() -> None:
     assert told(store.stats) == {"read": (1, 1, 5), "create": (1, 1, 5)}
 
 
-def test_the_context_that_goes_to_workers_counts_where_it_is_used() -> None:
-    job, store = counts_job(), CheckpointStore(MemoryStorage(NAME))
-    pending = store.begin(job_id=job.job_id, graph=job.graph, states=job.states, parent=None, options=OBJECTS)
-    context, before = pickle.loads(pickle.dumps(pending.context)), told(store.stats)
-    with context.subtask("counter", 0) as writer:
-        writer.write("counts", job.rows["counter", "counts"](0))
-    assert st.stats_of(context.storage)["open_output"].objects == 1
-    assert told(store.stats) == before
-
-
 def test_no_count_is_lost_between_threads() -> None:
     storage = st.instrumented(MemoryStorage(NAME))
     storage.create(PATH, b"1234567")
@@ -427,24 +401,6 @@ def test_no_count_is_lost_between_threads() -> None:
 
 # --- the object itself
 # -----------------------------------------------------------------------------------------------
-
-
-def test_the_operations_are_the_methods_of_the_protocols() -> None:
-    members = [
-        item
-        for protocol in (st.Storage, st.TellsLeftovers, st.MakesDurable, st.LinksObjects)
-        for item in vars(protocol).items()
-    ]
-    assert set(OPERATIONS) == {name for name, member in members if callable(member) and not name.startswith("_")}
-
-
-def test_the_numbers_are_plain_and_always_all_there() -> None:
-    found = json.loads(json.dumps(st.Stats().as_dict()))
-    assert set(found) == {"operations", *EVENTS}
-    assert set(found["operations"]) == set(OPERATIONS)
-    assert all(set(counts) == set(Counts._fields) for counts in found["operations"].values())
-    with pytest.raises(KeyError, match="no operation"):
-        _ = st.Stats()["reed"]
 
 
 def test_the_example_of_the_docs_exports_every_number_once(capsys: pytest.CaptureFixture[str]) -> None:
