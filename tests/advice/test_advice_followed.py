@@ -15,10 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from stateformat.segments import WriteOptions
-from tests import stores
 from tests.advice.following import WIDE, Place, complaints, copied, lines_in, said
 from tests.advice.sentences import HOLE
 from tests.ckpt.ckpt_runs import run
+from tests.worlds import stores
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 

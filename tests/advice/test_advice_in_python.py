@@ -32,11 +32,11 @@ from stateformat.states import declare
 from stateformat.storage import Storage
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.ttl import Ttl
-from tests import stores
 from tests.advice.following import complaints
 from tests.ckpt.ckpt_runs import run as ckpt
 from tests.foreign.foreign_fakes import FakeSource, fake_record
 from tests.foreign.import_runs import imported
+from tests.worlds import stores
 
 NUMBERS = {"n": pa.int64()}
 

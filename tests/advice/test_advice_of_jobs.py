@@ -25,14 +25,13 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.asking import Attempt
 from stateformat.tools.ckpt.commands.running import watch
 from stateformat.tools.ckpt.main import main
-from tests import stores
 from tests.advice.following import WIDE, complaints, copied, refusal_of, said
 from tests.advice.sentences import HOLE, commands_in
 from tests.advice.world import FIXTURES, World
-from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps
 from tests.ckpt.ckpt_runs import run
-from tests.local_jobs import to_end
-from tests.local_stops import Job
+from tests.worlds import stores
+from tests.worlds.local import Job, to_end
+from tests.worlds.requests import EVERYTHING, OTHER, FakeRun, Steps
 
 SHORT, LONG = 5.0, 600.0
 """Seconds that somebody waits."""

@@ -24,10 +24,10 @@ from stateformat.record import members_of
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests import stores
 from tests.advice.following import WIDE, complaints, copied, refusal_of, said
 from tests.ckpt.ckpt_runs import run
 from tests.forgery import Forger, seal
+from tests.worlds import stores
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 ENVIRONMENT = {"COLUMNS": WIDE, "SHELL": "/bin/another"}

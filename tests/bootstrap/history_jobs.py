@@ -12,7 +12,7 @@ import pyarrow as pa
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.model import State
-from tests import data_world
+from tests.worlds import data as data_world
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 KINDS = pa.schema([("kind", pa.string()), ("key", pa.int64()), ("value", pa.int64())])

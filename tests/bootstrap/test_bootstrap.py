@@ -41,10 +41,10 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import ArrowStream
 from stateformat.ttl import NO_TIME_US, TTL_COLUMN, Ttl
 from stateformat.validation import validate
-from tests import data_world
 from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, world_flow
-from tests.local_jobs import Faulty
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import data as data_world
+from tests.worlds.local import Faulty
 
 OBJECTS = WriteOptions(inline_bytes_max=0)
 

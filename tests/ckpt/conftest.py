@@ -10,8 +10,8 @@ import pytest
 
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
-from tests import stores
 from tests.ckpt.ckpt_runs import fingerprint
+from tests.worlds import stores
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,10 @@ from stateformat.requests import RequestAnswer, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.asking import Attempt, draw, status_of
 from stateformat.tools.ckpt.text import Look
-from tests import stores
-from tests.ckpt.asked_runs import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
 from tests.ckpt.ckpt_runs import document, failure, page
-from tests.local_jobs import Count, Line, rows
+from tests.worlds import stores
+from tests.worlds.local import Count, Line, rows
+from tests.worlds.requests import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
 
 DRAIN, NO_DRAIN = StopMode.DRAIN, StopMode.NO_DRAIN
 WANTED: dict[str, dict[str, Any]] = {

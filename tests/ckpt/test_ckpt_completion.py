@@ -11,8 +11,8 @@ import pytest
 
 from stateformat.tools.ckpt.completion import INSTALLED, script
 from stateformat.tools.ckpt.main import COMMANDS
-from tests import stores
 from tests.ckpt.ckpt_runs import CKPT, failure, page, run
+from tests.worlds import stores
 
 
 @pytest.fixture(scope="module")

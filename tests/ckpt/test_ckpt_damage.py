@@ -27,8 +27,8 @@ from stateformat.model import GIVEN_UP_PROPERTY
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.text import Look, draw_checkpoint
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, page, run, words
+from tests.worlds import stores
 
 RECORD = "checkpoints/{:020d}.json"
 FIRST = RECORD.format(1)

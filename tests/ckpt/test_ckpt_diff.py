@@ -38,7 +38,7 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.text import render
 from stateformat.ttl import Ttl
 from tests.ckpt.ckpt_runs import document, failure, page, run, words
-from tests.stores import KEYS, PARALLELISM, Job, flights_job, operator, owned, tail
+from tests.worlds.stores import KEYS, PARALLELISM, Job, flights_job, operator, owned, tail
 
 FOREIGN = Path(__file__).parents[1] / "foreign/fixtures"
 FLINK = FOREIGN / "flink-2.3.0/finished-hashmap-canonical/savepoint"

@@ -20,11 +20,11 @@ import pytest
 from stateformat.backends.storage.s3.client import S3Client
 from stateformat.states import declare
 from stateformat.store import open as open_store
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, page, run, words
 from tests.ckpt.test_ckpt_get import FOREIGN, read_bytes, requests
 from tests.servers.server import BUCKET, S3Server
 from tests.storage.linking import counted_store
+from tests.worlds import stores
 
 SAVEPOINTS = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 

@@ -17,10 +17,10 @@ import pytest
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import open as open_store
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page, run, words
-from tests.data_world import NEWEST, ROW_KEYS, USERS, data_store, expected_changes, expected_rows, user
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import stores
+from tests.worlds.data import NEWEST, ROW_KEYS, USERS, data_store, expected_changes, expected_rows, user
 
 FOREIGN = Path(__file__).parents[1] / "foreign/fixtures"
 STATES = ("spent", "baskets", "recent", "reminders")

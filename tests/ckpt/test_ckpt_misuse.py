@@ -14,8 +14,8 @@ import pytest
 import stateformat as sf
 from stateformat.tools.ckpt.exit_status import in_options
 from stateformat.tools.ckpt.main import COMMANDS, ckpt
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, run, words
+from tests.worlds import stores
 
 SUMS = "--operator delays --state sums"
 MISUSE = [

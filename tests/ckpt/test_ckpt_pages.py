@@ -32,8 +32,8 @@ from stateformat.tools.ckpt.options import Address, AddressType, options_for
 from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
 from stateformat.tools.ckpt.text import Column, Look, graph, render
 from stateformat.tools.ckpt.text.rows import draw_rows
-from tests import stores
 from tests.ckpt.ckpt_runs import page, run
+from tests.worlds import stores
 
 PAGES = Path(__file__).parent / "pages"
 GOLDEN = Path(__file__).parents[1] / "golden/v1"

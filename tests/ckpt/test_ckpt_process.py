@@ -46,9 +46,8 @@ from stateformat.tools.ckpt.main import main
 from stateformat.tools.ckpt.output import complain
 from stateformat.tools.ckpt.watch import Watch
 from tests.ckpt.ckpt_runs import CKPT, DOCS, Run, failure, program, run, words
-from tests.local_jobs import Bench, settle
-from tests.local_stops import SUSPEND, Job
-from tests.stores import counts_store
+from tests.worlds.local import SUSPEND, Bench, Job, settle
+from tests.worlds.stores import counts_store
 
 HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore", "rich"}
 NASTY = "\x1b[31mred\x07\r\x9b2J\u202etxt.exe"

@@ -29,9 +29,9 @@ from stateformat.store import open as open_store
 from stateformat.tools.ckpt.text import Look
 from stateformat.tools.ckpt.text.contents import LINES, contents_facts, contents_table, holds_line
 from stateformat.words import precise_moment
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page, run, state_of, topology_without, words
 from tests.forgery import Forger
+from tests.worlds import stores
 
 SUMS = ("--operator", "delays", "--state", "sums")
 

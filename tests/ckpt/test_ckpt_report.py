@@ -22,10 +22,10 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.words import label
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.html.hostile import NAMES
 from tests.html.test_reprs import Parsed
+from tests.worlds import stores
 
 FIXTURES = Path(__file__).parents[1] / "foreign/fixtures"
 NOW_US = 1_800_000_000 * 10**6

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, page, words
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import stores
 
 pytestmark = pytest.mark.s3
 

@@ -24,16 +24,16 @@ from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import LocalRuntime
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
-from tests import stores
 from tests.ckpt.ckpt_runs import CKPT, document, failure, fingerprint, page, program, run
-from tests.data_world import data_store, expected, same_rows
+from tests.worlds import stores
+from tests.worlds.data import data_store, expected, same_rows
 
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The shop of tests/data_world.py. Tests leave it as it is."""
+    """The shop of tests/worlds/data.py. Tests leave it as it is."""
     folder = tmp_path_factory.mktemp("sql") / "shop"
     data_store(str(folder))
     before = fingerprint(folder)
@@ -173,7 +173,7 @@ def test_a_query_comes_from_standard_input(shop: Path) -> None:
 
 def test_notes_about_names_go_to_standard_error_and_into_the_document(tmp_path: Path) -> None:
     from stateformat.states import declare
-    from tests.stores import Job, JobGraph, operator, pa
+    from tests.worlds.stores import Job, JobGraph, operator, pa
 
     state = declare.even_split_state("main", "s", columns={"n": pa.int64(), "N": pa.int64()})
     rows = {("main", "s"): lambda _: pa.table({"n": pa.array([1]), "N": pa.array([2])})}

@@ -14,9 +14,9 @@ import pytest
 
 from stateformat.model import CheckpointId
 from stateformat.store import open as open_store
-from tests import data_world as world, stores
 from tests.ckpt.ckpt_runs import document, failure, page, program, run
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import data as world, stores
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
@@ -259,7 +259,7 @@ def test_the_function_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
 
     from stateformat.graph import JobGraph
     from stateformat.states import declare
-    from tests.stores import Job, operator, owned
+    from tests.worlds.stores import Job, operator, owned
 
     accounts = operator("accounts", 2)
     state = declare.value_state(

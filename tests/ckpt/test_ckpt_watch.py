@@ -23,8 +23,8 @@ from stateformat.rescaling import WantedParallelism
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.commands.running import watch as command
 from stateformat.tools.ckpt.text import Look
-from tests import stores
 from tests.ckpt.ckpt_runs import CKPT, failure, json_members, members, page, run
+from tests.worlds import stores
 
 JOB = stores.counts_job()
 EVERYTHING = {operator.uid: range(operator.parallelism) for operator in JOB.graph.operators}

@@ -19,8 +19,8 @@ import pytest
 from stateformat.graph import Status
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.main import COMMANDS
-from tests import stores
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, page, run, state_of, words
+from tests.worlds import stores
 
 
 def counts_of(folder: Path) -> dict[str, int]:

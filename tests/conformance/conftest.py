@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.played_stage import PlayedStage
+from tests.worlds.stages import PlayedStage
 
 
 @pytest.fixture

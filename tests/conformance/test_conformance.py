@@ -14,11 +14,23 @@ from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.runtime import SystemClock
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from tests.conformance import Gated, Out, Told, batches, lose, plain, stopped, to_end, until
-from tests.conformance_jobs import Counting, LapJob, StateJob, Who, every_operator, hops_job, two_heads
 from tests.forgery import Forger
-from tests.local_jobs import rows
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.worlds.jobs import Counting, LapJob, StateJob, Who, every_operator, hops_job, two_heads
+from tests.worlds.local import rows
+from tests.worlds.stages import (
+    EVERYWHERE,
+    Gated,
+    Out,
+    PlayedStage,
+    Told,
+    batches,
+    lose,
+    other,
+    plain,
+    stopped,
+    to_end,
+    until,
+)
 
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
 

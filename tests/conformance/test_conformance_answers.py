@@ -13,10 +13,8 @@ import pytest
 from stateformat.backends.local import JobFailed
 from stateformat.backends.runtime import Run
 from stateformat.model import StopMode
-from tests.conformance import EXECUTORS, stopped, to_end, until
-from tests.conformance_answers import AnswerJob, AnswerLoopJob
-from tests.conformance_jobs import LapJob, hops_job, two_heads
-from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
+from tests.worlds.jobs import AnswerJob, AnswerLoopJob, LapJob, hops_job, two_heads
+from tests.worlds.stages import EVERYWHERE, EXECUTORS, ON_BOTH, PlayedStage, other, stopped, to_end, until
 
 BOTH = pytest.mark.parametrize("executor", EXECUTORS)
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN

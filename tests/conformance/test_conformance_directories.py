@@ -16,11 +16,9 @@ from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.errors import InvalidInput, RestoreRefused
-from tests.conformance import Out, to_end, until
-from tests.directory_sources import Earlier, OfNamesAlone
-from tests.growing_folders import END, GrowingFolder
-from tests.local_jobs import ROWS
-from tests.played_stage import EVERYWHERE, PlayedStage, other
+from tests.worlds.jobs import END, Earlier, GrowingFolder, OfNamesAlone
+from tests.worlds.local import ROWS
+from tests.worlds.stages import EVERYWHERE, Out, PlayedStage, other, to_end, until
 
 BOTH = pytest.mark.parametrize("executor", ["local", "spark"])
 

@@ -23,11 +23,21 @@ from stateformat.backends.runtime.reports import FailureCost, cost_in
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from tests.ckpt.ckpt_runs import run as ckpt
-from tests.conformance import Gated, Out, batches, lose, stopped, to_end, until
-from tests.conformance_jobs import Line, Shares
-from tests.local_jobs import rows
-from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
-from tests.timer_jobs import SECOND_US
+from tests.worlds.jobs import SECOND_US, Line, Shares
+from tests.worlds.local import rows
+from tests.worlds.stages import (
+    EVERYWHERE,
+    ON_BOTH,
+    Gated,
+    Out,
+    PlayedStage,
+    batches,
+    lose,
+    other,
+    stopped,
+    to_end,
+    until,
+)
 
 
 @pytest.fixture

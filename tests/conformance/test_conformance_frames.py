@@ -26,11 +26,10 @@ from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.spark.sources import position_log
 from stateformat.backends.spark.sources.files import DirectoryFrames
 from stateformat.errors import InvalidInput, RestoreRefused
-from tests.conformance import Out, to_end, until
-from tests.growing_folders import END, GrowingFolder
-from tests.local_jobs import ROWS, rows
-from tests.played_stage import PlayedStage
-from tests.spark_in_process import RangeSource
+from tests.worlds.jobs import END, GrowingFolder
+from tests.worlds.local import ROWS, rows
+from tests.worlds.spark import RangeSource
+from tests.worlds.stages import Out, PlayedStage, to_end, until
 
 NOON_S = 1_700_000_000
 WINDOW_S = 10

@@ -17,12 +17,10 @@ from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
 from stateformat.ttl import NO_TIME_US
 from stateformat.validation import validate
-from tests.conformance import Gated, Out, lose, stopped, to_end, until
-from tests.expiring_jobs import LIVES_US, ExpiringJob, said
-from tests.local_jobs import ROWS, rows
-from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
-from tests.spark_in_process import Ranges, RangeSource
-from tests.timer_jobs import SECOND_US, Losing, Reminders, Union
+from tests.worlds.jobs import LIVES_US, SECOND_US, ExpiringJob, Losing, Reminders, Union, said
+from tests.worlds.local import ROWS, rows
+from tests.worlds.spark import Ranges, RangeSource
+from tests.worlds.stages import EVERYWHERE, ON_BOTH, Gated, Out, PlayedStage, lose, other, stopped, to_end, until
 
 IDLE_AFTER = 3 * SECOND_US
 WINDOW_US = 100

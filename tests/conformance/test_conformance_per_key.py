@@ -25,10 +25,20 @@ from stateformat.backends.local import LocalRuntime
 from stateformat.backends.rewrite import publish_rescaled
 from stateformat.errors import CheckpointError, RestoreRefused
 from stateformat.model import StopMode
-from tests.conformance import Gated, Out, batches, lose, stopped, to_end, until
-from tests.conformance_jobs import Versioned
-from tests.conformance_per_key import CallsOfEpochs, PerKeyJob, expected
-from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
+from tests.worlds.jobs import CallsOfEpochs, PerKeyJob, Versioned, expected
+from tests.worlds.stages import (
+    EVERYWHERE,
+    ON_BOTH,
+    Gated,
+    Out,
+    PlayedStage,
+    batches,
+    lose,
+    other,
+    stopped,
+    to_end,
+    until,
+)
 
 
 @EVERYWHERE

@@ -20,10 +20,8 @@ from stateformat.backends.runtime import GraceExceeded, JobOutcome, JobPaused, P
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from stateformat.requests import RequestAnswer, RequestOutcome
-from tests.conformance import Gated, Out, Told, batches, to_end, until
-from tests.conformance_jobs import LapJob, Line, StateJob, every_operator, hops_job
-from tests.expiring_jobs import ExpiringJob
-from tests.played_stage import EVERYWHERE, ON_BOTH, PlayedStage, other
+from tests.worlds.jobs import ExpiringJob, LapJob, Line, StateJob, every_operator, hops_job
+from tests.worlds.stages import EVERYWHERE, ON_BOTH, Gated, Out, PlayedStage, Told, batches, other, to_end, until
 
 ALL = [*range(24)]
 

@@ -36,7 +36,7 @@ from tests.connectors.sink_steps import (
     snapshot,
     subtask_of,
 )
-from tests.local_jobs import Bench, Tap, Told, rows
+from tests.worlds.local import Bench, Tap, Told, rows
 
 
 class Steps:

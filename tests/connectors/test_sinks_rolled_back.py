@@ -26,7 +26,7 @@ from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from tests.connectors.sink_s3 import Inside, Outside
 from tests.forgery import Forger, put
-from tests.local_jobs import Bench, Tap, rows, to_end, until
+from tests.worlds.local import Bench, Tap, rows, to_end, until
 
 
 class Renaming(TwoPhaseCommitSink):

@@ -24,7 +24,7 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.ttl import NO_TIME_US, TTL_COLUMN
-from tests.stores import Job, owned, rescale_newest
+from tests.worlds.stores import Job, owned, rescale_newest
 
 MAX = 8
 OBJECTS = WriteOptions(inline_bytes_max=0)

@@ -38,7 +38,7 @@ from stateformat.model import State
 from stateformat.publication import pending
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from tests.stores import Job, owned, rescale_newest
+from tests.worlds.stores import Job, owned, rescale_newest
 
 GROUPS = 8
 KEYS = {"k": pa.string()}

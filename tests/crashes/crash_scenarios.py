@@ -35,7 +35,7 @@ from stateformat.segments import WriteOptions, file_writer as segment_writer
 from stateformat.store import CheckpointStore
 from tests.crashes.crash_calls import STORE
 from tests.crashes.crash_disk import Call, Disk, Tree, put
-from tests.stores import Job, counts_job
+from tests.worlds.stores import Job, counts_job
 
 Mark = Callable[[str], None]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tests import data_recipes
-from tests.data_world import NEWEST, PARALLELISMS, expected_changes, expected_rows
+from tests.worlds import recipes as data_recipes
+from tests.worlds.data import NEWEST, PARALLELISMS, expected_changes, expected_rows
 
 SPENT = ("totals", "spent")
 ROWS = expected_rows(*SPENT)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import data_recipes
-from tests.data_world import data_store
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import recipes as data_recipes
+from tests.worlds.data import data_store
 
 FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 NOT_ON_S3 = ("Never read the segments", "A Flink savepoint, a Spark query")

@@ -1,4 +1,4 @@
-"""The store of tests/data_world.py has what its head says, wherever it lies."""
+"""The store of tests/worlds/data.py has what its head says, wherever it lies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.store import CheckpointStore
-from tests.data_world import NAMES, NEWEST, PARALLELISMS, data_store, expected, expected_changes, same_rows
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds.data import NAMES, NEWEST, PARALLELISMS, data_store, expected, expected_changes, same_rows
 
 
 def assert_right(store: CheckpointStore) -> None:

@@ -21,7 +21,7 @@ from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
 from stateformat.model import StopMode
 from tests.dataflow.task_scripts import STEPS, Script, describe as describe_part
-from tests.tiny_jobs import tiny_job
+from tests.worlds.dataflow import tiny_job
 
 
 def task(name: str) -> ev.TaskId:

@@ -15,7 +15,7 @@ from stateformat.backends.dataflow.chain.chain import OperatorChain
 from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.dataflow.graph import Job
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from tests.dataflow_fakes import ROWS, Chunks, Collected, Coordinated, Pass, job_of, opened, rows
+from tests.worlds.dataflow import ROWS, Chunks, Collected, Coordinated, Pass, job_of, opened, rows
 
 KEY = {"key": pa.int64()}
 

@@ -23,7 +23,7 @@ from stateformat.model import Mode
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
-from tests.dataflow_fakes import ROWS, Bucket, Chunks, Collected, Pass, job_of, opened, rows
+from tests.worlds.dataflow import ROWS, Bucket, Chunks, Collected, Pass, job_of, opened, rows
 
 KEY = {"key": pa.int64()}
 Tasks = Mapping[tuple[str, int], tuple[OperatorChain, Collected]]

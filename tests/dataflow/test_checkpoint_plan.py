@@ -22,12 +22,10 @@ from stateformat.backends.dataflow.operators.row_steps import Filter
 from stateformat.backends.local import JobFailed
 from stateformat.errors import InvalidInput
 from stateformat.graph import Partitioner
-from tests.conformance import EXECUTORS, Calls, Gated, Out, Told, batches, to_end, until
-from tests.conformance_answers import Echoes
-from tests.conformance_jobs import laps
-from tests.local_jobs import ROWS
-from tests.played_stage import PlayedStage
-from tests.tiny_jobs import TinyJob, tiny_job
+from tests.worlds.dataflow import TinyJob, tiny_job
+from tests.worlds.jobs import Echoes, laps
+from tests.worlds.local import ROWS
+from tests.worlds.stages import EXECUTORS, Calls, Gated, Out, PlayedStage, Told, batches, to_end, until
 
 EVERY = {"forward", "rescale", "rebalance", "hash", "broadcast"}
 

@@ -41,7 +41,7 @@ from stateformat.graph import Partitioner
 from stateformat.model import Mode, Record
 from stateformat.record import members_of
 from stateformat.rules.graph import check_graph, check_states
-from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful, job_of
+from tests.worlds.dataflow import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful, job_of
 
 KEY = {"key": pa.int64()}
 KEY_FIELD = pa.field("key", pa.int64())

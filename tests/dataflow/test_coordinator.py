@@ -33,7 +33,7 @@ from stateformat.graph import Edge, Partitioner
 from stateformat.model import StopMode
 from tests.dataflow.coordinator_scripts import make_coordinator, play, tell
 from tests.dataflow.task_scripts import Script, scripts
-from tests.tiny_jobs import TinyJob, TinyVertex, tiny_job
+from tests.worlds.dataflow import TinyJob, TinyVertex, tiny_job
 
 RUNS = scripts(Path(__file__).with_name("runs_of_coordinators.txt"))
 TWO = "a:1 b:2; a hash b | tolerable_failures=1"

@@ -24,10 +24,9 @@ from stateformat.backends.dataflow.task.task import Task
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.backends.runtime import Progress
 from stateformat.errors import InvalidInput
-from tests.conformance import Gated, Stage, plain, to_end, until
-from tests.local_jobs import ROWS
-from tests.played_stage import PlayedStage
-from tests.spark_in_process import Ranges, RangeSource, Stand
+from tests.worlds.local import ROWS
+from tests.worlds.spark import Ranges, RangeSource, Stand
+from tests.worlds.stages import Gated, PlayedStage, Stage, plain, to_end, until
 
 COUNTS = {"n": ("*", "count"), "total": ("value", "sum")}
 SIZE_US = 100

@@ -28,7 +28,7 @@ from stateformat.backends.dataflow.operators import aggregate
 from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidState
-from tests.dataflow_fakes import ROWS, Chunks, Pass, Stateful, job_of, rows
+from tests.worlds.dataflow import ROWS, Chunks, Pass, Stateful, job_of, rows
 
 Connect = Callable[[Stream], Stream]
 

@@ -23,7 +23,7 @@ from stateformat.backends.spark.sources.source import SparkSource
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import Status
 from stateformat.segments import check_text
-from tests.dataflow_fakes import Chunks, Collected, Pass, job_of, opened, rows
+from tests.worlds.dataflow import Chunks, Collected, Pass, job_of, opened, rows
 
 
 def reader(source: Chunks, event_time: EventTime | str | None = None) -> tuple[OperatorChain, Collected]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import DOCS, Recipe, RecipePage, shell
+from tests.worlds.recipes import DOCS, Recipe, RecipePage, shell
 
 _VARYING = (
     (r"[0-9a-f]{32}", "ID"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateformat.backends.storage.memory import MemoryStorage
-from tests import recipes
+from tests.worlds import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = recipes.PAGES

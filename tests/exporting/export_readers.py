@@ -13,7 +13,7 @@ from stateformat.backends.exporting import Exported, Format, Place, TableExport,
 from stateformat.graph import JobGraph
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests.stores import Job, operator
+from tests.worlds.stores import Job, operator
 
 FORMATS = (Format.ICEBERG, Format.DELTA)
 POINT = pa.struct([pa.field("x", pa.int8()), pa.field("more", pa.list_(pa.struct([pa.field("y.z", pa.int16())])))])

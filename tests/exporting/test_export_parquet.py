@@ -34,9 +34,9 @@ from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import ArrowStream
 from tests.ckpt.ckpt_runs import document, failure, page, run
-from tests.data_world import NAMES, data_store, expected, expected_rows, same_rows
 from tests.exporting.export_readers import TYPES, files_in, rows_of, types_store
-from tests.stores import Job, flights_store, operator, refused
+from tests.worlds.data import NAMES, data_store, expected, expected_rows, same_rows
+from tests.worlds.stores import Job, flights_store, operator, refused
 
 SPENT = ("totals", "spent")
 

@@ -16,9 +16,9 @@ from pyarrow import fs, parquet as pq
 from stateformat.backends.exporting import Format, Place, TableExport, one_checkpoint, several_checkpoints
 from stateformat.errors import StorageError
 from tests.ckpt.ckpt_runs import document, failure, run
-from tests.data_world import NAMES, data_store, expected, same_rows
 from tests.exporting.export_readers import FORMATS
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds.data import NAMES, data_store, expected, same_rows
 
 pytestmark = pytest.mark.s3
 

@@ -30,7 +30,6 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import ArrowStream
-from tests.data_world import NAMES, data_store, expected, expected_rows, same_rows
 from tests.exporting.export_readers import (
     COLUMNS,
     FORMATS,
@@ -46,7 +45,8 @@ from tests.exporting.export_readers import (
     versions_of,
 )
 from tests.forgery import Forger
-from tests.stores import Job, counts_job, counts_store, operator, refused
+from tests.worlds.data import NAMES, data_store, expected, expected_rows, same_rows
+from tests.worlds.stores import Job, counts_job, counts_store, operator, refused
 
 SPENT = ("totals", "spent")
 COUNTS = ("counter", "counts")

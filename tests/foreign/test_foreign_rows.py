@@ -14,7 +14,7 @@ import stateformat
 from stateformat.errors import InvalidInput
 from stateformat.reading import Checkpoint, StateRows
 from tests.foreign.test_import_fixtures import EACH, FIXTURES, is_readable, plain
-from tests.stores import refused
+from tests.worlds.stores import refused
 
 KEYS_TRIED = 2
 

@@ -35,8 +35,8 @@ from stateformat.validation import validate
 from tests.forgery import Forger, get, put
 from tests.fuzz import foreign_shapes, foreign_targets, thrift_tree as thrift
 from tests.fuzz.mutations import Choices, changed_bytes, changed_parquet, changed_record
-from tests.segments import slices
-from tests.stores import flights_store
+from tests.worlds.segments import slices
+from tests.worlds.stores import flights_store
 
 SECONDS_MAX = 5.0
 GROWTH_BYTES_MAX = 1 << 30

@@ -19,7 +19,7 @@ from tests.forgery import Forger, get
 from tests.fuzz import targets, thrift_tree as thrift
 from tests.fuzz.mutations import Choices
 from tests.fuzz.parquet_parts import Parts
-from tests.stores import flights_store
+from tests.worlds.stores import flights_store
 
 RUNS = {"record": 60, "manifest": 30, "segment": 60, "store": 4}
 FOREIGN_RUNS = {

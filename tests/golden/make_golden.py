@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent.parent))
 
 import pyarrow as pa  # noqa: E402
 
 import stateformat as sf  # noqa: E402
 from stateformat.segments import WriteOptions  # noqa: E402
 from stateformat.states import list_state, map_state, timers, value_state  # noqa: E402
-from stores import flights_job, flights_store, operator, owned, rescale_newest  # noqa: E402
+from tests.worlds.stores import flights_job, flights_store, operator, owned, rescale_newest  # noqa: E402
 
 VERSION = HERE / "v1"
 

@@ -12,10 +12,10 @@ import pytest
 
 from stateformat.html import report_page
 from stateformat.reporting import collect_report
-from tests import stores
 from tests.html import chromium
 from tests.html.hostile import NAMES, hostile
 from tests.tally import Tally
+from tests.worlds import stores
 
 WIDTHS = (360, 800, 1400)
 _CONTRAST = """

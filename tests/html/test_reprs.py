@@ -28,8 +28,8 @@ from stateformat.inspecting import diff
 from stateformat.reporting import collect_report
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.words import label
-from tests import stores
 from tests.html.hostile import NAMES, hostile
+from tests.worlds import stores
 
 FIXTURES = Path(__file__).parents[1] / "foreign/fixtures"
 LENGTH_MAX = 240

@@ -26,7 +26,7 @@ from stateformat.backends.dataflow.graph import SPLITS
 from stateformat.backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import PublishConflict
 from stateformat.model import StopMode
-from tests.local_jobs import (
+from tests.worlds.local import (
     KEY,
     Bench,
     Boom,

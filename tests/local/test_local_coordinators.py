@@ -14,7 +14,7 @@ from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import events as ev
 from stateformat.backends.local import JobFailed, LocalRun, RunDiscarded
 from stateformat.model import Mode, StopMode
-from tests.local_jobs import (
+from tests.worlds.local import (
     Bench,
     Line,
     Log,

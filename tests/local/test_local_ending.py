@@ -23,7 +23,7 @@ from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import JobFailed, JobOutcome, LocalRun, RunDiscarded
 from stateformat.model import StopMode
-from tests.local_jobs import (
+from tests.worlds.local import (
     KEY,
     ROWS,
     Bench,

@@ -21,7 +21,7 @@ from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import StopMode
-from tests.local_jobs import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until
+from tests.worlds.local import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until
 
 
 def passed(line: Line) -> list[list[int]]:

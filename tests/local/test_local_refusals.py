@@ -19,7 +19,7 @@ from stateformat.backends.dataflow.operators.row_steps import Map, Select
 from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import JobFailed
 from stateformat.errors import InvalidInput
-from tests.local_jobs import KEY, ROWS, Bench, Line, Log, Tap, Told, rows, until
+from tests.worlds.local import KEY, ROWS, Bench, Line, Log, Tap, Told, rows, until
 
 
 class Odd(Told):

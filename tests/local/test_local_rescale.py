@@ -16,7 +16,7 @@ from stateformat.backends.runtime import JobPaused
 from stateformat.model import RESCALE_PROPERTY, StopMode
 from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome, encode_request
 from stateformat.rescaling import WantedParallelism, rescale_of
-from tests.local_jobs import Count, Line, rows, to_end
+from tests.worlds.local import Count, Line, rows, to_end
 
 COUNTS = [3, 3, 3, 3]
 """What the job commits: the rows of each key."""

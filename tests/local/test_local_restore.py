@@ -21,8 +21,8 @@ from stateformat.backends.local import LocalRun, RunDiscarded
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import Mode, Record
 from stateformat.reading import ReadTask
-from tests.dataflow_fakes import Chunks, Pass
-from tests.local_jobs import (
+from tests.worlds.dataflow import Chunks, Pass
+from tests.worlds.local import (
     KEY,
     ROWS,
     Bench,

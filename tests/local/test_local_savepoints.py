@@ -21,9 +21,8 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import CheckpointKind
 from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome, encode_request
 from stateformat.store import CheckpointStore
-from tests import stores
-from tests.local_jobs import INTERVAL_US, rows, settle, to_end, until
-from tests.local_stops import SUSPEND, UNDISTURBED, Job
+from tests.worlds import stores
+from tests.worlds.local import INTERVAL_US, SUSPEND, UNDISTURBED, Job, rows, settle, to_end, until
 
 ELSEWHERE = "memory://elsewhere/kept"
 LONG_US = 100 * INTERVAL_US

@@ -23,10 +23,9 @@ from stateformat.history import record_ids
 from stateformat.model import KEEP_PROPERTY, CheckpointKind
 from stateformat.storage import Storage
 from stateformat.store import CheckpointStore
-from tests.local_jobs import Bench, Faulty, to_end, until
-from tests.local_stops import DRAIN, SUSPEND, UNDISTURBED, Job
 from tests.servers.server import BUCKET, S3Server
-from tests.stores import counts_job
+from tests.worlds.local import DRAIN, SUSPEND, UNDISTURBED, Bench, Faulty, Job, to_end, until
+from tests.worlds.stores import counts_job
 
 
 def bytes_of(storage: Storage) -> dict[str, bytes]:

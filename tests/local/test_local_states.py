@@ -27,7 +27,7 @@ from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
 from stateformat.redistribution import RestorePlan
 from stateformat.repairing import losses_of
-from tests.local_jobs import KEY, Bench, Count, Line, Log, Out, Tap, Told, rows, settle, to_end, until
+from tests.worlds.local import KEY, Bench, Count, Line, Log, Out, Tap, Told, rows, settle, to_end, until
 
 PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
 

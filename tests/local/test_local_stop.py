@@ -18,9 +18,24 @@ from stateformat.model import StopMode
 from stateformat.paths import request_path
 from stateformat.requests import JobRequest, RequestKind, RequestOutcome, encode_request
 from stateformat.storage import CreateOutcome
-from tests import stores
-from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
-from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Flushing, Job, flushed
+from tests.worlds import stores
+from tests.worlds.local import (
+    DRAIN,
+    MODES,
+    SUSPEND,
+    UNDISTURBED,
+    Bench,
+    Flushing,
+    Job,
+    Out,
+    Tap,
+    flushed,
+    rows,
+    settle,
+    state_of,
+    to_end,
+    until,
+)
 
 
 def test_a_job_that_is_drained_flushes_everything_before_its_savepoint_and_ends_finished() -> None:

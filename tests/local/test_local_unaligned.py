@@ -18,7 +18,7 @@ from stateformat.backends.local import LocalRun
 from stateformat.backends.runtime import Worker
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
-from tests.local_jobs import (
+from tests.worlds.local import (
     INTERVAL_US,
     ROWS,
     Bench,

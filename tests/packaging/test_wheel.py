@@ -17,7 +17,7 @@ import pyarrow
 import pytest
 
 import stateformat
-from tests.stores import counts_store
+from tests.worlds.stores import counts_store
 
 ROOT = Path(__file__).resolve().parents[2]
 WINGS = ("backends", "redistribution", "tools")

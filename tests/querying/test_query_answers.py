@@ -19,9 +19,9 @@ from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
-from tests import stores
-from tests.data_world import NAMES, NEWEST, PARALLELISMS, data_store, expected, same_rows
-from tests.stores import Job, operator
+from tests.worlds import stores
+from tests.worlds.data import NAMES, NEWEST, PARALLELISMS, data_store, expected, same_rows
+from tests.worlds.stores import Job, operator
 
 
 @pytest.fixture(scope="module")

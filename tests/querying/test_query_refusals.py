@@ -21,8 +21,8 @@ from stateformat.backends.querying import query, where_rows
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import ArrowStream
-from tests import stores
 from tests.ckpt.ckpt_runs import fingerprint
+from tests.worlds import stores
 
 SECRET = "open sesame"
 

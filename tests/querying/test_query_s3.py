@@ -10,9 +10,9 @@ from stateformat.backends.querying import query
 from stateformat.segments import WriteOptions
 from stateformat.storage import stats_of
 from stateformat.store import open as open_store
-from tests import stores
-from tests.data_world import NEWEST, data_store, expected, same_rows
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import stores
+from tests.worlds.data import NEWEST, data_store, expected, same_rows
 
 pytestmark = pytest.mark.s3
 

@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from stores import rescale_newest
 
 import stateformat as sf
 from stateformat.graph import Status
@@ -39,6 +38,7 @@ from tests.redistribution.redistribution_cases import (
     state,
 )
 from tests.redistribution.redistribution_oracle import expected
+from tests.worlds.stores import rescale_newest
 
 MAX = 13
 """Not a multiple of any parallelism but 1 and 13, so ranges are as uneven as they get."""

@@ -23,10 +23,10 @@ from stateformat.model import CheckpointId
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import BATCH_BYTES
 from stateformat.validation import validate
-from tests import data_world as world
 from tests.local.test_local_states import Job
 from tests.rewrite import rewrite_jobs as jobs
 from tests.rewrite.transform_cases import CASES, Case, check_case, put, rewritten_to
+from tests.worlds import data as world
 
 SPENT = ("totals", "spent")
 

@@ -17,7 +17,7 @@ from stateformat.backends.rewrite import Engine, RewriteSpec, Rewritten, Transfo
 from stateformat.reading import Checkpoint
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
-from tests import data_world as world
+from tests.worlds import data as world
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from stateformat.backends.dataflow.task.inputs import InputEdge, Inputs
 from stateformat.backends.dataflow.task.task import Task
 from stateformat.backends.runtime import CAPACITY, EdgeLog, Queue, Worker
 from stateformat.backends.runtime.channels import Outputs, ReadyInputs
-from tests.local_jobs import Count, Line, rows, settle, to_end
+from tests.worlds.local import Count, Line, rows, settle, to_end
 
 LOOKS: Counter[str] = Counter()
 

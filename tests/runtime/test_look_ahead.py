@@ -31,9 +31,9 @@ from stateformat.backends.spark.sources.offset_table import OffsetTable
 from stateformat.backends.spark.sources.offsets import Position
 from stateformat.backends.spark.sources.source import Range, RangeEnumerator
 from stateformat.errors import ErrorKind, OutcomeUnknown, StorageError
-from tests.conformance import Out, to_end, until
-from tests.local_jobs import ROWS, Line, rows
-from tests.spark_in_process import Ranges, RangeSource, Stand
+from tests.worlds.local import ROWS, Line, rows
+from tests.worlds.spark import Ranges, RangeSource, Stand
+from tests.worlds.stages import Out, to_end, until
 
 
 class Jobs:

@@ -43,7 +43,7 @@ from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions
 from stateformat.storage import CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
-from tests.local_jobs import Boom
+from tests.worlds.local import Boom
 
 ROWS = 3000
 KEYS = 50

@@ -20,8 +20,8 @@ from stateformat.backends.spark import DirectoryFrames, OffsetTable, SparkRuntim
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
-from tests import data_world
 from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, world_flow
+from tests.worlds import data as data_world
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]

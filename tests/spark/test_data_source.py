@@ -20,9 +20,9 @@ from stateformat.backends.spark.data_source.streams import stream_of
 from stateformat.errors import InvalidInput
 from stateformat.inspecting import METADATA_TABLES, metadata_table
 from stateformat.store import open as open_store
-from tests.data_world import NAMES, data_store, expected, expected_changes, same_rows
 from tests.spark.data_source_reads import read, sentence, table
-from tests.stores import counts_job
+from tests.worlds.data import NAMES, data_store, expected, expected_changes, same_rows
+from tests.worlds.stores import counts_job
 
 pytestmark = pytest.mark.spark
 

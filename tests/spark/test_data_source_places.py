@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import stateformat
-from tests.data_world import data_store, expected, same_rows
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.server import BUCKET, S3Server
 from tests.spark.data_source_reads import read, sentence, table
+from tests.worlds.data import data_store, expected, same_rows
 
 pytestmark = pytest.mark.spark
 

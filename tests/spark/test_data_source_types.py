@@ -20,9 +20,9 @@ from stateformat.backends.spark.data_source.filters import with_keys_of
 from stateformat.graph import JobGraph
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests.data_world import same_rows
 from tests.spark.data_source_reads import read, sentence, table
-from tests.stores import Job, operator, owned
+from tests.worlds.data import same_rows
+from tests.worlds.stores import Job, operator, owned
 
 pytestmark = pytest.mark.spark
 

@@ -25,9 +25,9 @@ from stateformat.backends.spark.driver.run import SparkRun
 from stateformat.backends.spark.protocol.remote_errors import RemoteError
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.errors import StorageError
-from tests.conformance import Gated, Out
-from tests.local_jobs import rows
-from tests.spark_in_process import Stand
+from tests.worlds.local import rows
+from tests.worlds.spark import Stand
+from tests.worlds.stages import Gated, Out
 
 
 class Twisted(Exception):

@@ -20,7 +20,7 @@ from stateformat.backends.connectors import CollectSink, ParquetSource
 from stateformat.backends.dataflow import Dataflow, EventTime
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark import SparkRuntime
-from tests.recipes import DOCS
+from tests.worlds.recipes import DOCS
 
 pytestmark = pytest.mark.spark
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stateformat.backends.spark import register_data_source
-from tests import data_recipes
-from tests.data_world import data_store
+from tests.worlds import recipes as data_recipes
+from tests.worlds.data import data_store
 
 pytestmark = pytest.mark.spark
 

@@ -28,11 +28,11 @@ from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.requests import RequestOutcome
-from tests import spark_in_process
-from tests.conformance import Calls, Gated, Out, Told, to_end as ended
-from tests.conformance_jobs import Counting, Everything, Shares
-from tests.local_jobs import ROWS, rows
-from tests.spark_in_process import Ranges, RangeSource, Stand
+from tests.worlds import spark as spark_in_process
+from tests.worlds.jobs import Counting, Everything, Shares
+from tests.worlds.local import ROWS, rows
+from tests.worlds.spark import Ranges, RangeSource, Stand
+from tests.worlds.stages import Calls, Gated, Out, Told, to_end as ended
 
 
 class World:

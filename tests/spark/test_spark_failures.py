@@ -27,7 +27,7 @@ from stateformat.backends.spark.sources.offset_table import OffsetTable
 from stateformat.backends.spark.sources.source import SparkSource
 from stateformat.errors import InvalidInput, PublishConflict
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
-from tests.spark_in_process import Stand
+from tests.worlds.spark import Stand
 
 ROWS = 1200
 

@@ -31,7 +31,7 @@ from stateformat.tools.ckpt.asking import Attempt
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
-from tests.stores import counts_job
+from tests.worlds.stores import counts_job
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,7 @@ from stateformat.model import ON_TOP, CheckpointId, Handle, Mode
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.states import declare
 from stateformat.store import open as open_store
-from tests.tiny_jobs import tiny_job
+from tests.worlds.dataflow import tiny_job
 
 KEYS = {"key": pa.int64()}
 STATES = (

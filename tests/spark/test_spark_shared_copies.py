@@ -21,8 +21,8 @@ from stateformat.backends.spark.worker.shared_copies import SharedCopies
 from stateformat.backends.state import SubtaskStates
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.states import declare
-from tests.conformance import Out
-from tests.spark_in_process import Ranges, RangeSource, Stand
+from tests.worlds.spark import Ranges, RangeSource, Stand
+from tests.worlds.stages import Out
 
 COLUMNS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 KEYS, EPOCH_ROWS, WARM_UP, EPOCHS = 2_000, 40, 10, 40

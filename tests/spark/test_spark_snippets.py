@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import recipes
+from tests.worlds import recipes
 
 pytestmark = pytest.mark.spark
 SNIPPETS = [

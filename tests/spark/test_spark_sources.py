@@ -26,8 +26,8 @@ from stateformat.backends.spark.sources.offsets import Position
 from stateformat.backends.spark.sources.row_buffer import RowBuffer
 from stateformat.backends.spark.sources.source import Range, RangeEnumerator, SparkSource
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState
-from tests.dataflow_fakes import Chunks, rows
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, Numbers, names, numbers, only_n, ranges, restored
+from tests.worlds.dataflow import Chunks, rows
 
 pytestmark = pytest.mark.spark
 

@@ -20,10 +20,10 @@ from stateformat.backends.spark.rewrite import SparkEngine
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.segments import WriteOptions
 from stateformat.store import CheckpointStore, open as open_store
-from tests import data_world as world
 from tests.ckpt.ckpt_runs import CKPT, document
 from tests.rewrite import rewrite_jobs as jobs
 from tests.rewrite.transform_cases import CASES, put, rewritten_to
+from tests.worlds import data as world
 
 pytestmark = pytest.mark.spark
 

@@ -32,7 +32,7 @@ from stateformat.segments import WriteOptions
 from stateformat.tools.ckpt.main import main as ckpt
 from tests.forgery import Forger, seal
 from tests.fuzz import thrift_tree as thrift
-from tests.stores import counts_job
+from tests.worlds.stores import counts_job
 
 MIB = 1 << 20
 ADDRESS_SPACE_BYTES = 3 << 30

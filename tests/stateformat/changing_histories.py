@@ -23,7 +23,7 @@ from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.ttl import TTL_COLUMN, Ttl
-from tests.stores import owned
+from tests.worlds.stores import owned
 
 Row = dict[str, Any]
 KEYS = {"user": pa.int64(), "town": pa.string()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.stepping import World
+from tests.worlds.stepping import World
 
 
 @pytest.fixture

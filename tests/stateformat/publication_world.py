@@ -14,7 +14,7 @@ from stateformat import paths as layout
 from stateformat.errors import CheckpointError, ErrorKind, PublishConflict
 from stateformat.publication import pending
 from stateformat.publication.protocol import MOVES, Observation, Step
-from tests.stepping import Driver, Options, Request, World, explore
+from tests.worlds.stepping import Driver, Options, Request, World, explore
 
 Patch = pytest.MonkeyPatch
 Stops = Callable[[Request], bool]

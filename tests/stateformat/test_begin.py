@@ -32,9 +32,9 @@ from stateformat.snapshot import Snapshot
 from stateformat.states import declare, in_flight_state, value_state
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
-from tests import conformance, local_jobs
-from tests.spark_in_process import Ranges, RangeSource, Stand
-from tests.stores import counts_job, edge, flights_store, operator, refused
+from tests.worlds import local as local_jobs, stages as conformance
+from tests.worlds.spark import Ranges, RangeSource, Stand
+from tests.worlds.stores import counts_job, edge, flights_store, operator, refused
 
 A, B = Operator("a", 1), Operator("b", 2)
 HASH, FORWARD, REBALANCE = Partitioner.HASH, Partitioner.FORWARD, Partitioner.REBALANCE

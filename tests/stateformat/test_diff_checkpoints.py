@@ -36,12 +36,12 @@ from stateformat.reading import Checkpoint
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests import data_world
-from tests.data_world import data_store
-from tests.segments import CountingStorage
 from tests.servers.server import BUCKET, S3Server
 from tests.stateformat.changing_histories import KEYS, OWN, joined, random_history
-from tests.stores import counts_store, edge, flights_store, owned, refused
+from tests.worlds import data as data_world
+from tests.worlds.data import data_store
+from tests.worlds.segments import CountingStorage
+from tests.worlds.stores import counts_store, edge, flights_store, owned, refused
 
 Counts = tuple[int, int, int]
 BIG = WriteOptions(inline_bytes_max=0)

@@ -19,7 +19,7 @@ from stateformat.manifest import manifest_ref
 from stateformat.parquet.footer import carries_arrow_schema
 from stateformat.segments import WriteOptions
 from tests.forgery import Forger, get, put, seal
-from tests.stores import counts_job, counts_store, flights_store
+from tests.worlds.stores import counts_job, counts_store, flights_store
 
 OBJECTS = WriteOptions(inline_bytes_max=0)
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from golden.make_golden import EXPIRING, HOUR, LATER, NOON, TIMED, rows_of
 
 import stateformat as sf
+from tests.golden.make_golden import EXPIRING, HOUR, LATER, NOON, TIMED, rows_of
 
 GOLDEN = sorted(path.parent for path in (Path(__file__).parent.parent / "golden").glob("v*/*/expected.json"))
 

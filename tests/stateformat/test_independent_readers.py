@@ -28,7 +28,7 @@ from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.stateformat import independent_readers
 from tests.stateformat.independent_readers import JsonAndParquet, Rows, Sql
-from tests.stores import Job, flights_job, flights_store, owned
+from tests.worlds.stores import Job, flights_job, flights_store, owned
 
 
 def rescaled(store: CheckpointStore, parallelism: int) -> CheckpointStore:

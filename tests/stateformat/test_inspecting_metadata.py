@@ -33,11 +33,11 @@ from stateformat.reading import Checkpoint, StateRows
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests import data_world, stores
-from tests.segments import CountingStorage
 from tests.stateformat.test_golden import GOLDEN
 from tests.storage.linking import counted_store
-from tests.stores import Job, counts_store, flights_store, operator, owned, refused
+from tests.worlds import data as data_world, stores
+from tests.worlds.segments import CountingStorage
+from tests.worlds.stores import Job, counts_store, flights_store, operator, owned, refused
 
 SPARK = Path(__file__).parents[1] / "foreign" / "fixtures" / "spark-4.3.0" / "aggregate" / "checkpoint"
 

@@ -35,12 +35,12 @@ from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests import data_world
-from tests.data_world import data_store, expected_changes, same_rows
-from tests.segments import CountingStorage
 from tests.servers.server import BUCKET, S3Server
 from tests.stateformat.changing_histories import KEYS, OWN, History, joined, random_history
-from tests.stores import counts_store, flights_job, flights_store, owned, refused, rescale_newest
+from tests.worlds import data as data_world
+from tests.worlds.data import data_store, expected_changes, same_rows
+from tests.worlds.segments import CountingStorage
+from tests.worlds.stores import counts_store, flights_job, flights_store, owned, refused, rescale_newest
 
 SPARK = Path(__file__).parents[1] / "foreign" / "fixtures" / "spark-4.3.0"
 FLINK = Path(__file__).parents[1] / "foreign" / "fixtures" / "flink-2.3.0"

@@ -36,8 +36,8 @@ from stateformat.segments import WriteOptions, row_key_codes
 from stateformat.states import UNKNOWN_MAX, Layer, declare, should_fold, value_state
 from stateformat.states.delta_policy import LAYERS_MAX
 from stateformat.tables import SizedCall
-from tests.segments import CountingStorage, table
-from tests.stores import counts_job, counts_store, operator
+from tests.worlds.segments import CountingStorage, table
+from tests.worlds.stores import counts_job, counts_store, operator
 
 VALUE = declare.value_state("op", "value", keys={"k": pa.int64()}, values={"v": pa.int64()})
 MAP = declare.map_state("op", "map", keys={"k": pa.string()}, map_key=pa.float64(), values={"v": pa.int64()})

@@ -14,7 +14,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from golden.make_golden import rows_of
 
 import stateformat as sf
 from stateformat import paths, pins
@@ -36,9 +35,10 @@ from stateformat.storage import (
     without_secrets,
 )
 from stateformat.store import CheckpointStore, open as open_store
-from tests import stores
+from tests.golden.make_golden import rows_of
 from tests.servers.server import BUCKET, S3Server
 from tests.stateformat.test_golden import GOLDEN
+from tests.worlds import stores
 
 
 @pytest.fixture(params=["file", "memory"])

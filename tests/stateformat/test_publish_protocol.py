@@ -35,8 +35,8 @@ from tests.stateformat.publication_world import (
     overtaken,
     records_and_manifests,
 )
-from tests.stepping import GRAPH, JOB, STATES, Do, Run, Sink, Step, World, any_order, contents, whole
-from tests.stores import refused
+from tests.worlds.stepping import GRAPH, JOB, STATES, Do, Run, Sink, Step, World, any_order, contents, whole
+from tests.worlds.stores import refused
 
 rules = Rules()
 

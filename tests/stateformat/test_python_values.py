@@ -31,7 +31,7 @@ from stateformat.segments import cast_kept
 from stateformat.states import Named, declare, labels_of, named, split_drop, value_state
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import CONVERSION_ERRORS, from_python, python_rows, table_from_python
-from tests.stores import Job, counts_job, operator, refused
+from tests.worlds.stores import Job, counts_job, operator, refused
 
 INT, FLOAT = pa.int32(), pa.float32()
 PAIR = pa.struct([("a", INT), ("b", pa.string())])

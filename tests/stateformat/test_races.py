@@ -36,9 +36,9 @@ from stateformat.states import value_state
 from stateformat.storage import HoldsSavepoints, Storage, open_storage
 from stateformat.store import CheckpointStore
 from tests.servers.server import BUCKET, S3Server
-from tests.stepping import JOB, Run, Sink, World, whole
-from tests.stores import rescale_newest
 from tests.tally import Tally
+from tests.worlds.stepping import JOB, Run, Sink, World, whole
+from tests.worlds.stores import rescale_newest
 
 LOST = (PublishConflict, CheckpointExpired, NotFound)
 """What an actor may be told that came too late. Nothing else may be told in a healthy store."""

@@ -36,8 +36,8 @@ from stateformat.segments.digests import digest
 from stateformat.states import declare
 from stateformat.storage import instrumented, remembered, stats_of
 from stateformat.tables import prefetch
-from tests.segments import OBJECTS, CountingStorage, read, record, slices, whole_slices, write
-from tests.stores import counts_job
+from tests.worlds.segments import OBJECTS, CountingStorage, read, record, slices, whole_slices, write
+from tests.worlds.stores import counts_job
 
 VALUE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
 OTHER = declare.value_state("op", "other", keys={"k": pa.int64()}, values={"v": pa.int64()})

@@ -21,7 +21,6 @@ from stateformat.publication.protocol import Observation, Step
 from stateformat.reading import Checkpoint, load_record
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
-from tests import stepping
 from tests.stateformat.publication_world import (
     Patch,
     Rule,
@@ -33,8 +32,9 @@ from tests.stateformat.publication_world import (
     overtaken,
     records_and_manifests,
 )
-from tests.stepping import GRAPH, JOB, STATES, Do, Driver, Run, World, contents, whole
-from tests.stores import refused
+from tests.worlds import stepping
+from tests.worlds.stepping import GRAPH, JOB, STATES, Do, Driver, Run, World, contents, whole
+from tests.worlds.stores import refused
 
 rules = Rules()
 

@@ -24,9 +24,9 @@ from stateformat.segments import WriteOptions
 from stateformat.storage import Stats, Storage
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import check_checkpoint, newest_whole, validate, validate_all
-from tests import stores
 from tests.ckpt.ckpt_runs import fingerprint
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import stores
 
 OBJECTS = WriteOptions(inline_bytes_max=0)
 

@@ -44,9 +44,9 @@ from stateformat.requests import (
 from stateformat.rescaling import WantedParallelism, lasting_stop, rescale_of
 from stateformat.storage import CreateOutcome
 from stateformat.store import CheckpointStore
-from tests import stores
 from tests.servers.server import BUCKET, S3Server
-from tests.stores import refused
+from tests.worlds import stores
+from tests.worlds.stores import refused
 
 ID = "0123456789abcdef" * 2
 

@@ -40,9 +40,9 @@ from stateformat.segments import WriteOptions
 from stateformat.storage import ObjectInfo, TellsLeftovers
 from stateformat.store import CheckpointStore
 from stateformat.validation import newest_whole, validate, validate_all
-from tests import stores
 from tests.stateformat.test_repairing import DELTA
-from tests.stepping import JOB, Run, Sink, World, contents, whole
+from tests.worlds import stores
+from tests.worlds.stepping import JOB, Run, Sink, World, contents, whole
 
 
 def needed_by_hand(storage: Any) -> set[str]:

@@ -29,8 +29,8 @@ from stateformat.segments import (
 )
 from stateformat.segments.row_groups import split_groups, split_table
 from stateformat.states import declare
-from tests.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, read, table, write
 from tests.stateformat.murmur3 import hash_one
+from tests.worlds.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, read, table, write
 
 KEY = {"k": pa.int64()}
 VALUE = declare.value_state("op", "counts", keys=KEY, values={"v": pa.int64()})

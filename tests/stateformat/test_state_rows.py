@@ -36,8 +36,8 @@ from stateformat.reading import Checkpoint, StateRows, key_table, keys_from_json
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream, SizedCall, prefetch
-from tests.data_world import NAMES, ROW_KEYS, Name, data_store, expected, same_rows
-from tests.stores import flights_store, refused
+from tests.worlds.data import NAMES, ROW_KEYS, Name, data_store, expected, same_rows
+from tests.worlds.stores import flights_store, refused
 
 
 @pytest.fixture(scope="module")

@@ -39,10 +39,10 @@ from stateformat.segments import WriteOptions, groups_of_keys
 from stateformat.states import declare, value_state
 from stateformat.storage import Storage, instrumented, open_storage
 from stateformat.store import open as open_store
-from tests.data_world import data_store, expected, same_rows
-from tests.segments import CountingStorage, record, whole_slices, write
 from tests.servers.server import BUCKET, S3Server
-from tests.stores import counts_job, refused
+from tests.worlds.data import data_store, expected, same_rows
+from tests.worlds.segments import CountingStorage, record, whole_slices, write
+from tests.worlds.stores import counts_job, refused
 
 COLUMNS = [f"v{i}" for i in range(12)]
 WIDE = declare.value_state("op", "wide", keys={"k": pa.int64()}, values=dict.fromkeys(COLUMNS, pa.int64()))

@@ -26,7 +26,7 @@ from stateformat.storage.instrumented import InstrumentedStorage
 from stateformat.storage.stats import EVENTS, OPERATIONS, Counts
 from stateformat.store import CheckpointStore
 from stateformat.validation import segments as validation_segments
-from tests.stores import counts_job, flights_job, flights_store, rescale_newest
+from tests.worlds.stores import counts_job, flights_job, flights_store, rescale_newest
 
 NAME = "stats"
 PATH = "segments/00000000000000000001/one"

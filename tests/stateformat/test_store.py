@@ -39,8 +39,8 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
-from tests.stepping import Driver
-from tests.stores import refused
+from tests.worlds.stepping import Driver
+from tests.worlds.stores import refused
 
 JOB = "counting"
 KEYS = pa.table({"word": [f"w{i}" for i in range(40)], "n": pa.array(range(40), pa.int64())})

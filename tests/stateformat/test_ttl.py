@@ -27,8 +27,8 @@ from stateformat.model import State, TimerClock
 from stateformat.reading import key_table
 from stateformat.states import Changes, evolve_state, list_state, map_state, new_state, value_state
 from stateformat.ttl import NO_TIME_US, TIME_MAX_US, TTL_COLUMN, Ttl
-from tests.data_world import same_rows
 from tests.stateformat.changing_histories import KEYS, OWN, ExpiringHistory, joined, random_history
+from tests.worlds.data import same_rows
 
 TTL_KEYS, VALUES = {"k": pa.int64()}, {"v": pa.int64()}
 TIMES = "ttl_last_access"

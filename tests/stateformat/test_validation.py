@@ -28,7 +28,7 @@ from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate, validator
 from tests.forgery import Forger, get, put
-from tests.stores import Job, counts_store, edge, flights_store, operator, owned
+from tests.worlds.stores import Job, counts_store, edge, flights_store, operator, owned
 
 # ---- content: graph, states and handles ----------------------------------------------------------
 

@@ -37,7 +37,7 @@ from stateformat.segments import SegmentReader, WriteOptions, external_sort as s
 from stateformat.states import declare, even_split_state, value_state
 from stateformat.tables import pieces, spill
 from stateformat.tools.ckpt.files import write_rows
-from tests.segments import OBJECTS, CountingStorage, operator, place, read, record, table, write
+from tests.worlds.segments import OBJECTS, CountingStorage, operator, place, read, record, table, write
 
 BLOBS = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.string()})
 LIMIT = 10_000

@@ -16,8 +16,8 @@ from stateformat.publication import CopyProgress
 from stateformat.segments import WriteOptions
 from stateformat.storage import Link, LinksObjects, open_storage
 from stateformat.store import CheckpointStore
-from tests import stores
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds import stores
 
 
 def counted_store(url: str, **options: Any) -> CheckpointStore:

@@ -22,7 +22,7 @@ from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths,
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
-from tests.stores import counts_job, counts_store
+from tests.worlds.stores import counts_job, counts_store
 
 Patch = pytest.MonkeyPatch
 

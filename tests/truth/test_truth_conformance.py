@@ -15,9 +15,9 @@ from stateformat.backends.connectors import FileSink, MemorySource
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import JobOutcome
 from stateformat.model import StopMode
-from tests.conformance import EXECUTORS, Stage, batches
-from tests.conformance_jobs import LapJob, StateJob, every_operator, hops_job, two_heads
 from tests.tally import Tally
+from tests.worlds.jobs import LapJob, StateJob, every_operator, hops_job, two_heads
+from tests.worlds.stages import EXECUTORS, Stage, batches
 
 pytestmark = [pytest.mark.truth, pytest.mark.spark]
 

@@ -15,8 +15,8 @@ import pytest
 
 from stateformat.backends.exporting import Format
 from tests.ckpt.ckpt_runs import document
-from tests.data_world import NAMES, data_store, expected, expected_rows, same_rows
 from tests.exporting.export_readers import ROWS, TYPES, types_store
+from tests.worlds.data import NAMES, data_store, expected, expected_rows, same_rows
 
 pytestmark = pytest.mark.truth
 

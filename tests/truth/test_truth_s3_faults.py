@@ -28,8 +28,8 @@ from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.servers.fault_proxy import SINGLE, Fault, FaultProxy, Plan
 from tests.servers.server import BUCKET, S3Server
-from tests.stores import Job, edge, operator, owned
 from tests.tally import Tally
+from tests.worlds.stores import Job, edge, operator, owned
 
 pytestmark = pytest.mark.s3
 

@@ -30,8 +30,8 @@ from stateformat.validation import validate
 from tests.servers.server import BUCKET, S3Server
 from tests.servers.suite import S3Conformance
 from tests.storage.linking import a_large_object_is_copied_in_parts, pinned_by_the_server
-from tests.stores import operator
 from tests.tally import Tally
+from tests.worlds.stores import operator
 
 PUBLISHERS = 16
 TIMEOUT_SECONDS = 300

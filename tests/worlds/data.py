@@ -32,7 +32,7 @@ from stateformat.graph import JobGraph, Partitioner
 from stateformat.model import State
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from tests.stores import Job, edge, operator, owned, rescale_newest
+from tests.worlds.stores import Job, edge, operator, owned, rescale_newest
 
 Row = dict[str, Any]
 Name = tuple[str, str]

@@ -1,5 +1,7 @@
 """What tests of both executors share: a place for jobs, sources with gates, and calls of user code.
 
+A stage for conformance tests whose Spark is played in this process.
+
 User code may run in other processes than the test, so the test speaks with it through files: a
 source reads as far as a file says, and every call becomes a line of another. Committed output is in
 the sinks of the dataflow, which commit in the test's process.
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors.sources.enumerators import ListEnumerator
@@ -23,8 +26,9 @@ from stateformat.model import Mode, Record, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
-from tests import local_jobs
-from tests.local_jobs import ROWS, Boom, Faulty, rows
+from tests.worlds import local as local_jobs
+from tests.worlds.local import ROWS, Boom, Faulty, rows
+from tests.worlds.spark import Stand
 
 EXECUTORS = ("local", "spark")
 STEPS_MAX = 20_000
@@ -293,3 +297,44 @@ class Case(NamedTuple):
     flow: Callable[[], df.Dataflow]
     outs: Callable[[], dict[str, Counter[tuple[Any, ...]]]]
     expected: dict[str, Counter[tuple[Any, ...]]]
+
+
+EVERYWHERE = pytest.mark.parametrize(
+    "executor", ["local", "spark", pytest.param("cluster", marks=[pytest.mark.spark, pytest.mark.truth])]
+)
+"""Runs a test on both executors, and among the truth tests on a real Spark."""
+ON_BOTH = pytest.mark.parametrize("executor", ["local", "spark"])
+"""Where a real Spark adds nothing to what another test of the same says on it."""
+
+
+def other(executor: str) -> str:
+    """Another executor, for a job to go on."""
+    return "spark" if executor == "local" else "local"
+
+
+class PlayedStage(Stage):
+    """A place for one job. ``spark`` is played by ``stand``, ``cluster`` is a real Spark."""
+
+    def __init__(self, directory: Path, monkeypatch: Any, cluster: Callable[[], Any] | None = None) -> None:
+        super().__init__(directory, cluster or (lambda: None))
+        self._monkeypatch = monkeypatch
+        self._stand: Stand | None = None
+
+    @property
+    def stand(self) -> Stand:
+        """What plays Spark, in place of every Spark of the test, once it was asked for."""
+        if self._stand is None:
+            self._stand = Stand(self._monkeypatch, workers=2)
+        return self._stand
+
+    def at(self, name: str) -> PlayedStage:
+        """A stage in a directory below, on the same stand."""
+        made = PlayedStage(self.directory / name, self._monkeypatch, self.spark)
+        made._stand = self._stand
+        return made
+
+    def runtime(self, executor: str, **options: Any) -> Any:
+        """A runtime of this executor."""
+        if executor == "spark":
+            return self.stand.runtime(options.pop("store", self.store), **options)
+        return super().runtime("spark" if executor == "cluster" else executor, **options)

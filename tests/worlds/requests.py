@@ -16,7 +16,7 @@ from stateformat.model import Stop
 from stateformat.publication import CommitPermit
 from stateformat.requests import JobRequest, RequestAnswer, RequestKind, RequestOutcome, counts_for
 from stateformat.store import CheckpointStore, open as open_store
-from tests import stores
+from tests.worlds import stores
 
 JOB = stores.counts_job()
 EVERYTHING = {operator.uid: range(operator.parallelism) for operator in JOB.graph.operators}
