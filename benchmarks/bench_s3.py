@@ -157,14 +157,10 @@ def measure() -> list[Row]:
         server.client.create_bucket(Bucket=BUCKET)
         options = server.options()
         many, large = write(options, f"s3://{BUCKET}/many", *MANY), write(options, f"s3://{BUCKET}/large", *LARGE)
-        # Before anybody else imports obstore: the storage reads with it only where it has imported
-        # it itself.
-        restoring(options, many)()
         raw, plain = fetching(options, many), "obstore, bytes alone"
-        other, whole = restoring({**options, "client": "s3fs"}, many), restoring(options, large)
+        whole = restoring(options, large)
         found = [
             *rows_of("restore 500 segments of 20 KB from S3", restoring(options, many), raw, plain),
-            *rows_of("the same with obstore and with s3fs", restoring(options, many), other, "s3fs", "≤ 0.5 ×"),
             *rows_of("restore 4 segments of 16 MB from S3", whole, fetching(options, large), plain),
             *rows_of("restore them at 4 → 6", restoring(options, large, 6), whole, "4 → 4"),
         ]

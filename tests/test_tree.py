@@ -31,8 +31,8 @@ backends.foreign.advice backends.foreign.limits backends.foreign.source backends
 backends.foreign.spark backends.foreign.spark.repartition
 backends.foreign.flink
 backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.formats backends.foreign
-backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
-backends.storage.object_answers backends.storage.object_clients backends.storage.objects
+backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory
+backends.storage.object_answers backends.storage.object_clients backends.storage.objects backends.storage.s3
 backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.operators.per_key backends.dataflow.steps backends.dataflow.graph
 backends.dataflow.flow backends.dataflow backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator

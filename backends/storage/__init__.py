@@ -1,7 +1,7 @@
 """Storages: where the objects of a store live.
 
-``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``s3`` a bucket of S3, and
-``objects`` (on ``object_clients`` and ``object_answers``) one of Google's or Azure's. All use
+``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``objects`` (on
+``object_clients`` and ``object_answers``) a bucket; ``s3`` adds what only S3 has. All use
 ``checks``, and pass the suite in ``testing``. docs/storages.md shows how to write another.
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .local import LocalStorage as LocalStorage
     from .memory import MemoryStorage as MemoryStorage
+    from .objects import ObjectStorage as ObjectStorage
     from .s3 import S3Storage as S3Storage
 else:
     __getattr__, __dir__, __all__ = lazy(
@@ -30,6 +31,7 @@ else:
             ".checks": "NewObject check_created check_options check_prefix check_range missing",
             ".local": "LocalStorage",
             ".memory": "MemoryStorage",
+            ".objects": "ObjectStorage",
             ".s3": "S3Storage",
         },
     )

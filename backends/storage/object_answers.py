@@ -7,7 +7,7 @@ text. No message shows credentials, neither those that a server repeats nor thos
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from stateformat.errors import ErrorKind, StorageError
@@ -35,6 +35,15 @@ _CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>")
 _KIND: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
 
 
+_FAILURES: Final = {
+    **dict.fromkeys(("ConnectTimeoutError", "ReadTimeoutError"), "Timeout"),
+    **dict.fromkeys(("EndpointConnectionError", "ProxyConnectionError", "SSLError"), "Connect"),
+    **dict.fromkeys(("ConnectionClosedError", "ConnectionError", "HTTPClientError"), "Lost"),
+    **dict.fromkeys(("IncompleteReadError", "ResponseParserError", "ResponseStreamingError"), "Interrupted"),
+}
+"""What is wrong without an answer, by botocore's exceptions."""
+
+
 class BrokenAnswer(OSError):
     """An answer that is not as long as it says it is."""
 
@@ -49,19 +58,24 @@ class Answer(NamedTuple):
 
 
 def client_errors() -> tuple[type[BaseException], ...]:
-    """What obstore, and botocore when it looks for credentials, raise."""
+    """What obstore raises, and botocore, which finds credentials and ends uploads of S3."""
     from obstore.exceptions import BaseError
 
     try:
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
     except ImportError:
         return (BaseError, OSError, ValueError)
-    return (BaseError, OSError, ValueError, BotoCoreError)
+    return (BaseError, OSError, ValueError, BotoCoreError, ClientError, ResponseParserError)
 
 
 def answer_of(error: BaseException) -> Answer:
-    """Read an error of obstore."""
+    """Read an error of obstore or botocore."""
     name = type(error).__name__
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return Answer(int(status), str(response.get("Error", {}).get("Code", "")), name)
     text = str(error)
     if isinstance(error, BrokenAnswer):
         return Answer(0, "", "Interrupted")
@@ -80,8 +94,11 @@ def answer_of(error: BaseException) -> Answer:
         return Answer(416, "", name)
     if kind := _KIND.search(text):
         return Answer(0, "", "Lost" if kind[1] == "Request" else kind[1])
+    if name in _FAILURES:
+        return Answer(0, "", _FAILURES[name])
     if type(error).__module__.startswith("botocore") or isinstance(error, ValueError):
-        return Answer(0, "", name if "Credential" in name or name == "ProfileNotFound" else "Unsent")
+        unusable = "Credential" in name or name in ("ProfileNotFound", "TokenRetrievalError")
+        return Answer(0, "", name if unusable else "Unsent")
     return Answer(0, "", name)
 
 
@@ -168,7 +185,8 @@ def storage_error(
     elif 300 <= answer.status < 400:
         why = f"the request was redirected ({name}). Check the region and endpoint_url, and whether it is https://"
     elif answer.status == 403:
-        why = f"not permitted ({name}). Check that the credentials have the right {right} on {bucket!r}"
+        who = "key has" if server == "S3" else "credentials have"
+        why = f"not permitted ({name}). Check that the {who} the right {right} on {bucket!r}"
     elif "Credential" in answer.failure or answer.failure in ("ProfileNotFound", "TokenRetrievalError"):
         why = f"there are no usable credentials ({name}). Pass them as options, anon=True, or set the variables of "
         why += {"S3": "AWS (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"}.get(server, server)
@@ -183,11 +201,19 @@ def storage_error(
     elif answer.failure in ("Connect", "Timeout", "Lost"):
         why = f"no connection ({name}). Check endpoint_url, and that the server runs and can be reached from here"
     elif answer.status == 404:
-        why = f"the server there is no {server} server ({name}). Check endpoint_url"
+        why = (
+            f"the server there is not {'a' if server[0] == 'G' else 'an'} {server} server ({name}). Check endpoint_url"
+        )
+    elif answer.failure == "InvalidPathError":
+        why = f"an object there has a name that obstore does not read ({_first_line(error)}). Rename or remove it"
     else:
-        why = f"{name}: {redacted(str(error).partition('Debug source')[0].strip(), secrets)}"
+        why = f"{name}: {redacted(_first_line(error), secrets)}"
         why += "" if answer.status else f". Check the options, and the configuration of {server}"
     return StorageError(f"cannot {operation} {where}: {why}", kind=kind, status=answer.status, code=answer.code)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:

@@ -73,7 +73,7 @@ _OF_OBJECTS: Final = {
 
 
 class Service(NamedTuple):
-    """A kind of object store. ``options``: its own, and obstore's names for them."""
+    """A kind of object store. ``options``: its own, with obstore's name where that is all."""
 
     name: str
     scheme: str
@@ -273,13 +273,6 @@ def client_of(place: Place, options: Mapping[str, Any]) -> Client:
     Storages share it. The process id is part of the key, and there is no lock, which a fork could
     copy in its locked state: two threads may each make a client, and one is kept.
     """
-    if _forked:
-        raise StorageError(
-            f"{place.url} cannot be used in process {os.getpid()}: it was forked from one that used obstore, whose "
-            "threads a fork does not copy. Start workers by 'spawn' or 'forkserver' "
-            "(multiprocessing.get_context), or open the store in the workers only",
-            kind=ErrorKind.STORAGE_UNSUITABLE,
-        )
     environment = tuple(
         sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "AZURE_", "GOOGLE_")))
     )
@@ -294,49 +287,61 @@ class Client:
         self.place = place
         self._options = options
         self._lock = Lock()
-        self._stores: dict[int, Any] = {}
-        self._timeouts, self._tries = _patience(options)
+        self._made_once: dict[object, Any] = {}
+        self.timeouts, self.tries = _patience(options)
 
     @property
     def once(self) -> Any:
         """The store that never retries."""
-        return self._store(0)
+        return self.made(0, lambda: self._store(0))
 
     @property
     def patient(self) -> Any:
         """The store that retries by itself, for the parts of large objects."""
-        return self._store(self._tries - 1)
+        return self.made(self.tries, lambda: self._store(self.tries - 1))
 
     def call(self, function: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """Call a function with :attr:`once` and these arguments, with retries. It must be safe to
         repeat.
         """
+        return self.retrying(lambda: function(self.once, *arguments, **more))
+
+    def retrying(self, attempt: Callable[[], T]) -> T:
+        """Return what an attempt returns, if need be a later one."""
         silence = 0.0
-        for number in range(1, self._tries + 1):
+        for number in range(1, self.tries + 1):
             begun = time.monotonic()
             try:
-                return function(self.once, *arguments, **more)
+                return attempt()
             except CheckpointError:
                 raise
             except answers.client_errors() as error:
                 if answers.is_silence(error):
                     silence += time.monotonic() - begun
-                if number == self._tries or not answers.is_passing(error) or silence >= _SILENCE_SECONDS_MAX:
+                if number == self.tries or not answers.is_passing(error) or silence >= _SILENCE_SECONDS_MAX:
                     raise
                 pause = min(_PAUSE_SECONDS * 2 ** (number - 1), _PAUSE_SECONDS_MAX)
                 why = type(error).__name__
-                logger.warning("a request failed (%s): retry %d of %d in %.2f s", why, number, self._tries - 1, pause)
+                logger.warning("a request failed (%s): retry %d of %d in %.2f s", why, number, self.tries - 1, pause)
                 retried(pause)
                 time.sleep(pause)
         raise AssertionError("there is no last try")
 
-    def _store(self, retries: int) -> Any:
+    def made(self, name: object, make: Callable[[], T]) -> T:
+        """Return what was made under a name, the first time by this function."""
         with self._lock:
-            if retries not in self._stores:
-                self._stores[retries] = self._made(retries)
-            return self._stores[retries]
+            if name not in self._made_once:
+                self._made_once[name] = make()
+            return self._made_once[name]  # type: ignore[no-any-return]
 
-    def _made(self, retries: int) -> Any:
+    def _store(self, retries: int) -> Any:
+        if _forked:
+            raise StorageError(
+                f"{self.place.url} cannot be used in process {os.getpid()}: it was forked from one that used "
+                "obstore, whose threads a fork does not copy. Start workers by 'spawn' or 'forkserver' "
+                "(multiprocessing.get_context), or open the store in the workers only",
+                kind=ErrorKind.STORAGE_UNSUITABLE,
+            )
         from obstore import store as stores
         from obstore.exceptions import BaseError
 
@@ -346,34 +351,34 @@ class Client:
             settings = {"s3": _s3_settings, "gs": _gcs_settings, "az": _azure_settings}[service.scheme](
                 self.place, self._options
             )
-            client = {**self._timeouts, "timeout": _REQUEST_TIMEOUT, **settings.pop("client_options", {})}
+            client = {**self.timeouts, "timeout": _REQUEST_TIMEOUT, **settings.pop("client_options", {})}
             backoff = {"init_backoff": timedelta(seconds=_PAUSE_SECONDS)}
             retrying = {"max_retries": retries, "retry_timeout": timedelta(seconds=60), "backoff": backoff}
             return make(self.place.bucket, client_options=client, retry_config=retrying, **settings)
+        except CheckpointError:
+            raise
         except (BaseError, TypeError, ValueError) as error:
             shown = answers.redacted(str(error).partition("\n")[0], secrets_of(service, self._options))
             raise InvalidInput(
-                f"no client of {service.name} can be made with these options ({shown}). Check them, and the environment"
+                f"no {service.name} client can be made with these options ({shown}). Check them, and the environment"
             ) from error
 
 
 def _patience(options: Mapping[str, Any]) -> tuple[dict[str, timedelta], int]:
     """Return the timeouts of one try, and the number of tries."""
     config = options.get("config_kwargs") or {}
-    tries = options.get("tries", TRIES_MAX)
     retries = config.get("retries")
+    asked, takes = f"tries is {options.get('tries')!r:.80}", "a number"
+    if retries:
+        asked, takes = f"config_kwargs['retries'] is {retries!r:.80}", "a mapping like {'total_max_attempts': 6}"
     try:
+        tries = int(options.get("tries", TRIES_MAX))
         if retries:
-            tries = retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1
-        tries = int(tries)
+            tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
     except (AttributeError, TypeError, ValueError):
-        raise InvalidInput(
-            f"config_kwargs['retries'] is {retries!r:.80}. It takes a mapping like {{'total_max_attempts': 6}}"
-            if retries
-            else f"tries is {tries!r:.80}. It takes a number"
-        ) from None
+        raise InvalidInput(f"{asked}. It takes {takes}") from None
     if tries < 1:
-        raise InvalidInput(f"the options allow {tries} tries. At least 1 is needed")
+        raise InvalidInput(f"{asked}, which allows {tries} tries. At least 1 is needed")
     timeouts = {}
     for name, usual in (("connect_timeout", _CONNECT_SECONDS), ("read_timeout", _READ_SECONDS)):
         given = options.get(name, config.get(name, usual))
@@ -411,7 +416,7 @@ def _azure_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
-    given = _s3_options(options)
+    given = s3_options(options)
     session, config = None, given.get("config_kwargs") or {}
     endpoint = endpoint_of(S3, options)
     region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -436,8 +441,7 @@ def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
     if endpoint and given.get("use_ssl") is False:
         endpoint = endpoint.replace("https://", "http://", 1)
     region = region if region and region != "aws-global" else "us-east-1"
-    settings = {theirs: given[name] for name, theirs in S3.options.items() if theirs and given.get(name)}
-    settings |= {"region": region, "conditional_put": "etag", "skip_signature": bool(given.get("anon"))}
+    settings = {"region": region, "conditional_put": "etag", "skip_signature": bool(given.get("anon"))}
     settings |= {_OF_OBJECTS[name]: value for name, value in (given.get("s3_additional_kwargs") or {}).items()}
     settings |= _addressing(place.bucket, endpoint, (config.get("s3") or {}).get("addressing_style", "auto"))
     client: dict[str, Any] = {"allow_http": endpoint.startswith("http://")}
@@ -448,8 +452,12 @@ def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
         client["allow_invalid_certificates"] = True
     elif isinstance(verify, str):
         client["root_certificate"] = Path(verify).read_bytes()
-    provider = None
-    if session is not None and not (keys or given.get("anon")):
+    provider: Callable[[], dict[str, Any]] | None = None
+    if keys:
+        # Otherwise the environment's token would go with them.
+        mine = {"access_key_id": given["key"], "secret_access_key": given["secret"], "token": given.get("token")}
+        provider = lambda: {**mine, "expires_at": None}  # noqa: E731
+    elif session is not None and not given.get("anon"):
         provider = _credentials(session)
     return {"config": settings, "client_options": client, "credential_provider": provider}
 
@@ -470,7 +478,7 @@ def _addressing(bucket: str, endpoint: str, style: str) -> dict[str, Any]:
     return found
 
 
-def _s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options, with those of ``client_kwargs`` under their own names."""
     accepted = {"client_kwargs": _OF_CLIENT, "config_kwargs": _OF_CONFIG, "s3_additional_kwargs": _OF_OBJECTS}
     for option, names in accepted.items():
@@ -502,27 +510,59 @@ def _credentials(session: Any) -> Callable[[], dict[str, Any]]:
     return frozen
 
 
-@contextlib.contextmanager
-def translated(place: Place, options: Mapping[str, Any], operation: str, where: str) -> Iterator[None]:
-    """Turn an error of a client into a ``StorageError`` with a sentence."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except answers.client_errors() as error:
-        raise failure(place, options, operation, where, error) from error
+class ObjectPlace:
+    """A prefix of a bucket: the base of stores and sinks. Thread-safe.
 
+    Clients belong to the process that made them: they are made on first use, and never pickled. The
+    options, which may contain credentials, are pickled, but are in no URL, ``repr`` or message.
+    """
 
-def failure(place: Place, options: Mapping[str, Any], operation: str, where: str, error: BaseException) -> StorageError:
-    """Return the error to raise for an error of a client."""
-    service = place.service
-    at = f"{where} at {server_name(service, options)}"
-    return answers.storage_error(
-        error,
-        operation,
-        service.rights[operation],
-        where=at,
-        bucket=place.bucket,
-        server=service.name,
-        secrets=secrets_of(service, options),
-    )
+    def __init__(self, place: Place, prefix: str, options: dict[str, Any]) -> None:
+        self._place = place
+        self._prefix = prefix
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        return f"{self._place.url}/{self._prefix}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._place, self._prefix, self._options))
+
+    @property
+    def _client(self) -> Client:
+        return client_of(self._place, self._options)
+
+    @property
+    def _where(self) -> str:
+        return f"{self.url} at {server_name(self._place.service, self._options)}"
+
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str, path: str) -> Iterator[None]:
+        """Turn an error of a client into a ``StorageError`` with a sentence."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except answers.client_errors() as error:
+            raise self._failure(operation, path, error) from error
+
+    def _failure(self, operation: str, path: str, error: BaseException) -> StorageError:
+        if isinstance(error, StorageError):
+            return error
+        service = self._place.service
+        return answers.storage_error(
+            error,
+            operation,
+            service.rights[operation],
+            where=f"{path} in {self._where}" if path else self._where,
+            bucket=self._place.bucket,
+            server=service.name,
+            secrets=secrets_of(service, self._options),
+        )

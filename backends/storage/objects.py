@@ -25,12 +25,12 @@ from contextvars import copy_context
 from itertools import groupby
 from queue import Empty, Queue
 from threading import Event, Lock, Thread
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from stateformat import paths as layout
-from stateformat.errors import ErrorKind, StorageError
+from stateformat.errors import CheckpointError, ErrorKind, StorageError
 from stateformat.storage import (
     CreateOutcome,
     Link,
@@ -44,7 +44,7 @@ from stateformat.storage import (
 
 from . import object_answers as answers
 from .checks import NewObject, check_created, check_name, check_prefix, check_range, missing
-from .object_clients import Client, Place, client_of, failure, place_of, translated
+from .object_clients import Client, ObjectPlace, Place, client_of, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,36 +80,20 @@ class _Process:
         self.honors_condition = False
 
 
-class ObjectStorage:
-    """A prefix of a bucket as a store. Implements :class:`stateformat.storage.Storage`.
-
-    Clients belong to the process that made them: they are made on first use, and never pickled. The
-    options, which may contain credentials, are pickled, but are in no URL, ``repr`` or message.
-    """
+class ObjectStorage(ObjectPlace):
+    """A prefix of a bucket as a store. Implements :class:`stateformat.storage.Storage`."""
 
     reads_at_once = _SMALL_READS_AT_ONCE
     _check = staticmethod(check_path)
 
     def __init__(self, place: Place, prefix: str, options: dict[str, Any]) -> None:
-        self._place = place
-        self._prefix = prefix
-        self._options = options
+        super().__init__(place, prefix, options)
         self._processes: dict[int, _Process] = {}
-
-    @property
-    def url(self) -> str:
-        return f"{self._place.url}/{self._prefix}".rstrip("/")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self._place, self._prefix, self._options))
 
     def exists(self) -> bool:
         """Return whether the bucket exists and, under a prefix, anything but the probe."""
         try:
-            found = self._listed("", operation="look for", enough=2)
+            found = self.folder()._listed("", operation="look for", enough=2)
         except StorageError as error:
             if answers.is_missing_bucket(error):
                 return False
@@ -150,9 +134,13 @@ class ObjectStorage:
 
     def open_output(self, path: str) -> NewObject:
         """Begin a new object. Unlike ``create`` this overwrites, so the name must be new."""
-        key = self._key(self._check(path))
+        self._check(path)
         with self._translated("write", path):
-            return _Output(self._client, key, path, self._translated)
+            return _Output(self, path, self._client)
+
+    def _upload(self, path: str) -> Upload:
+        """Begin a new object that is sent in parts."""
+        return _Upload(self._client, self._key(path))
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
         """Create an object if it is absent, by exactly one request; the first call also probes.
@@ -234,15 +222,22 @@ class ObjectStorage:
 
     def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:  # noqa: ARG002
         """Let the server copy an object. None for a store in another bucket or with other options,
-        and if the server refuses, as S3 does for more than 5 GiB.
+        and if the server refuses.
         """
         import obstore
 
-        if not isinstance(source, ObjectStorage) or source._client is not self._client:
+        if not isinstance(source, ObjectStorage):
             return None
-        target = self._key(self._check(path))
+        return self._copied(source, path, lambda: self._client.call(obstore.copy, source._key(path), self._key(path)))
+
+    def _copied(self, source: ObjectStorage, path: str, copy: Callable[[], None]) -> Link | None:
+        if source._client is not self._client:
+            return None
+        self._check(path)
         try:
-            self._client.call(obstore.copy, source._key(path), target)
+            copy()
+        except CheckpointError:
+            raise
         except answers.client_errors() as error:
             failed = self._failure("copy", path, error)
             if answers.is_missing_object(failed):
@@ -284,9 +279,6 @@ class ObjectStorage:
     def _client(self) -> Client:
         return self._process.client
 
-    def _key(self, path: str) -> str:
-        return f"{self._prefix}/{path}" if self._prefix else path
-
     def _fetch(self, path: str, offset: int, length: int) -> tuple[Any, int]:
         """Return at most ``length`` bytes, which is above 0, with one request, and the object's
         size.
@@ -317,7 +309,7 @@ class ObjectStorage:
             piece, _ = self._fetch(path, offset + begin, length)
             if len(piece) < length:
                 raise StorageError(
-                    f"{path} in {self.url} is shorter than its size: {len(piece)} bytes came of {length} "
+                    f"{path} in {self._where} is shorter than its size: {len(piece)} bytes came of {length} "
                     f"from {offset + begin}. Read it again",
                     path=path,
                 )
@@ -341,8 +333,10 @@ class ObjectStorage:
 
         try:
             obstore.put(self._client.once, self._key(path), data, mode="create", use_multipart=False)
+        except CheckpointError:
+            raise
         except answers.client_errors() as error:
-            if isinstance(error, StorageError) or (outcome := answers.outcome_of(error)) is None:
+            if (outcome := answers.outcome_of(error)) is None:
                 raise self._failure("create", path, error) from error
             return outcome, error
         return CreateOutcome.CREATED, None
@@ -359,13 +353,13 @@ class ObjectStorage:
             if created > 1:
                 # Nothing was changed: it created the same bytes twice.
                 raise StorageError(
-                    f"the server of {self.url} ignores If-None-Match: it created {self._key(_PROBE)} twice. Two "
+                    f"the server of {self._where} ignores If-None-Match: it created {self._key(_PROBE)} twice. Two "
                     "runs could publish the same checkpoint there. Use a server with conditional writes",
                     kind=ErrorKind.STORAGE_UNSUITABLE,
                 )
         if error is not None:
             raise self._failure("create", "objects", error) from error
-        raise StorageError(f"{self.url} gives no clear answer to a conditional write. Try again")
+        raise StorageError(f"{self._where} gives no clear answer to a conditional write. Try again")
 
     def _delete(self, paths: builtins.list[str]) -> None:
         import obstore
@@ -382,15 +376,6 @@ class ObjectStorage:
                     raise
         for path in paths if len(paths) > 1 else ():
             self._delete([path])
-
-    def _translated(self, operation: str, path: str) -> contextlib.AbstractContextManager[None]:
-        """Turn an error of the client into a ``StorageError`` with a sentence."""
-        return translated(self._place, self._options, operation, f"{path} in {self.url}" if path else self.url)
-
-    def _failure(self, operation: str, path: str, error: BaseException) -> StorageError:
-        if isinstance(error, StorageError):
-            return error
-        return failure(self._place, self._options, operation, f"{path} in {self.url}", error)
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[None]:
@@ -430,25 +415,28 @@ class ObjectFolder(ObjectStorage):
         return bool(path)
 
 
+class Upload(Protocol):
+    """An object that is being sent in parts. Raises what a client raises."""
+
+    def send(self, data: bytes, /) -> None:
+        """Send the next part, when there is room for it."""
+
+    def end(self) -> None:
+        """Return when the object exists."""
+
+    def abandon(self) -> None:
+        """Return when the parts are discarded. Never raises."""
+
+
 class _Output(NewObject):
-    """A new object: one PUT when it is small, parts when it outgrows one.
+    """A new object: one PUT when it is small, parts when it outgrows one."""
 
-    obstore sends the parts, in a thread that takes them from a queue. Aborting makes the queue
-    raise there, and obstore then discards the parts.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        key: str,
-        path: str,
-        translated: Callable[[str, str], contextlib.AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, storage: ObjectStorage, path: str, client: Client) -> None:
         super().__init__(path)
-        self._client, self._key, self._translated = client, key, translated
+        self._storage, self._client = storage, client
         self._buffer = bytearray()
         self._size_bytes = 0
-        self._upload: _Upload | None = None
+        self._upload: Upload | None = None
 
     def _append(self, data: memoryview) -> None:
         self._size_bytes += data.nbytes
@@ -457,12 +445,12 @@ class _Output(NewObject):
             self._buffer += taken
             data = data[taken.nbytes :]
             if len(self._buffer) == PART_BYTES:
-                with self._translated("write", self._path):
+                with self._storage._translated("write", self._path):
                     self._send()
 
-    def _send(self) -> _Upload:
+    def _send(self) -> Upload:
         if self._upload is None:
-            self._upload = _Upload(self._client, self._key)
+            self._upload = self._storage._upload(self._path)
         if self._buffer:
             self._upload.send(bytes(self._buffer))
             self._buffer.clear()
@@ -471,17 +459,18 @@ class _Output(NewObject):
     def _publish(self) -> None:
         import obstore
 
-        with self._translated("write", self._path):
+        key = self._storage._key(self._path)
+        with self._storage._translated("write", self._path):
             if self._upload is None:
-                self._client.call(obstore.put, self._key, bytes(self._buffer), use_multipart=False)
+                self._client.call(obstore.put, key, bytes(self._buffer), use_multipart=False)
                 return
             upload = self._send()
             try:
                 upload.end()
-            except FileNotFoundError:
+            except answers.client_errors() as error:
                 # A try whose answer was lost may have completed the upload, which then is gone, and
                 # the object exists. No other writer uses its name.
-                if not self._is_there():
+                if answers.answer_of(error).status != 404 or not self._is_there(key):
                     raise
 
     def _discard(self) -> None:
@@ -489,11 +478,11 @@ class _Output(NewObject):
         if self._upload is not None:
             self._upload.abandon()
 
-    def _is_there(self) -> bool:
+    def _is_there(self, key: str) -> bool:
         import obstore
 
         try:
-            return int(self._client.call(obstore.head, self._key)["size"]) == self._size_bytes
+            return int(self._client.call(obstore.head, key)["size"]) == self._size_bytes
         except FileNotFoundError:
             return False
 
@@ -503,7 +492,11 @@ class _Abandoned(Exception):
 
 
 class _Upload:
-    """An upload in parts, by a thread. Not thread-safe."""
+    """An :class:`Upload` by obstore, in a thread that takes the parts from a queue. Not
+    thread-safe.
+
+    Abandoning it makes the queue raise there, and obstore then discards the parts.
+    """
 
     def __init__(self, client: Client, key: str) -> None:
         import obstore
@@ -536,21 +529,19 @@ class _Upload:
         self._thread = Thread(target=send, name="upload", daemon=True)
         self._thread.start()
 
-    def send(self, part: bytes | None) -> None:
+    def send(self, data: bytes | None, /) -> None:
         if not self._ended.is_set():
-            self._parts.put(part)
+            self._parts.put(data)
         if self._error is not None:
             raise self._error
 
     def end(self) -> None:
-        """Return when the object exists."""
         self.send(None)
         self._thread.join()
         if self._error is not None:
             raise self._error
 
     def abandon(self) -> None:
-        """Return when the parts are discarded. Never raises."""
         self._abandoned.set()
         with contextlib.suppress(BaseException):
             self.end()

@@ -12,16 +12,16 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from urllib.parse import parse_qs
 
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.storage.s3.client import S3Client
 from stateformat.states import declare
 from stateformat.store import open as open_store
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, page, run, words
 from tests.ckpt.test_ckpt_get import FOREIGN, read_bytes, requests
+from tests.servers.fault_proxy import FaultProxy, Request
 from tests.servers.server import BUCKET, S3Server
 from tests.storage.linking import counted_store
 from tests.worlds import stores
@@ -101,26 +101,15 @@ def test_on_s3_each_folder_is_listed_once_and_each_record_and_manifest_read_once
         ("DEFAULT_REGION", moto.region),
     ):
         monkeypatch.setenv(f"AWS_{name}", value)
-    asked: Counter[str] = Counter()
-    call, read = S3Client.call, S3Client.read
-
-    def called(self: S3Client, method: str, **given: Any) -> Any:
-        asked[f"{method} {given.get('Prefix', '').rpartition('store/')[2]}".strip()] += 1
-        return call(self, method, **given)
-
-    def reading(self: S3Client, bucket: str, key: str, ranges: Any) -> Any:
-        asked[key.rpartition("store/")[2].partition("/")[0]] += 1
-        return read(self, bucket, key, ranges)
-
-    monkeypatch.setattr(S3Client, "call", called)
-    monkeypatch.setattr(S3Client, "read", reading)
-    document("du", url, "--keep", 1, "--endpoint-url", moto.endpoint)
-    records = "list_objects_v2 checkpoints/"
+    with FaultProxy(moto) as proxy:
+        document("du", url, "--keep", 1, "--endpoint-url", proxy.endpoint)
+        asked = Counter(_asked(request) for request in proxy.requests)
+    records = "list checkpoints"
     assert asked.pop(records) == 2  # Once more at the end, to learn whether they have changed.
     assert asked.pop("checkpoints") == asked.pop("manifests") == 3
-    listed = ("manifests/", "segments/", "requests/", "savepoints/", "savepoints/p/")
-    assert {name: asked.pop(f"list_objects_v2 {name}") for name in listed} == dict.fromkeys(listed, 1)
-    assert set(asked) == {"list_multipart_uploads"}
+    listed = ("manifests", "segments", "requests", "savepoints", "savepoints/p")
+    assert {name: asked.pop(f"list {name}") for name in listed} == dict.fromkeys(listed, 1)
+    assert set(asked) == {"uploads"}
 
 
 @pytest.fixture
@@ -228,3 +217,13 @@ def test_foreign_checkpoints_are_counted_too(folder: str, by: str) -> None:
             assert sum(entry["rows"] for entry in state["keys"]["greatest"]) <= state["keys"]["rows"] == state["rows"]
         assert state["key_groups"]["greatest"][0]["rows"]
     assert words("top", FOREIGN / folder, "--by", by, "--no-keys")
+
+
+def _asked(request: Request) -> str:
+    """What is asked for: a listing of a folder, or an object in one."""
+    query = parse_qs(request.query, keep_blank_values=True)
+    if "uploads" in query:
+        return "uploads"
+    if "list-type" in query:
+        return f"list {query['prefix'][0].partition('store/')[2].rstrip('/')}"
+    return request.key.rpartition("store/")[2].partition("/")[0]

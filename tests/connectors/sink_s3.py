@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.connectors import FileSink
-from stateformat.backends.storage.s3.client import S3Client
+from stateformat.backends.storage import s3
+from stateformat.backends.storage.s3 import S3Uploads
 from tests.connectors.sink_steps import Crash
 from tests.servers.server import BUCKET, S3Server
 
@@ -117,23 +117,17 @@ class Mortal:
         self.counted = 0
         self._dead = False
         self._lock = Lock()
-        call, begin = S3Client.call, S3Client.begin
+        call = S3Uploads._call
 
-        def mortal_call(client: S3Client, method: str, **arguments: Any) -> Any:
+        def mortal_call(place: S3Uploads, method: str, **arguments: Any) -> Any:
             self._moment()
-            answer = call(client, method, **arguments)
+            answer = call(place, method, **arguments)
             self._moment()
             return answer
 
-        def mortal_begin(client: S3Client, method: str, **arguments: Any) -> Any:
-            self._moment()
-            future = begin(client, method, **arguments)
-            wait([future])
-            self._moment()
-            return future
-
-        monkeypatch.setattr(S3Client, "call", mortal_call)
-        monkeypatch.setattr(S3Client, "begin", mortal_begin)
+        monkeypatch.setattr(S3Uploads, "_call", mortal_call)
+        # One after the other, so that each moment is the same in every run.
+        monkeypatch.setattr(s3, "PARTS_AT_ONCE", 1)
 
     def live(self, crash_at: int) -> None:
         self.crash_at, self.moments, self._dead = crash_at, 0, False
@@ -157,15 +151,15 @@ class Mortal:
 @contextlib.contextmanager
 def before_the_first(monkeypatch: pytest.MonkeyPatch, method: str, act: Callable[[], object]) -> Iterator[None]:
     """Something happens between the library's decision to send such a request and the request."""
-    call, done = S3Client.call, []
+    call, done = S3Uploads._call, []
 
-    def acting(client: S3Client, name: str, **arguments: Any) -> Any:
+    def acting(place: S3Uploads, name: str, **arguments: Any) -> Any:
         if name == method and not done:
             done.append(name)
             act()
-        return call(client, name, **arguments)
+        return call(place, name, **arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(S3Client, "call", acting)
+        patched.setattr(S3Uploads, "_call", acting)
         yield
     assert done == [method]

@@ -15,7 +15,8 @@ import pytest
 from stateformat.backends.connectors import FileSink
 from stateformat.backends.connectors.sinks import s3_directory
 from stateformat.backends.connectors.sinks.uploads import Upload
-from stateformat.backends.storage.s3 import client as s3_client
+from stateformat.backends.storage import object_clients
+from stateformat.backends.storage.s3 import S3Uploads
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from tests.connectors.sink_s3 import Mortal, Outside, before_the_first
 from tests.connectors.sink_steps import (
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.s3
 @pytest.fixture
 def outside(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> Outside:
     monkeypatch.setattr(s3_directory, "PAUSES_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(object_clients, "_PAUSE_SECONDS", 0.001)
     return Outside(moto)
 
 
@@ -83,7 +84,7 @@ def test_a_repeated_commit_is_one_look_and_a_first_one_four_requests(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    call = s3_client.S3Client.call
+    call = S3Uploads._call
 
     def told(self: Any, method: str, **arguments: Any) -> Any:
         asked.append(method)
@@ -91,7 +92,7 @@ def test_a_repeated_commit_is_one_look_and_a_first_one_four_requests(
 
     sink = outside.sink()
     rows = prepared_of(sink, 1)
-    monkeypatch.setattr(s3_client.S3Client, "call", told)
+    monkeypatch.setattr(S3Uploads, "_call", told)
     sink.commit(PERMIT, rows)
     assert asked == ["head_object", "list_multipart_uploads", "complete_multipart_upload", "head_object"]
     asked.clear()
@@ -160,7 +161,7 @@ def test_a_driver_waits_for_the_object_that_another_is_completing(
     held = {"Bucket": BUCKET, "Key": f"{outside.prefix}/{path}"}
     parts = [{"PartNumber": 1, "ETag": tags_of(rows)[0]}]
     client, looks = outside.server.client, []
-    call = s3_client.S3Client.call
+    call = S3Uploads._call
 
     def slow_server(self: Any, method: str, **arguments: Any) -> Any:
         """Another driver's request is taken, and its object is not there before the second look."""
@@ -172,7 +173,7 @@ def test_a_driver_waits_for_the_object_that_another_is_completing(
                 client.complete_multipart_upload(**held, UploadId=upload_id, MultipartUpload={"Parts": parts})
         return call(self, method, **arguments)
 
-    monkeypatch.setattr(s3_client.S3Client, "call", slow_server)
+    monkeypatch.setattr(S3Uploads, "_call", slow_server)
     sink.commit(PERMIT, rows)
     assert len(looks) == 2
     assert outside.seen() == [1]
@@ -183,16 +184,17 @@ def test_an_upload_that_fails_leaves_nothing_of_any_file(outside: Outside, monke
     sink = outside.sink(rows_per_file=1, config_kwargs=IMPATIENT)
     opened = subtask_of(sink)
     opened.process(batch_of(1, 2), 0)
-    begin, sent = s3_client.S3Client.begin, []
+    call, sent = S3Uploads._call, list[str]()
 
     def spoilt(self: Any, method: str, **arguments: Any) -> Any:
         """The second file's part is refused."""
-        sent.append(method)
-        if len(sent) == 2:
-            arguments["UploadId"] = "none"
-        return begin(self, method, **arguments)
+        if method == "upload_part":
+            sent.append(method)
+            if len(sent) == 2:
+                arguments["UploadId"] = "none"
+        return call(self, method, **arguments)
 
-    monkeypatch.setattr(s3_client.S3Client, "begin", spoilt)
+    monkeypatch.setattr(S3Uploads, "_call", spoilt)
     with pytest.raises(StorageError, match="cannot write part-"):
         prepared(opened)
     assert sent == ["upload_part"] * 2

@@ -90,7 +90,7 @@ class FaultProxy:
         assert parsed.hostname is not None
         self._server_address = (parsed.hostname, parsed.port or 80)
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._under_way = self.most_under_way = 0
         self._plan: Plan = _nothing
         self.requests: list[Request] = []
         self.spoilt: list[tuple[Request, Fault]] = []
@@ -113,7 +113,7 @@ class FaultProxy:
         """Wait for what is under way, count from 0 again, and spoil by this plan."""
         self.settle()
         with self._changed:
-            self.requests, self.spoilt = [], []
+            self.requests, self.spoilt, self.most_under_way = [], [], 0
             self._plan = plan or _nothing
 
     def spoil(self, number: int, fault: Fault) -> None:
@@ -132,6 +132,7 @@ class FaultProxy:
         key = unquote(parsed.path).lstrip("/").partition("/")[2]
         with self._changed:
             self._under_way += 1
+            self.most_under_way = max(self.most_under_way, self._under_way)
             request = Request(len(self.requests), method, key, parsed.query, conditional)
             self.requests.append(request)
             fault = self._plan(request)

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 import stateformat as sf
-from stateformat.backends.storage import LocalStorage
-from stateformat.backends.storage.s3 import files as s3_files
-from stateformat.backends.storage.s3.client import S3Client
+from stateformat.backends.storage import LocalStorage, object_clients, s3
 from stateformat.backends.storage.testing.objects import SEGMENT, paths, put
 from stateformat.errors import DamagedCheckpoint, StorageError
 from stateformat.pins import pin
@@ -163,14 +161,11 @@ def remote(moto: S3Server) -> CheckpointStore:
 def test_a_server_that_copies_nothing_gets_the_bytes(
     remote: CheckpointStore, monkeypatch: pytest.MonkeyPatch, moto: S3Server
 ) -> None:
-    call = S3Client.call
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Access Denied")
 
-    def refuse(self: S3Client, method: str, **given: Any) -> Any:
-        if method == "copy_object":
-            raise PermissionError(errno.EACCES, "Access Denied")
-        return call(self, method, **given)
-
-    monkeypatch.setattr(S3Client, "call", refuse)
+    monkeypatch.setattr("obstore.copy", refuse)
+    monkeypatch.setattr(object_clients, "_PAUSE_SECONDS", 0.0)
     told: list[CopyProgress] = []
     remote.pin(2, "p", progress=told.append)
     assert (told[-1].bytes_by_server, told[-1].bytes_done) == (0, told[-1].bytes_total)
@@ -208,4 +203,4 @@ def test_another_server_or_other_credentials_are_not_asked_to_copy(other: str, m
     same = open_storage(f"{url}/b", **moto.options())
     assert isinstance(same, LinksObjects)
     assert same.link_from(first, SEGMENT, 1) is Link.COPIED
-    assert s3_files.COPIED_AT_ONCE_BYTES <= 5 * 2**30
+    assert s3.COPIED_AT_ONCE_BYTES <= 5 * 2**30

@@ -237,9 +237,9 @@ def test_stores_of_one_bucket_share_a_client_and_other_options_do_not(gcs: GcsSe
     ("options", "sentence"),
     [
         ({"tries": "none"}, "tries is 'none'. It takes a number"),
-        ({"tries": 0}, "allow 0 tries"),
+        ({"tries": 0}, "which allows 0 tries"),
         ({"read_timeout": "soon"}, "read_timeout is 'soon'. It takes seconds"),
-        ({"service_account_key": "{"}, "no client of Google Cloud Storage can be made with these options"),
+        ({"service_account_key": "{"}, "no Google Cloud Storage client can be made with these options"),
         ({"endpoint_url": "localhost:1"}, "is no URL"),
         ({"token": 3}, r"token of gs:// storage is of type int\. It takes text"),
     ],

@@ -24,7 +24,8 @@ from stateformat.backends.connectors.sinks import s3_directory
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.runtime import JobOutcome, RunDiscarded
-from stateformat.backends.storage.s3 import client as s3_client
+from stateformat.backends.storage import object_clients
+from stateformat.backends.storage.s3 import S3Uploads
 from stateformat.errors import CheckpointError, StorageError
 from tests.connectors.sink_s3 import Mortal, Outside
 from tests.connectors.sink_steps import PERMIT, Crash, prepared_of, rows_until, run_to_the_end
@@ -49,7 +50,7 @@ def proxy(rgw: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def outside(rgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Outside:
-    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(object_clients, "_PAUSE_SECONDS", 0.005)
     return Outside(rgw)
 
 
@@ -140,13 +141,14 @@ def _from(first: int, fault: Fault) -> Callable[[Request], Fault | None]:
 
 def test_a_part_that_is_changed_on_its_way_is_refused(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = outside.sink()
-    begin = s3_client.S3Client.begin
+    call = S3Uploads._call
 
     def spoilt(self: Any, method: str, **arguments: Any) -> Any:
-        return begin(self, method, **{**arguments, "Body": arguments["Body"][:-1] + b"?"})
+        changed = {"Body": arguments["Body"][:-1] + b"?"} if method == "upload_part" else {}
+        return call(self, method, **{**arguments, **changed})
 
     with monkeypatch.context() as patched:
-        patched.setattr(s3_client.S3Client, "begin", spoilt)
+        patched.setattr(S3Uploads, "_call", spoilt)
         with pytest.raises(StorageError, match=r"cannot write part-.*BadDigest"):
             prepared_of(sink, 1, 2)
     assert outside.uploads() == []

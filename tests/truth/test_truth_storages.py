@@ -60,7 +60,7 @@ Reopen = Callable[[], Storage]
 
 @pytest.fixture
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
-    """What the parameter names: memory, local or rgw."""
+    """What the parameter names: memory, local, or a server."""
     if request.param == "memory":
         name = f"race-{uuid.uuid4().hex}"
         yield lambda: MemoryStorage(name)
@@ -68,13 +68,14 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     elif request.param == "local":
         yield lambda: open_storage(str(tmp_path / "store"))
     else:
-        server: S3Server = request.getfixturevalue("rgw")
-        url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+        server = request.getfixturevalue(request.param)
+        url = f"{SCHEMES[request.param]}://{BUCKET}/{uuid.uuid4().hex}"
         yield lambda: open_storage(url, **server.options())
 
 
-SMALL = [pytest.param("memory", 5, id="memory-5"), pytest.param("local", 5, id="local-5")]
-FULL = [pytest.param(name, 100, id=f"{name}-100", marks=pytest.mark.truth) for name in ("memory", "local", "rgw")]
+SCHEMES = {"rgw": "s3", "gcs": "gs", "azurite": "az"}
+SMALL = [pytest.param(name, 5, id=f"{name}-5") for name in ("memory", "local", "gcs")]
+FULL = [pytest.param(name, 100, id=f"{name}-100", marks=pytest.mark.truth) for name in ("memory", "local", *SCHEMES)]
 on_all = pytest.mark.parametrize(("reopen", "rounds"), [*SMALL, *FULL], indirect=["reopen"])
 
 

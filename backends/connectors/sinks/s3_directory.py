@@ -34,7 +34,8 @@ import xxhash
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
-from ...storage.s3 import PartsUpload, S3Place, abort_upload, address_of, complete_upload, uploads_under
+from ...storage.object_clients import place_of
+from ...storage.s3 import PartsUpload, S3Uploads
 from .directory import NewFile, PreparedFile, lost, size_differs
 from .part_names import PATH_PREFIX, PartName, file_name_of
 from .uploads import PARTS_MAX, Upload
@@ -50,12 +51,12 @@ DIGEST: Final = "stateformat-xxh3-128"
 """The name of the file's digest in the metadata of an object."""
 
 
-class S3Directory(S3Place):
+class S3Directory(S3Uploads):
     """A prefix of a bucket as the place of a file sink. Implements ``OutputDirectory``."""
 
     @classmethod
     def at(cls, url: str, options: Mapping[str, Any]) -> Self:
-        return cls(*address_of(url, options), dict(options))
+        return cls(*place_of(url, options), dict(options))
 
     def __str__(self) -> str:
         return self.url
@@ -75,7 +76,7 @@ class S3Directory(S3Place):
             for path, upload in begun:
                 # Best effort, since the next run cleans.
                 with contextlib.suppress(Exception):
-                    abort_upload(self._client, self._bucket, self._key(path), upload.upload_id)
+                    self._abort(path, upload.upload_id)
             raise
         for file, _ in files:
             file.discard()
@@ -101,22 +102,20 @@ class S3Directory(S3Place):
         for name, upload_id in self._begun(uid):
             if name.checkpoint_id > newest_id or (name.path, upload_id) in kept:
                 continue
-            with self._translated("abort the upload of", name.path):
-                abort_upload(self._client, self._bucket, self._key(name.path), upload_id)
+            self._abort(name.path, upload_id)
             forgotten.append(name.path)
         return forgotten
 
     def _begun(self, uid: str) -> list[tuple[PartName, str]]:
-        skipped_length, owner = len(self._key("")), file_name_of(uid)
+        owner = file_name_of(uid)
         with self._translated("list the uploads of", ""):
-            found = uploads_under(self._client, self._bucket, self._key(PATH_PREFIX))
-            begun = sorted((key[skipped_length:], upload_id) for key, upload_id in found)
+            begun = sorted(self._uploads_under(PATH_PREFIX))
         named = [(PartName.of_path(path), upload_id) for path, upload_id in begun]
         return [(name, upload_id) for name, upload_id in named if name is not None and name.owner == owner]
 
     def _upload(self, file: _SpooledFile, path: str) -> Upload:
         with self._translated("write", path):
-            upload = PartsUpload(self._client, self._bucket, self._key(path), Metadata={DIGEST: file.digest})
+            upload = PartsUpload(self, path, Metadata={DIGEST: file.digest})
             try:
                 for data in file.parts():
                     checksum = b64encode(md5(data, usedforsecurity=False).digest()).decode()
@@ -130,7 +129,7 @@ class S3Directory(S3Place):
         if self._is_there(file, upload):
             return
         for pause_seconds in (*PAUSES_SECONDS, None):
-            failed = self._complete(file, upload)
+            failed = self._ended(file, upload)
             if self._is_there(file, upload):
                 return
             if failed is not None and not self._may_be_under_way(file, upload, failed):
@@ -145,23 +144,21 @@ class S3Directory(S3Place):
         if failed.details.get("code") in ("NoSuchUpload", "InvalidPart", "OperationAborted"):
             return True
         # Some servers answer with a 500 for an upload that has ended.
-        place = {"Bucket": self._bucket, "Key": self._key(file.path), "UploadId": upload.upload_id}
         try:
             with self._translated("write", file.path):
-                self._client.call("list_parts", **place, MaxParts=1)
+                self._call("list_parts", Key=self._key(file.path), UploadId=upload.upload_id, MaxParts=1)
         except StorageError as error:
             return error.details.get("code") == "NoSuchUpload"
         return False
 
-    def _complete(self, file: PreparedFile, upload: Upload) -> StorageError | None:
-        key = self._key(file.path)
+    def _ended(self, file: PreparedFile, upload: Upload) -> StorageError | None:
         try:
             with self._translated("write", file.path):
                 # Some servers complete an upload of another key under that key.
-                if (key, upload.upload_id) not in uploads_under(self._client, self._bucket, key):
+                if (file.path, upload.upload_id) not in self._uploads_under(file.path):
                     message = f"{self} has no upload for {file.path} of this id"
                     return StorageError(message, path=file.path, code="NoSuchUpload")
-                complete_upload(self._client, self._bucket, key, upload.upload_id, upload.tags)
+                self._complete(file.path, upload.upload_id, upload.tags)
         except StorageError as error:
             return error
         return None
@@ -170,7 +167,7 @@ class S3Directory(S3Place):
         """Whether the object is there. ``StorageError`` for another object."""
         try:
             with self._translated("look at", file.path):
-                found = self._client.call("head_object", Bucket=self._bucket, Key=self._key(file.path))
+                found = self._call("head_object", Key=self._key(file.path))
         except StorageError as error:
             if error.details.get("status") == 404:
                 return False
