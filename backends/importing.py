@@ -20,13 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.findings import Finding
 from stateformat.formats import refuse_foreign
 from stateformat.graph import Operator
 from stateformat.history import record_ids
 from stateformat.inspecting import CheckpointDiff, StateDiff
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
-from stateformat.problems import Problem
 from stateformat.segments import WriteOptions
 from stateformat.states import labels_of, named
 from stateformat.storage import Storage, lies_in, without_secrets
@@ -533,7 +533,7 @@ class _Chosen:
     ) -> Iterator[pa.RecordBatch]:
         return self.source.read(part, first_group, last_group)
 
-    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
         return self.source.check(level, progress)
 
 

@@ -14,6 +14,9 @@ if __name__ != "stateformat.redistribution":
         "import stateformat.redistribution: redistribution is a part of the package stateformat since 0.2.0"
     )
 
+from stateformat.errors import ErrorKind
+from stateformat.findings import Finding
+
 from .columns import ColumnPlan
 from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan
@@ -22,8 +25,12 @@ from .plan_document import plan_document
 from .plan_text import PlanDocument
 from .rescale import Rescaled, rescale
 from .restore_plan import Plannable, plan_restore
-from .rules import PlanWarning, Refusal, RefusalCode, WarningCode
+from .rules import warning
 from .tables import States, assemble, read_handles
+
+# The former names, until 0.3.
+Refusal = PlanWarning = Finding
+RefusalCode = WarningCode = ErrorKind
 
 __all__ = [
     "Action",
@@ -44,4 +51,5 @@ __all__ = [
     "plan_restore",
     "read_handles",
     "rescale",
+    "warning",
 ]

@@ -11,17 +11,18 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from stateformat.errors import InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.findings import Finding, Severity
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Status
 from stateformat.model import AttemptId, CheckpointId, ParentRef
 from stateformat.schema import SLICE_SCHEMA
 
 from .columns import ColumnAction, ColumnPlan
 from .operator_plan import Action, OperatorPlan
-from .rules import PlanWarning, Refusal, RefusalCode, WarningCode
 
 _FORMAT: Final = "stateformat.restore_plan"
 _WIDTH: Final = 80
+_OF_REFUSALS: Final = ("advice", "details")
 _OPERATOR_FIELDS: Final = (
     "uid",
     "parallelism",
@@ -49,8 +50,8 @@ class PlanDocument:
     """
     assigned: pa.Table
     """``SLICE_SCHEMA``. A slice that every subtask of its operator reads has a null subtask."""
-    refusals: tuple[Refusal, ...] = ()
-    warnings: tuple[PlanWarning, ...] = ()
+    refusals: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
     unchained: tuple[str, ...] = ()
     """The names of the chains that were broken up."""
     drop: tuple[str, ...] = ()
@@ -79,8 +80,8 @@ class PlanDocument:
                 "edges": [asdict(edge) for edge in self.topology.edges],
             },
             "operators": [asdict(operator) for operator in self.operators],
-            "refusals": [asdict(refusal) for refusal in self.refusals],
-            "warnings": [asdict(warning) for warning in self.warnings],
+            "refusals": [_finding(refusal, *_OF_REFUSALS) for refusal in self.refusals],
+            "warnings": [_finding(warning) for warning in self.warnings],
             "unchained": list(self.unchained),
             "drop": list(self.drop),
             "columns": [asdict(column) for column in self.columns],
@@ -103,8 +104,8 @@ class PlanDocument:
                     tuple(Edge(**item) for item in topology["edges"]),
                 ),
                 operators=tuple(_operator_in(item) for item in value["operators"]),
-                refusals=tuple(Refusal(**item | {"code": RefusalCode(item["code"])}) for item in value["refusals"]),
-                warnings=tuple(PlanWarning(**item | {"code": WarningCode(item["code"])}) for item in value["warnings"]),
+                refusals=tuple(_finding_in(item, "error") for item in value["refusals"]),
+                warnings=tuple(_finding_in(item, "warning") for item in value["warnings"]),
                 unchained=tuple(value["unchained"]),
                 drop=tuple(value["drop"]),
                 columns=tuple(_column_in(item) for item in value.get("columns", ())),
@@ -113,6 +114,17 @@ class PlanDocument:
         except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
             message = f"this is not a restore plan of version 1: {error}; make it again with plan_restore"
             raise InvalidInput(message) from error
+
+
+def _finding(finding: Finding, *more: str) -> dict[str, Any]:
+    of_all = {"code": finding.kind, "operator": finding.operator, "message": finding.message}
+    return of_all | {name: getattr(finding, name) for name in more}
+
+
+def _finding_in(item: Mapping[str, Any], severity: Severity) -> Finding:
+    names = ("operator", "message", *(_OF_REFUSALS if severity == "error" else ()))
+    rest = {"advice": ""} | {name: item[name] for name in names}
+    return Finding(ErrorKind(item["code"]), "", **rest, severity=severity)
 
 
 def _columns(value: Mapping[str, list[Any]]) -> Iterable[pa.Array]:

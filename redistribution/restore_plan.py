@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from stateformat.errors import ErrorKind
+from stateformat.findings import Finding
 from stateformat.graph import JobGraph, Partitioner, Status
 from stateformat.keys import MAX_PARALLELISM_LIMIT
-from stateformat.manifest import Ints, before
+from stateformat.manifest import Ints
 from stateformat.model import Mode, Record, State
-from stateformat.rules.statuses import saved_statuses
+from stateformat.rules import saved_statuses
 from stateformat.schema import SLICE_SCHEMA
 
 from . import rules
@@ -35,7 +38,7 @@ from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan, operator_plans
 from .plan import RestorePlan
 from .progress import share_progress
-from .rules import Found, Match, PlanWarning, RefusalCode, WarningCode
+from .rules import Match, StateHandles
 from .tables import EVERY, Block, Handles, Slices, States, assemble, blocks, read_part, state_numbers
 from .union import share_union
 
@@ -73,27 +76,24 @@ def plan_restore(
     numbers = state_numbers(table, ordered)
     parts = [*blocks(numbers, ordered)]
     checked = _checked(record, ordered, table, numbers, parts)
-    rows = [count for rows_of, _ in checked for count in rows_of]
     match = Match(
         record=record,
         topology=topology,
         statuses=saved_statuses(record.graph, record.rescaled_from),
-        rows={(state.operator, state.name): count for state, count in zip(ordered, rows, strict=True)},
+        rows={(state.operator, state.name): found.rows for state, found in zip(ordered, checked, strict=True)},
         wanted={(state.operator, state.name): state for state in states},
         drop=frozenset((drop,) if isinstance(drop, str) else drop),
         foreign=getattr(checkpoint, "system", None) is not None,
         query=getattr(checkpoint, "query", ""),
     )
     rules.check_drop(match)
-    beyond = tuple(
-        found for found in rules.parallelism_refusals(match) if found.code is RefusalCode.INVALID_PARALLELISM
-    )
+    beyond = tuple(found for found in rules.parallelism_refusals(match) if found.kind is ErrorKind.INVALID_PARALLELISM)
     if beyond:
         # Such numbers may not fit int64, and planning millions of subtasks takes minutes.
         return RestorePlan(record.ref, record.job_id, topology, (), SLICE_SCHEMA.empty_table(), beyond)
     resolved, unchained, pinned, broken = rules.unchain(_resolved(match), match.statuses)
     refusals = [
-        *rules.checkpoint_refusals(record, ordered, [found for _, found in checked]),
+        *rules.checkpoint_refusals(record, ordered, checked),
         *rules.topology_refusals(topology, match.statuses),
         *rules.parallelism_refusals(match),
         *rules.key_refusals(match),
@@ -123,18 +123,19 @@ def plan_restore(
 
 def _checked(
     record: Record, ordered: Sequence[State], table: pa.Table, numbers: Ints, parts: Sequence[Block]
-) -> list[tuple[list[int], Found]]:
-    """Return the rows of each part's states, and what is wrong with its handles."""
-    of_handles = rules.HandleRules(record, ordered)
+) -> list[StateHandles]:
+    """Return what the manifest has of each state."""
 
-    def check(part: Block) -> tuple[list[int], Found]:
+    def check(part: Block) -> list[StateHandles]:
         states, bounds = part
         handles = read_part(table, ordered, numbers, bounds)
-        of_handles.check_groups(handles)
-        ends = np.searchsorted(handles.state, np.arange(states.start, states.stop + 1))
-        return np.diff(before(handles.rows)[ends]).tolist(), of_handles.refusals(handles, states)
+        ends = np.searchsorted(handles.state, np.arange(states.start, states.stop + 1)).tolist()
+        return [
+            rules.check_state(state, record.graph.operator(state.operator), handles.where(slice(*own)))
+            for state, own in zip(ordered[states.start : states.stop], pairwise(ends), strict=True)
+        ]
 
-    return _in_threads(check, parts)
+    return [*chain.from_iterable(_in_threads(check, parts))]
 
 
 def _resolved(match: Match) -> JobGraph:
@@ -235,7 +236,7 @@ def _columns_dropped(match: Match) -> list[str]:
     ]
 
 
-def _warnings(match: Match) -> Iterator[PlanWarning]:
+def _warnings(match: Match) -> Iterator[Finding]:
     for operator, saved in match.restarted:
         if saved.status is Status.PARTIALLY_FINISHED:
             done = len(saved.finished) + len(saved.finishing)
@@ -243,15 +244,15 @@ def _warnings(match: Match) -> Iterator[PlanWarning]:
                 f"operator {operator.uid!r} was partially finished ({done} of {saved.parallelism} subtasks); all its "
                 "subtasks start, and share what the running ones reported"
             )
-            yield PlanWarning(WarningCode.FINISHED_SUBTASKS_START, operator.uid, message)
+            yield rules.warning(ErrorKind.FINISHED_SUBTASKS_START, operator.uid, message)
     for state in match.record.states:
         rows = match.rows_of(state)
         if not rows:
             continue
         where = f"{state.mode} state {state.name!r} of operator {state.operator!r} with {rows} rows"
         if match.dropped(state):
-            yield PlanWarning(WarningCode.STATE_DROPPED, state.operator, f"{where} is given up, as asked")
+            yield rules.warning(ErrorKind.STATE_DROPPED, state.operator, f"{where} is given up, as asked")
         for plan in match.columns.get((state.operator, state.name), ()):
             if plan.action is ColumnAction.DROPPED:
                 message = f"column {plan.saved!r} of {where} is given up, as asked"
-                yield PlanWarning(WarningCode.COLUMN_DROPPED, state.operator, message)
+                yield rules.warning(ErrorKind.COLUMN_DROPPED, state.operator, message)

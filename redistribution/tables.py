@@ -133,10 +133,10 @@ class Handles:
     def __len__(self) -> int:
         return len(self.number)
 
-    def where(self, mask: Mask) -> Handles:
-        """Return the handles that a mask selects; they share all of ``group_rows``."""
-        whole = self.number.dtype == np.int64 and bool(mask.all())
-        return self if whole else self._chosen(mask, self.group_rows)
+    def where(self, chosen: Mask | slice) -> Handles:
+        """Return the handles that a mask or slice selects; they share all of ``group_rows``."""
+        whole = not isinstance(chosen, slice) and self.number.dtype == np.int64 and bool(chosen.all())
+        return self if whole else self._chosen(chosen, self.group_rows)
 
     def part(self, start: int, stop: int) -> Handles:
         """Return the handles ``start`` … ``stop - 1`` of a manifest with their groups."""

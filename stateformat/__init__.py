@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StorageError as StorageError,
         UnsupportedFormat as UnsupportedFormat,
     )
+    from .findings import Finding as Finding, Report as Report
     from .graph import (
         Edge as Edge,
         JobGraph as JobGraph,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
         Stop as Stop,
         StopMode as StopMode,
     )
-    from .problems import Problem as Problem, Report as Report
     from .publication import CommitPermit as CommitPermit, PendingCheckpoint as PendingCheckpoint
     from .reading import Checkpoint as Checkpoint, ReadTask as ReadTask, StateRows as StateRows
     from .redistribution import plan_restore as plan_restore
@@ -74,9 +74,9 @@ else:
                 "JobMismatch NotFound OutcomeUnknown PublishConflict RestoreRefused StorageError "
                 "UnsupportedFormat"
             ),
+            ".findings": "Finding Report",
             ".graph": "Edge JobGraph Operator Partitioner Status SubtaskSet",
             ".model": "CheckpointKind Kind Mode State Stop StopMode",
-            ".problems": "Problem Report",
             ".publication": "CommitPermit PendingCheckpoint",
             ".reading": "Checkpoint ReadTask StateRows",
             ".redistribution": "plan_restore",
@@ -87,6 +87,7 @@ else:
         },
         leaves_in="0.3",
         moved={
+            ".findings": "Problem",
             ".inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
             ".keys": "register_key_hash",
             ".requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",

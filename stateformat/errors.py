@@ -25,7 +25,9 @@ from typing import Any
 
 
 class ErrorKind(StrEnum):
-    """The precise cause of an error. Append-only: a released code never changes its meaning."""
+    """The precise cause of an error or a finding. Append-only: a released code never changes its
+    meaning.
+    """
 
     INVALID_ARGUMENT = "invalid_argument"
     INVALID_PARALLELISM = "invalid_parallelism"
@@ -76,6 +78,29 @@ class ErrorKind(StrEnum):
     RECORD_LOST = "record_lost"
     TRANSFORM_FAILED = "transform_failed"
     TIME_IS_UP = "time_is_up"
+    # Why a checkpoint, or a topology, is refused by a restore.
+    HANDLE_MISSING = "handle_missing"
+    INVALID_TOPOLOGY = "invalid_topology"
+    PARALLELISM_DIFFERS = "parallelism_differs"
+    PARALLELISM_ABOVE_MAX = "parallelism_above_max"
+    MAX_PARALLELISM_CHANGED = "max_parallelism_changed"
+    KEY_HASH_CHANGED = "key_hash_changed"
+    KEYED_BEHIND_POINTWISE = "keyed_behind_pointwise"
+    OPERATOR_MISSING = "operator_missing"
+    COLUMN_MISSING = "column_missing"
+    IN_FLIGHT_NOT_ALLOWED = "in_flight_not_allowed"
+    IN_FLIGHT_EDGE_MISSING = "in_flight_edge_missing"
+    IN_FLIGHT_EDGE_CHANGED = "in_flight_edge_changed"
+    IN_FLIGHT_BROADCAST = "in_flight_broadcast"
+    FULLY_FINISHED_PREDECESSOR = "fully_finished_predecessor"
+    PARTIALLY_FINISHED_PREDECESSOR = "partially_finished_predecessor"
+    CHAIN_PINNED = "chain_pinned"
+    # What the reader of a plan should know.
+    UNCHAINED = "unchained"
+    FINISHED_SUBTASKS_START = "finished_subtasks_start"
+    STATE_DROPPED = "state_dropped"
+    COLUMN_DROPPED = "column_dropped"
+    STATE_NOT_READ = "state_not_read"
 
 
 REPAIR_ADVICE = ". `ckpt repair` says what can be done"

@@ -17,8 +17,8 @@ from .storage import Storage, folder_of, open_storage
 
 if TYPE_CHECKING:
     from .errors import CheckpointError
+    from .findings import Report
     from .model import Record
-    from .problems import Report
     from .reading import Checkpoint
 
 GROUP: Final = "stateformat.formats"

@@ -1,6 +1,6 @@
 """The graph of a job: operators, edges, and which subtasks have finished.
 
-Only types are checked here; ``rules.graph`` checks whether the parts fit together, so that the
+Only types are checked here; ``rules`` checks whether the parts fit together, so that the
 graph of a damaged record can be shown.
 """
 

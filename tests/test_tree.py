@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WINGS = ("redistribution", "backends", "tools")
 LAYERS = ("stateformat", *WINGS)
 ORDER = """
-_lazy words errors ttl graph keys model problems paths schema parquet storage tables segments record manifest rescaling states rules documents html
+_lazy words errors ttl graph keys model findings paths schema parquet storage tables segments record manifest rescaling states rules documents html
 redistribution snapshot reading formats history validation publication
 pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
 backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.findings import Counts, Finding, Report, ordered
 from stateformat.formats import Outside, only_read
 from stateformat.graph import JobGraph
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
-from stateformat.problems import Counts, Problem, Report, ordered
 from stateformat.reading import EVERYTHING, Checkpoint, Groups, ReadTask, Wanted, evolve_table, split_between_owners
-from stateformat.redistribution import PlanWarning, RestorePlan, WarningCode
+from stateformat.redistribution import RestorePlan, warning
 from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
@@ -79,7 +79,7 @@ class ForeignFolder:
             return ForeignCheckpoint(self.folder, self._source(checkpoint_id), self.system)
 
     def validate(self, checkpoint_id: int | None, level: Level, progress: Callable[[int, int], None] | None) -> Report:
-        seen, findings = _Seen(progress), list[Problem]()
+        seen, findings = _Seen(progress), list[Finding]()
         chosen, counts = None, Counts()
         try:
             with memory_named(self.folder.url):
@@ -93,7 +93,7 @@ class ForeignFolder:
             ended = error.kind is ErrorKind.LIMIT_EXCEEDED
             if ended or not any(problem.severity == "error" for problem in findings):
                 path = str(error.details.get("path", ""))
-                findings.append(Problem(error.kind, self.system, str(error), advice=_ADVICE, path=path))
+                findings.append(Finding(error.kind, self.system, str(error), advice=_ADVICE, path=path))
         return Report(self.folder.url, chosen, level, ordered(findings), counts)
 
     def _source(self, checkpoint_id: int | None) -> ForeignSource:
@@ -161,7 +161,7 @@ class ForeignCheckpoint(Checkpoint):
         """See ``Checkpoint.plan_restore``; the plan warns of what cannot be read."""
         plan = super().plan_restore(topology, states=states, drop=drop, to_show=to_show)
         unread = [
-            PlanWarning(WarningCode.STATE_NOT_READ, note.operator(self.graph), unreadable(note.subject, note.message))
+            warning(ErrorKind.STATE_NOT_READ, note.operator(self.graph), unreadable(note.subject, note.message))
             for note in self.notes
             if note.kind == "refused"
         ]

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
+from stateformat.findings import Finding
 from stateformat.graph import JobGraph
 from stateformat.model import Record
-from stateformat.problems import Problem
 
 FLINK_VERSIONS: Final = "Flink 1.13 to 2.3"
 SPARK_VERSIONS: Final = "Spark 3.1 to 4.3"
@@ -109,7 +109,7 @@ class ForeignSource(Protocol):
         ``DamagedCheckpoint`` and ``UnsupportedFormat``.
         """
 
-    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
         """Find everything that is wrong; ``quick`` reads metadata, names and sizes, ``full``
         everything.
         """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..errors import CheckpointError
-    from ..problems import Problem
+    from ..findings import Finding
 
 Document = dict[str, Any]
 _GIVEN_UP: Final = (("operator", str), ("state", str), ("effect", str), ("rows", int), ("rows_besides", int))
@@ -331,7 +331,7 @@ def fault_document(error: CheckpointError) -> Document:
     return {"kind": error.kind.value, "message": str(error)}
 
 
-def problem_document(problem: Problem) -> Document:
+def problem_document(problem: Finding) -> Document:
     """Return one finding; members that do not apply to it are null."""
     return {
         "kind": str(problem.kind),

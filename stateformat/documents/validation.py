@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ..problems import CheckpointResult, Finding, Report, StoreReport
+from ..findings import CheckpointResult, Recurring, Report, StoreReport
 from .checkpoint import Document, problem_document
 
 
@@ -52,6 +52,6 @@ def _result(result: CheckpointResult) -> Document:
     }
 
 
-def _finding(finding: Finding) -> Document:
+def _finding(finding: Recurring) -> Document:
     ranges = [list(pair) for pair in reversed(finding.ids)]
     return {**problem_document(finding.problem), "checkpoints": ranges}

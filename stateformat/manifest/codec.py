@@ -103,7 +103,7 @@ def decode_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
     verify_manifest(data, ref)
     manifest = read_manifest(data, ref)
     for fault in handle_faults(manifest.handles):
-        raise _damaged(ref, fault.describe(manifest.handles), fault.kind)
+        raise _damaged(ref, fault.message, fault.kind)
     return manifest
 
 

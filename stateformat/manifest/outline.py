@@ -29,7 +29,7 @@ from .codec import (
     verify_manifest,
 )
 from .columns import as_numpy
-from .rules import first_unsorted, handle_faults
+from .rules import broken_rules, first_unsorted
 
 _COLUMNS: Final = (
     *("operator", "state", "subtask", "layer", "path", "row_start", "rows", "segment_rows", "size_bytes"),
@@ -74,7 +74,7 @@ def _part(data: pa.Buffer, metadata: Any, number: int) -> pa.Table | None:
         else:
             columns[item.name] = typed(column, item.type)
     handles = pa.table(columns)
-    if handles.num_rows != metadata.row_group(number).num_rows or not len(handles) or handle_faults(handles):
+    if handles.num_rows != metadata.row_group(number).num_rows or not len(handles) or broken_rules(handles):
         return None
     moved = as_numpy(pc.equal(handles["mode"], Mode.IN_FLIGHT.value))
     columns["path"] = handles["path"].take(pa.array(np.arange(len(moved)), mask=~moved))

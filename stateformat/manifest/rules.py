@@ -1,8 +1,8 @@
 """Rules for each row of a manifest, by itself and with its neighbors (SPEC.md 4.1 to 4.5).
 
 Opening a checkpoint raises at the first fault (``manifest.decode_manifest``); validation collects
-all of them. The rules do not see the record: ``rules.content`` compares handles with operators and
-states, and ``segment_rules`` compares handles of one segment. A rule is a mask of the rows that
+all of them. The rules do not see the record: ``stateformat.rules`` compares handles with operators
+and states, and ``segment_rules`` compares handles of one segment. A rule is a mask of the rows that
 break it, computed for one batch of rows at a time, small enough for the processor's cache.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import ErrorKind
+from ..findings import Finding
 from ..model import Mode
 from ..paths import SEGMENTS
 from ..schema import MANIFEST_SCHEMA
@@ -43,8 +45,8 @@ def _modes() -> pa.Array:
     return pa.array([mode.value for mode in Mode], pa.string())
 
 
-class HandleFault(NamedTuple):
-    """A rule that rows of a manifest break: clause, message, first such row, number of rows."""
+class Broken(NamedTuple):
+    """A rule that rows of a manifest break: clause, what holds, first such row, number of rows."""
 
     clause: str
     message: str
@@ -52,21 +54,26 @@ class HandleFault(NamedTuple):
     row_count: int
     kind: ErrorKind = ErrorKind.DAMAGED_MANIFEST
 
-    def describe(self, handles: pa.Table) -> str:
-        """Return the fault as a sentence: which handle breaks which rule."""
-        operator, state = (_text(handles[name][self.row]) for name in ("operator", "state"))
+    def finding(self, handles: pa.Table) -> Finding:
+        """Return which handle breaks which rule."""
+        (operator, is_operator), (state, is_state) = (_text(handles[name][self.row]) for name in ("operator", "state"))
         subtask, layer = (handles[name][self.row].as_py() for name in ("subtask", "layer"))
         owner = "no subtask" if subtask is None else f"subtask {subtask}"
         who = f"handle {self.row} (operator {operator!r}, state {state!r}, {owner}, layer {layer})"
-        if self.row_count > 1:
-            return f"{who} and {self.row_count - 1:,} more break {self.clause}: {self.message}"
-        return f"{who} breaks {self.clause}: {self.message}"
+        more = f" and {self.row_count - 1:,} more break" if self.row_count > 1 else " breaks"
+        found = Finding(self.kind, self.clause, f"{who}{more} {self.clause}: {self.message}")
+        if not (is_operator and is_state):
+            return found
+        return replace(found, operator=operator or "", state=state or "", subtask=subtask)
 
 
-def _text(value: pa.Scalar) -> str | None:
-    # The stored bytes need not be UTF-8.
-    buffer = value.as_buffer()
-    return buffer.to_pybytes().decode("utf-8", "replace") if value.is_valid else None
+def _text(value: pa.Scalar) -> tuple[str | None, bool]:
+    """Return a text, and whether it is UTF-8: the stored bytes need not be."""
+    if not value.is_valid:
+        return None, True
+    data = value.as_buffer().to_pybytes()
+    text = data.decode("utf-8", "replace")
+    return text, text.encode() == data
 
 
 def first_unsorted(handles: pa.Table) -> int | None:
@@ -95,22 +102,27 @@ def _first_unsorted(handles: pa.Table, of_operator: _Runs, of_state: _Runs) -> i
     return min(found) if found else None
 
 
-def handle_faults(handles: pa.Table) -> list[HandleFault]:
+def handle_faults(handles: pa.Table) -> list[Finding]:
     """Return every rule of SPEC.md sections 4.1 to 4.3 that the planning columns break."""
+    return [broken.finding(handles) for broken in broken_rules(handles)]
+
+
+def broken_rules(handles: pa.Table) -> list[Broken]:
+    """Return the same, not yet said of which handle; texts may be dictionaries."""
     faults = [
-        HandleFault("SPEC 4.1", f"column {name} holds no nulls", _first_null(handles[name]), handles[name].null_count)
+        Broken("SPEC 4.1", f"column {name} holds no nulls", _first_null(handles[name]), handles[name].null_count)
         for name in _REQUIRED
         if handles[name].null_count
     ]
     found = {name: runs(handles[name]) for name in ("operator", "state", "edge")}
     faults += [
-        HandleFault("SPEC 4.1", f"column {name} holds UTF-8", 0, handles.num_rows)
+        Broken("SPEC 4.1", f"column {name} holds UTF-8", 0, handles.num_rows)
         for name, (values, _) in found.items()
         if not _is_utf8(values)
     ]
     if faults:
         return faults  # The rules below need these columns.
-    collected: dict[str, HandleFault] = {}
+    collected: dict[str, Broken] = {}
     if handles["operator"].num_chunks > handles.num_rows // BATCH_ROWS + 2:
         handles = handles.combine_chunks()
     start = 0
@@ -125,7 +137,7 @@ def handle_faults(handles: pa.Table) -> list[HandleFault]:
     row = _first_unsorted(handles, found["operator"], found["state"])
     if row is not None:
         text = "handles are sorted by (operator, state, subtask with null first, layer)"
-        collected[text] = HandleFault("SPEC 4.2", text, row, 1)
+        collected[text] = Broken("SPEC 4.2", text, row, 1)
     return list(collected.values())
 
 
@@ -143,15 +155,15 @@ class _Batch:
         return found
 
 
-def _batch_faults(batch: pa.RecordBatch) -> Iterator[HandleFault]:
+def _batch_faults(batch: pa.RecordBatch) -> Iterator[Broken]:
     for clause, message, broken in _value_faults(batch):
-        yield HandleFault(clause, message, int(broken.argmax()), int(broken.sum()))
+        yield Broken(clause, message, int(broken.argmax()), int(broken.sum()))
     broken = _illegal_paths(batch["path"])
     if broken.any():
         row = int(broken.argmax())
         shown = batch["path"].slice(row, 1).cast(pa.binary())[0].as_py()
         message = f"paths are legal and lie under {SEGMENTS}, unlike {shown[:120]!r}"
-        yield HandleFault("SPEC 2.2", message, row, int(broken.sum()), ErrorKind.INVALID_PATH)
+        yield Broken("SPEC 2.2", message, row, int(broken.sum()), ErrorKind.INVALID_PATH)
 
 
 def _value_faults(batch: pa.RecordBatch) -> _Rules:

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from ..findings import Finding
 from .columns import BATCH_ROWS, Ints, Mask, integers, lists, one_chunk, spread
-from .rules import HandleFault
+from .rules import Broken
 
 _STATE: Final = ("operator", "state", "schema_id")
 _OF_SEGMENT: Final = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes", "digest", "footer_digest")
@@ -41,7 +42,7 @@ def codes_of(column: pa.ChunkedArray) -> tuple[Ints, int]:
     return codes, len(encoded.chunk(encoded.num_chunks - 1).dictionary) if encoded.num_chunks else 0
 
 
-def sharing_faults(handles: pa.Table) -> list[HandleFault]:
+def sharing_faults(handles: pa.Table) -> list[Finding]:
     """Return where handles of one segment disagree in sizes, digests, state, schema or bytes."""
     codes, count = codes_of(handles["path"])
     if count == np.count_nonzero(codes >= 0):
@@ -53,7 +54,7 @@ def sharing_faults(handles: pa.Table) -> list[HandleFault]:
         if len(differing):
             clause = "SPEC 4.4" if name == "inline" else "SPEC 5.6" if name in _STATE else "SPEC 4.1"
             message = f"handles of one segment agree in {name}"
-            faults.append(HandleFault(clause, message, int(differing[0]), len(differing)))
+            faults.append(Broken(clause, message, int(differing[0]), len(differing)).finding(handles))
     return faults
 
 
@@ -71,7 +72,7 @@ def _unlike_first(column: pa.Array, codes: Ints, first: Ints) -> Ints:
     return np.concatenate(found)
 
 
-def inline_faults(handles: pa.Table, codes: Ints, values: pa.Array) -> list[HandleFault]:
+def inline_faults(handles: pa.Table, codes: Ints, values: pa.Array) -> list[Finding]:
     """Compare inline bytes with paths (SPEC 4.4); ``codes`` index ``values``, -1 for none."""
     inline = codes >= 0
     if not inline.any():
@@ -80,7 +81,7 @@ def inline_faults(handles: pa.Table, codes: Ints, values: pa.Array) -> list[Hand
     named = pc.is_valid(handles["path"]).to_numpy()
     if (inline & ~named).any():
         row, count = int((inline & ~named).argmax()), int((inline & ~named).sum())
-        faults.append(HandleFault("SPEC 4.1", "inline is null where path is", row, count))
+        faults.append(Broken("SPEC 4.1", "inline is null where path is", row, count).finding(handles))
     # A foreign writer's dictionary may hold equal bytes twice, so compare digests.
     digests = pa.array([xxhash.xxh3_128_digest(value.as_buffer()) for value in values], pa.binary())
     same = np.append(integers(pc.dictionary_encode(digests).indices), -1)[codes]
@@ -89,7 +90,8 @@ def inline_faults(handles: pa.Table, codes: Ints, values: pa.Array) -> list[Hand
     differs = (paths[order][1:] == paths[order][:-1]) & (same[order][1:] != same[order][:-1]) & named[order][1:]
     if differs.any():
         row = int(order[1:][differs.argmax()])
-        faults.append(HandleFault("SPEC 4.4", "handles of one segment agree in inline", row, int(differs.sum())))
+        message = "handles of one segment agree in inline"
+        faults.append(Broken("SPEC 4.4", message, row, int(differs.sum())).finding(handles))
     return faults
 
 

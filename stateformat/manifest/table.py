@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import DamagedCheckpoint, ErrorKind
+from ..findings import Finding
 from ..model import Handle, Totals
 from ..schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
 from .columns import Ints, integers, take_rows
-from .rules import HandleFault, first_unsorted
+from .rules import first_unsorted
 from .segment_rules import codes_of, inline_faults
 
 INLINE_BYTES_MAX: Final = 4 << 20
@@ -81,7 +82,7 @@ class Manifest:
         """Return the bytes of the distinct inline segments, before the manifest compresses them."""
         return self.inline_faults()[0]
 
-    def inline_faults(self) -> tuple[int, list[HandleFault]]:
+    def inline_faults(self) -> tuple[int, list[Finding]]:
         """Return the bytes of the distinct inline segments, and the broken rules of section 4.4."""
         with self._lock:
             column = self._column()

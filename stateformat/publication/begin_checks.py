@@ -1,19 +1,15 @@
-"""Check a checkpoint when it begins, before any state is written.
-
-Two rules bind only the writer of a new checkpoint (SPEC.md section 3.5): older checkpoints that
-break them can still be read, rescaled and rolled back.
-"""
+"""Check a checkpoint when it begins, before any state is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import ErrorKind, InvalidInput
-from ..graph import JobGraph, Partitioner, Status, SubtaskSet, all_of
+from ..findings import all_messages
+from ..graph import JobGraph, Status, SubtaskSet, all_of
 from ..model import RESERVED_PROPERTIES, RUN_PROPERTIES, State
-from ..problems import Problem
-from ..rules.graph import check_graph, check_states
+from ..rules import check_duties, check_graph, check_states
 
 
 def check_arguments(
@@ -51,11 +47,10 @@ def check_arguments(
 def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph | None, *, is_new: bool) -> None:
     """Raise ``InvalidInput`` with every fault of a complete graph and its states."""
     known = _with_finished(graph, parent)
-    problems = [*check_graph(known), *check_states(known, states), *(_duties(graph) if is_new else ())]
+    problems = [*check_graph(known), *check_states(known, states), *(check_duties(graph) if is_new else ())]
     if problems:
         raise InvalidInput(
-            "no checkpoint can begin with this job: "
-            + "; ".join(dict.fromkeys(problem.message for problem in problems)),
+            f"no checkpoint can begin with this job: {all_messages(problems)}",
             kind=problems[0].kind,
             problems=tuple(problems),
         )
@@ -70,13 +65,3 @@ def _with_finished(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
             ended = SubtaskSet.all(operator.parallelism)
             changed[operator.uid] = replace(operator, finished=ended, finishing=SubtaskSet())
     return graph.with_operators(changed)
-
-
-def _duties(graph: JobGraph) -> Iterator[Problem]:
-    """Yield what breaks a rule for the writer of a new checkpoint."""
-    if not graph.operators:
-        yield Problem(ErrorKind.INVALID_GRAPH, "SPEC 3.4", "the graph has no operators; a job has at least one")
-    for edge in graph.edges:
-        if edge.partitioner is Partitioner.HASH and not edge.key_columns:
-            message = f"hash edge {edge.id!r} has no key columns; name those by which it sends"
-            yield Problem(ErrorKind.INVALID_GRAPH, "SPEC 3.5", message, operator=edge.target)

@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 
 from .. import __version__, manifest as manifests, model, paths as layout
 from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState, PublishConflict
+from ..findings import Finding, all_messages
 from ..formats import refuse_foreign
 from ..graph import JobGraph, Operator, SubtaskSet
 from ..history import find_record, record_exists, record_ids
 from ..manifest import BATCH_ROWS
 from ..model import Mode, ParentRef, Record, State
-from ..problems import Problem
 from ..reading import Checkpoint, load_manifest
 from ..record import encode_record, optional_features, required_features
-from ..rules.content import check_content
+from ..rules import check_content
 from ..segments import WriteOptions
 from ..snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from ..states import warn_of_layers
@@ -304,8 +304,7 @@ class PendingCheckpoint:
             kinds = [problem.kind for problem in problems]
             union = ErrorKind.UNION_PARTIALLY_FINISHED
             raise InvalidState(
-                f"checkpoint {self.checkpoint_id} cannot be published: "
-                + "; ".join(dict.fromkeys(problem.message for problem in problems)),
+                f"checkpoint {self.checkpoint_id} cannot be published: " + all_messages(problems),
                 kind=union if union in kinds else kinds[0],
                 problems=tuple(problems),
             )
@@ -448,13 +447,13 @@ def _with_time(state: State, said: Sequence[int]) -> State:
     return replace(state, ttl_now_us=clock_us(now_us))
 
 
-def _unanswered(missing: Outstanding) -> Problem:
+def _unanswered(missing: Outstanding) -> Finding:
     message = (
         f"no snapshot of {missing} has come; what it wrote, or prepared to commit, would be lost. Add it, or mark the "
         "subtask as finished if it is"
     )
     at = missing.subtasks.ranges[0][0] if missing.subtasks else None
-    return Problem(ErrorKind.SNAPSHOT_MISSING, "SPEC 4.6", message, operator=missing.operator, subtask=at)
+    return Finding(ErrorKind.SNAPSHOT_MISSING, "SPEC 4.6", message, operator=missing.operator, subtask=at)
 
 
 def _writer() -> str:

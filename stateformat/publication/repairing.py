@@ -17,9 +17,9 @@ from typing import Final
 
 from .. import paths as layout
 from ..errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, InvalidInput, NotFound
+from ..findings import UNDECIDED, Finding
 from ..history import Survey, manifests_under, require_records, survey
 from ..model import MAX_CHECKPOINT_ID, RESERVED_PROPERTIES, CheckpointId, CheckpointKind, ParentRef, Record
-from ..problems import UNDECIDED, Problem
 from ..reading import load_manifest
 from ..storage import Storage
 from ..validation import Level, SharedSegments, check_checkpoint
@@ -45,7 +45,7 @@ class WayOut:
     """False: it may be a stray."""
     doubled: tuple[CheckpointId, ...]
     """The checkpoints, ascending, whose output may be doubled."""
-    problems: tuple[Problem, ...] | None = None
+    problems: tuple[Finding, ...] | None = None
     """What is wrong with it; None if it was not validated."""
 
     @property
@@ -61,7 +61,7 @@ class Diagnosis:
     found: Survey
     fault: CheckpointError | None
     """Why the newest record cannot be read."""
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
     """The errors of the newest checkpoint, if its record can be read."""
     ways: tuple[WayOut, ...]
     """Highest checkpoint first."""

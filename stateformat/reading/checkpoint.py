@@ -26,7 +26,7 @@ from .loading import load_manifest, load_outline
 if TYPE_CHECKING:
     from stateformat.redistribution import Plannable, RestorePlan
 
-    from ..problems import Problem
+    from ..findings import Finding
     from ..states import Layer
     from .rows import StateRows
     from .task import ReadTask
@@ -315,9 +315,9 @@ class Checkpoint:
         first = slices.slice(0, 1).to_pylist()[0]
         return self._task(self.record.state(first["operator"], first["state"]), slices)
 
-    def _check_sound(self, state: State, of_handles: Iterable[Problem] = ()) -> None:
+    def _check_sound(self, state: State, of_handles: Iterable[Finding] = ()) -> None:
         """Raise ``DamagedCheckpoint`` for a declaration or handles that would give wrong rows."""
-        from ..rules.graph import check_states
+        from ..rules import check_states
 
         problems = [*check_states(self.record.graph, (state,)), *of_handles]
         if problems:

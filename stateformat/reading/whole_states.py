@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from ..findings import Finding
 from ..graph import JobGraph
 from ..manifest import Ints, Manifest, before, integers, sort_handles, state_runs, take_rows
 from ..model import Handle, State
-from ..problems import Problem
-from ..rules.content import HandleChecks
+from ..rules import HandleChecks
 from ..schema import SLICE_SCHEMA
 from .pieces import HandleValues
 
@@ -64,7 +64,7 @@ class WholeState:
     def __init__(self, state: State, window: _Window, start: int, stop: int) -> None:
         self._state, self._window, self._start, self._stop = state, window, start, stop
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Finding]:
         """Return what is wrong with them, compared with graph and state."""
         return self._window.checks.problems(self._state, self._start, self._stop)
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from .. import paths as layout
 from ..errors import CheckpointError, DamagedCheckpoint, NotFound
+from ..findings import UNDECIDED
 from ..model import Mode, Record
-from ..problems import UNDECIDED
 from ..publication import Diagnosis
 from ..reading import load_manifest
 from ..storage import Storage

@@ -22,11 +22,11 @@ from ..documents import (
     report_document,
 )
 from ..errors import CheckpointError, NotFound
+from ..findings import Counts, Report, ordered
 from ..history import Survey
 from ..inspecting import savepoints_document, sizes_document
-from ..problems import Counts, Report, ordered
 from ..reading import Checkpoint
-from ..rules.content import check_content
+from ..rules import check_content
 from ..storage import remembered
 from ..store import CheckpointStore
 from ..validation import validate

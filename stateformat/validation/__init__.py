@@ -7,7 +7,7 @@ that need no file are in ``stateformat.rules``.
 
 from __future__ import annotations
 
-from ..problems import Level
+from ..findings import Level
 from .everything import newest_whole, validate_all
 from .sharing import SharedSegments
 from .validator import check_checkpoint, validate

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import ErrorKind
+from ..findings import UNDECIDED, CheckpointResult, Counts, Finding, Level, Recurring, Standing, StoreReport
 from ..formats import ForeignCheckpoints, foreign_checkpoints
 from ..history import Survey, require_records, survey
 from ..model import CheckpointId, Record
-from ..problems import UNDECIDED, CheckpointResult, Counts, Finding, Level, Problem, Standing, StoreReport
 from ..storage import Storage
 from .sharing import SharedSegments
 from .validator import HasStorage, Progress, Validation, lost_problem, stray_problem, unreadable_problem
@@ -63,7 +63,7 @@ class _Collected:
         self._level: Level = level
         self._newest: CheckpointId | None = None
         self._results: list[CheckpointResult] = []
-        self._findings: dict[object, Finding] = {}
+        self._findings: dict[object, Recurring] = {}
         self._counts: list[Counts] = []
         self._system: str | None = None
 
@@ -115,7 +115,7 @@ class _Collected:
         self,
         number: CheckpointId,
         record: Record | None,
-        problems: Iterable[Problem],
+        problems: Iterable[Finding],
         *,
         lost: bool = False,
         certain: bool = True,
@@ -138,12 +138,12 @@ class _Collected:
         for problem in found:
             self._note(problem, number)
 
-    def _note(self, problem: Problem, number: CheckpointId) -> None:
-        finding = self._findings.setdefault(_key(problem), Finding(problem, [(number, number)]))
+    def _note(self, problem: Finding, number: CheckpointId) -> None:
+        finding = self._findings.setdefault(_key(problem), Recurring(problem, [(number, number)]))
         finding.add(number)
 
 
-def _standing(errors: list[Problem]) -> Standing:
+def _standing(errors: list[Finding]) -> Standing:
     if any(problem.kind is ErrorKind.CHECKPOINT_EXPIRED for problem in errors):
         return "expired"
     if any(problem.kind not in UNDECIDED for problem in errors):
@@ -151,7 +151,7 @@ def _standing(errors: list[Problem]) -> Standing:
     return "undecided" if errors else "whole"
 
 
-def _key(problem: Problem) -> object:
+def _key(problem: Finding) -> object:
     """Return what the findings of two checkpoints about one segment have in common."""
     if not problem.path.startswith("segments/"):
         return problem

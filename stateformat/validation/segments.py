@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ..errors import CheckpointError, ErrorKind, StorageError
+from ..findings import ADVICE_RESTORE, ADVICE_STORAGE, ADVICE_WRITER, Finding, Level
 from ..graph import Operator, SubtaskSet
 from ..manifest import (
     Ints,
@@ -46,7 +47,6 @@ from ..parquet import (
     decoded_bytes,
     read_footer,
 )
-from ..problems import ADVICE_RESTORE, ADVICE_STORAGE, ADVICE_WRITER, Level, Problem
 from ..schema import has_key_groups, segment_schema
 from ..segments import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from ..storage import Storage
@@ -99,7 +99,7 @@ class Segment:
 class SegmentResult:
     """The problems of one segment, and what was read of it."""
 
-    problems: list[Problem]
+    problems: list[Finding]
     bytes: int = 0
     rows: int = 0
     newest_id: int = 0
@@ -201,7 +201,7 @@ class _SegmentCheck:
     def report(self, kind: ErrorKind, clause: str, what: str, advice: str = ADVICE_WRITER) -> None:
         segment, message = self._segment, f"{self._segment.describe()} {what}"
         uid, state = segment.operator.uid, segment.state.name
-        problem = Problem(kind, clause, message, advice, segment.path, uid, state, segment.subtask)
+        problem = Finding(kind, clause, message, advice, segment.path, uid, state, segment.subtask)
         if kind is ErrorKind.UNKNOWN_KEY_HASH:
             # Nothing is wrong with it; only someone who knows the hash can check the rest.
             problem = replace(problem, severity="warning", advice=_ADVICE_HASH)

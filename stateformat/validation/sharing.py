@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import paths as layout
+from ..findings import Finding, Level
 from ..manifest import BATCH_ROWS, Ints, Manifest, Mask, integers, lists, one_chunk, spread, take_rows
 from ..model import Record
-from ..problems import Level, Problem
 from ..storage import Storage
 from .segments import Segment, SegmentResult, check_other_handles, check_segment, segment_of, segments_of
 
@@ -44,7 +44,7 @@ _DIGESTS: Final = ("digest", "footer_digest", "operator", "state")
 class Checked:
     """What a check of the segments of one checkpoint found and read."""
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     segments: int = 0
     """Distinct segments that the checkpoint names."""
     read: int = 0
@@ -64,7 +64,7 @@ class _Named:
     bounds: Ints
     paths: pa.Array
     newest_ids: Ints
-    problems: dict[str, list[Problem]]
+    problems: dict[str, list[Finding]]
 
 
 class SharedSegments:
@@ -95,7 +95,7 @@ class SharedSegments:
         paths = one_chunk(manifest.handles["path"]).take(pa.array(first))
         paths = paths.combine_chunks() if isinstance(paths, pa.ChunkedArray) else paths
         same, newest_ids = self._same(record, manifest, rows, bounds, paths)
-        problems: dict[int, list[Problem]] = {}
+        problems: dict[int, list[Finding]] = {}
         if same.any():
             assert self._before is not None
             done(int(integers(manifest.handles["size_bytes"])[first][same].sum()))

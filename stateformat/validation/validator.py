@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from .. import paths as layout
 from ..errors import REPAIR_ADVICE, CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
+from ..findings import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Finding, Level, Report, ordered
 from ..formats import foreign_checkpoints
 from ..history import Ids, record_ids, record_lost, record_of, require_records, survey
 from ..manifest import (
@@ -32,10 +33,9 @@ from ..manifest import (
     verify_manifest,
 )
 from ..model import CheckpointId, ParentRef, Record
-from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Level, Problem, Report, ordered
 from ..reading import load_record
 from ..record import RECORD_BYTES_MAX, decode_record, optional_features, required_features
-from ..rules.content import check_content
+from ..rules import check_content
 from ..storage import Storage
 from .sharing import SharedSegments
 
@@ -104,7 +104,7 @@ def validate(
 
 def check_checkpoint(
     storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick", segments: SharedSegments | None = None
-) -> tuple[Problem, ...]:
+) -> tuple[Finding, ...]:
     """Return everything that is wrong with one checkpoint alone, without its history.
 
     ``segments`` may have checked newer checkpoints already; its level then counts.
@@ -124,7 +124,7 @@ class Validation:
 
     def __post_init__(self) -> None:
         self.storage = self.segments.storage
-        self.findings: list[Problem] = []
+        self.findings: list[Finding] = []
         self.counts = Counts()
         self.distinct = Counts()
         """What was read; only segments that no other checkpoint had named before count."""
@@ -137,7 +137,7 @@ class Validation:
         if any(found.kind is ErrorKind.OBJECT_MISSING for found in self.findings) and self._expired(record):
             message = f"checkpoint {self.checkpoint_id} of {self.storage.url} has expired while it was validated"
             advice = "this is not damage; validate the newest"
-            self.findings = [Problem(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, advice)]
+            self.findings = [Finding(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, advice)]
 
     def _check(self, record: Record) -> None:
         manifest = self._manifest(record)
@@ -154,7 +154,7 @@ class Validation:
         except StorageError as error:
             message, kind = f"{what} {path} could not be read: {error}", error.kind
             advice = ADVICE_STORAGE
-        self.findings.append(Problem(kind, clause, message, advice, path=path))
+        self.findings.append(Finding(kind, clause, message, advice, path=path))
         return None
 
     def _record(self) -> Record | None:
@@ -168,7 +168,7 @@ class Validation:
             advice = "upgrade stateformat" if isinstance(error, UnsupportedFormat) else ADVICE_RESTORE
             clause = _CLAUSES.get(error.kind, "SPEC 3.2")
             operator = str(error.details.get("operator", ""))
-            self.findings.append(Problem(error.kind, clause, _fault(error), advice, path=path, operator=operator))
+            self.findings.append(Finding(error.kind, clause, _fault(error), advice, path=path, operator=operator))
             return None
         self.counts = Counts(records=1, bytes=data.size)
         return record
@@ -185,7 +185,7 @@ class Validation:
             manifest.inline("")  # Reads the inline column, which may be damaged.
         except CheckpointError as error:
             clause = _MANIFEST_CLAUSES.get(error.kind, "SPEC 4")
-            self.findings.append(Problem(error.kind, clause, _fault(error), ADVICE_RESTORE, path=ref.path))
+            self.findings.append(Finding(error.kind, clause, _fault(error), ADVICE_RESTORE, path=ref.path))
             return None
         return manifest
 
@@ -196,7 +196,7 @@ class Validation:
             checked = self.segments.check(record, manifest, usable, meter)
         except StorageError as error:
             message = f"the segments of {self.storage.url} could not be listed: {error}"
-            self.findings.append(Problem(error.kind, "SPEC 2.1", message, ADVICE_STORAGE))
+            self.findings.append(Finding(error.kind, "SPEC 2.1", message, ADVICE_STORAGE))
             return
         self.findings += checked.problems
         size_bytes = self.counts.bytes + checked.bytes
@@ -243,51 +243,51 @@ def _declared(record: Record, handles: pa.Table) -> Mask:
     return found
 
 
-def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
+def _record_problems(record: Record, manifest: Manifest) -> Iterator[Finding]:
     """Compare ids, totals, features and inline segments of record and manifest."""
     path = layout.record_path(record.checkpoint_id)
     yield from _order_problems(record)
     counted = totals(manifest.handles)
     if counted != record.totals:
         message = f"the record's totals are {record.totals!r}, the manifest's {counted!r}"
-        yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.2", message, path=path)
+        yield Finding(ErrorKind.DAMAGED_RECORD, "SPEC 3.2", message, path=path)
     used = required_features(record.graph, record.states, manifest.handles, record.rescaled_from)
     if used != record.required_features:
         message = f"the record requires {list(record.required_features)}, but the checkpoint uses {list(used)}"
-        yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
+        yield Finding(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
     for feature in optional_features(record.states):
         if feature not in record.optional_features:
             message = f"a state uses {feature!r}, which the record does not list as an optional feature"
-            yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
+            yield Finding(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
     if record.rescaled_from is not None:
         for former in record.rescaled_from.operators:
             if former.uid not in record.graph.by_uid:
                 message = f"rescaled_from names operator {former.uid!r}, which the graph does not have"
-                yield Problem(ErrorKind.UNKNOWN_OPERATOR, "SPEC 6.4", message, path=path, operator=former.uid)
+                yield Finding(ErrorKind.UNKNOWN_OPERATOR, "SPEC 6.4", message, path=path, operator=former.uid)
     inline_bytes, faults = manifest.inline_faults()
     if inline_bytes > INLINE_BYTES_MAX:
         message = f"{inline_bytes:,} bytes are inline in the manifest; at most {INLINE_BYTES_MAX:,} may be"
-        yield Problem(ErrorKind.LIMIT_EXCEEDED, "SPEC 4.4", message, path=record.manifest.path)
+        yield Finding(ErrorKind.LIMIT_EXCEEDED, "SPEC 4.4", message, path=record.manifest.path)
     for fault in faults:
-        yield Problem(fault.kind, fault.clause, fault.describe(manifest.handles), path=record.manifest.path)
+        yield replace(fault, path=record.manifest.path, operator="", state="", subtask=None)
 
 
 def _fault(error: CheckpointError) -> str:
     return str(error).removesuffix(REPAIR_ADVICE)
 
 
-def _order_problems(record: Record) -> Iterator[Problem]:
+def _order_problems(record: Record) -> Iterator[Finding]:
     """Check that ids increase by one (section 8.2); a repaired chain may begin above 1."""
     path, here = layout.record_path(record.checkpoint_id), record.checkpoint_id
     if record.parent is None and record.content_of is None and here != 1:
         message = f"record {here} names no parent, and the first checkpoint of a job has id 1"
-        yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
+        yield Finding(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
     if record.parent is not None and record.parent.checkpoint_id != here - 1:
         message = f"record {here} names {record.parent.checkpoint_id} as its parent; ids follow by one"
-        yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
+        yield Finding(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
 
 
-def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: Level) -> Iterator[Problem]:
+def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: Level) -> Iterator[Finding]:
     """Report lost records, a record that no parent link reaches, and in full strays (8.1, 8.4).
 
     Quick reads no other record if this one is the newest and the ids have no gap.
@@ -300,7 +300,7 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
     except StorageError as error:
         message = f"the other records of {storage.url} could not be read: {error}"
         path = str(error.details.get("path", ""))
-        yield Problem(error.kind, "SPEC 8.1", message, ADVICE_STORAGE, path=path, severity="warning")
+        yield Finding(error.kind, "SPEC 8.1", message, ADVICE_STORAGE, path=path, severity="warning")
         return
     for ref in found.lost:
         yield lost_problem(storage, ref)
@@ -309,7 +309,7 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
         newest = found.chain[0].checkpoint_id if found.chain else found.listed[-1]
         message = f"record {chosen} is a stray, not a checkpoint: no parent link from the newest, {newest}, reaches it"
         path = layout.record_path(chosen)
-        yield Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_OTHER, path=path)
+        yield Finding(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_OTHER, path=path)
     for checkpoint_id, fault in found.unreadable.items():
         # A damaged record of another checkpoint is a warning only.
         if checkpoint_id != chosen and checkpoint_id in found.damaged:
@@ -318,25 +318,22 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
         yield from map(stray_problem, found.strays)
 
 
-def lost_problem(storage: Storage, ref: ParentRef) -> Problem:
+def lost_problem(storage: Storage, ref: ParentRef) -> Finding:
     """Return the problem of a record that is proven to be lost."""
     lost = record_lost(storage, ref)
     path = str(lost.details["path"])
-    return Problem(lost.kind, "SPEC 8.4", _fault(lost), "`ckpt repair` says what can be done", path=path)
+    return Finding(lost.kind, "SPEC 8.4", _fault(lost), "`ckpt repair` says what can be done", path=path)
 
 
-def unreadable_problem(checkpoint_id: CheckpointId, fault: CheckpointError) -> Problem:
+def unreadable_problem(checkpoint_id: CheckpointId, fault: CheckpointError) -> Finding:
     """Return the problem of a record whose bytes are not a record this version can read."""
     advice = "upgrade stateformat" if isinstance(fault, UnsupportedFormat) else ADVICE_RESTORE
     path = layout.record_path(checkpoint_id)
-    return Problem(fault.kind, _CLAUSES.get(fault.kind, "SPEC 8.1"), _fault(fault), advice, path=path)
+    return Finding(fault.kind, _CLAUSES.get(fault.kind, "SPEC 8.1"), _fault(fault), advice, path=path)
 
 
-def stray_problem(ref: ParentRef) -> Problem:
+def stray_problem(ref: ParentRef) -> Finding:
     """Return the warning about a record that is not a checkpoint."""
     message = f"record {ref.checkpoint_id} is a stray: it is not a checkpoint, and no restore reads it"
     path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc --keep`)"
-    return Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, advice, path=path, severity="warning")
-
-
-__all__ = ["Level", "Problem", "Report", "check_checkpoint", "check_content", "validate"]
+    return Finding(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, advice, path=path, severity="warning")

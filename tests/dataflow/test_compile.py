@@ -40,7 +40,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Partitioner
 from stateformat.model import Mode, Record
 from stateformat.record import members_of
-from stateformat.rules.graph import check_graph, check_states
+from stateformat.rules import check_graph, check_states
 from tests.worlds.dataflow import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful, job_of
 
 KEY = {"key": pa.int64()}

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.backends.foreign.source import Level, Note, Part, Progress
+from stateformat.findings import Finding
 from stateformat.graph import JobGraph, Operator
 from stateformat.keys import DEFAULT_KEY_HASH, key_group_range, key_groups, key_hash
 from stateformat.model import (
@@ -29,7 +30,6 @@ from stateformat.model import (
     State,
     Totals,
 )
-from stateformat.problems import Problem
 from stateformat.schema import has_key_groups, segment_schema
 from stateformat.states import declare
 
@@ -53,7 +53,7 @@ class FakeSource:
     moved: int = 0
     counts_rows: bool = False
     """Whether the metadata says how many rows a part has."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -98,7 +98,7 @@ class FakeSource:
             rows = rows.filter(pc.and_(pc.greater_equal(group, first_group), pc.less_equal(group, last_group)))
         yield from rows.to_batches(max_chunksize=7)
 
-    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
         progress(1, 1)
         return self.problems
 

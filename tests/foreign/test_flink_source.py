@@ -26,8 +26,8 @@ from stateformat.backends.foreign.flink.metadata import (
 )
 from stateformat.backends.foreign.flink.source import checkpoint_ids
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.findings import Finding
 from stateformat.model import Mode
-from stateformat.problems import Problem
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage, folder_of, open_storage
 from tests.ckpt.ckpt_runs import document, failure
@@ -63,7 +63,7 @@ def table_of(source: FlinkSource, operator: str, state: str, *groups: int) -> pa
     return pa.Table.from_batches([batch for part in parts for batch in source.read(part, *groups)], schema)
 
 
-def problems_of(path: Path, level: str = "full") -> list[Problem]:
+def problems_of(path: Path, level: str = "full") -> list[Finding]:
     return list(opened(path).check(level, lambda done, total: None))  # type: ignore[arg-type]
 
 

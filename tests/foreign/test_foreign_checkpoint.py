@@ -17,7 +17,7 @@ from stateformat import formats
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFormat
 from stateformat.backends.foreign.source import Note, Opened
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
-from stateformat.problems import Problem
+from stateformat.findings import Finding
 from tests.ckpt.ckpt_runs import run
 from tests.foreign.foreign_fakes import WORDS, FakeSource, flink_like, spark_like
 
@@ -139,7 +139,7 @@ def test_files_that_change_between_counting_and_reading_are_noticed(
 
 
 def test_validation_asks_the_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(ErrorKind.OBJECT_MISSING, "Fake files", "the file state/1 is missing", path="state/1")
+    problem = Finding(ErrorKind.OBJECT_MISSING, "Fake files", "the file state/1 is missing", path="state/1")
     path = make_folder(tmp_path, monkeypatch, spark_like(problems=(problem,)))
     report = stateformat.validate(stateformat.open(path))
     assert (report.checkpoint_id, report.problems) == (3, (problem,))
@@ -149,8 +149,8 @@ def test_validation_asks_the_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_opened_is_a_problem_of_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(source: FakeSource, level: object, progress: object) -> Iterator[Problem]:
-        yield Problem(ErrorKind.OBJECT_MISSING, "Fake files", "the file state/1 is left over", severity="warning")
+    def broken(source: FakeSource, level: object, progress: object) -> Iterator[Finding]:
+        yield Finding(ErrorKind.OBJECT_MISSING, "Fake files", "the file state/1 is left over", severity="warning")
         raise UnsupportedFormat("the codec lzf is not read")
 
     monkeypatch.setattr(FakeSource, "check", broken)

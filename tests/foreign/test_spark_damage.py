@@ -20,8 +20,8 @@ from stateformat.backends.foreign.framing import spark_encode
 from stateformat.backends.foreign.spark.logs import read_lines, recognises
 from stateformat.backends.foreign.spark.source import SparkSource, sources
 from stateformat.errors import CheckpointError, DamagedCheckpoint, NotFound, UnsupportedFormat
+from stateformat.findings import Finding
 from stateformat.keys import hash_keys, key_groups
-from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, folder_of, open_storage
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -101,7 +101,7 @@ def files_of(name: str) -> dict[str, bytes]:
     return {item.path: bytes(folder.read(item.path)) for item in folder.list("")}
 
 
-def findings(files: dict[str, bytes], level: str = "full") -> list[Problem]:
+def findings(files: dict[str, bytes], level: str = "full") -> list[Finding]:
     return list(opened(files).check(level, quiet))  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_the_small_checkpoint_is_whole() -> None:
     assert batches == {1, 2, 3}
 
 
-def outcome(act: Callable[[], tuple[list[Problem], list[Any]]], expected: list[Any]) -> str:
+def outcome(act: Callable[[], tuple[list[Finding], list[Any]]], expected: list[Any]) -> str:
     """What comes of reading something broken; fails where it is read as something else."""
     try:
         problems, found = act()
@@ -145,7 +145,7 @@ def test_every_truncation_and_flipped_bit_of_state_is_noticed_or_harmless(name: 
     source, expected = opened(WHOLE), rows(opened(WHOLE))
     ends: dict[str, int] = {}
 
-    def act() -> tuple[list[Problem], list[Any]]:
+    def act() -> tuple[list[Finding], list[Any]]:
         source._kept = None
         problems = list(source.check("full", quiet))
         return problems, [] if problems else rows(source)
@@ -169,7 +169,7 @@ def test_every_truncation_and_flipped_bit_of_logs_and_schemas_is_noticed_or_harm
     for _, data in broken_versions(WHOLE[path]):
         files = {**WHOLE, path: data}
 
-        def act(files: dict[str, bytes] = files) -> tuple[list[Problem], list[Any]]:
+        def act(files: dict[str, bytes] = files) -> tuple[list[Finding], list[Any]]:
             source = opened(files)
             problems = list(source.check("full", quiet))
             # Names may be others: nothing but they themselves says so.

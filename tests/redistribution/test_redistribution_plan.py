@@ -8,6 +8,7 @@ came from.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -20,20 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.errors import ErrorKind, InvalidInput, RestoreRefused
 from stateformat.graph import Status, SubtaskSet
 from stateformat.manifest import cut_handles
 from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode
 from stateformat.redistribution import (
     Action,
     OperatorPlan,
-    RefusalCode,
     RestorePlan,
-    WarningCode,
     plan_restore,
     rescale,
 )
-from stateformat.redistribution.rules import HandleRules, checkpoint_refusals
+from stateformat.redistribution.rules import check_state, checkpoint_refusals
 from stateformat.redistribution.tables import read_handles
 from stateformat.schema import SLICE_SCHEMA
 from tests.redistribution import redistribution_cases
@@ -111,7 +110,7 @@ def test_each_operator_is_told_what_becomes_of_it() -> None:
         OperatorPlan("archive", "archive", Action.DROPPED, 1, 0, 0, Status.FULLY_FINISHED, 2),
     )
     codes = [warning.code for warning in plan.warnings]
-    assert codes == [WarningCode.FINISHED_SUBTASKS_START, WarningCode.STATE_DROPPED]
+    assert codes == [ErrorKind.FINISHED_SUBTASKS_START, ErrorKind.STATE_DROPPED]
     assert plan.drop == ("archive",)
 
 
@@ -326,7 +325,7 @@ def chain(pinned: bool, *finished: list[int], codes: tuple[str, ...] = ()) -> Re
 def test_a_chain_whose_operators_differ_in_status_is_broken_up_with_a_warning() -> None:
     plan = chain(False, FULL, FULL, PARTIAL, RUNNING)
     assert plan.unchained == ("c",)
-    assert plan.warnings[0].code is WarningCode.UNCHAINED
+    assert plan.warnings[0].code is ErrorKind.UNCHAINED
     # What has one status stays together, under a name of its own.
     assert [operator.chain for operator in plan.topology.operators] == ["c/fully_finished"] * 2 + [None, None]
 
@@ -347,7 +346,11 @@ def test_every_code_is_refused_by_some_test() -> None:
     tests = Path(__file__).resolve().parent.parent
     names = (Path(__file__).name, "test_redistribution_refusals.py", "test_local_states.py")
     text = "".join(next(tests.rglob(name)).read_text() for name in names)
-    assert [code.value for code in RefusalCode if f'"{code.value}"' not in text] == []
+    section = (tests.parent / "docs/redistribution.md").read_text().partition("## Refusals")[2].partition("\n## ")[0]
+    codes = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert {*codes} <= {*ErrorKind}
+    assert [code for code in codes if f'"{code}"' not in text] == []
+    assert len(codes) == 21
 
 
 def rescaled(source: FakeCheckpoint, topology: int | dict[str, int]) -> FakeCheckpoint:
@@ -450,8 +453,12 @@ def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int)
     ]
     assert cut.select(columns).equals(after.handles.select(columns))
     ordered = sorted(after.record.states, key=lambda item: (item.operator, item.name))
-    found = HandleRules(after.record, ordered).refusals(read_handles(after.handles, ordered), range(len(ordered)))
-    assert list(checkpoint_refusals(after.record, ordered, [found])) == []
+    handles = read_handles(after.handles, ordered)
+    found = [
+        check_state(state, after.record.graph.operator(state.operator), handles.where(handles.state == number))
+        for number, state in enumerate(ordered)
+    ]
+    assert list(checkpoint_refusals(after.record, ordered, found)) == []
 
 
 CHAINS = [(3, 5, 2), (3, 5, 2, 4), (1, 4, 3), (2, 5, 3, 1), (4, 3, 5, 2, 2), (5, 2, 4, 3), (3, 4, 4, 1)]
@@ -597,7 +604,7 @@ def test_a_plan_that_refuses_or_is_anothers_rescales_nothing() -> None:
     source = checkpoint([op("a", 1, 4)])
     with pytest.raises(RestoreRefused, match="parallelism 9") as raised:
         rescale(source, plan_restore(source, source.record.graph.at(9)))
-    assert [refusal.code for refusal in raised.value.refusals] == [RefusalCode.PARALLELISM_ABOVE_MAX]
+    assert [refusal.code for refusal in raised.value.refusals] == [ErrorKind.PARALLELISM_ABOVE_MAX]
     other = checkpoint([op("a", 1, 4)], checkpoint_id=8)
     with pytest.raises(InvalidInput, match="plan is for checkpoint 8"):
         rescale(source, plan_restore(other, other.record.graph.at(1)))

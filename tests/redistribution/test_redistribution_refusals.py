@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, RestoreRefused
 from stateformat.graph import Edge, JobGraph, Operator
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import Field, Kind
-from stateformat.redistribution import Action, WarningCode, plan_restore
+from stateformat.redistribution import Action, plan_restore
 from tests.redistribution.redistribution_cases import (
     FakeCheckpoint,
     Part,
@@ -208,7 +208,7 @@ def test_state_of_a_missing_operator_is_refused_unless_it_is_dropped(mode: str) 
         plan = planned(gone(mode=mode), A, drop=drop)
         assert plan.slices.num_rows == 0
         assert plan.by_operator["gone"].action is Action.DROPPED
-        assert [warning.code for warning in plan.warnings] == [WarningCode.STATE_DROPPED]
+        assert [warning.code for warning in plan.warnings] == [ErrorKind.STATE_DROPPED]
 
 
 @pytest.mark.parametrize(("rows", "mode"), [((), "even_split"), (("x",), "progress")])

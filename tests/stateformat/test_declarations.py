@@ -18,7 +18,7 @@ import stateformat as sf
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.model import Field, SchemaVersion, State
-from stateformat.rules.graph import check_states
+from stateformat.rules import check_states
 from stateformat.schema import KEY_GROUP, children, segment_schema
 from stateformat.states import (
     Changes,

@@ -13,9 +13,9 @@ import pytest
 
 import stateformat as sf
 from stateformat import paths as layout
+from stateformat.findings import Finding
 from stateformat.history import records as history, retention, surveying as survey
 from stateformat.model import CheckpointId, CheckpointKind, Record
-from stateformat.problems import Problem
 from stateformat.publication import pending, protocol as publication, repairing as repair
 from stateformat.publication.protocol import Observation, Step
 from stateformat.reading import Checkpoint, load_record
@@ -108,17 +108,17 @@ def segments_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     reading it.
     """
 
-    def check(storage: Any, checkpoint_id: CheckpointId, *, segments: Any) -> tuple[Problem, ...]:
+    def check(storage: Any, checkpoint_id: CheckpointId, *, segments: Any) -> tuple[Finding, ...]:
         try:
             contents(Checkpoint(storage, load_record(storage, checkpoint_id)))
         except sf.CheckpointError as error:
-            return (Problem(error.kind, "SPEC 7", str(error)),)
+            return (Finding(error.kind, "SPEC 7", str(error)),)
         return ()
 
     monkeypatch.setattr(repair, "check_checkpoint", check)
 
 
-def problems_of_the_history(world: World, checkpoint_id: int | None = None) -> list[Problem]:
+def problems_of_the_history(world: World, checkpoint_id: int | None = None) -> list[Finding]:
     report = validate(world.store, checkpoint_id, level="full")
     return [problem for problem in report.problems if problem.clause.startswith("SPEC 8")]
 

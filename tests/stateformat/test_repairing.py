@@ -18,7 +18,7 @@ from stateformat import repairing
 from stateformat.backends.storage import MemoryStorage
 from stateformat.documents import store_report_document
 from stateformat.errors import DamagedCheckpoint, ErrorKind, NotFound, StorageError
-from stateformat.problems import Level, StoreReport
+from stateformat.findings import Level, StoreReport
 from stateformat.repairing import Losses, losses_of
 from stateformat.segments import WriteOptions
 from stateformat.storage import Stats, Storage

@@ -18,11 +18,11 @@ import stateformat
 from stateformat import model
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, ErrorKind, NotFound, StorageError
+from stateformat.findings import Finding, Report
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet
 from stateformat.manifest import handles_table
 from stateformat.model import Field, FormerStatus, Handle, Kind, ParentRef, RescaledFrom, SchemaVersion, State
-from stateformat.problems import Problem, Report
-from stateformat.rules.content import check_content
+from stateformat.rules import check_content
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
@@ -85,7 +85,7 @@ HANDLES = [
 
 def content(
     graph: JobGraph = GRAPH, states: tuple[State, ...] = STATES, handles: list[Handle] | None = None
-) -> list[Problem]:
+) -> list[Finding]:
     return check_content(graph, states, handles_table(HANDLES if handles is None else handles))
 
 
@@ -421,7 +421,7 @@ def flipped(data: bytes, position: int, bits: int = 1) -> bytes:
     return data[:position] + bytes([data[position] ^ bits]) + data[position + 1 :]
 
 
-def only(report: Report) -> Problem:
+def only(report: Report) -> Finding:
     assert len(report.problems) == 1, messages(report)
     return report.problems[0]
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.findings import Finding
 from stateformat.keys import key_groups
-from stateformat.problems import Problem
 from stateformat.storage import Storage
 
 from ..byte_strings import from_arrow
@@ -70,7 +70,7 @@ class Checked(Protocol):
     def read(self, part: Part) -> Iterator[pa.RecordBatch]: ...
 
 
-def check_source(source: Checked, level: Level, progress: Progress) -> Iterator[Problem]:
+def check_source(source: Checked, level: Level, progress: Progress) -> Iterator[Finding]:
     """Find everything that is wrong with a checkpoint."""
     try:
         metadata = source.metadata
@@ -126,7 +126,7 @@ class _Files:
     source: Checked
     used: set[str] = field(default_factory=set)
 
-    def check(self, metadata: Metadata) -> Generator[Problem, None, set[str]]:
+    def check(self, metadata: Metadata) -> Generator[Finding, None, set[str]]:
         """Yield problems, and return the paths of files that cannot be read."""
         broken: set[str] = set()
         outside: dict[str, tuple[int, CheckpointError]] = {}
@@ -145,7 +145,7 @@ class _Files:
                     self.used.add(namesake)
                     end = stream.size + (stream.start if isinstance(stream, Segment) else 0)
                     message = _other_size(namesake, self.source.places.known[namesake], end)
-                    yield Problem(ErrorKind.OBJECT_SIZE_DIFFERS, CLAUSE, message, _OTHER, namesake, uid, "", subtask)
+                    yield Finding(ErrorKind.OBJECT_SIZE_DIFFERS, CLAUSE, message, _OTHER, namesake, uid, "", subtask)
                 elif isinstance(error, InvalidInput):
                     above = path.rpartition("/")[0]
                     outside[above] = outside.get(above, (0, error))[0] + 1, error
@@ -161,11 +161,11 @@ class _Files:
             what = "1 file" if count == 1 else f"{count} files"
             message = f"{what} of {above} outside of {self.source.folder.url}: {first}"
             advice = "give the folder above, or allow files outside of it (`--allow-outside`)"
-            yield Problem(first.kind, CLAUSE, message, advice, above)
+            yield Finding(first.kind, CLAUSE, message, advice, above)
         yield from self._left_over()
         return broken
 
-    def _size(self, place: Place, uid: str, subtask: int) -> Problem | None:
+    def _size(self, place: Place, uid: str, subtask: int) -> Finding | None:
         try:
             size = place.stored_size()
         except FileNotFoundError:
@@ -178,14 +178,14 @@ class _Files:
                 return None
             kind = ErrorKind.OBJECT_SIZE_DIFFERS
             message = _other_size(place.path, size, end)
-        return Problem(kind, CLAUSE, message, _OTHER, place.path, uid, "", subtask)
+        return Finding(kind, CLAUSE, message, _OTHER, place.path, uid, "", subtask)
 
     def _named(self, path: str) -> str | None:
         """Return the file here that has the name of one that was not found, in another size."""
         last = path.rpartition("/")[2]
         return next((name for name in self.source.places.known if name.rpartition("/")[2] == last), None)
 
-    def _left_over(self) -> Iterator[Problem]:
+    def _left_over(self) -> Iterator[Finding]:
         home = self.source.home
         used = {*self.used, f"{home}_metadata"}
         # Beside the folder chk-N there are files of other checkpoints.
@@ -194,7 +194,7 @@ class _Files:
             if name in used or plain.startswith((".", "_")) or "/" in name.removeprefix(home):
                 continue
             message = f"{name} belongs to no state of this checkpoint"
-            yield Problem(
+            yield Finding(
                 ErrorKind.OBJECT_SIZE_DIFFERS,
                 CLAUSE,
                 message,
@@ -211,7 +211,7 @@ def _other_size(name: str, size: int, wanted: int) -> str:
     return f"{name} has {size} bytes, and {wanted} by the metadata: it was cut, or is another file"
 
 
-def _refused(contents: Contents) -> Iterator[Problem]:
+def _refused(contents: Contents) -> Iterator[Finding]:
     """Report what no reader of this checkpoint gets, because of its form."""
     for note in contents.notes:
         if note.kind == "refused":
@@ -219,13 +219,13 @@ def _refused(contents: Contents) -> Iterator[Problem]:
             state = note.subject[len(operator) + 1 :]
             message = f"{note.subject} cannot be read, nor checked: {note.message}"
             advice = f"`ckpt import SAVEPOINT --drop {shlex.quote(note.subject)} --to STORE` imports the rest"
-            yield Problem(ErrorKind.UNSUPPORTED_FEATURE, _STATE, message, advice, "", operator, state)
+            yield Finding(ErrorKind.UNSUPPORTED_FEATURE, _STATE, message, advice, "", operator, state)
 
 
-def _opaque_keys(contents: Contents) -> Iterator[Problem]:
+def _opaque_keys(contents: Contents) -> Iterator[Finding]:
     for uid, java in contents.keys.items():
         if java not in (*HASHED, "Tuple", BINARY_ROW):
-            yield Problem(
+            yield Finding(
                 ErrorKind.UNKNOWN_KEY_HASH,
                 _STATE,
                 f"whether keys of {uid} lie in their key groups could not be checked: the hash of their type is the "
@@ -243,7 +243,7 @@ class _Rows:
         self.source, self.contents, self.broken, self.progress = source, contents, broken, progress
         self.done, self.total = 0, sum(part.size_bytes for part, _ in contents.parts.values())
 
-    def check(self) -> Iterator[Problem]:
+    def check(self) -> Iterator[Finding]:
         for uid, subtask, reader, _ in self.contents.streams:
             if isinstance(reader, HeapReader):
                 yield from self._caught(partial(_walk, reader), uid, "", subtask, reader.place.path)
@@ -257,7 +257,7 @@ class _Rows:
 
     def _caught(
         self, look: Callable[[], None], uid: str, state: str, subtask: int | None, path: str | None
-    ) -> Iterator[Problem]:
+    ) -> Iterator[Finding]:
         try:
             look()
         except FileNotFoundError as error:
@@ -266,7 +266,7 @@ class _Rows:
             if error.details.get("path") not in self.broken:
                 yield _problem(error, _STATE, path or "", uid, subtask, state)
 
-    def _part(self, part: Part, content: object) -> Iterator[Problem]:
+    def _part(self, part: Part, content: object) -> Iterator[Finding]:
         wrong: list[str] = []
 
         def look() -> None:
@@ -282,7 +282,7 @@ class _Rows:
 
         yield from self._caught(look, part.operator, part.state, part.subtask, part.path)
         for message in wrong:
-            yield Problem(
+            yield Finding(
                 ErrorKind.DAMAGED_SEGMENT,
                 _STATE,
                 f"state {part.state!r} of {part.operator}, subtask {part.subtask}, {message}",
@@ -339,9 +339,9 @@ def _problem(
     operator: str = "",
     subtask: int | None = None,
     state: str = "",
-) -> Problem:
+) -> Finding:
     if isinstance(error, FileNotFoundError):
-        return Problem(ErrorKind.OBJECT_MISSING, clause, f"{path} is missing", _OTHER, path, operator, state, subtask)
+        return Finding(ErrorKind.OBJECT_MISSING, clause, f"{path} is missing", _OTHER, path, operator, state, subtask)
     found = error.details.get("path") or path
     advice = _OTHER if isinstance(error, InvalidInput) else _DAMAGE
-    return Problem(error.kind, clause, str(error), advice, str(found), operator, state, subtask)
+    return Finding(error.kind, clause, str(error), advice, str(found), operator, state, subtask)

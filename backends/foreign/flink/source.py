@@ -13,9 +13,9 @@ import pyarrow as pa
 import xxhash
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
+from stateformat.findings import Finding
 from stateformat.formats import Outside
 from stateformat.model import AttemptId, CheckpointId, CheckpointKind, JobId, ManifestRef, Record, Totals
-from stateformat.problems import Problem
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage
 
@@ -184,5 +184,5 @@ class FlinkSource:
             if first <= last:
                 yield from content.reader.batches(content.form, first, last)
 
-    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
         return check_source(self, level, progress)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
+from stateformat.findings import Finding, Severity
 from stateformat.graph import SubtaskSet
-from stateformat.problems import Problem, Severity
 from stateformat.storage import ObjectInfo, Storage
 
 from ..advice import SPARK, advice_for
@@ -79,13 +79,13 @@ class Checked(Protocol):
         """Entries, decoded."""
 
 
-def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem]:
+def check(source: Checked, level: Level, progress: Progress) -> Iterator[Finding]:
     """Yield what is wrong; ``quick`` checks logs, names and sizes, ``full`` also every byte."""
     for note in source.notes:
         if note.kind == "refused":
             operator, _, state = note.subject.partition("/")
             advice = f"`ckpt import` leaves it out with --drop {note.subject}, if the rest is worth something without"
-            yield Problem(ErrorKind.UNSUPPORTED_FEATURE, CLAUSE, note.message, advice, operator=operator, state=state)
+            yield Finding(ErrorKind.UNSUPPORTED_FEATURE, CLAUSE, note.message, advice, operator=operator, state=state)
     for (uid, name), store in source.stores.items():
         if not store.schema.known:
             yield _problem(
@@ -142,7 +142,7 @@ def _folder(source: Checked, part: Part) -> str:
 
 def _file_problems(
     source: Checked, found: Mapping[Part, Sequence[ObjectInfo]], level: Level
-) -> Iterator[tuple[Part, Problem]]:
+) -> Iterator[tuple[Part, Finding]]:
     """Yield what a provider's reader finds wrong with its files, once for each folder."""
     seen: set[str] = set()
     for part, files in found.items():
@@ -163,18 +163,18 @@ def _problem(
     part: Part | None = None,
     severity: Severity = "error",
     operator: str = "",
-) -> Problem:
+) -> Finding:
     if part is None:
-        return Problem(kind, CLAUSE, message, advice, path, operator, severity=severity)
-    return Problem(kind, CLAUSE, message, advice, path, part.operator, part.state, part.subtask, severity)
+        return Finding(kind, CLAUSE, message, advice, path, operator, severity=severity)
+    return Finding(kind, CLAUSE, message, advice, path, part.operator, part.state, part.subtask, severity)
 
 
-def _of_error(error: CheckpointError, part: Part | None) -> Problem:
+def _of_error(error: CheckpointError, part: Part | None) -> Finding:
     message = str(error).removesuffix(DAMAGED_ADVICE)
     return _problem(error.kind, message, _ADVICE_COPY, str(error.details.get("path", "")), part)
 
 
-def _of_errors(same: Sequence[tuple[Part, CheckpointError]]) -> Problem:
+def _of_errors(same: Sequence[tuple[Part, CheckpointError]]) -> Finding:
     """Return one finding for a file that is missing in many partitions."""
     first = _of_error(same[0][1], same[0][0])
     if len(same) == 1:
@@ -184,7 +184,7 @@ def _of_errors(same: Sequence[tuple[Part, CheckpointError]]) -> Problem:
     return replace(first, message=message, subtask=None)
 
 
-def _gone(source: Checked) -> Iterator[Problem]:
+def _gone(source: Checked) -> Iterator[Finding]:
     """Compare the operators that have a folder with those that the query must have."""
     there = {info.id for info in source.operators}
     gone = sorted({*range(max(there, default=-1) + 1), *source.commit.stateful} - there)
@@ -203,7 +203,7 @@ def _gone(source: Checked) -> Iterator[Problem]:
         )
 
 
-def _logs(source: Checked, level: Level) -> Iterator[Problem]:
+def _logs(source: Checked, level: Level) -> Iterator[Finding]:
     begun = batches(source.folder, "offsets")
     newest, last = max(begun), source.batches[-1]
     if newest == last + 1:
@@ -256,7 +256,7 @@ def _logs(source: Checked, level: Level) -> Iterator[Problem]:
         )
 
 
-def _partitions(source: Checked) -> Iterator[Problem]:
+def _partitions(source: Checked) -> Iterator[Finding]:
     wanted = source.offsets.partitions
     for operator in source.operators:
         for info in operator.stores:
@@ -301,7 +301,7 @@ def _partition_folders(listing: Listing, operator: int) -> set[int]:
     return {int(name) for name in names if is_number(name)}
 
 
-def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> Iterator[Problem]:
+def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> Iterator[Finding]:
     """Compare Hadoop's ``.name.crc`` files, which are beside every file on local storage."""
     for item in files:
         folder, _, name = item.path.rpartition("/")
@@ -335,7 +335,7 @@ def _compare_sums(folder: Storage, item: ObjectInfo, sums: ObjectInfo) -> str:
     return f"the checksum of byte {int(differ[0]) * _CRC_CHUNK} and on differs" if len(differ) else ""
 
 
-def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Problem]:
+def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Finding]:
     """Decode a part completely, and compare each key's partition with its hash.
 
     Counts in ``joins`` how many rows of a side of a join there are, and how many there should be.
@@ -383,7 +383,7 @@ def _advice(source: Checked, store: Store, path: str) -> str:
     return _ADVICE_DELTAS
 
 
-def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Problem]:
+def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Finding]:
     """Compare how many rows a join has with the counts that it stores."""
     for (operator, side, partition), counts in joins.items():
         counted, there = (counts.get(kind, 0) for kind in _JOIN_COUNTS)
@@ -391,7 +391,7 @@ def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Problem]:
         both = all((operator, f"{side}-{kind}") in source.stores for kind in _JOIN_COUNTS)
         if both and counted != there:
             state = f"{side}-{_JOIN_COUNTS[1]}"
-            yield Problem(
+            yield Finding(
                 ErrorKind.STATE_MISSING,
                 CLAUSE,
                 f"the {side} side of {operator} counts {counted} rows in partition {partition}, and has {there}",
@@ -403,7 +403,7 @@ def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Problem]:
             )
 
 
-def _misdealt(part: Part, away: Mapping[int, int], rows: int, first: str) -> Problem:
+def _misdealt(part: Part, away: Mapping[int, int], rows: int, first: str) -> Finding:
     count = sum(away.values())
     if len(away) == 1 and count == rows:
         where = f"all belong into partition {next(iter(away))}, whose files these seem to be"

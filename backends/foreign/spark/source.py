@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
+from stateformat.findings import Finding
 from stateformat.graph import JobGraph, Operator
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import (
@@ -26,7 +27,6 @@ from stateformat.model import (
     Record,
     Totals,
 )
-from stateformat.problems import Problem
 from stateformat.storage import ObjectInfo, Storage
 
 from ..framing import damaged
@@ -397,7 +397,7 @@ class SparkSource:
             stored = self.reader.columns(as_bytes, entries, part.path or "") if shape.opaque else None
             yield shape.batch(columns, group, stored)
 
-    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
         """Find everything that is wrong."""
         return check(self, level, progress)
 

@@ -20,8 +20,8 @@ from ...text import Column, Look, render
 from ._published import draw_published, published
 
 if TYPE_CHECKING:
+    from stateformat.findings import Finding
     from stateformat.history import Survey
-    from stateformat.problems import Problem
     from stateformat.publication import Diagnosis, WayOut
     from stateformat.repairing import Losses
     from stateformat.storage import Storage
@@ -176,7 +176,7 @@ def _missing(survey: Survey) -> int:
     return upper - beneath - sum(beneath < checkpoint_id <= upper for checkpoint_id in survey.listed)
 
 
-def _problem(problem: Problem) -> Document:
+def _problem(problem: Finding) -> Document:
     return {**problem_document(problem), "message": _without_advice(problem.message)}
 
 

@@ -12,7 +12,7 @@ from ...output import Document, Step
 from ...text import draw_all, draw_newest_whole, draw_one
 
 if TYPE_CHECKING:
-    from stateformat.problems import Level
+    from stateformat.findings import Level
     from stateformat.store import CheckpointStore
 
 

@@ -1,28 +1,292 @@
-"""What a topology may not do to a checkpoint: each rule yields refusals.
+"""What a topology may not do to a checkpoint: each rule yields refusals, which are findings.
+
+A plan collects them all, so the user sees everything that has to change at once. The rules of a
+graph and of handles are those of ``stateformat.rules``, said in the words of a restore. The others
+are here.
 
 What would be *lost* (the state of a missing operator, in-flight records) is refused if it has rows.
 What would be *misread* (keys, schemas) is refused wherever it is declared, so a restore does not
-depend on whether a state happens to be empty. ``rules.graph`` has the rules of the graph.
+depend on whether a state happens to be empty.
+
+Statuses are the checkpoint's; edges are the topology's, since the new job uses those. After a
+rescale the record calls a partially finished operator *running*; the rules use the status from
+``rescaled_from``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
 
-from stateformat import words
-from stateformat.errors import InvalidInput
+from stateformat import rules, words
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.findings import Finding
 from stateformat.graph import Edge, JobGraph, Operator, Partitioner, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, default_max_parallelism
-from stateformat.model import Mode, Record, State
-from stateformat.rules.statuses import inputs_by_target
+from stateformat.model import PER_SUBTASK_MODES, Mode, Record, State
+from stateformat.rules import Reporters
+from stateformat.schema import has_key_groups
 from stateformat.states import check_columns_known, column_name, evolution_faults, split_drop
 from stateformat.ttl import TTL_COLUMN, Ttl
 
-from ..columns import ColumnAction, ColumnPlan, column_plans, lost_columns
-from .refusals import Refusal, RefusalCode
+from .columns import ColumnAction, ColumnPlan, column_plans, lost_columns
+from .tables import Handles, damaged
+
+_VALIDATE: Final = "`ckpt validate` lists everything that is wrong with the checkpoint; restore from another one"
+
+
+def refusal(
+    kind: ErrorKind, operator: str, message: str, advice: str, details: Mapping[str, Any] | None = None
+) -> Finding:
+    """Return one reason why a restore is refused. ``details``: the values, for programs."""
+    return Finding(kind, "", message, advice, operator=operator, details=details or {})
+
+
+def warning(kind: ErrorKind, operator: str, message: str) -> Finding:
+    """Return something that the plan does and that the caller may not expect."""
+    return Finding(kind, "", message, "", operator=operator, severity="warning")
+
+
+# ---- the checkpoint ------------------------------------------------------------------------------
+#
+# Publishing enforces these rules and ``ckpt validate`` reports them. A planner checks them again,
+# because a plan for a checkpoint that contradicts itself would lose state silently.
+
+
+def checkpoint_refusals(record: Record, states: Sequence[State], handles: Sequence[StateHandles]) -> Iterator[Finding]:
+    """Refuse union state of finished subtasks, contradicting statuses, and missing handles.
+
+    ``states`` are the record's in byte order; ``handles`` is what stands in the manifest of each.
+    """
+    for state in states:
+        operator = record.graph.operator(state.operator)
+        if state.mode is Mode.UNION and operator.status is Status.PARTIALLY_FINISHED:
+            done = len(operator.finished) + len(operator.finishing)
+            message = (
+                f"operator {operator.uid!r} has union state {state.name!r}, but {done} of its {operator.parallelism} "
+                "subtasks are finished, and their entries are lost"
+            )
+            advice = "restore from a checkpoint from before they finished, or keep that state in another mode"
+            details = {"state": state.name, "done": done, "parallelism": operator.parallelism}
+            yield refusal(ErrorKind.UNION_PARTIALLY_FINISHED, operator.uid, message, advice, details)
+    for operator in record.graph.operators:
+        yield from _range_refusals(operator)
+    of_states = [
+        (state, record.graph.operator(state.operator), found) for state, found in zip(states, handles, strict=True)
+    ]
+    reporting = [of_state for of_state in of_states if of_state[0].mode in PER_SUBTASK_MODES]
+    for state, operator, found in reporting:
+        yield from _unwanted(state, operator, found.reporters.outside, "are not subtasks of it")
+    for state, operator, found in reporting:
+        yield from _unwanted(state, operator, found.reporters.ended, "are finished or finishing")
+    for state, _, found in reporting:
+        yield from _absent(state, found.reporters.missing)
+    for state, operator, found in of_states:
+        if state.mode is Mode.COORDINATOR:
+            yield from _coordinator(state, operator, found.count)
+
+
+@dataclass(frozen=True, slots=True)
+class StateHandles:
+    """What the manifest has of a state."""
+
+    count: int
+    """Its handles."""
+    rows: int
+    reporters: Reporters
+
+
+def check_state(state: State, operator: Operator, handles: Handles) -> StateHandles:
+    """Return what the handles of a state hold.
+
+    Raises ``DamagedCheckpoint`` for groups of another subtask, or in two handles of a layer: either
+    would silently lose or duplicate rows (SPEC.md sections 4.3 and 5.3).
+    """
+    if has_key_groups(state):
+        # The rule of the mode refuses groups that do not exist.
+        exists = handles.last_group < (operator.max_parallelism or 0)
+        _check_groups(operator, handles.where(exists & (handles.rows > 0)))
+    found = rules.reporters(operator, handles.subtask, handles.layer)
+    return StateHandles(len(handles), int(handles.rows.sum()), found)
+
+
+def _check_groups(operator: Operator, handles: Handles) -> None:
+    moved, shared = rules.misplaced_groups(
+        operator, handles.subtask, handles.layer, handles.first_group, handles.last_group
+    )
+    if len(moved):
+        at = int(moved[0])
+        low, high = rules.owned_groups(operator, int(handles.subtask[at]))
+        groups = f"{handles.first_group[at]} to {handles.last_group[at]}"
+        what = f"has key groups {groups}, but its subtask {handles.subtask[at]} owns {low} to {high}"
+        raise damaged(int(handles.number[at]), what)
+    if len(shared):
+        number = int(handles.number[shared[0]])
+        raise damaged(number, "shares key groups with another handle of its subtask and layer")
+
+
+def check_owners(record: Record, states: Sequence[State]) -> None:
+    """Raise ``DamagedCheckpoint`` for a state whose operator is not in the graph."""
+    for state in states:
+        if state.operator not in record.graph.by_uid:
+            raise DamagedCheckpoint(
+                f"state {state.name!r} of operator {state.operator!r} belongs to an operator that the graph of "
+                f"checkpoint {record.checkpoint_id} lacks; `ckpt validate` lists everything that is wrong",
+                kind=ErrorKind.UNKNOWN_OPERATOR,
+                operator=state.operator,
+                state=state.name,
+            )
+
+
+def _range_refusals(operator: Operator) -> Iterator[Finding]:
+    ranges = sorted((*operator.finished.ranges, *operator.finishing.ranges))
+    disjoint = all(one[1] < other[0] for one, other in pairwise(ranges))
+    within = all(0 <= first <= last < operator.parallelism for first, last in ranges)
+    if not (disjoint and within):
+        message = (
+            f"operator {operator.uid!r} has parallelism {operator.parallelism} and is said to be finished in "
+            f"{operator.finished or 'none'} and finishing in {operator.finishing or 'none'}, which "
+            + ("overlap" if within else "are not all subtasks of it")
+        )
+        details = {"finished": str(operator.finished), "finishing": str(operator.finishing)}
+        yield refusal(ErrorKind.STATUS_CONTRADICTION, operator.uid, message, _VALIDATE, details)
+
+
+def _unwanted(state: State, operator: Operator, subtasks: SubtaskSet, why: str) -> Iterator[Finding]:
+    if subtasks:
+        message = (
+            f"operator {operator.uid!r} of parallelism {operator.parallelism} has {state.mode} state {state.name!r} of "
+            f"subtasks {subtasks}, which {why}"
+        )
+        details = {"state": state.name, "subtasks": str(subtasks)}
+        yield refusal(ErrorKind.STATUS_CONTRADICTION, operator.uid, message, _VALIDATE, details)
+
+
+def _absent(state: State, subtasks: SubtaskSet) -> Iterator[Finding]:
+    if subtasks:
+        message = (
+            f"operator {state.operator!r} has no handle of {state.mode} state {state.name!r} for its running subtasks "
+            f"{subtasks}; that is damage, since empty state has handles too"
+        )
+        details = {"state": state.name, "subtasks": str(subtasks)}
+        yield refusal(ErrorKind.HANDLE_MISSING, state.operator, message, _VALIDATE, details)
+
+
+def _coordinator(state: State, operator: Operator, count: int) -> Iterator[Finding]:
+    wanted = 0 if operator.status is Status.FULLY_FINISHED else 1
+    if count != wanted:
+        kind = ErrorKind.HANDLE_MISSING if count < wanted else ErrorKind.STATUS_CONTRADICTION
+        message = (
+            f"operator {operator.uid!r} is {operator.status.replace('_', ' ')} and has {count} handles of its "
+            f"coordinator's state {state.name!r}, not {wanted}"
+        )
+        yield refusal(kind, operator.uid, message, _VALIDATE, {"state": state.name, "handles": count})
+
+
+# ---- the topology --------------------------------------------------------------------------------
+
+
+def topology_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Finding]:
+    """Refuse repeated uids and edges, unknown operators, cycles, and unequal parallelisms."""
+    invalid = ErrorKind.INVALID_TOPOLOGY
+    for found in rules.repeated_names(topology):
+        if found.operator:
+            message = f"operator {found.operator!r} is twice in the topology"
+            yield _said(found, invalid, found.operator, "give each operator a uid of its own", message)
+        else:
+            edge_id = found.details["edge"]
+            message, target = f"edge {edge_id!r} is twice in the topology", topology.by_edge[edge_id].target
+            yield _said(found, invalid, target, "give each edge an id of its own", message)
+    for edge in topology.edges:
+        for found in [*rules.missing_ends(edge, topology)][:1]:
+            message = f"edge {edge.id!r} joins operator {found.operator!r}, which the topology does not have"
+            yield _said(found, invalid, found.operator, "add the operator or remove the edge", message)
+    for found in rules.cycles(topology):
+        message = found.message.replace("the graph", "the topology", 1)
+        advice = "mark the edge that closes the loop as a feedback edge"
+        yield _said(found, invalid, found.details["cycle"][0], advice, message)
+    for found in rules.unequal_parallelism(topology, statuses):
+        first = found.details["operators"][0]
+        yield _said(found, ErrorKind.PARALLELISM_DIFFERS, first, "give them one parallelism")
+
+
+def predecessor_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Finding]:
+    """Refuse finished operators whose predecessors are not finished enough (FLIP-147)."""
+    for found in rules.unfit_predecessors(topology, statuses):
+        uid, full = found.operator, found.details["status"] == Status.FULLY_FINISHED
+        kind = ErrorKind.FULLY_FINISHED_PREDECESSOR if full else ErrorKind.PARTIALLY_FINISHED_PREDECESSOR
+        advice = f"give {uid!r} a new uid so that it starts anew, or restore from a checkpoint from before it finished"
+        yield _said(found, kind, uid, advice)
+
+
+def _said(found: Finding, kind: ErrorKind, operator: str, advice: str, message: str = "") -> Finding:
+    """Return the finding of a rule that validation has too, in the words of a restore."""
+    return refusal(kind, operator, message or found.message, advice, found.details)
+
+
+def unchain(
+    topology: JobGraph, statuses: Mapping[str, Status]
+) -> tuple[JobGraph, tuple[str, ...], list[Finding], list[Finding]]:
+    """Break up chains whose operators differ in status.
+
+    Operators with the same status stay chained; their chain is named after the old one and the
+    status. A chain with a pinned operator is left as it is and refused.
+
+    Returns the topology, the names of the broken chains, refusals and warnings.
+    """
+    changes: dict[str, Operator] = {}
+    broken: list[str] = []
+    refusals: list[Finding] = []
+    warnings: list[Finding] = []
+    for chain, members in rules.chains(topology).items():
+        parts: dict[Status, list[Operator]] = defaultdict(list)
+        for operator in members:
+            parts[statuses.get(operator.uid, Status.RUNNING)].append(operator)
+        if len(parts) < 2:
+            continue
+        differ = "; ".join(
+            f"{', '.join(repr(str(operator.uid)) for operator in part)} {'are' if len(part) > 1 else 'is'} "
+            f"{status.replace('_', ' ')}"
+            for status, part in parts.items()
+        )
+        pinned = [operator for operator in members if operator.pinned]
+        if pinned:
+            message = f"chain {chain!r} is pinned, but its operators differ in status: {differ}"
+            advice = "do not pin the chain, so that it can be broken up"
+            details = {"chain": chain, "operators": [str(operator.uid) for operator in members]}
+            refusals.append(refusal(ErrorKind.CHAIN_PINNED, pinned[0].uid, message, advice, details))
+            continue
+        broken.append(chain)
+        for status, part in parts.items():
+            name = f"{chain}/{status}" if len(part) > 1 else None
+            changes |= {operator.uid: replace(operator, chain=name) for operator in part}
+        message = f"chain {chain!r} is broken up, since its operators differ in status: {differ}"
+        warnings.append(warning(ErrorKind.UNCHAINED, members[0].uid, message))
+    operators = tuple(changes.get(operator.uid, operator) for operator in topology.operators)
+    return replace(topology, operators=operators), tuple(broken), refusals, warnings
+
+
+def disturbed(topology: JobGraph, redistributed: Iterable[str]) -> set[str]:
+    """Return the operators and all that are downstream of them over forward and rescale edges."""
+    reached = set(redistributed)
+    targets: dict[str, list[str]] = defaultdict(list)
+    for edge in topology.edges:
+        if not edge.partitioner.all_to_all and not edge.feedback:
+            targets[edge.source].append(edge.target)
+    waiting = list(reached)
+    while waiting:
+        for target in targets.get(waiting.pop(), ()):
+            if target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    return reached
+
+
+# ---- numbers, keys, states, records in flight ----------------------------------------------------
 
 _DECLARED_BY_PROGRAMS = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 """Modes of states that a program declares by name."""
@@ -38,7 +302,7 @@ class Match:
     record: Record
     topology: JobGraph
     statuses: Mapping[str, Status]
-    """``graph_rules.saved_statuses`` of the record."""
+    """``rules.saved_statuses`` of the record."""
     rows: Mapping[tuple[str, str], int]
     """The rows of each state over all handles, by (operator, name)."""
     wanted: Mapping[tuple[str, str], State]
@@ -166,7 +430,7 @@ def resolve(operator: Operator, saved: Operator | None, *, finished: bool) -> Op
     return replace(operator, max_parallelism=ceiling, key_hash=key_hash, finished=SubtaskSet(), finishing=SubtaskSet())
 
 
-def parallelism_refusals(match: Match) -> Iterator[Refusal]:
+def parallelism_refusals(match: Match) -> Iterator[Finding]:
     """Refuse numbers outside 1 … 32768, and parallelism above max parallelism."""
     for operator in match.topology.operators:
         uid, wanted, chosen = operator.uid, operator.parallelism, operator.max_parallelism
@@ -177,7 +441,7 @@ def parallelism_refusals(match: Match) -> Iterator[Refusal]:
         for what, number in wrong.items():
             message = f"operator {uid!r} is asked for {what} {number}, which is not within 1 to {MAX_PARALLELISM_LIMIT}"
             advice, details = "choose a number within the range", {what.replace(" ", "_"): number}
-            yield Refusal(RefusalCode.INVALID_PARALLELISM, uid, message, advice, details)
+            yield refusal(ErrorKind.INVALID_PARALLELISM, uid, message, advice, details)
         if wrong or finished:
             continue
         ceiling = chosen if chosen is not None else saved.max_parallelism if saved else None
@@ -191,12 +455,12 @@ def parallelism_refusals(match: Match) -> Iterator[Refusal]:
             if match.query:
                 advice += f"; `ckpt rescale {match.query} --parallelism {wanted} --to COPY` copies the query itself"
             details = {"parallelism": wanted, "max_parallelism": ceiling, "adopted": chosen is None}
-            yield Refusal(RefusalCode.PARALLELISM_ABOVE_MAX, uid, message, advice, details)
+            yield refusal(ErrorKind.PARALLELISM_ABOVE_MAX, uid, message, advice, details)
 
 
-def key_refusals(match: Match) -> Iterator[Refusal]:
+def key_refusals(match: Match) -> Iterator[Finding]:
     """Refuse what separates key groups from their records: max parallelism, key hash, edges."""
-    inputs = inputs_by_target(match.topology)
+    inputs = rules.inputs_by_target(match.topology)
     for operator, saved in match.restarted:
         uid = operator.uid
         if not match.has_keys(uid):
@@ -207,13 +471,13 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
             changed = match.changed(f"--max-parallelism {wanted_max}")
             advice = f"leave it open to adopt the saved one, or change the checkpoint with {changed}"
             details: dict[str, object] = {"saved": saved_max, "wanted": wanted_max}
-            yield Refusal(RefusalCode.MAX_PARALLELISM_CHANGED, uid, message, advice, details)
+            yield refusal(ErrorKind.MAX_PARALLELISM_CHANGED, uid, message, advice, details)
         before = saved.key_hash or DEFAULT_KEY_HASH
         if operator.key_hash is not None and operator.key_hash != before:
             message = f"operator {uid!r} has keyed state hashed by {before!r} and is asked for {operator.key_hash!r}"
             advice = "leave it open to adopt the saved one; a key hash never changes"
             details = {"saved": before, "wanted": operator.key_hash}
-            yield Refusal(RefusalCode.KEY_HASH_CHANGED, uid, message, advice, details)
+            yield refusal(ErrorKind.KEY_HASH_CHANGED, uid, message, advice, details)
         pointwise = [edge for edge in inputs.get(uid, ()) if not edge.partitioner.all_to_all]
         keyed = [state.name for state in match.kept(uid) if state.mode is Mode.KEYED]
         if operator.parallelism != saved.parallelism and pointwise and keyed:
@@ -224,10 +488,10 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
             )
             advice = f"keep parallelism {saved.parallelism}, or put a hash edge before the operator"
             details = {"saved": saved.parallelism, "wanted": operator.parallelism, "edge": edge.id, "state": state}
-            yield Refusal(RefusalCode.KEYED_BEHIND_POINTWISE, uid, message, advice, details)
+            yield refusal(ErrorKind.KEYED_BEHIND_POINTWISE, uid, message, advice, details)
 
 
-def state_refusals(match: Match) -> Iterator[Refusal]:
+def state_refusals(match: Match) -> Iterator[Finding]:
     """Refuse states that no operator would take, or that the new program could not read."""
     for operator in match.record.graph.operators:
         # Progress of a removed operator is not a loss: a stateless operator may leave the job.
@@ -244,7 +508,7 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
                 f"drop={str(operator.uid)!r}"
             )
             details = {"states": list(lost), "rows": sum(lost.values())}
-            yield Refusal(RefusalCode.OPERATOR_MISSING, operator.uid, message, advice, details)
+            yield refusal(ErrorKind.OPERATOR_MISSING, operator.uid, message, advice, details)
     declares = {operator for operator, _ in match.wanted}
     for operator, _ in match.restarted:
         for state in match.kept(operator.uid):
@@ -272,7 +536,7 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
                     yield from _missing_refusal(match, state, _NO_SINK)
 
 
-def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal]:
+def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Finding]:
     rows = match.rows_of(state)
     if rows:
         message = (
@@ -290,7 +554,7 @@ def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal
                 f"drop='{place}'"
             )
         details = {"state": state.name, "mode": state.mode.value, "rows": rows}
-        yield Refusal(RefusalCode.STATE_MISSING, state.operator, message, advice, details)
+        yield refusal(ErrorKind.STATE_MISSING, state.operator, message, advice, details)
 
 
 def _renamed(match: Match, state: State) -> str | None:
@@ -311,7 +575,7 @@ def _renamed(match: Match, state: State) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refusal]:
+def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Finding]:
     faults = evolution_faults(saved, wanted)
     columns = match.columns.get((saved.operator, saved.name), ())
     if faults:
@@ -332,7 +596,7 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
         drop = f"give the whole state up with drop='{saved.operator}/{saved.name}'"
         advice = f"declare what the saved state can become, {replace_values}or {drop}"
         details = {"state": saved.name, "faults": faults}
-        yield Refusal(RefusalCode.SCHEMA_CANNOT_EVOLVE, saved.operator, message, advice, details)
+        yield refusal(ErrorKind.SCHEMA_CANNOT_EVOLVE, saved.operator, message, advice, details)
     lost = [name for name in lost_columns(columns) if name not in saved.key_columns]
     if lost and (saved.mode, saved.kind) == (wanted.mode, wanted.kind):
         if saved.ttl is not None and TTL_COLUMN in lost:
@@ -342,7 +606,7 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
             yield _column_refusal(saved, lost)
 
 
-def _ttl_refusal(saved: State, ttl: Ttl) -> Refusal:
+def _ttl_refusal(saved: State, ttl: Ttl) -> Finding:
     """Refuse to let rows that expire live forever unless the program says so."""
     message = (
         f"rows of state {saved.name!r} of operator {saved.operator!r} expire {words.duration(ttl.duration_us)} after "
@@ -353,10 +617,10 @@ def _ttl_refusal(saved: State, ttl: Ttl) -> Refusal:
         f"{_drops(saved, [TTL_COLUMN])}"
     )
     details = {"state": saved.name, "columns": [TTL_COLUMN]}
-    return Refusal(RefusalCode.COLUMN_MISSING, saved.operator, message, advice, details)
+    return refusal(ErrorKind.COLUMN_MISSING, saved.operator, message, advice, details)
 
 
-def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:
+def _column_refusal(saved: State, lost: Sequence[str]) -> Finding:
     """Refuse to lose columns that the program neither declares nor gives up."""
     plural, them = ("s", "them") if len(lost) > 1 else ("", "it")
     changes = (
@@ -369,14 +633,14 @@ def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:
     changes = changes if saved.mode in _DECLARED_BY_PROGRAMS else ""
     advice = f"declare {them} again, {changes}or give {them} up with {_drops(saved, lost)}"
     details = {"state": saved.name, "columns": list(lost)}
-    return Refusal(RefusalCode.COLUMN_MISSING, saved.operator, message, advice, details)
+    return refusal(ErrorKind.COLUMN_MISSING, saved.operator, message, advice, details)
 
 
 def _drops(state: State, columns: Sequence[str | None]) -> str:
     return ", ".join(f"drop='{column_name(state, str(name))}'" for name in columns)
 
 
-def in_flight_refusals(match: Match) -> Iterator[Refusal]:
+def in_flight_refusals(match: Match) -> Iterator[Finding]:
     """Refuse in-flight records on an edge that may hold none, is gone or has changed."""
     for operator, saved in match.restarted:
         for state in match.kept(operator.uid):
@@ -390,28 +654,28 @@ def in_flight_refusals(match: Match) -> Iterator[Refusal]:
                     records = f"{_counted(match.rows_of(state), 'record')} in flight on edge {state.edge!r}"
                     details = {"edge": state.edge or "", "state": state.name, "rows": match.rows_of(state)}
                     details |= {} if same else {"saved": saved.parallelism}
-                    yield Refusal(
+                    yield refusal(
                         code, operator.uid, f"operator {operator.uid!r} has {records}, {fault}", advice, details
                     )
 
 
 def _in_flight_fault(
     state: State, before: Edge | None, after: Edge | None, *, same: bool
-) -> tuple[RefusalCode, str, str] | None:
+) -> tuple[ErrorKind, str, str] | None:
     give_up = f"or give the records up with drop='{state.operator}/{state.name}'"
     if before is None or (not before.feedback and before.partitioner not in (Partitioner.HASH, Partitioner.REBALANCE)):
         what = f"which is a {before.partitioner} edge" if before else "which the checkpoint's graph does not have"
         fault = f"{what}; only hash, rebalance and feedback edges may hold records"
-        return RefusalCode.IN_FLIGHT_NOT_ALLOWED, fault, f"restore from another checkpoint, {give_up}"
+        return ErrorKind.IN_FLIGHT_NOT_ALLOWED, fault, f"restore from another checkpoint, {give_up}"
     if after is None or after.target != state.operator:
         fault = "which no longer leads into it" if after else "which the topology does not have"
-        return RefusalCode.IN_FLIGHT_EDGE_MISSING, fault, f"keep the edge for the next restore, {give_up}"
+        return ErrorKind.IN_FLIGHT_EDGE_MISSING, fault, f"keep the edge for the next restore, {give_up}"
     if any(getattr(after, name) != getattr(before, name) for name in ("partitioner", "key_columns", "feedback")):
         fault = f"which was {_edge_text(before)} and would be {_edge_text(after)}"
-        return RefusalCode.IN_FLIGHT_EDGE_CHANGED, fault, f"keep the edge as it was for the next restore, {give_up}"
+        return ErrorKind.IN_FLIGHT_EDGE_CHANGED, fault, f"keep the edge as it was for the next restore, {give_up}"
     if before.partitioner is Partitioner.BROADCAST and not same:
         fault = "a broadcast feedback edge, and every subtask has its own copy of them; the parallelism cannot change"
-        return RefusalCode.IN_FLIGHT_BROADCAST, fault, f"keep the parallelism for the next restore, {give_up}"
+        return ErrorKind.IN_FLIGHT_BROADCAST, fault, f"keep the parallelism for the next restore, {give_up}"
     return None
 
 

@@ -1,8 +1,12 @@
-"""What validation finds: problems, each with a clause of SPEC.md and what to do next."""
+"""One class for all that is wrong, whoever finds it: what, where, and what to do next.
+
+The rules yield findings. ``begin`` and ``publish`` raise them, ``validate`` lists them, a restore
+refuses for them, and ``repair`` chooses by them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,12 +47,14 @@ UNDECIDED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One finding. An error means that the checkpoint must not be restored; a warning does not."""
+class Finding:
+    """One rule that is broken. An error means that a checkpoint must not be restored, or not into
+    this topology; a warning does not.
+    """
 
     kind: ErrorKind
     clause: str
-    """The section of the specification, such as ``SPEC 4.6``."""
+    """The section of the specification, such as ``SPEC 4.6``; empty for a rule of restores."""
     message: str
     """A sentence that names the object and the values that conflict."""
     advice: str = ADVICE_WRITER
@@ -58,16 +64,29 @@ class Problem:
     state: str = ""
     subtask: int | None = None
     severity: Severity = "error"
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of a refusal, the values for programs: strings, integers, booleans, and lists of them."""
+
+    @property
+    def code(self) -> ErrorKind:
+        """The kind, as refusals call it."""
+        return self.kind
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.message} ({self.clause})"
+        if self.clause:
+            return f"{self.severity}: {self.message} ({self.clause})"
+        return f"{self.message}; {self.advice} [{self.kind}]"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the problem as plain values; empty ones are left out."""
-        found = {name: getattr(self, name) for name in self.__slots__}
+        """Return the finding as plain values, without ``details``; empty ones are left out."""
+        found = {name: getattr(self, name) for name in self.__slots__ if name != "details"}
         return {
             name: str(value) if name == "kind" else value for name, value in found.items() if value not in ("", None)
         }
+
+
+Problem = Finding
+"""The former name, until 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +111,7 @@ class Report:
     checkpoint_id: CheckpointId | None
     """None if the store has no checkpoint."""
     level: Level
-    findings: tuple[Problem, ...] = ()
+    findings: tuple[Finding, ...] = ()
     counts: Counts = field(default_factory=Counts)
 
     def __repr__(self) -> str:
@@ -100,12 +119,12 @@ class Report:
         return f"Report({shortened(self.url, 40)}, checkpoint {self.checkpoint_id}, {self.level}, {found})"
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[Finding, ...]:
         """The errors, in the order of the checks: record, manifest, content, segments."""
         return tuple(found for found in self.findings if found.severity == "error")
 
     @property
-    def warnings(self) -> tuple[Problem, ...]:
+    def warnings(self) -> tuple[Finding, ...]:
         """Findings that do not harm this checkpoint."""
         return tuple(found for found in self.findings if found.severity == "warning")
 
@@ -138,10 +157,10 @@ class CheckpointResult:
 
 
 @dataclass(slots=True)
-class Finding:
-    """A problem, and the checkpoints that have it."""
+class Recurring:
+    """A finding, and the checkpoints that have it."""
 
-    problem: Problem
+    problem: Finding
     """As the newest of them has it."""
     ids: list[tuple[CheckpointId, CheckpointId]]
     """Ranges of checkpoint ids, both ends included, the newest first."""
@@ -166,7 +185,7 @@ class StoreReport:
     newest: CheckpointId | None
     checkpoints: tuple[CheckpointResult, ...] = ()
     """Those that were looked at."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Recurring, ...] = ()
     counts: Counts = field(default_factory=Counts)
     """What was read; a segment that several checkpoints name counts once."""
     system: str | None = None
@@ -176,7 +195,7 @@ class StoreReport:
         bad = sum(each.standing != "whole" for each in self.checkpoints)
         return f"StoreReport({shortened(self.url, 40)}, {len(self.checkpoints)} checkpoints, {bad} not whole)"
 
-    def of(self, severity: Severity) -> tuple[Finding, ...]:
+    def of(self, severity: Severity) -> tuple[Recurring, ...]:
         """Return the findings of a severity, in the order in which they were found."""
         return tuple(finding for finding in self.findings if finding.problem.severity == severity)
 
@@ -192,6 +211,11 @@ class StoreReport:
         return next(whole, None)
 
 
-def ordered(findings: Iterable[Problem]) -> tuple[Problem, ...]:
+def all_messages(findings: Iterable[Finding]) -> str:
+    """Return what is wrong as one sentence, each message once."""
+    return "; ".join(dict.fromkeys(found.message for found in findings))
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings without repetitions, in the order in which they were found."""
     return tuple(dict.fromkeys(findings))
