@@ -21,7 +21,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
 
 import stateformat as sf
 from stateformat import paths as layout
@@ -34,7 +33,7 @@ from stateformat.history import expire, reachable, record_ids, retention
 from stateformat.inspecting import METADATA_TABLES, diff_checkpoints, key_history, metadata_table, sizes_document
 from stateformat.manifest import handles_table
 from stateformat.model import CheckpointId, Handle
-from stateformat.reading import Checkpoint, load_manifest, load_record
+from stateformat.reading import load_manifest, load_record
 from stateformat.reporting import collect_report
 from stateformat.segments import WriteOptions
 from stateformat.storage import ObjectInfo, TellsLeftovers
@@ -42,7 +41,7 @@ from stateformat.store import CheckpointStore
 from stateformat.validation import newest_whole, validate, validate_all
 from tests.stateformat.test_repairing import DELTA
 from tests.worlds import stores
-from tests.worlds.stepping import JOB, Run, Sink, World, contents, whole
+from tests.worlds.stepping import Run, Sink, World
 
 
 def needed_by_hand(storage: Any) -> set[str]:
@@ -103,49 +102,6 @@ def test_reachable_is_linear_in_handles() -> None:
 
 
 # --- expire ---------------------------------------------------------------------------------------
-
-
-def test_expire_keeps_the_newest_and_what_they_lie_on(world: World) -> None:
-    world.run().publish().publish().publish(full=True).publish()
-    before = everything(world.storage)
-    plan = world.store.expire(2, delete=False)
-    assert everything(world.storage) == before, "a plan changes nothing"
-    done = world.store.expire(2)
-    assert (plan.deleted, done.deleted) == (False, True)
-    assert (plan.newest, plan.records, plan.manifests, plan.segments) == (
-        done.newest,
-        done.records,
-        done.manifests,
-        done.segments,
-    )
-    assert [layout.record_id(item.path) for item in done.records] == [1, 2]
-    assert world.ids() == [3, 4]
-    assert before - everything(world.storage) == {item.path for item in done.objects}
-    assert everything(world.storage) == needed_by_hand(world.storage)
-    assert done.size_bytes == sum(item.size_bytes for item in done.objects) > 0
-    world.check()
-
-
-def test_the_base_of_an_expired_checkpoint_stays_as_long_as_a_layer_lies_on_it(world: World) -> None:
-    run = world.run().publish(full=True)
-    (base,) = everything(world.storage) & {item.path for item in world.storage.list("segments/")}
-    for _ in range(3):
-        run.publish()
-        world.expire(1)
-        assert base in everything(world.storage)
-    run.publish(full=True)
-    world.expire(1)
-    assert base not in everything(world.storage)
-    world.check()
-
-
-def test_retention_counts_ids_and_not_records(world: World) -> None:
-    run = world.run().publish().publish().publish()
-    world.expire(1)
-    run.publish()
-    assert world.store.expire(3).records == ()
-    assert world.ids() == [3, 4]
-    world.check()
 
 
 def test_expire_keeps_at_least_the_newest(world: World) -> None:
@@ -312,61 +268,6 @@ def test_a_storage_without_leftovers_is_collected_like_any_other(world: World) -
     dead = orphan(world, "segments/00000000000000000001/x-1.parquet")
     found = world.store.collect_garbage(delete=True)
     assert (found.segments, found.leftovers, found.unfinished) == ((dead,), (), ())
-
-
-# --- any history ----------------------------------------------------------------------------------
-
-STEPS = st.lists(
-    st.one_of(
-        st.just(("layer", 0)),
-        st.just(("whole", 0)),
-        st.tuples(st.just("expire"), st.integers(1, 4)),
-        st.tuples(st.just("rollback"), st.integers(1, 5)),
-        st.just(("gc", 0)),
-        st.just(("crash", 0)),
-    ),
-    min_size=1,
-    max_size=14,
-)
-
-
-@pytest.mark.truth
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(STEPS)
-def test_whatever_is_published_expired_and_rolled_back_everything_listed_stays_whole(
-    steps: list[tuple[str, int]],
-) -> None:
-    with World() as world:
-        run = world.run()
-        kept: dict[int, Any] = {}
-        for step, number in steps:
-            if step in ("layer", "whole"):
-                run.publish(full=step == "whole")
-                assert run.permit is not None
-                kept[run.permit.ref.checkpoint_id] = contents(run.permit.checkpoint())
-            elif step == "crash":
-                world.publisher("dead", run.permit, interval=run.interval).until("create").kill()
-            elif step == "expire" and kept:
-                world.store.expire(number)
-                kept = {i: held for i, held in kept.items() if i > max(kept) - number}
-            elif step == "rollback" and max(kept, default=0) - number in kept:
-                permit = world.store.rollback(max(kept) - number)
-                kept[permit.ref.checkpoint_id] = kept[max(kept) - number]
-                run = world.run()
-            elif step == "gc" and kept:
-                world.store.collect_garbage(delete=True)
-            assert world.ids() == sorted(kept)
-            for checkpoint_id, held in kept.items():
-                record = load_record(world.storage, CheckpointId(checkpoint_id))
-                assert whole(Checkpoint(world.storage, record)) == held
-        if kept:
-            world.store.collect_garbage(delete=True)
-            newest = max(kept)
-            rest = {path for path in everything(world.storage) if (layout.owner_id(path) or 0) <= newest}
-            assert rest == needed_by_hand(world.storage)
-            start = world.store.start(JOB)
-            assert start is not None
-            assert start.ref.checkpoint_id == newest
 
 
 NOW = 1_000

@@ -150,6 +150,7 @@ def test_a_first_run_starts_from_nothing_and_publishes_one_two_three(store: Chec
     permit = several(store, 3)
     assert ids(store) == [3, 2, 1]
     assert [record.checkpoint_id for record in store.history(limit=2)] == [3, 2]
+    refused(InvalidInput, lambda: store.history(limit=0))
     newest, middle, first = store.history()
     assert (newest.parent, middle.parent, first.parent) == (middle.ref, first.ref, None)
     assert permit.record == newest
@@ -198,15 +199,6 @@ def test_a_store_that_is_not_there_is_told_from_an_empty_one(tmp_path: Path) -> 
                 ask()
             assert caught.value.kind is kind
         assert store.strays() == []
-
-
-def test_a_checkpoint_that_is_not_there_is_told_from_an_expired_one(store: CheckpointStore) -> None:
-    several(store, 3)
-    store.expire(1)
-    refused(CheckpointExpired, lambda: store.open(1), "oldest that is left is 3")
-    for wrong in (4, 0, -1):
-        refused(NotFound, lambda wrong=wrong: store.open(wrong), kind=ErrorKind.CHECKPOINT_NOT_FOUND)
-    refused(InvalidInput, lambda: store.history(limit=0))
 
 
 def test_the_history_does_not_pass_over_a_damaged_record(store: CheckpointStore, storage: MemoryStorage) -> None:
@@ -740,15 +732,6 @@ def test_a_rollback_makes_an_older_checkpoint_the_newest(store: CheckpointStore)
     assert counts(store.open())["w3"] == 100
     assert validate(store, level="full").problems == ()
     assert publish(store, store.start(JOB)).ref.checkpoint_id == 6
-
-
-def test_a_rollback_to_the_newest_or_to_nothing_is_refused(store: CheckpointStore) -> None:
-    several(store, 3)
-    refused(InvalidInput, lambda: store.rollback(3), "is the newest")
-    refused(NotFound, lambda: store.rollback(4))
-    store.expire(2)
-    refused(CheckpointExpired, lambda: store.rollback(1))
-    assert ids(store) == [3, 2]
 
 
 # --- storages that misbehave ----------------------------------------------------------------------
