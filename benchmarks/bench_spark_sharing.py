@@ -23,7 +23,7 @@ def whole_reads(line: str) -> Iterator[Row]:
     """The share of tasks that read their whole state, with a stand-in for Spark."""
     import pytest
 
-    from tests.spark.test_spark_shared_copies import EPOCHS, WARM_UP, Job
+    from tests.spark.test_spark_workers import EPOCHS, WARM_UP, Job
 
     for workers, executors in WORKERS:
         on = f"{workers} workers" + (f" of {executors} executors on one host" if executors > 1 else "")

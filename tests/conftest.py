@@ -25,8 +25,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that may take long come first, so that none begins when the others have ended."""
-    items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
+    """Tests that may take long come first, so that none begins when the others have ended; and then
+    the files that need Spark, so that one worker of ``pytest -n`` has most of them.
+    """
+    on_spark = {item.path for item in items if {"spark", "stage"} & {*getattr(item, "fixturenames", ())}}
+
+    def turn(item: pytest.Item) -> tuple[float, bool]:
+        limit = max((mark.args[0] for mark in item.iter_markers("timeout")), default=0)
+        return -limit, item.path not in on_spark
+
+    items.sort(key=turn)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,9 +22,9 @@ ELSEWHERE: dict[str, str] = {
     "exists; give another name, or replace it (--force)": "tests/ckpt/test_ckpt_s3.py::"
     "test_a_report_comes_from_s3_and_goes_there",
     "In it {} {}{}. Give {}": "tests/ckpt/test_ckpt_misuse.py::test_a_folder_of_checkpoints_is_told_with_those_in_it",
-    "keys are hashed anew, so what Flink needs": "tests/foreign/test_ckpt_savepoint.py::"
+    "keys are hashed anew, so what Flink needs": "tests/foreign/test_flink_written.py::"
     "test_an_import_that_leaves_no_way_back_says_so_once_and_another_leaves_one",
-    "is not below until=": "tests/spark/test_spark_tables.py::test_a_table_refuses_what_cannot_be_read_exactly",
+    "is not below until=": "tests/spark/test_spark_sources.py::test_a_table_refuses_what_cannot_be_read_exactly",
     "Leave the number out of the program": "tests/local/test_local_rescale.py::"
     "test_the_answer_says_what_the_next_start_of_a_program_with_numbers_of_its_own_sets_back",
     "give the source idle_after=": "tests/conformance/test_conformance_idle.py::"

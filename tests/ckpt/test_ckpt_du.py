@@ -142,7 +142,7 @@ def test_the_keys_with_most_and_the_skew(log: Path) -> None:
 
 
 def test_the_page_ends_with_the_command_that_shows_the_first_key(log: Path) -> None:
-    found = " ".join(page("top", log).split())
+    found = " ".join(page("top", log, COLUMNS="200").split())
     (command,) = re.findall(r"`(ckpt get .*)` shows its rows", found)
     shown = run(*shlex.split(command)[1:])
     assert (shown.status, shown.err) == (0, "")

@@ -1,23 +1,27 @@
-"""Values that Flink wrote, read by their serializers, against what Flink itself says of them.
-
-Key groups are cut into entries here by a small reader of its own, entry by entry.
-"""
+"""Values of Flink's states: of each serializer, text, with times of expiry, and timers."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from flink_streams import VOID, WINDOW
+from flink_written import LONG, TEXT as STRING, Kind, opaque, pack, utf, versioned
+from hypothesis import given, settings, strategies as some
+from test_flink_source import code_of, murmur_of
 
-from stateformat.backends.foreign.byte_strings import from_arrow
+import stateformat
+import stateformat as sf
+from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.cursor import Cursor
 from stateformat.backends.foreign.flink import binary_rows, compound, scalars
 from stateformat.backends.foreign.flink.headers import KEY_VALUE, KeyedHeader, StateInfo, read_keyed_header
@@ -26,12 +30,23 @@ from stateformat.backends.foreign.flink.metadata import (
     CANONICAL,
     Inline,
     KeyGroups,
+    Metadata,
+    Operator,
     Relative,
+    Subtask,
     decode_metadata,
     encode_metadata,
 )
+from stateformat.backends.foreign.flink.scalars import CHARACTER, TEXT
 from stateformat.backends.foreign.flink.snapshots import read_top
+from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
+from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
+from stateformat.backends.rewrite import ThreadEngine
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
+from stateformat.states import Changes, evolve_state
+from stateformat.ttl import TTL_COLUMN, Ttl
+from tests.ckpt.ckpt_runs import document, run
+from tests.foreign.test_flink_written import folder, opened
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FOLDERS = sorted(found.parent.relative_to(FIXTURES) for found in FIXTURES.glob("flink-*/*/savepoint"))
@@ -373,3 +388,303 @@ def test_rows_of_sql_with_flipped_bits_are_read_or_named() -> None:
                     state.value.read(lanes).validate(full=True)
                 except (DamagedCheckpoint, UnsupportedFormat):
                     continue
+
+
+# ---- strings as Flink's serializer writes them, read many at once
+
+
+def number_of_text(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def written(text: str | None) -> bytes:
+    if text is None:
+        return b"\0"
+    pairs = text.encode("utf-16-be", "surrogatepass")
+    units = [int.from_bytes(pairs[at : at + 2], "big") for at in range(0, len(pairs), 2)]
+    return number_of_text(len(units) + 1) + b"".join(map(number_of_text, units))
+
+
+def strings(values: list[bytes]) -> ByteStrings:
+    return from_arrow(pa.array(values, pa.binary()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(some.lists(some.none() | some.text(some.characters(codec="utf-8"), max_size=300), max_size=20))
+def test_strings_are_read_as_they_were_written(texts: list[str | None]) -> None:
+    assert TEXT.read_all(strings([written(text) for text in texts])).to_pylist() == texts
+
+
+@settings(max_examples=100, deadline=None)
+@given(some.lists(some.text(some.characters(codec="utf-8"), max_size=9), min_size=1, max_size=9))
+def test_skipping_ends_where_reading_ends(texts: list[str]) -> None:
+    packed = strings([written(text) * 2 for text in texts])
+    read, skipped = Lanes.of(packed), Lanes.of(packed)
+    TEXT.read(read)
+    TEXT.skip(skipped)
+    assert np.array_equal(read.position, skipped.position)
+    assert TEXT.read(skipped).to_pylist() == texts
+    skipped.finish()
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udc00b", "\udc00\ud800", "\ud800\ud800\udc00"])
+def test_half_a_surrogate_pair_is_refused(text: str) -> None:
+    with pytest.raises(UnsupportedFormat, match=r"byte \d+ has half a surrogate pair \(U\+D"):
+        TEXT.read_all(strings([written("fine"), written(text)]))
+
+
+@pytest.mark.parametrize("text", ["", "plain", "naïve", "日本語", "a😀b", "x" * 300])
+def test_every_truncation_of_a_string_is_an_error(text: str) -> None:
+    whole = written(text)
+    for size in range(len(whole)):
+        for act in (TEXT.read_all, lambda cut: TEXT.skip(Lanes.of(cut))):
+            with pytest.raises(DamagedCheckpoint):
+                act(strings([whole[:size]]))
+
+
+@pytest.mark.parametrize(
+    "octets", [b"\xff\xff\xff\xff\xff\x01", b"\xff\xff\xff\xff\x7f", b"\x02\xff\xff\x04", b"\x03aab"]
+)
+def test_a_string_that_cannot_be_is_an_error(octets: bytes) -> None:
+    with pytest.raises(DamagedCheckpoint):
+        TEXT.read_all(strings([octets]))
+
+
+def test_characters_are_text_of_one_character() -> None:
+    packed = strings([ord(text).to_bytes(2, "big") for text in "aéあ\0"])
+    assert CHARACTER.read_all(packed).to_pylist() == ["a", "é", "あ", "\0"]
+
+
+# ---- Flink's TTL: the times become ours, with a ttl where the import names one, and go back
+
+SAVED = FIXTURES / "flink-2.3.0" / "ttl-hashmap-canonical"
+YEARS = 365 * 86_400_000_000
+
+
+def kept(path: Path) -> dict[str, list[int]]:
+    """The last accesses of each state with a TTL, in milliseconds, as Flink's own program read
+    them.
+    """
+    found: dict[str, list[int]] = {}
+    for line in (path / "expected.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if "ttl_last_access" in entry:
+            found.setdefault(f"{entry['operator']}/{entry['state']}", []).append(entry["ttl_last_access"])
+    return {state: sorted(times) for state, times in found.items()}
+
+
+def times_of(checkpoint: sf.Checkpoint, name: str) -> list[int]:
+    """The last accesses of every row, in microseconds."""
+    uid, _, state = name.partition("/")
+    found = checkpoint.with_expired().state(uid, state).table()[TTL_COLUMN]
+    return sorted(found.cast(pa.int64()).to_pylist())
+
+
+@pytest.mark.parametrize("version", ["flink-1.13.6", "flink-1.20.5", "flink-2.3.0"])
+def test_the_times_of_every_kind_of_state_are_a_column_of_ours(version: str) -> None:
+    path = FIXTURES / version / SAVED.name
+    checkpoint = opened(path / "savepoint")
+    known = kept(path)
+    assert known
+    for name, milliseconds in known.items():
+        uid, _, state = name.partition("/")
+        declared = checkpoint.record.state(uid, state)
+        last = declared.current.fields[-1]
+        assert (last.name, last.type, last.nullable) == (TTL_COLUMN, "timestamp_us", False)
+        assert declared.ttl is None
+        assert times_of(checkpoint, name) == [1000 * one for one in milliseconds]
+
+
+def imported(tmp_path: Path, ttl: Mapping[str, Ttl]) -> sf.Checkpoint:
+    checkpoint = opened(SAVED / "savepoint")
+    spec = ImportSpec(key_hash="keep", ttl=ttl)
+    done = import_checkpoint(checkpoint, sf.open(str(tmp_path / "store")), spec, engine=ThreadEngine())
+    result = done.rewritten.permit.checkpoint()
+    assert prove_import(checkpoint, result, spec).same
+    return result
+
+
+@pytest.mark.parametrize(("duration", "hidden"), [(YEARS * 100, False), (1000, True)])
+def test_an_import_says_how_long_rows_live_and_they_go_back_all(tmp_path: Path, duration: int, hidden: bool) -> None:
+    known = kept(SAVED)
+    ttl = Ttl(duration, "processing_time")
+    result = imported(tmp_path, dict.fromkeys(known, ttl))
+    for name, milliseconds in known.items():
+        uid, _, state = name.partition("/")
+        assert result.record.state(uid, state).ttl == ttl
+        assert times_of(result, name) == [1000 * one for one in milliseconds]
+        assert (result.state(uid, state).table().num_rows == 0) is hidden
+    (tmp_path / "back").mkdir()
+    write_savepoint(result, folder(tmp_path / "back"))
+    back = opened(tmp_path / "back")
+    for name, milliseconds in known.items():
+        assert times_of(back, name) == [1000 * one for one in milliseconds]
+
+
+def test_a_program_goes_on_with_the_times_though_the_import_named_no_ttl(tmp_path: Path) -> None:
+    result = imported(tmp_path, {})
+    for name in kept(SAVED):
+        uid, _, state = name.partition("/")
+        saved = result.record.state(uid, state)
+        assert saved.ttl is None
+        declared = replace(saved, ttl=Ttl(YEARS, "processing_time"))
+        found = evolve_state(saved, declared, Changes(), ttl_start_us=5).state
+        assert (found.ttl, found.schemas) == (declared.ttl, saved.schemas)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("numbers/SourceReaderState", "does not say when its rows were accessed"),
+        ("ttl/nothing", "no state 'ttl/nothing' whose rows could expire"),
+    ],
+)
+def test_a_ttl_of_a_state_without_times_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    checkpoint = opened(SAVED / "savepoint")
+    with pytest.raises(sf.InvalidInput, match=message):
+        import_checkpoint(checkpoint, sf.open(str(tmp_path)), ImportSpec(ttl={name: Ttl(1)}), engine=ThreadEngine())
+
+
+def test_the_command_takes_lengths_of_time(tmp_path: Path) -> None:
+    name = next(iter(kept(SAVED)))
+    arguments: list[Any] = [
+        "import",
+        SAVED / "savepoint",
+        "--to",
+        tmp_path / "store",
+        "--ttl",
+        f"{name}=90s",
+        "--prove",
+    ]
+    found = run(*arguments)
+    assert found.status == 0, found
+    uid, _, state = name.partition("/")
+    (entry,) = document("inspect", tmp_path / "store", "--operator", uid, "--state", state)["states"]
+    assert (entry["ttl"]["duration_us"], entry["ttl"]["clock"]) == (90_000_000, "processing_time")
+    assert entry["contents"]["expired"] == entry["contents"]["rows"] > 0
+    assert run(*arguments[:4], "--ttl", f"{name}=soon").status == 2
+
+
+# ---- timers that jobs on RocksDB keep on the heap, in raw keyed state written by hand
+
+GROUPS = 128
+WINDOWS = Kind("window", versioned(WINDOW, 3), LONG.values, lambda two: pack("qq", *two))
+NONE = Kind("no namespace", VOID, LONG.values, lambda _: b"\0")
+
+
+class Service(NamedTuple):
+    name: str
+    key: Kind
+    namespace: Kind
+    timers: dict[str, list[tuple[int, Any, Any, int]]]
+    """By domain: key group, key, namespace, moment in ms."""
+
+
+def head(service: Service) -> bytes:
+    return utf(service.name) + service.key.snapshot + service.namespace.snapshot
+
+
+def stream(services: Sequence[Service], groups: Sequence[int]) -> tuple[bytes, list[int]]:
+    """Raw keyed state with some key groups, as Flink lays it out; the others have no offset."""
+    out, offsets = bytearray(), [-1] * GROUPS
+    for group in groups:
+        offsets[group] = len(out)
+        out += b"\xf1\xcd\x85\x9f" + pack("ii", 2, len(services))
+        for service in services:
+            out += head(service)
+            for domain in ("event", "processing"):
+                mine = [one for one in service.timers.get(domain, []) if one[0] == group]
+                out += pack("i", len(mine))
+                for _, key, namespace, moment in mine:
+                    out += service.key.write(key) + service.namespace.write(namespace) + pack("q", moment)
+    return bytes(out), offsets
+
+
+def checkpoint(folder: Path, data: bytes, offsets: Sequence[int]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stream").write_bytes(data)
+    handle = KeyGroups(12, 0, np.array(offsets, np.int64), Relative("stream", len(data)), "id")
+    operator = Operator(b"\7" * 16, "operator", "op", 1, GROUPS, None, False, (Subtask(0, raw_keyed=handle),))
+    (folder / "_metadata").write_bytes(encode_metadata(Metadata(6, 1, (), (operator,), b"")))
+    return folder
+
+
+def timers(namespace: Any, *keys: str) -> list[tuple[int, Any, Any, int]]:
+    """Timers in the key groups that Flink gives the keys, at moments of every size and sign."""
+    return [
+        (murmur_of(code_of(key)) % GROUPS, key, namespace and (n, n + 10), (-1) ** n * 7**n)
+        for n, key in enumerate(keys)
+    ]
+
+
+MANY = [
+    Service(
+        "window-timers", STRING, WINDOWS, {"event": timers(True, *"abcdefghé"), "processing": timers(True, "late")}
+    ),
+    Service("user-timers", STRING, NONE, {"processing": timers(None, "", "😀")}),
+]
+
+
+def test_all_timers_of_all_services_are_read_and_go_back(tmp_path: Path) -> None:
+    source = stateformat.open(str(checkpoint(tmp_path / "s", *stream(MANY, range(GROUPS))))).open()
+    expected = {
+        f"_timer_state/{domain}_{service.name}": sorted(
+            (group, key, moment * 1000, f"{domain}/{service.name}" + (f"/{two[0]}-{two[1]}" if two else ""))
+            for group, key, two, moment in service.timers.get(domain, [])
+        )
+        for service in MANY
+        for domain in ("event", "processing")
+    }
+    store = stateformat.open(str(tmp_path / "store"))
+    import_checkpoint(source, store, ImportSpec(key_hash="keep"))
+    document("export", tmp_path / "store", "--as", "flink-savepoint", "--to", tmp_path / "back")
+    for found in (source, store.open(), stateformat.open(str(tmp_path / "back")).open()):
+        for name, rows in expected.items():
+            table = found.read("op", name).table()
+            said = zip(*(table[column].to_pylist() for column in ("_key_group", "key")), strict=True)
+            moments = table["_timestamp"].cast("int64").to_pylist()
+            assert (
+                sorted((*one, at, tag) for one, at, tag in zip(said, moments, table["_tag"].to_pylist(), strict=True))
+                == rows
+            )
+
+
+def test_timers_whose_ends_are_not_known_are_refused_by_name_with_their_class(tmp_path: Path) -> None:
+    custom = Kind("custom", opaque("a.Custom"), LONG.values, LONG.write)
+    unknown = Kind("unknown", versioned("a.b.OwnSnapshot", 1), LONG.values, LONG.write)
+    for number, (key, name) in enumerate([(custom, "a.Custom"), (unknown, "a.b.OwnSnapshot")]):
+        service = Service("own-timers", key, NONE, {"event": [(3, 1, None, 5)]})
+        place = checkpoint(tmp_path / f"s{number}", *stream([service, *MANY], range(4)))
+        problems = document("validate", place, "--level", "full", status=1)["problems"]
+        assert {problem["kind"] for problem in problems} <= {"unsupported_feature", "unknown_key_hash"}
+        assert name in str(problems)
+        dropped = sorted(
+            {
+                problem["advice"].split("--drop ")[1].split(" ")[0]
+                for problem in problems
+                if "--drop" in problem["advice"]
+            }
+        )
+        source = stateformat.open(str(place)).open()
+        spec = ImportSpec(key_hash="keep", drop=dropped)
+        done = import_checkpoint(source, stateformat.open(str(tmp_path / f"t{number}")), spec)
+        assert prove_import(source, done.rewritten.permit.checkpoint(), spec).same
+
+
+@pytest.mark.parametrize("where", ["name", "count", "end"])
+def test_bytes_that_are_none_of_these_timers_are_damage(where: str, tmp_path: Path) -> None:
+    data, offsets = stream(MANY, range(GROUPS))
+    first = data.index(b"user-timers", offsets[30])
+    count = offsets[30] + 12 + len(head(MANY[0]))
+    spoiled = {
+        "name": data[:first] + b"X" + data[first + 1 :],
+        "count": data[:count] + b"\x7f" + data[count + 1 :],
+        "end": data[:-3],
+    }[where]
+    place = str(checkpoint(tmp_path / "s", spoiled, offsets))
+    with pytest.raises(DamagedCheckpoint):
+        stateformat.open(place).open().read("op", "_timer_state/processing_user-timers").table()

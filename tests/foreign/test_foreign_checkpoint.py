@@ -1,9 +1,12 @@
-"""A foreign checkpoint behind the door of our own: opened, planned, shown, and never written to."""
+"""Checkpoints of other systems answer as ours do, wherever they lie, and are only read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
+import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +21,10 @@ from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFo
 from stateformat.backends.foreign.source import Note, Opened
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.findings import Finding
-from tests.ckpt.ckpt_runs import run
+from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.foreign.foreign_fakes import WORDS, FakeSource, flink_like, spark_like
+from tests.servers.fault_proxy import Fault, FaultProxy
+from tests.servers.server import BUCKET, S3Server
 
 NOTES = (Note("renamed", "operator-0/default", "two columns are called word; the second is word_2"),)
 WORD_COUNTS = ("operator-0", "default")
@@ -222,3 +227,197 @@ def test_the_other_pages_show_it(folder: Path, tmp_path: Path) -> None:
     exported = run("export", folder, "--operator", "operator-0", "--state", "default", "--to", target)
     assert exported.status == 0, exported.err
     assert len(target.read_text().splitlines()) == len(WORDS)
+
+
+# ---- wherever they lie
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FLINK = FIXTURES / "flink-2.3.0/core-rocksdb-canonical/savepoint"
+SPARK = FIXTURES / "spark-4.3.0/aggregate/checkpoint"
+
+INSIDE: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "a file": (FLINK, ("export", "--operator", "by-string", "--state", "mean", "--as", "csv")),
+    "a savepoint": (FLINK, ("export", "--as", "flink-savepoint")),
+    "a store": (FLINK, ("import",)),
+    "a copy": (SPARK, ("rescale", "--parallelism", "4")),
+}
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["by its name", "through a link"])
+@pytest.mark.parametrize("what", INSIDE)
+def test_nothing_is_written_into_their_folder(what: str, tmp_path: Path, *, linked: bool) -> None:
+    fixture, (command, *options) = INSIDE[what]
+    theirs = tmp_path / "theirs"
+    shutil.copytree(fixture, theirs)
+    (tmp_path / "link").symlink_to(theirs)
+    before = sorted(theirs.rglob("*"))
+    for address, to in ((tmp_path / "link", theirs), (theirs, tmp_path / "link")) if linked else ((theirs, theirs),):
+        said = failure(command, address, *options, "--to", to / "new", status=2)["message"]
+        assert "lies in" in said
+    assert sorted(theirs.rglob("*")) == before
+
+
+def test_no_spark_state_becomes_a_savepoint_of_flinks(tmp_path: Path) -> None:
+    found = failure("export", SPARK, "--as", "flink-savepoint", "--to", tmp_path / "out", status=2)
+    assert "is the checkpoint of a Spark query; a savepoint is made of what came from Flink" in found["message"]
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_header_that_cannot_be_read_is_a_problem(level: str, tmp_path: Path) -> None:
+    shutil.copytree(FLINK, tmp_path / "theirs")
+    for path in (tmp_path / "theirs").iterdir():
+        if path.name != "_metadata":
+            path.write_bytes(path.read_bytes().replace(b"StringSerializer$", b"StringSerialyzer$"))
+    found = document("validate", tmp_path / "theirs", "--level", level, status=1)
+    places = {(one["operator"], one["kind"]) for one in found["problems"]}
+    assert ("by-string", "unsupported_feature") in places
+    assert "StringSerialyzer" in found["problems"][0]["message"]
+
+
+def test_state_in_a_changelog_is_a_problem_with_the_way_out(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "flink-2.3.0/brief-rocksdb-checkpoint-changelog/savepoint", tmp_path / "theirs")
+    (checkpoint,) = (tmp_path / "theirs").glob("*/chk-*")
+    said = [one["message"] for one in document("validate", checkpoint, status=1)["problems"]]
+    assert any("lies in a changelog, which is not read: take a savepoint" in message for message in said)
+
+
+def test_values_that_nobody_can_decode_are_told_with_their_state(tmp_path: Path) -> None:
+    types = FIXTURES / "flink-2.3.0/types-hashmap-canonical/savepoint"
+    drop: list[str] = []
+    while True:
+        found = run("import", types, "--to", tmp_path / "store", *drop, "--format", "json")
+        if not found.status:
+            break
+        said = found.document["error"]["message"]
+        name, _, rest = said.partition(" cannot be read: ")
+        assert "whose fields the checkpoint does not describe" in rest
+        assert ["--drop", name] != drop[-2:]
+        drop += ["--drop", name]
+    assert drop
+
+
+def test_paths_stay_as_they_are_in_sentences_and_no_line_is_too_wide(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "flink-2.3.0/namespaces-rocksdb-checkpoint/savepoint", tmp_path / "theirs")
+    tables = [path for path in (tmp_path / "theirs").rglob("shared/*") if path.is_file()]
+    for path in tables:
+        data = path.read_bytes()
+        path.write_bytes(data[:900] + bytes(octet ^ 1 for octet in data[900:910]) + data[910:])
+    (home,) = (tmp_path / "theirs").iterdir()
+    text = page("validate", home, "--level", "full", status=1)
+    assert "    shared/" in text
+    assert "    Shared/" not in text
+
+
+def test_no_history_is_shown_of_checkpoints_that_cannot_be_opened(tmp_path: Path) -> None:
+    (checkpoint,) = (FIXTURES / "flink-2.3.0/brief-rocksdb-checkpoint/savepoint").glob("*/chk-*")
+    assert "--allow-outside" in failure("history", checkpoint, status=2)["message"]
+    shutil.copytree(SPARK, tmp_path / "query")
+    for path in (tmp_path / "query/state/0/0").glob("*.*"):
+        path.unlink()
+    assert "can be opened; `ckpt validate" in failure("history", tmp_path / "query", status=1)["message"]
+
+
+def test_a_time_that_flink_does_not_keep_is_not_shown() -> None:
+    assert "1970" not in page("history", FLINK)
+
+
+# ---- nothing is written to them
+
+KINDS = {
+    "Spark": ("spark-4.3.0/aggregate/checkpoint", "operator-0", "default"),
+    "Flink": ("flink-2.3.0/core-rocksdb-canonical/savepoint", "by-string", "mean"),
+}
+
+
+def bytes_of(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def commands(address: object, operator: str, state: str, tmp_path: Path) -> list[tuple[object, ...]]:
+    """Every command that reads, as a user would call it, and those that refuse."""
+    return [
+        ("inspect", address),
+        ("inspect", address, "--operator", operator, "--rows", "3"),
+        ("history", address),
+        ("validate", address),
+        ("validate", address, "--level", "full"),
+        ("top", address, "--by", "bytes"),
+        ("explain-restore", address, "--parallelism", "2"),
+        ("export", address, "--operator", operator, "--state", state, "--to", tmp_path / "rows.parquet"),
+        ("import", address, "--to", tmp_path / "store"),
+    ]
+
+
+REFUSED: tuple[Callable[[object, Path], tuple[object, ...]], ...] = (
+    lambda address, _: ("gc", address, "--delete"),
+    lambda address, _: ("stop", address),
+    lambda address, _: ("repair", address, "--yes"),
+    lambda address, _: ("rollback", f"{address}@1"),
+    lambda address, _: ("rewrite", address),
+    lambda address, tmp_path: ("copy", address, tmp_path / "copy"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_command_changes_a_byte(kind: str, tmp_path: Path) -> None:
+    path, operator, state = KINDS[kind]
+    shutil.copytree(FIXTURES / path, tmp_path / "theirs")
+    before = bytes_of(tmp_path / "theirs")
+    for command in commands(tmp_path / "theirs", operator, state, tmp_path):
+        found = run(*command)
+        assert found.status == 0, (command, found.out, found.err)
+    for refused in REFUSED:
+        assert run(*refused(tmp_path / "theirs", tmp_path)).status in (2, 3)
+    assert bytes_of(tmp_path / "theirs") == before
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_s3_nothing_is_sent_but_reads(
+    kind: str, tmp_path: Path, moto: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, operator, state = KINDS[kind]
+    prefix = f"theirs/{uuid.uuid4().hex}"
+    for file in (FIXTURES / path).rglob("*"):
+        if file.is_file():
+            key = f"{prefix}/{file.relative_to(FIXTURES / path)}"
+            moto.client.put_object(Bucket=BUCKET, Key=key, Body=file.read_bytes())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", moto.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto.secret)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", moto.region)
+    with FaultProxy(moto) as proxy:
+        # Whoever may only read is refused anything else.
+        proxy.reset(lambda request: None if request.method in ("GET", "HEAD") else Fault.CONFLICT)
+        for command in commands(f"s3://{BUCKET}/{prefix}", operator, state, tmp_path):
+            found = run(*command, "--endpoint-url", proxy.endpoint)
+            assert found.status == 0, (command, found.out, found.err)
+        for refused in REFUSED:
+            arguments = refused(f"s3://{BUCKET}/{prefix}", tmp_path)
+            assert run(*arguments, "--endpoint-url", proxy.endpoint).status in (2, 3)
+        assert {request.method for request in proxy.requests} <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize(
+    ("path", "newest", "damaged"),
+    [
+        ("spark-4.3.0/window/checkpoint", 10, "state/0/1/10.delta"),
+        ("flink-2.3.0/brief-rocksdb-checkpoint/savepoint/*", 12, "chk-12/_metadata"),
+    ],
+)
+def test_history_shows_a_newest_checkpoint_that_cannot_be_opened(
+    path: str, newest: int, damaged: str, tmp_path: Path
+) -> None:
+    (found,) = FIXTURES.glob(path)
+    shutil.copytree(found, tmp_path / "theirs")
+    file = tmp_path / "theirs" / damaged
+    if file.name == "_metadata":
+        older = tmp_path / "theirs/chk-2"
+        shutil.copytree(file.parent, older)
+        file.write_bytes(file.read_bytes()[:100])
+    else:
+        file.unlink()
+    result = run("history", tmp_path / "theirs")
+    assert result.status == 1, result.out
+    assert f"{newest}  damaged" in result.out

@@ -1,25 +1,51 @@
-"""Importing a foreign checkpoint: what is published, under which names, and what is refused."""
+"""Checkpoints of other systems become ours, here and on Spark, and it is proved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
+import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+import stateformat
+from stateformat.backends.connectors import FileSink, MemorySource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.foreign.checkpoint import ForeignCheckpoint
 from stateformat.backends.foreign.source import Note
-from stateformat.backends.importing import PROPERTY_CHARS, bounded, files_read, import_checkpoint
-from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
+from stateformat.backends.importing import (
+    PROPERTY_CHARS,
+    ImportSpec,
+    KeyHash,
+    bounded,
+    files_read,
+    import_checkpoint,
+    prove_import,
+)
+from stateformat.backends.rewrite import ThreadEngine
+from stateformat.backends.spark import SparkRuntime
+from stateformat.backends.spark.rewrite import SparkEngine
+from stateformat.errors import CheckpointError, DamagedCheckpoint, InvalidInput, RestoreRefused, UnsupportedFormat
 from stateformat.graph import Operator, OperatorId, Status, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import CheckpointKind
+from stateformat.reading import Checkpoint, StateRows
 from stateformat.states import declare
+from stateformat.store import open as open_store
+from stateformat.validation import validate
 from tests.foreign.foreign_fakes import WORDS, FakeSource, fake_record, flink_like, spark_like
 from tests.foreign.import_runs import (
+    DROPPED,
     LOG,
+    NAMES,
     assert_same_rows,
     assert_valid,
     file_log,
@@ -27,9 +53,12 @@ from tests.foreign.import_runs import (
     folder,
     foreign,
     imported,
+    more,
     rows,
+    wanted,
 )
 from tests.rewrite.rewrite_jobs import new_store
+from tests.worlds.stores import refused
 
 UNKNOWN = "flink-user-hashcode"
 
@@ -338,3 +367,266 @@ def test_of_what_was_dropped_nothing_is_told_but_why_it_had_to_be(tmp_path: Path
     notes = (Note("opaque", "counts/last", "it is opaque"), Note("refused", "counts/other", "it ends nowhere"))
     _, done = imported(flink_like(notes=notes), tmp_path, drop=["counts/last", "counts/other"])
     assert done.notes == notes[1:]
+
+
+# ---- every fixture is imported
+
+FIXTURES = Path(__file__).parent / "fixtures"
+METADATA = FIXTURES.glob("*/*/savepoint/**/_metadata")
+FOLDERS = sorted(
+    [
+        *FIXTURES.glob("*/*/checkpoint"),
+        # A checkpoint names files beside its own folder.
+        *(path.parent.parent if path.parent.name.startswith("chk-") else path.parent for path in METADATA),
+    ]
+)
+
+
+NEWEST = ("flink-2.3.0", "spark-4.3.0")
+"""Fixtures of older versions are read among the tests that take longer."""
+
+
+def named(folder: Path) -> str:
+    return "/".join(folder.relative_to(FIXTURES).parts[:2])
+
+
+EACH = [
+    pytest.param(folder, id=named(folder), marks=[] if named(folder).startswith(NEWEST) else [pytest.mark.truth])
+    for folder in FOLDERS
+]
+
+
+def contents(checkpoint: Checkpoint, operator: str, state: str) -> Counter[str]:
+    """The rows of a state without their key groups, each as text."""
+    rows = checkpoint.read(operator, state).table()
+    kept = rows.drop_columns([name for name in ("_key_group",) if name in rows.column_names])
+    return Counter(map(repr, zip(*map(plain, kept.columns), strict=True)))
+
+
+def plain(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_date(column.type):
+        # Java has days that Python has not.
+        column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    elif pa.types.is_struct(column.type):
+        flat = [plain(part) for part in column.flatten()]
+        return list(zip(column.is_valid().to_pylist(), *flat, strict=True))
+    elif pa.types.is_list(column.type):
+        lengths = pc.list_value_length(column).to_pylist()
+        values = iter(plain(pc.list_flatten(column)))
+        return [None if length is None else [next(values) for _ in range(length)] for length in lengths]
+    elif pa.types.is_map(column.type):
+        entries = pa.list_(pa.struct([column.type.key_field, column.type.item_field]))
+        return plain(pa.chunked_array([chunk.cast(entries) for chunk in column.chunks], entries))
+    return column.to_pylist()
+
+
+def is_readable(checkpoint: Checkpoint, operator: str, state: str) -> bool:
+    try:
+        contents(checkpoint, operator, state)
+    except UnsupportedFormat:
+        return False
+    return True
+
+
+def unhashable(checkpoint: Checkpoint) -> list[str]:
+    """States with a key column of bytes whose operator has a hash that is not ours."""
+    return [
+        f"{state.operator}/{state.name}"
+        for state in checkpoint.states
+        if any(item.type == "binary" for item in state.current.fields if item.name in state.key_columns)
+        and checkpoint.graph.operator(state.operator).key_hash != DEFAULT_KEY_HASH
+    ]
+
+
+@pytest.mark.parametrize("key_hash", ["rehash", pytest.param("keep", marks=pytest.mark.truth)])
+@pytest.mark.parametrize("folder", EACH)
+def test_an_imported_fixture_has_every_row_of_every_state(folder: Path, key_hash: Any, tmp_path: Path) -> None:
+    source = stateformat.open(folder).open()
+    assert isinstance(source, ForeignCheckpoint)
+    drop = [note.subject for note in source.notes if note.kind == "refused"]
+    states = [state for state in source.states if state.operator not in drop]
+    unreadable = [f"{one.operator}/{one.name}" for one in states if not is_readable(source, one.operator, one.name)]
+    store = new_store(tmp_path / "store")
+    if unreadable:
+        with pytest.raises(UnsupportedFormat):
+            import_checkpoint(source, store, ImportSpec(key_hash="keep", drop=drop))
+    opaque = unhashable(source) if key_hash == "rehash" else []
+    if opaque:
+        with pytest.raises(InvalidInput, match="kept as bytes") as refused:
+            import_checkpoint(source, store, ImportSpec(drop=[*drop, *unreadable]))
+        assert refused.value.details["states"] == opaque
+    left_out = [*drop, *unreadable, *opaque]
+    import_checkpoint(source, store, ImportSpec(key_hash=key_hash, drop=left_out))
+    assert [problem.message for problem in validate(store, level="full").problems] == []
+    found = store.open()
+    # Where the names of an operator's states cannot be read, nothing of it is imported.
+    wanted = [state for state in states if f"{state.operator}/{state.name}" not in left_out]
+    # With its key groups a savepoint keeps what it needs to be written again.
+    kept = [state for state in found.states if state.operator != "flink-savepoint"]
+    assert {(state.operator, state.name) for state in kept} == {(one.operator, one.name) for one in wanted}
+    for state in wanted:
+        assert contents(found, state.operator, state.name) == contents(source, state.operator, state.name), state.name
+
+
+# ---- importing with Spark's engine, and going on from it with ``SparkRuntime``
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import spark_query_moves
+
+    yield spark_query_moves
+    del sys.modules["spark_query_moves"]
+
+
+@pytest.mark.truth
+@pytest.mark.usefixtures("spark")
+def test_a_structured_streaming_query_is_finished_here_with_the_totals_of_all_its_input(
+    moves: ModuleType, tmp_path: Path
+) -> None:
+    assert moves.move(tmp_path)
+    assert moves.committed(tmp_path / "out") == moves.wanted()
+
+
+@pytest.mark.parametrize("key_hash", ["rehash", "keep"])
+def test_both_engines_import_the_same_rows(spark: Any, tmp_path: Path, key_hash: Any) -> None:
+    found = []
+    for name, engine in (("threads", ThreadEngine()), ("spark", SparkEngine(spark))):
+        checkpoint = stateformat.open(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint").open()
+        store = new_store(tmp_path / name)
+        import_checkpoint(checkpoint, store, ImportSpec(key_hash=key_hash), engine=engine)
+        assert [problem.message for problem in validate(store, level="full").problems] == []
+        found.append(rows(store, "operator-0", "default"))
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_an_imported_savepoint_is_gone_on_with(spark: Any, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    store, out = new_store(tmp_path / "store"), tmp_path / "out"
+    import_checkpoint(foreign(flink_like(), tmp_path), store, ImportSpec(names=NAMES, job_id="words"))
+    flow = Dataflow("words", parallelism=2)
+    words = flow.source(MemorySource(more()), uid="words")
+    kept = {"rows": ("*", "count"), "sum": ("x", "sum")}
+    words.key_by("word").aggregate(kept, emit="end", uid="totals").apply(FileSink(out), uid="out")
+    SparkRuntime(spark, store, drop=[*DROPPED, "source", "sink"]).run(flow)
+    found = pq.read_table(out).sort_by("word").to_pylist()
+    assert found == wanted({word: i for i, word in enumerate(WORDS)}, {word: i / 2 for i, word in enumerate(WORDS)})
+
+
+# ---- every fixture that can be imported is proved to be the same content as its import
+
+FLINK = sorted(path.parent for path in FIXTURES.glob("flink-*/*/*/_metadata") if path.is_file())
+SPARK = sorted(path.parent for path in FIXTURES.glob("spark-*/*/*/metadata") if (path.parent / "offsets").exists())
+FEW = {"finished-hashmap-canonical", "core-rocksdb-canonical", "join-outer", "transform-rocksdb"}
+
+
+def cases() -> list[object]:
+    found = []
+    for path in (*FLINK, *SPARK):
+        few = path.parent.name in FEW and path.parts[-3] in ("flink-2.3.0", "spark-4.3.0")
+        name = "/".join(path.parts[-3:-1])
+        found.append(pytest.param(path, id=name, marks=[] if few else [pytest.mark.truth]))
+    return found
+
+
+@pytest.mark.parametrize("key_hash", ["rehash", "keep"])
+@pytest.mark.parametrize("path", cases())
+def test_an_import_has_lost_nothing(tmp_path: Path, path: Path, key_hash: KeyHash) -> None:
+    checkpoint = open_store(str(path), allow_outside=True).open()
+    refused = sorted({note.subject for note in checkpoint.notes if note.kind == "refused"})
+    spec = ImportSpec(key_hash=key_hash, drop=refused)
+    try:
+        done = import_checkpoint(checkpoint, open_store(str(tmp_path)), spec)
+    except CheckpointError:
+        # What cannot be imported, other tests tell of; most can.
+        assert path.parent.name not in FEW
+        return
+    proof = prove_import(checkpoint, done.rewritten.permit.checkpoint(), spec)
+    assert proof.same, [state for state in proof.states if not state.same]
+
+
+def test_there_are_fixtures() -> None:
+    assert len(FLINK) > 30
+    assert len(SPARK) > 30
+
+
+# ---- rows of another system's state: of every fixture columns, keys and parts are the whole's
+
+KEYS_TRIED = 2
+
+
+def texts(table: pa.Table) -> list[str]:
+    """Each row as text: NaN is itself, and days that Python has not are numbers."""
+    columns = [plain(column) for column in table.columns]
+    return list(map(repr, zip(*columns, strict=True))) if columns else [""] * table.num_rows
+
+
+def joined(parts: list[StateRows]) -> list[str]:
+    return [text for part in parts for text in texts(part.table())]
+
+
+def at_some_keys(rows: StateRows, whole: pa.Table) -> None:
+    """Every few keys, alone and together; the oracle compares texts of the key columns."""
+    keys = whole.select(list(rows.state.key_columns))
+    labels = texts(keys)
+    chosen = sorted({labels.index(label) for label in labels[:: max(1, len(labels) // KEYS_TRIED)]})
+    for at in (chosen[:1], chosen):
+        wanted = {labels[number] for number in at}
+        right = [text for text, label in zip(texts(whole), labels, strict=True) if label in wanted]
+        found = rows.at_keys(pa.concat_tables(keys.slice(number, 1) for number in at))
+        assert sorted(texts(found.table())) == sorted(right), (rows, at)
+        assert found.select([]).table().num_rows == len(right)
+
+
+@pytest.mark.parametrize("folder", EACH)
+def test_columns_keys_and_parts_are_those_of_the_whole(folder: Path) -> None:
+    checkpoint: Checkpoint = stateformat.open(folder).open()
+    for state in checkpoint.states:
+        if not is_readable(checkpoint, state.operator, state.name):
+            continue
+        rows = checkpoint.state(state)
+        whole = rows.table()
+        assert whole.num_rows == rows.select([]).table().num_rows
+        backwards = rows.columns[:0:-1]
+        assert texts(rows.select(backwards).table()) == texts(whole.select(backwards)), state
+        split = [pickle.loads(pickle.dumps(part)) for part in rows.split(3)]
+        assert len(split) <= 3
+        assert joined(split) == texts(whole), state
+        if state.key_columns and whole.num_rows:
+            at_some_keys(rows, whole)
+
+
+def opened(path: str) -> Checkpoint:
+    checkpoint: Checkpoint = stateformat.open(FIXTURES / path).open()
+    return checkpoint
+
+
+def test_a_key_of_flink_or_spark_reads_its_key_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, operator, name in (
+        ("spark-4.3.0/aggregate/checkpoint", "operator-0", "default"),
+        ("flink-2.3.0/core-rocksdb-canonical/savepoint", "by-string", "mean"),
+    ):
+        rows = opened(path).state(operator, name)
+        key = rows.table().select(list(rows.state.key_columns)).slice(3, 1)
+        found = rows.at_keys(key)
+        spans = found.task.slices.select(["first_group", "last_group"]).to_pylist()
+        assert len(spans) == 1
+        assert spans[0]["first_group"] == spans[0]["last_group"]
+        groups: list[Any] = found.task.table()["_key_group"].unique().to_pylist()
+        assert groups == [spans[0]["first_group"]]
+
+
+def test_duckdb_reads_foreign_state_and_is_told_of_a_wrong_key() -> None:
+    rows = opened("spark-4.3.0/aggregate/checkpoint").state("operator-0", "default")
+    with duckdb.connect() as connection:
+        connection.register("rows", rows)
+        assert connection.execute("select count(*) from rows").fetchall() == [(rows.table().num_rows,)]
+    words = f"a key of state 'default' of 'operator-0': .* is none of its key columns; it has '{rows.columns[0]}'"
+    refused(InvalidInput, lambda: rows.at_keys({"no such": 1}), words)

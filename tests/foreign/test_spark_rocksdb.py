@@ -1,30 +1,38 @@
-"""Spark's RocksDB store against what Spark's own reader says, and what can be wrong with files."""
+"""Stores of Spark in RocksDB: files, keys and tables."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import shutil
+import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from stateformat.backends.foreign.byte_strings import from_arrow
-from stateformat.backends.foreign.framing import spark_decode, spark_encode
+from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
+from stateformat.backends.foreign.framing import crc32c, spark_decode, spark_encode
 from stateformat.backends.foreign.source import Part
-from stateformat.backends.foreign.spark import rocksdb_store
+from stateformat.backends.foreign.spark import rocksdb_keys, rocksdb_store
 from stateformat.backends.foreign.spark.changelogs import read_changes
+from stateformat.backends.foreign.spark.schemas import SparkField, StoreSchema, parse_struct
 from stateformat.backends.foreign.spark.source import SparkSource
-from stateformat.backends.foreign.spark.stores import Entries
+from stateformat.backends.foreign.spark.stores import Entries, Store
+from stateformat.backends.foreign.sst import lanes, table as table_module
+from stateformat.backends.foreign.sst.merge import merged
+from stateformat.backends.foreign.sst.table import Table
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import segment_schema
 from stateformat.storage import folder_of, open_storage
+from tests.foreign.rocks_tables import DELETE, MERGE, PUT, SINGLE_DELETE, model, opened, table
 from tests.foreign.spark_queries import distinct
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -431,3 +439,398 @@ def test_spoiled_entries_end_in_a_named_error_or_in_none() -> None:
         except (DamagedCheckpoint, UnsupportedFormat):
             refused += 1
     assert refused > 150
+
+
+# ---- keys and lists as Spark lays them out in RocksDB: against an encoder for one row at a time
+
+CONF = "spark.sql.streaming.stateStore."
+
+
+def fields(**kinds: str) -> tuple[SparkField, ...]:
+    listed = ",".join(
+        f'{{"name":"{name}","type":"{kind}","nullable":true,"metadata":{{}}}}' for name, kind in kinds.items()
+    )
+    return parse_struct(f'{{"type":"struct","fields":[{listed}]}}', "x")
+
+
+def store(key: Sequence[SparkField], encoder: dict[str, Any] | None = None, **conf: str) -> Store:
+    schema = StoreSchema(tuple(key), fields(v="long"), "f", encoder or {})
+    return Store(
+        0, "f", 1, 1, schema, {CONF + name.replace("_", "."): value for name, value in conf.items()}, family="f"
+    )
+
+
+def strings(some: list[bytes]) -> ByteStrings:
+    return from_arrow(pa.array(some, pa.binary()))
+
+
+def row(*values: int | bytes | None) -> bytes:
+    """An UnsafeRow after its version: longs, and bytes behind the fixed part."""
+    nulls = sum(1 << at for at, value in enumerate(values) if value is None)
+    head, tail = struct.pack("<q", nulls), b""
+    for value in values:
+        if isinstance(value, bytes):
+            head += struct.pack("<q", (8 * (len(values) + 1) + len(tail)) << 32 | len(value))
+            tail += value + bytes(-len(value) % 8)
+        else:
+            head += struct.pack("<q", value or 0)
+    return b"\0" + head + tail
+
+
+def ordered(kind: str, value: Any) -> bytes:
+    """A mark and the number, so that bytes sort as numbers do (negative, positive, null)."""
+    form = {"byte": ">b", "short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}[kind]
+    if value is None:
+        return b"\2" + bytes(struct.calcsize(form))
+    octets = struct.pack(form, value)
+    if kind in ("float", "double") and octets[0] & 0x80:
+        return b"\0" + bytes(255 - one for one in octets)
+    return (b"\0" if value < 0 else b"\1") + octets
+
+
+NUMBERS: dict[str, list[Any]] = {
+    "byte": [-128, -1, 0, 1, 127, None],
+    "short": [-32768, -2, 0, 32767, None],
+    "integer": [-(2**31), -1, 0, 2**31 - 1, None],
+    "long": [-(2**63), -1, 0, 1, 2**63 - 1, None],
+    "float": [-math.inf, -1.5, -0.0, 0.0, 2.5, math.inf, None],
+    "double": [-math.inf, -1e300, -0.0, 0.0, 1e-300, math.inf, None],
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_ordered_columns_are_decoded_and_their_bytes_sort_as_they_do(kind: str) -> None:
+    octets = [ordered(kind, value) for value in NUMBERS[kind]]
+    assert octets == sorted(octets)
+    # The ordered column is the second; the first and the third are a row behind it.
+    some = store(
+        fields(a="long", n=kind, b="long"), {"keyStateEncoderType": rocksdb_keys.RANGE, "orderingOrdinals": [1]}
+    )
+    keys = [struct.pack("<i", len(row(one))) + row(one) + row(7, None) for one in octets]
+    found = [column.to_pylist() for column in rocksdb_keys.key_columns(some, strings(keys), "x")]
+    assert found == [[7] * len(octets), NUMBERS[kind], [None] * len(octets)]
+    assert [str(value) for value in found[1]] == [str(value) for value in NUMBERS[kind]]
+
+
+def test_keys_may_be_ordered_by_all_their_columns() -> None:
+    some = store(fields(a="long", b="short"), {"keyStateEncoderType": rocksdb_keys.RANGE, "orderingOrdinals": [1, 0]})
+    head = row(ordered("short", -4), ordered("long", 9))
+    found = rocksdb_keys.key_columns(some, strings([struct.pack("<i", len(head)) + head]), "x")
+    assert [column.to_pylist() for column in found] == [[9], [-4]]
+
+
+def test_keys_with_a_prefix_are_put_together() -> None:
+    some = store(fields(a="string", b="long"), {"keyStateEncoderType": rocksdb_keys.PREFIX, "numColsPrefixKey": 1})
+    heads = [row(b"long enough"), row(b""), row(None)]
+    keys = [struct.pack("<i", len(head)) + head + row(at) for at, head in enumerate(heads)]
+    found = rocksdb_keys.key_columns(some, strings(keys), "x")
+    assert [column.to_pylist() for column in found] == [["long enough", "", None], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("encoder", [rocksdb_keys.TIME_FIRST, rocksdb_keys.TIME_LAST])
+def test_times_beside_keys_are_decoded(encoder: str) -> None:
+    some = store(fields(a="long", at="long"), {"keyStateEncoderType": encoder})
+    times = [-(2**63), -1, 0, 1, 2**63 - 1]
+    marks = [struct.pack(">Q", time + 2**63) for time in times]
+    keys = [mark + row(5) if encoder == rocksdb_keys.TIME_FIRST else row(5) + mark for mark in marks]
+    found = rocksdb_keys.key_columns(some, strings(keys), "x")
+    assert [column.to_pylist() for column in found] == [[5] * 5, times]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "key", "error", "what"),
+    [
+        ({"keyStateEncoderType": "Newer"}, b"", UnsupportedFormat, "laid out by Newer"),
+        ({"keyStateEncoderType": rocksdb_keys.PREFIX, "numColsPrefixKey": 1}, b"\0\0", DamagedCheckpoint, "two parts"),
+        ({"keyStateEncoderType": rocksdb_keys.PREFIX, "numColsPrefixKey": 1}, b"\x7f\0\0\0\0\0", DamagedCheckpoint, "a first part of 127"),
+        ({"keyStateEncoderType": rocksdb_keys.PREFIX, "numColsPrefixKey": 1}, b"\1\0\0\0\1\0", UnsupportedFormat, "encoded by version 1"),
+        ({"keyStateEncoderType": rocksdb_keys.RANGE, "orderingOrdinals": [2]}, b"", DamagedCheckpoint, "orders keys by columns"),
+        ({"keyStateEncoderType": rocksdb_keys.TIME_LAST}, b"\0" * 8, DamagedCheckpoint, "no row and time"),
+        (
+            {"keyStateEncoderType": rocksdb_keys.RANGE, "orderingOrdinals": [0]},
+            struct.pack("<i", len(row(b"\1ab"))) + row(b"\1ab") + row(1),
+            DamagedCheckpoint,
+            "no mark and 8 bytes",
+        ),
+    ],
+)  # fmt: skip
+def test_keys_that_cannot_be_are_refused(
+    encoder: dict[str, Any], key: bytes, error: type[Exception], what: str
+) -> None:
+    with pytest.raises(error, match=what):
+        rocksdb_keys.key_columns(store(fields(a="long", b="long"), encoder), strings([key]), "x")
+
+
+# Lists
+
+
+def listed(rows: list[bytes], gap: bytes, key: bytes | None = None) -> bytes:
+    """Several values of a key, with checksums if a key is given."""
+    found = []
+    for one in rows:
+        framed = struct.pack("<i", len(one)) + one
+        if key is not None:
+            whole = np.frombuffer(key + framed, np.uint8)
+            framed = struct.pack("<Ii", int(crc32c(whole, np.array([len(whole)]))[0]), len(framed)) + framed
+        found.append(framed)
+    return gap.join(found)
+
+
+@pytest.mark.parametrize("sums", ["false", "true"])
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("few", [0, 16])
+def test_lists_are_parted(version: str, sums: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocksdb_keys, "_FEW", few)
+    some = store(fields(a="long"), rocksdb_mergeOperatorVersion=version, rowChecksum_enabled=sums)
+    rng = random.Random(7)
+    lists = [[row(rng.randbytes(rng.randrange(40))) for _ in range(rng.randrange(9))] for _ in range(40)]
+    lists += [[row(at) for at in range(500)], []]
+    keys = [b"key %d" % at for at in range(len(lists))]
+    gap = b"," if version == "1" else b""
+    values = [listed(rows, gap, key if sums == "true" else None) for key, rows in zip(keys, lists, strict=True)]
+    counts, rows = rocksdb_keys.split_values(some, strings(keys), strings(values), "x")
+    assert counts.tolist() == [len(one) for one in lists]
+    assert rows.to_arrow().to_pylist() == [one[1:] for rows in lists for one in rows]
+    for cut in (1, 3, 6):
+        torn = [values[0], values[-2][:-cut]]
+        with pytest.raises(DamagedCheckpoint):
+            rocksdb_keys.split_values(some, strings(keys[:1] + keys[-2:-1]), strings(torn), "x")
+
+
+def test_values_with_checksums_of_others_are_damaged() -> None:
+    some = store(fields(a="long"), rocksdb_mergeOperatorVersion="2", rowChecksum_enabled="true")
+    octets = bytearray(listed([row(1), row(2)], b"", b"key"))
+    octets[-1] ^= 1
+    with pytest.raises(DamagedCheckpoint, match="a checksum of another"):
+        rocksdb_keys.split_values(some, strings([b"key"]), strings([bytes(octets)]), "x")
+
+
+def test_state_in_avro_is_refused() -> None:
+    with pytest.raises(UnsupportedFormat, match="encoded as 'avro'"):
+        rocksdb_keys.encoder_of(store(fields(a="long"), encodingFormat="avro"))
+
+
+# ---- tables of RocksDB: what RocksDB 9.8.4 wrote against what it read, and a model of its rules
+
+TABLES = Path(__file__).parent / "fixtures" / "rocksdb-9.8.4"
+REFUSED = {
+    "compression-bzip2": "compressed by bzip2",
+    "outside-untold": "its sequence number stands in the manifest only",
+}
+READERS = sorted(path.name for path in TABLES.iterdir() if path.name not in REFUSED)
+
+
+def tables_of(name: str) -> list[Table]:
+    return [opened(path.read_bytes(), path.name) for path in sorted((TABLES / name).glob("*.sst"))]
+
+
+def contents(tables: list[Table], low: bytes | None = None, high: bytes | None = None) -> dict[bytes, bytes]:
+    keys, values = merged(tables, low, high)
+    found = keys.to_arrow().to_pylist()
+    assert found == sorted(set(found))
+    return dict(zip(found, values.to_arrow().to_pylist(), strict=True))
+
+
+def expected_entries(name: str) -> dict[bytes, bytes]:
+    lines = (TABLES / name / "expected.txt").read_text().splitlines()
+    return {bytes.fromhex(key): bytes.fromhex(value) for key, value in (line.split(" ") for line in lines)}
+
+
+def test_the_fixtures_are_of_every_kind() -> None:
+    assert len(READERS) >= 25
+    seen = {(table.file.version, table.file.checksum) for name in READERS for table in tables_of(name)}
+    assert {version for version, _ in seen} == {2, 3, 4, 5, 6}
+    assert {checksum for _, checksum in seen} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_rocksdb_wrote_is_read_as_rocksdb_reads_it(name: str) -> None:
+    assert contents(tables_of(name)) == expected_entries(name)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_range_of_keys_is_what_the_whole_has_there(name: str) -> None:
+    tables, whole = tables_of(name), expected_entries(name)
+    keys = sorted(whole)
+    third = len(keys) // 3
+    for low, high in (
+        (keys[third], keys[2 * third]),
+        (None, keys[third]),
+        (keys[third], None),
+        (b"\x05", b"k"),
+        (b"z", b"a"),
+    ):
+        want = {key: value for key, value in whole.items() if (low or b"") <= key and (high is None or key < high)}
+        assert contents(tables, low, high) == want
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_not_read_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedFormat, match=REFUSED[name]):
+        merged(tables_of(name))
+
+
+keys_ = st.binary(max_size=6) | st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"a\0\0", b"ab", b"long" * 40])
+records_ = st.lists(
+    st.tuples(
+        keys_,
+        st.sampled_from([PUT, PUT, MERGE, MERGE, DELETE, SINGLE_DELETE]),
+        st.binary(max_size=9) | st.just(b"v" * 200),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    records_,
+    st.lists(st.tuples(keys_, keys_, st.integers(1, 100)), max_size=4),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.integers(1, 20),
+    st.sampled_from([0, 1, 4, 7]),
+)
+def test_records_in_any_tables_are_merged_as_one_after_another(
+    records: list[tuple[bytes, int, bytes]],
+    ranges: list[tuple[bytes, bytes, int]],
+    files: int,
+    per_block: int,
+    interval: int,
+    compression: int,
+) -> None:
+    numbered = [
+        (key, 2 * number + 2, kind, b"" if kind in (DELETE, SINGLE_DELETE) else value)
+        for number, (key, kind, value) in enumerate(records)
+    ]
+    # Odd numbers: between records, and one range for each number.
+    stones = list({sequence: (start, end, 2 * sequence + 1) for start, end, sequence in ranges if start < end}.values())
+    tables = [
+        opened(
+            table(
+                numbered[part::files],
+                per_block=per_block,
+                interval=interval,
+                compression=compression,
+                ranges=stones if part == 0 else (),
+            ),
+            f"{part}.sst",
+        )
+        for part in range(files)
+    ]
+    want = model(numbered, stones)
+    assert contents(tables) == want
+    low, high = b"a", b"long" * 10
+    assert contents(tables, low, high) == {key: value for key, value in want.items() if low <= key < high}
+
+
+def test_long_keys_and_long_lists_are_read() -> None:
+    records = [(b"k" * size + bytes([size % 251]), size + 1, PUT, bytes(size)) for size in range(0, 9000, 450)]
+    records += [(b"list", 100_000 + number, MERGE, b"%d" % number) for number in range(3000)]
+    assert contents([opened(table(records[::2])), opened(table(records[1::2]))]) == model(records)
+
+
+RECORDS = [
+    (b"key-%03d" % number, number + 1, (PUT, MERGE, PUT)[number % 3], b"value %d" % number) for number in range(40)
+]
+SMALL = table([*RECORDS, (b"gone", 99, DELETE, b"")], ranges=[(b"key-010", b"key-012", 50)])
+
+
+def test_every_flipped_bit_of_a_table_is_noticed_or_harmless() -> None:
+    want = contents([opened(SMALL)])
+    noticed = 0
+    for bit in range(8 * len(SMALL)):
+        flipped = bytearray(SMALL)
+        flipped[bit >> 3] ^= 1 << (bit & 7)
+        try:
+            assert contents([opened(bytes(flipped))]) == want
+        except (DamagedCheckpoint, UnsupportedFormat):
+            noticed += 1
+    # What is harmless: the padding of the footer, and its version.
+    assert 8 * len(SMALL) - noticed < 8 * 40
+
+
+def test_every_cut_table_is_damaged() -> None:
+    for size in range(len(SMALL)):
+        with pytest.raises(DamagedCheckpoint):
+            merged([opened(SMALL[:size])])
+
+
+@pytest.mark.parametrize(
+    "name", ["checksum-none-6", "index-two-levels-6", "index-first-keys", "data-hash", "compression-zlib"]
+)
+def test_a_flipped_byte_never_ends_in_another_error(name: str) -> None:
+    first = min((TABLES / name).glob("*.sst"))
+    octets = first.read_bytes()
+    for at in range(0, len(octets), 3):
+        flipped = bytearray(octets)
+        flipped[at] ^= 0xFF if at % 2 else 1 << at % 8
+        try:
+            merged([opened(bytes(flipped))])
+        except (DamagedCheckpoint, UnsupportedFormat):
+            continue
+
+
+@pytest.mark.parametrize(
+    ("octets", "kind", "what"),
+    [
+        (b"", ErrorKind.DAMAGED_SEGMENT, "0 bytes, fewer than the footer"),
+        (bytes(100), ErrorKind.DAMAGED_SEGMENT, "not as a table of RocksDB"),
+        (table(RECORDS, version=7), ErrorKind.UNSUPPORTED_FEATURE, "format version 7; 2 to 6 are known"),
+        (table(RECORDS, version=1), ErrorKind.UNSUPPORTED_FEATURE, "format version 1"),
+        (table(RECORDS, says={"num.entries": 41}), ErrorKind.DAMAGED_SEGMENT, "40 entries, its properties say 41"),
+        (table(RECORDS, says={"deleted.keys": 1}), ErrorKind.DAMAGED_SEGMENT, "0 deletions, its properties say 1"),
+        (
+            table(RECORDS, says={"merge.operands": 2}),
+            ErrorKind.DAMAGED_SEGMENT,
+            "13 merge operands, its properties say 2",
+        ),
+        (
+            table(RECORDS, says={"num.range-deletions": 3}),
+            ErrorKind.DAMAGED_SEGMENT,
+            "0 range deletions, its properties say 3",
+        ),
+        (table([(b"k", 1, 0x11, b"blob")]), ErrorKind.UNSUPPORTED_FEATURE, "values in blob files"),
+        (table([(b"k", 1, 0x16, b"wide")]), ErrorKind.UNSUPPORTED_FEATURE, "wide columns"),
+        (table([(b"k", 1, 0x14, b"")]), ErrorKind.UNSUPPORTED_FEATURE, "user-defined timestamps"),
+        (table([(b"k", 1, 0x55, b"")]), ErrorKind.DAMAGED_SEGMENT, "unknown type 0x55"),
+        (table([(b"k", 5, PUT, b"a"), (b"k", 5, PUT, b"b")]), ErrorKind.DAMAGED_SEGMENT, "the sequence number 5"),
+        (table(RECORDS, compression=3), ErrorKind.UNSUPPORTED_FEATURE, "compressed by bzip2"),
+        (table(RECORDS, compression=99), ErrorKind.UNSUPPORTED_FEATURE, "compressed by number 99"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(octets: bytes, kind: ErrorKind, what: str) -> None:
+    with pytest.raises((DamagedCheckpoint, UnsupportedFormat), match=what) as caught:
+        merged([opened(octets)])
+    assert caught.value.kind is kind
+    assert caught.value.details["path"] == "000001.sst"
+
+
+def test_a_range_that_is_deleted_beyond_its_file_is_refused_where_that_is_not_sure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points, stones = [(b"f", 20, PUT, b"kept"), (b"h", 21, PUT, b"kept too")], [(b"a", b"m", 10)]
+    older = [(b"b", 5, PUT, b"gone"), (b"z", 6, PUT, b"there"), (b"g", 0, PUT, b"gone too")]
+    monkeypatch.setattr(table_module, "_SPLIT_MIN", 0)
+    tables = [opened(table(points, ranges=stones)), opened(table(older), "2.sst")]
+    assert contents(tables) == model([*points, *older], stones)
+    for key in (b"a", b"k"):
+        # Perhaps newer than the deletion: compactions take numbers away where nothing is below.
+        unsure = [*tables[:1], opened(table([*older, (key, 0, PUT, b"?")]), "2.sst")]
+        with pytest.raises(UnsupportedFormat, match="stands in the manifest only"):
+            merged(unsure)
+        assert contents(unsure, b"l") == {b"z": b"there"}
+    monkeypatch.setattr(table_module, "_SPLIT_MIN", 1 << 20)
+    small = [opened(table(points, ranges=stones)), opened(table([*older, (b"k", 0, PUT, b"gone")]), "2.sst")]
+    assert contents(small) == model([*points, *older], stones)
+
+
+def test_a_restart_point_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_STEPS_MAX", 20)
+    assert contents([opened(table(RECORDS, per_block=40, interval=20))]) == model(RECORDS)
+    with pytest.raises(DamagedCheckpoint, match="more than 20 entries"):
+        merged([opened(table(RECORDS, per_block=40, interval=21))])
+
+
+def test_no_tables_hold_nothing() -> None:
+    assert contents([]) == {}
+    assert contents([opened(table([]))]) == {}

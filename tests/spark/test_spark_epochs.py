@@ -1,33 +1,48 @@
-"""Histories of the Spark runtime that run in this process (``spark_in_process``)."""
+"""Epochs on Spark in this process (``spark_in_process``), and the frames of its tasks."""
 
 from __future__ import annotations
 
+import io
+import itertools
+import json
+import random
 import shutil
+import sqlite3
+import struct
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
+import s3fs
 
 import stateformat
-from stateformat.backends.connectors import CollectSink, MemorySource
+import stateformat as sf
+from stateformat.backends.connectors import CollectSink, FileSink, MemorySource, RateSource, SqlSink
 from stateformat.backends.connectors.sources.enumerators import ListEnumerator
-from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream
+from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream, events as ev
 from stateformat.backends.dataflow.chain.errors import OperatorError
 from stateformat.backends.runtime import JobOutcome, SystemClock, VirtualClock
 from stateformat.backends.spark.driver.run import SparkRun
 from stateformat.backends.spark.protocol import dataframe_input as feeds, frames as mail, restore_point as base
 from stateformat.backends.spark.protocol.restore_point import read_task
+from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sources.source import Range
 from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.requests import RequestOutcome
+from stateformat.tools.ckpt.asking import Attempt
+from stateformat.tools.jobs.run import main
+from tests.servers.server import BUCKET, S3Server
 from tests.worlds import spark as spark_in_process
 from tests.worlds.jobs import Counting, Everything, Shares
 from tests.worlds.local import ROWS, rows
@@ -401,3 +416,335 @@ def test_a_run_ends_as_it_does_though_the_session_is_gone(
     to_end(world.begin(flow))
     assert out.values == [1]
     assert "could not be destroyed: RuntimeError: Cannot call" in caplog.text
+
+
+# ---- frames between tasks: none lost, none twice, none of two attempts, in order
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+SCHEMAS = {"a": SCHEMA, "b": SCHEMA}
+SENDER, RECEIVER, ANOTHER = ev.TaskId("up", 0), ev.TaskId("down", 3), ev.TaskId("down", 1)
+ONE, TWO = b"one attempt", b"another one"
+A, B = ev.Channel("a", 0, 3), ev.Channel("b", 0, 3)
+
+
+def records(*numbers: int, width: int = 3) -> ev.Records:
+    texts = ["x" * width] * len(numbers)
+    return ev.Records(pa.record_batch([pa.array(numbers, pa.int64()), pa.array(texts)], schema=SCHEMA))
+
+
+def payloads(sent: Iterator[mail.Sent]) -> list[bytes]:
+    return [payload for _, payload in sent]
+
+
+def heard(frames: Sequence[bytes]) -> list[tuple[ev.Channel, Any]]:
+    """What a receiver hears: of records their numbers, joined; else the element."""
+    found: list[tuple[ev.Channel, Any]] = []
+    inbox = mail.Inbox(RECEIVER)
+    for frame in frames:
+        for header, rest in inbox.take(*mail.unpack(frame)):
+            for where, element in mail.elements(header, rest, SCHEMAS):
+                if not isinstance(element, ev.Records):
+                    found.append((where, element))
+                elif found and found[-1][0] == where and isinstance(found[-1][1], list):
+                    found[-1][1].extend(element.batch["n"].to_pylist())
+                else:
+                    found.append((where, element.batch["n"].to_pylist()))
+    inbox.check()
+    return found
+
+
+def sent(*elements: tuple[ev.Channel, ev.Element], flush_every: int = 1000) -> tuple[mail.Outbox, list[bytes]]:
+    outbox, frames = mail.Outbox(SENDER, ONE), []
+    for number, (where, element) in enumerate(elements, start=1):
+        outbox.put(RECEIVER, 2, where, element)
+        if number % flush_every == 0:
+            frames += payloads(outbox.flush())
+    return outbox, frames + payloads(outbox.flush())
+
+
+def test_elements_of_several_channels_are_heard_in_the_order_in_which_they_were_sent() -> None:
+    barrier, end = ev.Barrier(4), ev.EndOfData(drain=True)
+    others = [(B, barrier), (A, barrier), (B, end), (B, ev.EndOfPartition())]
+    _, frames = sent((A, records(1, 2)), (B, records(10)), (A, ev.Watermark(5)), (A, records(3)), *others)
+    assert len(frames) == 1
+    assert heard(frames) == [(A, [1, 2]), (B, [10]), (A, ev.Watermark(5)), (A, [3]), *others]
+
+
+def test_small_batches_that_follow_one_another_on_a_channel_travel_as_one() -> None:
+    _, frames = sent(*((A, records(n)) for n in range(100)), (B, records(7)), (A, records(100)))
+    header, rest = mail.unpack(frames[0])
+    assert header.entries == ((A, 1), (B, 1), (A, 1))
+    first = next(iter(mail.elements(header, rest, SCHEMAS)))[1]
+    assert isinstance(first, ev.Records)
+    assert first.batch["n"].to_pylist() == list(range(100))
+    assert heard(frames) == [(A, list(range(100))), (B, [7]), (A, [100])]
+
+
+def test_nothing_is_put_together_over_what_stands_between() -> None:
+    _, frames = sent((A, records(1)), (A, ev.Watermark(1)), (A, records(2)), (A, ev.Barrier(1)))
+    assert heard(frames) == [(A, [1]), (A, ev.Watermark(1)), (A, [2]), (A, ev.Barrier(1))]
+
+
+def test_a_large_batch_is_cut_into_frames_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "FRAME_BYTES_MAX", 10_000)
+    outbox, frames = sent((A, records(*range(1000), width=100)), (A, ev.Barrier(1)))
+    assert len(frames) >= 11
+    assert max(len(frame) for frame in frames) < 12_000
+    assert heard(frames) == [(A, list(range(1000))), (A, ev.Barrier(1))]
+    assert (outbox.sent, outbox.sent_bytes) == ({RECEIVER: len(frames)}, sum(len(frame) for frame in frames))
+
+
+def test_a_row_that_is_larger_than_a_frame_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "FRAME_BYTES_MAX", 1000)
+    _, frames = sent((A, records(1, 2, 3, width=5000)))
+    assert len(frames) == 3
+    assert heard(frames) == [(A, [1, 2, 3])]
+
+
+def test_an_outbox_is_large_when_much_waits_and_not_when_it_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "_FLUSH_BYTES", 10_000)
+    outbox = mail.Outbox(SENDER, ONE)
+    outbox.put(RECEIVER, 1, A, records(1, width=4000))
+    outbox.put(RECEIVER, 1, A, ev.Watermark(1))
+    large = [outbox.is_large]
+    outbox.put(ANOTHER, 1, A, records(1, width=7000))
+    large.append(outbox.is_large)
+    list(outbox.flush())
+    assert [*large, outbox.is_large] == [False, True, False]
+    assert list(outbox.flush()) == []
+
+
+def test_each_receiver_has_frames_of_its_own_with_its_slot_and_level() -> None:
+    outbox = mail.Outbox(SENDER, ONE)
+    outbox.put(RECEIVER, 2, A, records(1))
+    outbox.put(ANOTHER, 5, B, ev.Barrier(1))
+    found = {(slot, mail.level_of(payload)) for slot, payload in outbox.flush()}
+    assert found == {(3, 2), (1, 5)}
+    assert outbox.sent == {RECEIVER: 1, ANOTHER: 1}
+
+
+def test_a_slice_is_sent_without_what_it_was_cut_from() -> None:
+    outbox, frames = sent((A, ev.Records(records(*range(10_000)).batch.slice(5000, 2))))
+    assert heard(frames) == [(A, [5000, 5001])]
+    assert outbox.sent_bytes < 5000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frames_are_heard_in_order_however_they_come(seed: int) -> None:
+    _, frames = sent(*((A, ev.Watermark(n) if n % 3 else records(n)) for n in range(30)), flush_every=2)
+    assert len(frames) == 15
+    random.Random(seed).shuffle(frames)
+    assert heard(frames) == [(A, ev.Watermark(n) if n % 3 else [n]) for n in range(30)]
+
+
+def take(inbox: mail.Inbox, number: int, *, token: bytes = ONE, sender: mail.Address = SENDER) -> list[int]:
+    """Take one frame in; the numbers of those that can be read now."""
+    header = mail.Header(sender, RECEIVER, token, number, ((A, ev.Watermark(number)),))
+    frame = mail.unpack(mail.pack(1, header, ()))
+    return [header.number for header, _ in inbox.take(*frame)]
+
+
+def test_a_frame_that_waits_for_one_before_it_is_not_read_and_its_absence_is_told() -> None:
+    inbox = mail.Inbox(RECEIVER)
+    assert [take(inbox, 2), take(inbox, 0)] == [[], [0]]
+    with pytest.raises(mail.EpochBroken, match=r"down\[3\] misses a frame of up\[0\] before number 2"):
+        inbox.check()
+    assert take(inbox, 1) == [1, 2]
+    inbox.check()
+    assert inbox.consumed == {SENDER: (ONE, 3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "token", "words"),
+    [
+        ((0, 2), 0, ONE, r"got frame 0 of up\[0\] twice"),
+        ((0, 2), 2, ONE, r"got frame 2 of up\[0\] twice"),
+        ((0,), 1, TWO, r"two attempts of up\[0\]"),
+        ((1,), 0, TWO, r"two attempts of up\[0\]"),
+    ],
+    ids=["read", "waiting", "another attempt", "another attempt before what waits"],
+)
+def test_a_frame_of_another_attempt_is_refused(before: Sequence[int], number: int, token: bytes, words: str) -> None:
+    inbox = mail.Inbox(RECEIVER)
+    for each in before:
+        take(inbox, each)
+    with pytest.raises(mail.EpochBroken, match=words):
+        take(inbox, number, token=token)
+
+
+def test_senders_are_counted_apart() -> None:
+    inbox = mail.Inbox(RECEIVER)
+    senders: dict[mail.Address, bytes] = {SENDER: ONE, ANOTHER: TWO, "rows, partition 0": ONE}
+    for sender, number in itertools.product(senders, (0, 1)):
+        assert take(inbox, number, token=senders[sender], sender=sender) == [number]
+    assert inbox.consumed == {sender: (token, 2) for sender, token in senders.items()}
+
+
+def test_an_epoch_is_whole_when_everything_that_was_sent_was_consumed() -> None:
+    mail.compare(
+        {SENDER: (ONE, {RECEIVER: 2, ANOTHER: 1}), "rows": (TWO, {RECEIVER: 1}), RECEIVER: (TWO, {})},
+        {RECEIVER: {SENDER: (ONE, 2), "rows": (TWO, 1)}, ANOTHER: {SENDER: (ONE, 1)}, SENDER: {}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("consumed", "words"),
+    [
+        ({}, "which consumed nothing"),
+        ({SENDER: (ONE, 1)}, "which consumed 1 frames$"),
+        ({SENDER: (ONE, 3)}, "which consumed 3 frames$"),
+        ({SENDER: (TWO, 2)}, "which consumed 2 frames of another attempt"),
+        ({SENDER: (ONE, 2), ANOTHER: (ONE, 1)}, r"down\[3\] consumed frames of down\[1\], which reports none"),
+    ],
+)
+def test_an_epoch_is_broken_where_what_was_consumed_is_not_what_was_sent(consumed: Any, words: str) -> None:
+    with pytest.raises(mail.EpochBroken, match=words):
+        mail.compare({SENDER: (ONE, {RECEIVER: 2}), RECEIVER: (TWO, {}), ANOTHER: (TWO, {})}, {RECEIVER: consumed})
+
+
+def test_what_an_exchange_carries_stands_behind_its_slot_as_a_long_of_java() -> None:
+    sent = [(3, b"frame"), (2**31 - 1, b"")]
+    assert [*mail.keyed(sent)] == [struct.pack(">q", 3), b"frame", struct.pack(">q", 2**31 - 1), b""]
+
+
+def test_a_report_is_read_at_no_level() -> None:
+    report = mail.pack_report({"what": "all is well"})
+    assert mail.level_of(report) == mail.REPORT
+    assert mail.unpack_report(report) == {"what": "all is well"}
+
+
+@pytest.mark.parametrize("name", ["a", "a name of another length"])
+def test_batches_lie_aligned_in_what_came(name: str) -> None:
+    outbox = mail.Outbox(ev.TaskId(name, 0), ONE)
+    outbox.put(RECEIVER, 2, A, records(*range(5)))
+    (payload,) = payloads(outbox.flush())
+    ((_, element),) = mail.elements(*mail.unpack(payload), SCHEMAS)
+    assert isinstance(element, ev.Records)
+    start = pa.py_buffer(payload).address
+    for column in element.batch.columns:
+        for buffer in filter(None, column.buffers()):
+            assert buffer.address % 8 == 0
+            assert start <= buffer.address < start + len(payload)
+
+
+# ---- A job of the program for spark-submit is rescaled while it runs, in the same Spark session
+
+TOTAL = 3_000
+JOB = """
+from stateformat.backends.connectors import FileSink, RateSource
+from stateformat.backends.dataflow import Dataflow
+
+
+def numbers():
+    flow = Dataflow("numbers", parallelism=2)
+    numbers = flow.source(RateSource(total={total}, shards=4, rows_per_read=25), uid="numbers", event_time="at")
+    numbers.apply(FileSink({directory!r}, durable=False), uid="all")
+    shards = numbers.key_by("shard").aggregate({{"rows": ("*", "count")}}, emit="end", uid="shards")
+    shards.apply(FileSink({directory!r} + "-shards", durable=False), uid="counted")
+    return flow
+"""
+
+
+class Printed(io.StringIO):
+    """Standard output of the program: after two lines the job is asked to go on at three."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__()
+        self._store = store
+        self.answers: list[dict[str, Any]] = []
+        self.asking: threading.Thread | None = None
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self.asking is None and self.getvalue().count("\n") >= 2:
+            self.asking = threading.Thread(target=self._ask)
+            self.asking.start()
+        return count
+
+    def _ask(self) -> None:
+        attempt = Attempt(
+            sf.open(self._store),
+            "rescale",
+            {"parallelism": 3, "operators": {"counted": 1}},
+            None,
+            open_store=sf.open,
+        )
+        self.answers.append(attempt.document(attempt.run(120)))
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.getvalue().splitlines()]
+
+
+@pytest.mark.spark
+def test_a_job_goes_on_at_another_parallelism_in_its_session_and_commits_every_row_once(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, store = str(tmp_path / "out"), str(tmp_path / "store")
+    job = tmp_path / f"job_{tmp_path.name}.py"
+    job.write_text(JOB.format(directory=output, total=TOTAL))
+    printed = Printed(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", printed)
+        arguments = [f"{job}:numbers", store, "--rows-per-epoch", "200", "--keep", "all", "--progress", "json"]
+        assert main(arguments) == 0
+    sys.modules.pop(job.stem, None)
+
+    assert printed.asking is not None
+    printed.asking.join(timeout=120)
+    (answer,) = printed.answers
+    assert answer["outcome"] == "rescaled", answer
+    *epochs, end = printed.objects
+    assert [news for epoch in epochs for news in epoch["news"]] == [answer["message"]]
+    assert [epoch["parallelism"] for epoch in epochs] == sorted(epoch["parallelism"] for epoch in epochs)
+    assert {epoch["parallelism"] for epoch in epochs} == {2, 3}
+    assert (end["restarts"], end["stop"]) == (0, None)
+
+    records = {record.checkpoint_id: record for record in sf.open(store).history()}
+    first = records[answer["checkpoint_id"]]
+    assert {operator.uid: operator.parallelism for operator in first.graph.operators} == {
+        "numbers": 3,
+        "all": 3,
+        "shards": 3,
+        "counted": 1,
+    }
+    assert sf.open(answer["savepoint"]).open().id == first.checkpoint_id - 1
+    assert {record.properties["stateformat.spark_application"] for record in records.values()} == {
+        spark.sparkContext.applicationId
+    }
+    [found] = duckdb.sql(f"SELECT count(*), count(DISTINCT (shard, n)) FROM '{output}/*.parquet'").fetchall()
+    assert found == (TOTAL, TOTAL)
+    [counted] = duckdb.sql(f"SELECT count(*), sum(\"rows\") FROM '{output}-shards/*.parquet'").fetchall()
+    assert counted == (4, TOTAL)
+
+
+# ---- two-phase-commit sinks on Spark: workers prepare, the driver commits
+
+
+def test_files_on_s3_and_rows_of_a_database_are_committed(moto: S3Server, spark: Any, tmp_path: Path) -> None:
+    credentials = moto.options()
+    place = f"{BUCKET}/{tmp_path.name}"
+    flow = Dataflow("rows", parallelism=2)
+    ticks = flow.source(RateSource(total=9_000, shards=4), uid="ticks")
+    ticks.apply(FileSink(f"s3://{place}/out", **credentials), uid="files")
+    totals = ticks.key_by("shard").aggregate({"rows": ("*", "count")}, emit="end", uid="totals")
+    totals.apply(SqlSink(f"sqlite:///{tmp_path}/totals.db", "totals"), uid="table")
+    store = sf.open(f"s3://{place}/store", **credentials)
+
+    outcome = SparkRuntime(spark, store, checkpoint_rows=4_000).run(flow)
+
+    assert outcome.checkpoint_id is not None
+    assert outcome.checkpoint_id >= 3
+    files = s3fs.S3FileSystem(**credentials, skip_instance_cache=True, use_listings_cache=False)
+    tables = [
+        pq.read_table(files.open(path), columns=["shard", "n"]) for path in files.glob(f"{place}/out/**/*.parquet")
+    ]
+    assert len(tables) > 1
+    assert sorted(tuple(row.values()) for table in tables for row in table.to_pylist()) == [
+        (shard, n) for shard in range(4) for n in range(2_250)
+    ]
+    with sqlite3.connect(tmp_path / "totals.db") as database:
+        assert database.execute("SELECT shard, rows FROM totals ORDER BY shard").fetchall() == [
+            (n, 2_250) for n in range(4)
+        ]
+    database.close()

@@ -1,9 +1,4 @@
-"""The program for spark-submit: what it prints, how it is stopped and goes on, with what status it
-ends.
-
-``spark-submit`` starts one process; everything else runs here, on the session of the tests. ``ckpt
-stop``, in a thread, stops a job when it has reported its second epoch.
-"""
+"""The program for ``spark-submit``: what it prints, how it ends, and what stands beside it."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -27,13 +23,14 @@ import pytest
 import stateformat as sf
 from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
+from stateformat.storage import open_storage
+from stateformat.store import CheckpointStore
 from stateformat.tools.ckpt.asking import Attempt
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.tools.jobs.run import main
+from tests.rewrite import rewrite_jobs as jobs
 from tests.servers.server import BUCKET, S3Server
 from tests.worlds.stores import counts_job
-
-pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -173,6 +170,7 @@ def run(monkeypatch: pytest.MonkeyPatch, printed: Printed, *arguments: str) -> P
 # ---- What it prints
 
 
+@pytest.mark.spark
 def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_it_is_run_again(
     place: Place, capsys: pytest.CaptureFixture[str], spark: Any
 ) -> None:
@@ -208,6 +206,7 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
     assert {f"numbers: epoch {epoch}, checkpoint {checkpoint}" for epoch, _, checkpoint in epochs} <= names
 
 
+@pytest.mark.spark
 def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (place.job("few"), place.store, "--rows-per-epoch", "300", "--record-origin")
     *epochs, end = run(monkeypatch, Printed(), *arguments).objects
@@ -232,6 +231,7 @@ def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monk
 # ---- Stops
 
 
+@pytest.mark.spark
 def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_it_was_at_another_parallelism(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
@@ -276,6 +276,7 @@ def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_i
     assert "names no checkpoint: there is no store" in capsys.readouterr().err
 
 
+@pytest.mark.spark
 def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,6 +303,7 @@ def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(
     assert [each["kind"] for each in again] == ["JobOutcome"]
 
 
+@pytest.mark.spark
 @pytest.mark.truth
 def test_spark_submit_runs_it_and_a_stop_with_drain_ends_it(place: Place) -> None:
     command = [str(BIN / "spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
@@ -333,6 +335,7 @@ def test_spark_submit_runs_it_and_a_stop_with_drain_ends_it(place: Place) -> Non
     assert not [line for line in noise if " INFO " in line and "SparkContext" not in line]
 
 
+@pytest.mark.spark
 @pytest.mark.s3
 def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
     place: Place, moto: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -354,6 +357,7 @@ def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
 # ---- Before it is started
 
 
+@pytest.mark.spark
 def test_a_function_that_takes_a_session_is_given_one_to_explain_its_restore(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,6 +375,7 @@ def test_a_function_that_takes_a_session_is_given_one_to_explain_its_restore(
 # ---- Statuses
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -391,6 +396,7 @@ def test_a_function_that_makes_no_dataflow_is_misuse(
     assert "run.py" not in err
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("job", "says"),
     [
@@ -419,6 +425,7 @@ def test_a_job_that_cannot_be_imported_is_misuse(
     sys.modules.pop("job_that_imports", None)
 
 
+@pytest.mark.spark
 def test_a_job_that_fails_ends_with_status_1_and_the_name_of_the_operator(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -433,7 +440,214 @@ def test_a_job_that_fails_ends_with_status_1_and_the_name_of_the_operator(
     assert says in error["message"]
 
 
+@pytest.mark.spark
 def test_a_store_that_cannot_be_reached_ends_with_status_3(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     Path(place.store).write_text("a file")
     assert main([place.job("few"), place.store, "--max-restarts", "0"]) == 3
     assert place.store in capsys.readouterr().err
+
+
+# ---- the program for spark-submit that is told to end: who gets the signal, and what comes of it
+
+ENDLESS_JOB = """
+import os
+
+from stateformat.backends.connectors import FileSink, RateSource
+from stateformat.backends.dataflow import Dataflow
+
+
+def announced(rows):
+    try:
+        pipe = os.open({pipe!r}, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # Nobody listens.
+        return rows
+    with open(pipe, "wb") as out:
+        out.write(b"!")
+    return rows
+
+
+def endless():
+    flow = Dataflow("numbers", parallelism=2)
+    source = RateSource(shards=4, rows_per_second=2000)
+    numbers = flow.source(source, uid="numbers", event_time="at").map(announced, uid="announced")
+    shards = numbers.key_by("shard").aggregate({{"rows": ("*", "count")}}, emit="updates", uid="shards")
+    shards.apply(FileSink({out!r}, durable=False), uid="counted")
+    return flow
+"""
+SUBMIT = (str(BIN / "spark-submit"), "--master", "local[2]")
+PYTHON = (sys.executable,)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+@pytest.mark.parametrize(
+    ("command", "end"), [(SUBMIT, kill), (PYTHON, kill_group)], ids=["spark-submit", "a group of python"]
+)
+def test_whoever_gets_the_signal_the_epoch_is_finished_and_the_status_is_0(
+    tmp_path: Path, command: tuple[str, ...], end: Any
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "ended.py").write_text(ENDLESS_JOB.format(out=str(tmp_path / "out"), pipe=str(pipe)))
+    program = str(ROOT / "tools" / "jobs" / "run.py")
+    options = ("--progress", "json", "--seconds-per-epoch", "1")
+    with subprocess.Popen(
+        [*command, program, f"{tmp_path / 'ended.py'}:endless", str(tmp_path / "store"), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    ) as running:
+        try:
+            assert running.stdout is not None
+            next(line for line in running.stdout if '"checkpoint_id": 2,' in line)
+            with pipe.open("rb", buffering=0) as announcements:
+                # Rows of a later checkpoint are being read: the signal finds an epoch under way.
+                assert announcements.read(1) == b"!"
+                end(running)
+                lines = running.communicate(timeout=120)[0].splitlines()
+        finally:
+            running.kill()
+    outcome = json.loads(lines[-1])
+    assert (running.returncode, outcome["interrupted"]) == (0, True)
+    newest = sf.open(tmp_path / "store").open().record
+    assert (newest.checkpoint_id, newest.stop) == (outcome["checkpoint_id"], None)
+    assert newest.checkpoint_id >= 3, outcome
+
+
+# ---- ``ckpt`` and Spark jobs run beside packages of our names, and say if Java is missing
+
+CKPT = Path(sys.executable).with_name("ckpt")
+OURS = ("tools", "backends", "redistribution", "stateformat", "tests", "examples")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder with packages of our names that cannot be imported; two stores beside it."""
+    here = tmp_path / "project"
+    for name in OURS:
+        (here / name).mkdir(parents=True)
+        (here / name / "__init__.py").write_text(f"raise ImportError('the wrong {name} was imported')\n")
+    for store in ("store", "other"):
+        jobs.publish(CheckpointStore(open_storage(str(tmp_path / store))))
+    return here
+
+
+def start(cwd: Path, *command: Any, **environment: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONSAFEPATH")}
+    words = [str(word) for word in command]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=cwd, env=kept | environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def check_rewritten(process: subprocess.Popen[str]) -> None:
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert json.loads(out)["checkpoint_id"] == 2
+    assert "wrong" not in errors
+
+
+def test_ckpt_runs_beside_folders_of_the_same_names(elsewhere: Path) -> None:
+    check_rewritten(start(elsewhere, CKPT, "rewrite", "../store", "--parallelism", "2", "--format", "json"))
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+def test_spark_runs_beside_folders_of_the_same_names_by_ckpt_and_by_spark_submit(elsewhere: Path) -> None:
+    submit = Path(sys.executable).with_name("spark-submit")
+    program = ROOT / "tools" / "jobs" / "rewrite.py"
+    # spark-submit starts the driver with the python on PATH, as it does in an activated
+    # environment.
+    path = f"{submit.parent}{os.pathsep}{os.environ['PATH']}"
+    ckpt = [CKPT, "rewrite", "../store", "--engine", "spark", "--max-parallelism", "32"]
+    job = [submit, "--master", "local[2]", program, "../other", "--parallelism", "2"]
+    # Both at once: each spends most of its time starting a JVM.
+    both = [start(elsewhere, *ckpt, "--format", "json"), start(elsewhere, *job, "--format", "json", PATH=path)]
+    for process in both:
+        check_rewritten(process)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"PATH": "/nowhere", "JAVA_HOME": ""}, "Spark needs Java 17"),
+        ({"JAVA_HOME": "/nowhere"}, "/nowhere, which has no bin/java"),
+    ],
+)
+def test_without_java_one_sentence_says_so(environment: dict[str, str], words: str, elsewhere: Path) -> None:
+    process = start(elsewhere, CKPT, "rewrite", "../store", "--engine", "spark", **environment)
+    errors = process.communicate()[1]
+    assert process.returncode == 2
+    assert words in errors
+    assert "Traceback" not in errors
+
+
+# ---- A function of a module beside the program is found by Spark's workers, which it cannot shadow
+
+MINE = """
+import pyarrow as pa
+
+def double(key, rows, state):
+    return [{"shard": key, "m": 2 * row[1]} for row in rows]
+
+def plus_one(n):
+    return n + 1
+"""
+MAIN = """
+import sys
+import pyarrow as pa
+import stateformat
+from pyspark.sql.functions import udf
+from stateformat.backends.connectors import FileSink, RateSource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.spark import SparkOptions, SparkRuntime, session
+from mine import double, plus_one
+
+spark = session()
+print("udf", spark.range(3).select(udf(plus_one, "long")("id")).agg({"plus_one(id)": "sum"}).first()[0])
+flow = Dataflow("own", parallelism=2)
+rows = flow.source(RateSource(total=20, shards=2), uid="rows").key_by("shard")
+doubled = rows.apply_per_key(double, output={"shard": pa.int32(), "m": pa.int64()}, uid="doubled")
+doubled.apply(FileSink(sys.argv[1] + "/out", durable=False), uid="out")
+print(SparkRuntime(spark, stateformat.open(sys.argv[1] + "/store")).run(flow).sentence)
+import pyarrow.dataset as ds
+print("sum", sum(ds.dataset(sys.argv[1] + "/out", format="parquet").to_table()["m"].to_pylist()))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+@pytest.mark.parametrize("submit", [False, True])
+def test_a_function_of_a_module_beside_the_program_runs_and_folders_of_our_names_shadow_nothing(
+    tmp_path: Path, submit: bool
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for place in (project, elsewhere):
+        for name in ("tools", "backends", "stateformat", "pyarrow"):
+            if place is elsewhere or name in ("tools", "backends"):  # What lies beside a program shadows in its driver.
+                (place / name).mkdir(parents=True)
+                (place / name / "__init__.py").write_text(f"raise ImportError('the wrong {name} was imported')\n")
+    (project / "mine.py").write_text(MINE)
+    (project / "main.py").write_text(MAIN)
+    binaries = Path(sys.executable).parent
+    words = [binaries / "spark-submit", "--master", "local[2]"] if submit else [sys.executable]
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONSAFEPATH")}
+    done = subprocess.run(
+        [*map(str, words), str(project / "main.py"), str(tmp_path)],
+        cwd=elsewhere,
+        env=kept | {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "udf 6" in done.stdout
+    assert "sum 180" in done.stdout

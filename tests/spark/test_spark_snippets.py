@@ -1,8 +1,4 @@
-"""The programs of the README and the guides that start Spark run as they stand and print what is
-shown, here in the session of the tests, which they leave running.
-
-tests/docs runs each with a Spark of its own, among the tests that take longer.
-"""
+"""What the pages about Spark show runs as it stands."""
 
 from __future__ import annotations
 
@@ -11,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.worlds import recipes
+from stateformat.backends.spark import register_data_source
+from tests.worlds import recipes, recipes as data_recipes
+from tests.worlds.data import data_store
 
 pytestmark = pytest.mark.spark
 SNIPPETS = [
@@ -37,3 +35,17 @@ def test_a_snippet_for_spark_runs_as_it_stands_and_prints_what_is_shown(
     said = capfd.readouterr().out
     assert len(stopped) == 1
     assert said == printed or not printed
+
+
+# ---- the recipes of docs/data.md for Spark run as they stand and print what the page shows
+
+
+@pytest.mark.parametrize("heading", data_recipes.headings(spark=True))
+def test_a_recipe_for_spark_runs_as_it_stands_and_prints_what_is_shown(
+    heading: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    data_store(str(tmp_path / "shop"), durable=False)
+    monkeypatch.chdir(tmp_path)  # The JVM stays where it was.
+    register_data_source(spark)
+    ran = list(data_recipes.run(heading, given={"spark": spark}, url=str(tmp_path / "shop")))
+    data_recipes.PAGE.check(ran, update=pytestconfig.getoption("--update"))
