@@ -1,10 +1,8 @@
 """Jobs that both executors run, each with what has to come out, worked out in plain Python.
 
-Jobs whose output is what a coordinator answers, with what has to come out. The job of
-``apply_per_key`` that both executors run, with what has to come out. A job whose states expire, and
-what comes out of it, worked out in plain Python. Operators of the tests of time, which workers of
-Spark import. A directory that grows while a job reads it, for tests of both kinds of sources over
-one. Sources of tests over directories, where workers of Spark can import them.
+First jobs of every operator, edge, loop and kind of state; then those whose output is what a
+coordinator answers, of ``apply_per_key``, of states that expire, of timers, and of directories that
+grow. They stand in a module because workers of Spark import them.
 
 No result depends on how records are put together into batches, nor on which task is quicker: where
 order matters there is one reader, and each channel keeps it.

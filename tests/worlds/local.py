@@ -1,7 +1,5 @@
 """Jobs for tests of the in-process executor: sources that a test opens, operators that write down
-every call, a bench that steps.
-
-The job that is stopped in tests of stopping, and what they ask of it.
+every call, a bench that steps; and the job that is stopped in tests of stopping.
 
 What user code does goes into one :class:`Log`, in the order in which it happened, as words: ``op/0
 process 0: 1 2`` says that subtask 0 of ``op`` was given the values 1 and 2 on its input 0. A test

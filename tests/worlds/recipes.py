@@ -1,14 +1,11 @@
-"""Pages of docs/ whose blocks run as they stand, and whose output is compared.
-
-Runs the recipes of docs/data.md as they stand, section by section, and compares the output.
+"""Recipes of docs/ that run as they stand, section by section, and whose output is compared.
 
 A recipe is a block of Python or of shell; the block of text behind it is what it prints. The shell
 has the ``ckpt`` and the ``python`` of this environment. A line ``# exit status N`` in a block of
 shell is what it ends with; without one that is 0.
 
-A recipe is a block of Python or of shell; the block of text behind it is what it prints. The Python
-of a section is one program, which begins with the lines of the section "In Python". The shell has
-the ``ckpt`` of this environment; what it prints is compared where the page shows it, up to sizes.
+The Python of a section of docs/data.md is one program, which begins with the lines of its section
+"In Python". What it prints is compared where the page shows it, up to sizes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What tests of both executors share: a place for jobs, sources with gates, and calls of user code.
 
-A stage for conformance tests whose Spark is played in this process.
-
 User code may run in other processes than the test, so the test speaks with it through files: a
 source reads as far as a file says, and every call becomes a line of another. Committed output is in
-the sinks of the dataflow, which commit in the test's process.
+the sinks of the dataflow, which commit in the test's process. On a :class:`PlayedStage` Spark is
+played in this process.
 """
 
 from __future__ import annotations
