@@ -106,7 +106,7 @@ format: $(READY) ## rewrite the code in the house's format
 
 docs: $(READY) ## regenerate what docs/ takes from the code
 	@$(BIN)/python -m stateformat.tools.ckpt.docs
-	@$(BIN)/python -c 'from stateformat.backends.dataflow.task.states import page; print(page(), end="")' > docs/task-life.md
+	@$(BIN)/python -c 'from stateformat.backends.dataflow.task_states import page; print(page(), end="")' > docs/task-life.md
 
 bench: java $(READY) ## the budgets as ratios, and the tables of docs/benchmarks.md; ONLY="segments spark" runs a part
 	@$(BIN)/python -m benchmarks $(ONLY)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measuring import Row, compare
-from stateformat.backends.dataflow.coordinator.planning import make_plan
+from stateformat.backends.dataflow.task_tracker import make_plan
 from stateformat.graph import Edge, OperatorId, Partitioner
 
 VERTICES = 5

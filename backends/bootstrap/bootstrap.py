@@ -28,8 +28,8 @@ from stateformat.store import CheckpointStore
 from stateformat.ttl import NO_TIME_US
 
 from ..dataflow.api import Source, StartingPoint
+from ..dataflow.compile import Job
 from ..dataflow.flow import Dataflow
-from ..dataflow.graph import Job
 from .declared import compiled, find_state
 from .inputs import OnDuplicate, Rows, StateInput, state_input
 from .sources import source_snapshots, source_states

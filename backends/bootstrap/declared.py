@@ -13,8 +13,9 @@ from stateformat.schema import row_schema
 from stateformat.states import labels_of, named
 from stateformat.ttl import TTL_COLUMN
 
+from ..dataflow.compile import Job, compile_job
 from ..dataflow.flow import Dataflow
-from ..dataflow.graph import ENUMERATOR, ENUMERATOR_LOG, SPLITS, Job, compile_job, graph_of
+from ..dataflow.graph import ENUMERATOR, ENUMERATOR_LOG, SPLITS, graph_of
 
 _DECLARED = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 

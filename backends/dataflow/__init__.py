@@ -2,8 +2,10 @@
 
 Read ``api``, what authors write, then ``flow``, which connects it, and ``operators``, the
 ready-made ones. The rest is the runtime core, which makes every decision of running a dataflow,
-without storage, Spark or clock: ``graph``, ``events``, ``coordinator``, ``task`` (these two are
-pure), and ``chain``, which calls the operators. ``testing`` is a harness for testing operators.
+without storage, Spark or clock: ``graph`` and ``compile``, ``events``, ``coordinator`` with
+``task_tracker``, ``task`` with ``task_inputs`` and ``task_states`` (these are pure), and ``chain``
+with ``chained_operator`` and ``source_reader``, which calls the operators. ``testing`` is a harness
+for testing operators.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from .flow import Dataflow, Loop, StepOptions, Stream
 from .operators.aggregate import Aggregate
 from .operators.deduplicate import Deduplicate
 from .operators.join import BroadcastJoin
-from .operators.per_key.key_timers import KeyTimers
+from .operators.per_key.kept import KeyTimers
 from .operators.per_key.operator import ApplyPerKey
 from .operators.row_steps import Filter, Map, Select
 from .operators.window import TumblingWindow

@@ -31,7 +31,8 @@ from stateformat.states import Columns, as_schema
 
 from .api import Descriptor, Duration, EventTime, Operator, Source, TwoPhaseCommitSink, microseconds
 from .casting import check_columns
-from .graph import Job, compile_job, described, graph_of
+from .compile import Job, compile_job, described
+from .graph import graph_of
 from .operators.aggregate import Aggregate
 from .operators.deduplicate import Deduplicate
 from .operators.per_key.operator import ApplyPerKey

@@ -25,11 +25,10 @@ from stateformat.store import CheckpointStore
 
 from .. import runtime as rt
 from ..dataflow import events as ev
-from ..dataflow.chain.chain import OperatorChain
-from ..dataflow.chain.in_flight import in_flight_batches
-from ..dataflow.chain.source_reader import Holder
-from ..dataflow.graph import Router
-from ..dataflow.task.states import TaskState
+from ..dataflow.chain import OperatorChain, in_flight_batches
+from ..dataflow.compile import Router
+from ..dataflow.source_reader import Holder
+from ..dataflow.task_states import TaskState
 from .layers import TaskLayers
 from .ready_set import ReadySet
 

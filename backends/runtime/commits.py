@@ -15,8 +15,9 @@ from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 
 from ..dataflow.api import TwoPhaseCommitSink
-from ..dataflow.chain.errors import Guard, OperatorError
-from ..dataflow.graph import COMMITTABLES, Job
+from ..dataflow.chained_operator import Guard, OperatorError
+from ..dataflow.compile import Job
+from ..dataflow.graph import COMMITTABLES
 from ..dataflow.steps import Steps
 from .clock import Clock
 from .reports import RunDiscarded

@@ -27,9 +27,10 @@ from stateformat.store import CheckpointStore
 from ..dataflow import events as ev
 from ..dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, Split, SplitEnumerator, checked_message
 from ..dataflow.casting import cast_to_schema
-from ..dataflow.chain.errors import Guard, OperatorError
-from ..dataflow.coordinator.coordinator import Coordinator
-from ..dataflow.graph import COMMITTABLES, Vertex
+from ..dataflow.chained_operator import Guard, OperatorError
+from ..dataflow.compile import Vertex
+from ..dataflow.coordinator import Coordinator
+from ..dataflow.graph import COMMITTABLES
 from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, left_words, pending_committables, sinks_of
 from .in_flight_checkpoint import InFlightCheckpoint

@@ -11,7 +11,7 @@ from typing import Any, Final, TypedDict
 from stateformat.errors import InvalidInput
 from stateformat.storage import absolute, as_url, check_no_secrets, checkpoint_address
 
-from ..dataflow.coordinator.coordinator import LOOP_ROUNDS_MAX
+from ..dataflow.coordinator import LOOP_ROUNDS_MAX
 
 KEPT_BY_DEFAULT: Final = 10
 

@@ -17,8 +17,9 @@ from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import RestorePlan
 
+from ..dataflow.compile import Job, Vertex, compile_job
 from ..dataflow.flow import Dataflow
-from ..dataflow.graph import ENUMERATOR_LOG, Job, Vertex, compile_job, graph_of, states_to_plan
+from ..dataflow.graph import ENUMERATOR_LOG, graph_of, states_to_plan
 from .options import Options
 from .rescales import Rescales
 

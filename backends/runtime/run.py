@@ -17,9 +17,9 @@ from stateformat.storage import absolute, as_url
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
-from ..dataflow.chain.source_reader import Holder
-from ..dataflow.coordinator.coordinator import Coordinator
-from ..dataflow.task.task import Task
+from ..dataflow.coordinator import Coordinator
+from ..dataflow.source_reader import Holder
+from ..dataflow.task import Task
 from .clock import Clock
 from .driver import Driver, TaskMessenger
 from .ending import GRACE_SECONDS, SoonStop

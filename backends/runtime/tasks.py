@@ -8,9 +8,9 @@ from typing import NamedTuple
 from stateformat.graph import Edge
 
 from ..dataflow import events as ev
-from ..dataflow.graph import Job, Vertex, loops_of
-from ..dataflow.task.inputs import InputEdge
-from ..dataflow.task.task import Task
+from ..dataflow.compile import Job, Vertex, loops_of
+from ..dataflow.task import Task
+from ..dataflow.task_inputs import InputEdge
 from .restore import Restored
 
 

@@ -14,12 +14,11 @@ from stateformat.model import Mode
 
 from ..dataflow import events as ev
 from ..dataflow.api import NoSplit
-from ..dataflow.chain.chain import OperatorChain
-from ..dataflow.chain.errors import OperatorError
-from ..dataflow.chain.in_flight import OpenSnapshot
-from ..dataflow.graph import Router, Vertex
-from ..dataflow.task.states import TaskState
-from ..dataflow.task.task import Task
+from ..dataflow.chain import OpenSnapshot, OperatorChain
+from ..dataflow.chained_operator import OperatorError
+from ..dataflow.compile import Router, Vertex
+from ..dataflow.task import Task
+from ..dataflow.task_states import TaskState
 from .channels import Outputs, Queue, ReadyInputs, ReceivingEnd, SendingEnd, is_wide
 from .mail import (
     AllProcessed as AllProcessed,

@@ -6,16 +6,12 @@ another subtask is an error. Read ``subtask`` (all states of a subtask) and ``ke
 them) first, then down:
 
 =================  ===============================================  ===============================
-``keyed_value`` …  the states: ``keyed_collections``, ``timers``,   batches in, batches out
-                   ``list_state``
-``element_lists``  the elements of each key                          for maps and lists
+``keyed_value`` …  the states: ``keyed_collections``, ``timers``    batches in, batches out
 ``rows``           rows in slots, normalized, found by key           holes are closed at one half
 ``index``          from keys to slots                                a hash table for whole batches
 ``columns``        columns as buffers, addressed by slot             numpy arrays, bytes, Arrow
-``ownership``      the keys that a subtask may have                  the error names ``key_by``
 ``versions``       which rows have changed since when                versions by slot; deltas
 ``expiry``         which rows have expired                           seen at a read; go at a base
-``spill``          states on local disk                              arrays as they lie in memory
 =================  ===============================================  ===============================
 """
 
@@ -23,8 +19,7 @@ from stateformat.states import Layer
 
 from .keyed_collections import KeyedList, KeyedMap
 from .keyed_value import KeyedValue
-from .list_state import Entries
-from .subtask import SubtaskStates
+from .subtask import Entries, SubtaskStates
 from .timers import TimerSet
 
 __all__ = ["Entries", "KeyedList", "KeyedMap", "KeyedValue", "Layer", "SubtaskStates", "TimerSet"]

@@ -3,13 +3,16 @@
 Theory of operation. Rows get slots, numbers from 0 up, as they come. A deleted row leaves a hole.
 Once more than half of a store is holes, the live rows move together. So rows are always in the
 order in which their keys came, and the same history of calls gives the same order.
+
+A subtask may only have the keys of its key groups (SPEC.md section 5.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,7 +21,14 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.graph import Operator
-from stateformat.keys import DEFAULT_KEY_HASH, key_group_count, key_hash, normalize_key_column
+from stateformat.keys import (
+    DEFAULT_KEY_HASH,
+    key_group_count,
+    key_group_range,
+    key_hash,
+    normalize_key_column,
+    subtask_of_key_group,
+)
 from stateformat.model import Mode, SchemaVersion, State
 from stateformat.schema import KEY_GROUP, segment_schema
 from stateformat.segments import groups_of_keys, normalize_rows, one_array
@@ -26,7 +36,51 @@ from stateformat.segments import groups_of_keys, normalize_rows, one_array
 from . import columns as parts
 from .columns import ColumnBuffer, FixedBuffer, Mask, Raw, Slots, take_apart
 from .index import SlotIndex, hash_raws
-from .ownership import OwnedKeys
+
+
+@dataclass(frozen=True)
+class OwnedKeys:
+    """The keys that one subtask owns, for one of its keyed states."""
+
+    operator: Operator
+    subtask: int
+    state: str
+    columns: tuple[str, ...]
+    """The key columns of the state."""
+    key_by: tuple[tuple[str, ...], ...]
+    """The key columns of each keyed input of the operator."""
+
+    @cached_property
+    def _range(self) -> tuple[int, int]:
+        count = key_group_count(self.operator)
+        return key_group_range(self.subtask, parallelism=self.operator.parallelism, max_parallelism=count)
+
+    def foreign(self, groups: npt.NDArray[Any]) -> int | None:
+        """Return the first position with a key group of another subtask, or None."""
+        first, last = self._range
+        if self.operator.parallelism == 1 or (groups.min() >= first and groups.max() <= last):
+            return None
+        return int(np.argmax((groups < first) | (groups > last)))
+
+    def error(self, row_key: Sequence[Any], group: int) -> InvalidState:
+        """Return the error for a row key (key columns first) in another subtask's key group."""
+        key = tuple(row_key[: len(self.columns)])
+        shown = repr(key[0]) if len(key) == 1 else repr(key)
+        owner = subtask_of_key_group(
+            group, parallelism=self.operator.parallelism, max_parallelism=key_group_count(self.operator)
+        )
+        keyed = " and ".join(f"key_by({', '.join(map(repr, columns))})" for columns in dict.fromkeys(self.key_by))
+        return InvalidState(
+            f"operator {self.operator.uid!r} puts key {shown} ({', '.join(self.columns)}) into state {self.state!r} "
+            f"in subtask {self.subtask}, but that key belongs to subtask {owner}. Its input comes by "
+            f"{keyed or 'no key'}: put the values of those columns from a record, or key the input by what the state "
+            "is keyed by.",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+            operator=self.operator.uid,
+            state=self.state,
+            subtask=self.subtask,
+        )
+
 
 GroupOf = Callable[[Sequence[pa.Array]], npt.NDArray[np.int32]]
 

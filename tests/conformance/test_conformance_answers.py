@@ -103,7 +103,7 @@ def test_a_loop_that_turns_by_answers_ends_when_none_is_to_come(stage: PlayedSta
 def test_answers_without_end_name_the_operator(
     stage: PlayedStage, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.backends.dataflow.task.task.ANSWER_ROUNDS_MAX", 5)
+    monkeypatch.setattr("stateformat.backends.dataflow.task.ANSWER_ROUNDS_MAX", 5)
     job = AnswerJob(stage.directory, 2, trips=1_000_000)
     with pytest.raises(JobFailed, match="operator 'op' has sent messages to its coordinator for 5 rounds"):
         stage.run(executor, job.flow(), max_restarts=0)

@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException
 
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
-from stateformat.backends.dataflow.chain.errors import is_for_good
+from stateformat.backends.dataflow.chained_operator import is_for_good
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
 from stateformat.backends.runtime import RunDiscarded
 from stateformat.backends.runtime.logs import enumerator_logs

@@ -20,7 +20,7 @@ import pytest
 import stateformat
 from stateformat.backends.connectors import CollectSink, RateSource
 from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.dataflow.operators import accumulators
+from stateformat.backends.dataflow.operators import aggregate
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.rewrite import publish_rescaled
 from stateformat.errors import CheckpointError, RestoreRefused
@@ -173,13 +173,13 @@ def test_a_mean_goes_on_from_a_store_in_which_its_sum_had_no_carry(
     flow = Dataflow("means", parallelism=2)
     rows = flow.source(source, uid="in", parallelism=1).key_by("key")
     rows.aggregate({"mean": ("value", "mean")}, uid="mean").apply(out, uid="out", parallelism=1, chain=False)
-    now = accumulators._accumulators_of
+    now = aggregate._accumulators_of
 
     def before(kind: str, given: pa.DataType) -> list[tuple[str, str]]:
         return [("sum_of_", "sum"), ("count_of_", "count")] if kind == "mean" else now(kind, given)
 
     for read, how in ((2, before), (8, now)):
-        monkeypatch.setattr(accumulators, "_accumulators_of", how)
+        monkeypatch.setattr(aggregate, "_accumulators_of", how)
         source.let(0, read)
         run = stage.begin("local" if how is before else executor, flow, resume=True, requests_every_us=None)
         until(run, lambda run=run, read=read: run.rows_read >= (8 if read == 2 else 24))

@@ -15,7 +15,7 @@ import pytest
 from stateformat import paths as layout
 from stateformat.backends.connectors import FileSink, SqlSink
 from stateformat.backends.dataflow import Dataflow, Prepared, TwoPhaseCommitSink
-from stateformat.backends.dataflow.chain.errors import OperatorError
+from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.local import RunDiscarded
 from stateformat.backends.runtime.commits import check_places
 from stateformat.backends.storage.memory import MemoryStorage

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
+from stateformat.backends.dataflow.coordinator import Coordinator
 from stateformat.model import StopMode
 from tests.dataflow.task_scripts import STEPS, Script, describe as describe_part
 from tests.worlds.dataflow import tiny_job

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task.inputs import InputEdge
-from stateformat.backends.dataflow.task.task import Task
+from stateformat.backends.dataflow.task import Task
+from stateformat.backends.dataflow.task_inputs import InputEdge
 from stateformat.errors import InvalidInput, InvalidState
 
 KINDS = {

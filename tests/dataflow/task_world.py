@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task.states import TaskState
-from stateformat.backends.dataflow.task.task import Task
+from stateformat.backends.dataflow.task import Task
+from stateformat.backends.dataflow.task_states import TaskState
 from tests.dataflow.task_scripts import edges_of
 
 OUT = ev.Channel("out", 0, 0)

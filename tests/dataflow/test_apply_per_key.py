@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.backends.dataflow import ApplyPerKey, ListState, MapState, Timers, ValueState, events as ev
-from stateformat.backends.dataflow.chain.errors import OperatorError
-from stateformat.backends.dataflow.chain.gathered_batches import GatheredBatches
+from stateformat.backends.dataflow.chained_operator import GatheredBatches, OperatorError
 from stateformat.backends.dataflow.operators.per_key import operator as per_key
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput

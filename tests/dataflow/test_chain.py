@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, Operator, Stream, Timers, events as ev
-from stateformat.backends.dataflow.chain.chain import OperatorChain
-from stateformat.backends.dataflow.chain.errors import OperatorError
-from stateformat.backends.dataflow.graph import Job
+from stateformat.backends.dataflow.chain import OperatorChain
+from stateformat.backends.dataflow.chained_operator import OperatorError
+from stateformat.backends.dataflow.compile import Job
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.worlds.dataflow import ROWS, Chunks, Collected, Coordinated, Pass, job_of, opened, rows
 

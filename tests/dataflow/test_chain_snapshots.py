@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, Operator, Split, SplitList, Stream, Timers, ValueState, events as ev
-from stateformat.backends.dataflow.chain.chain import OperatorChain
-from stateformat.backends.dataflow.chain.in_flight import in_flight_batches
-from stateformat.backends.dataflow.graph import Job, Router, compile_job, graph_of, in_flight_name
-from stateformat.backends.dataflow.graph.runtime_states import states_of
+from stateformat.backends.dataflow.chain import OperatorChain, in_flight_batches
+from stateformat.backends.dataflow.compile import Job, Router, compile_job
+from stateformat.backends.dataflow.graph import graph_of, in_flight_name, states_of
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Mode

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow import Dataflow, OperatorCoordinator, events as ev
-from stateformat.backends.dataflow.coordinator.planning import make_plan
-from stateformat.backends.dataflow.graph import loops_of
+from stateformat.backends.dataflow.compile import loops_of
 from stateformat.backends.dataflow.operators.row_steps import Filter
+from stateformat.backends.dataflow.task_tracker import make_plan
 from stateformat.backends.local import JobFailed
 from stateformat.errors import InvalidInput
 from stateformat.graph import Partitioner

@@ -31,9 +31,9 @@ from stateformat.backends.dataflow import (
     UnionList,
     ValueState,
 )
+from stateformat.backends.dataflow.compile import Job, compile_job
 from stateformat.backends.dataflow.flow import Input, Step
-from stateformat.backends.dataflow.graph import Job, compile_job, graph_of, in_flight_name
-from stateformat.backends.dataflow.graph.runtime_states import states_of
+from stateformat.backends.dataflow.graph import graph_of, in_flight_name, states_of
 from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
 from stateformat.errors import ErrorKind, InvalidInput

@@ -24,11 +24,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
-from stateformat.backends.dataflow.graph import loops_of
-from stateformat.backends.dataflow.task.inputs import InputEdge
-from stateformat.backends.dataflow.task.states import TaskState
-from stateformat.backends.dataflow.task.task import Task
+from stateformat.backends.dataflow.compile import loops_of
+from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.task import Task
+from stateformat.backends.dataflow.task_inputs import InputEdge
+from stateformat.backends.dataflow.task_states import TaskState
 from stateformat.graph import Edge, Partitioner
 from stateformat.model import StopMode
 from tests.dataflow.coordinator_scripts import make_coordinator, play, tell

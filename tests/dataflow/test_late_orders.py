@@ -19,8 +19,8 @@ import pytest
 from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.backends.dataflow import Dataflow, Deduplicate, EventTime, Operator, Output, Stream, events as ev
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
-from stateformat.backends.dataflow.task.inputs import InputEdge
-from stateformat.backends.dataflow.task.task import Task
+from stateformat.backends.dataflow.task import Task
+from stateformat.backends.dataflow.task_inputs import InputEdge
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.backends.runtime import Progress
 from stateformat.errors import InvalidInput

@@ -28,7 +28,7 @@ from stateformat.backends.dataflow import (
     ValueState,
     events as ev,
 )
-from stateformat.backends.dataflow.chain.errors import OperatorError
+from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.backends.storage import memory
 from stateformat.errors import InvalidInput, InvalidState, RestoreRefused

@@ -15,8 +15,8 @@ import pytest
 
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator, events as ev
-from stateformat.backends.dataflow.chain.errors import OperatorError
-from stateformat.backends.dataflow.operators import gathered_windows, window
+from stateformat.backends.dataflow.chained_operator import OperatorError
+from stateformat.backends.dataflow.operators import window
 from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.dataflow.operators.deduplicate import Deduplicate
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
@@ -423,8 +423,8 @@ def test_windows_are_the_same_however_much_is_gathered(
     many: int, restored_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(window, "_GATHERED_MAX", many)
-    monkeypatch.setattr(gathered_windows, "_ROWS_MIN", 6)
-    monkeypatch.setattr(gathered_windows, "_PIECES_MAX", 4)
+    monkeypatch.setattr(window, "_ROWS_MIN", 6)
+    monkeypatch.setattr(window, "_PIECES_MAX", 4)
     table = some_rows(300, 4, 8)
     driven = driven_by(TumblingWindow("k", 700, "t", AGGREGATES), table.schema)
     for number, batch in enumerate(chunks(table, 9), 1):

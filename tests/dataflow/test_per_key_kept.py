@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import ApplyPerKey, ListState, MapState, ValueState
-from stateformat.backends.dataflow.operators.per_key.matching import places_before
+from stateformat.backends.dataflow.operators.per_key.kept import places_before
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.ttl import Ttl
 

@@ -20,10 +20,9 @@ import pytest
 import stateformat as sf
 from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator, Stream, ValueState
-from stateformat.backends.dataflow.chain.combiner import combiners_of
-from stateformat.backends.dataflow.chain.errors import OperatorError
-from stateformat.backends.dataflow.graph import Job, Router, compile_job, graph_of
-from stateformat.backends.dataflow.graph.partitioning import PIECE_ROWS_MIN
+from stateformat.backends.dataflow.chained_operator import OperatorError, combiners_of
+from stateformat.backends.dataflow.compile import PIECE_ROWS_MIN, Job, Router, compile_job
+from stateformat.backends.dataflow.graph import graph_of
 from stateformat.backends.dataflow.operators import aggregate
 from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.dataflow.testing import OperatorHarness

@@ -14,9 +14,9 @@ import pytest
 import stateformat
 from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
 from stateformat.backends.dataflow import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
-from stateformat.backends.dataflow.chain.chain import OperatorChain
-from stateformat.backends.dataflow.chain.errors import OperatorError
-from stateformat.backends.dataflow.chain.source_reader import ReadResult
+from stateformat.backends.dataflow.chain import OperatorChain
+from stateformat.backends.dataflow.chained_operator import OperatorError
+from stateformat.backends.dataflow.source_reader import ReadResult
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sources.source import SparkSource

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task.inputs import Inputs
-from stateformat.backends.dataflow.task.states import (
+from stateformat.backends.dataflow.task import ANSWER_ROUNDS_MAX, Task
+from stateformat.backends.dataflow.task_inputs import Inputs
+from stateformat.backends.dataflow.task_states import (
     LEGAL,
     EventKind,
     TaskState,
@@ -26,7 +27,6 @@ from stateformat.backends.dataflow.task.states import (
     page,
     table,
 )
-from stateformat.backends.dataflow.task.task import ANSWER_ROUNDS_MAX, Task
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.dataflow.task_scripts import Script, channel, edges_of, event, make_task, play, scripts, started, tell
 from tests.dataflow.task_world import World

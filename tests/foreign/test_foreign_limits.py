@@ -25,7 +25,7 @@ from hypothesis import given, settings, strategies as some, strategies as st
 
 from stateformat.backends.foreign import formats, framing, limits
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
-from stateformat.backends.foreign.spark import chains, schemas
+from stateformat.backends.foreign.spark import hdfs_store, schemas
 from stateformat.backends.foreign.sst import merge
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.formats import foreign_checkpoints
@@ -298,7 +298,7 @@ def test_zeros_are_no_entries_however_many_they_are() -> None:
     for entry in (bytes(8), struct.pack(">ii", 0, -1)):
         data = np.frombuffer(entry * (1 << 20) + struct.pack(">ihi", 0, 0, -1), np.uint8)
         with pytest.raises(DamagedCheckpoint, match="more than 65,536 entries one after another have no key"):
-            chains.parse_chains(data, np.array([len(data)]), np.array([True]), ["1.delta"], gap=0)
+            hdfs_store.parse_chains(data, np.array([len(data)]), np.array([True]), ["1.delta"], gap=0)
 
 
 def test_a_map_whose_keys_have_no_values_is_refused() -> None:

@@ -18,17 +18,23 @@ from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.framing import crc32c
-from stateformat.backends.foreign.spark import chains, hdfs_store
-from stateformat.backends.foreign.spark.chains import Chain
-from stateformat.backends.foreign.spark.key_columns import partitions_of, spark_hashes
+from stateformat.backends.foreign.spark import hdfs_store
+from stateformat.backends.foreign.spark.hdfs_store import Chain
 from stateformat.backends.foreign.spark.logs import recognises
-from stateformat.backends.foreign.spark.repartition.logs import edit_commit, edit_offsets, edit_operator, location_like
-from stateformat.backends.foreign.spark.repartition.row_parts import prefixed_keys
-from stateformat.backends.foreign.spark.repartition.store_files import framed, gathered
-from stateformat.backends.foreign.spark.repartition.table_files import log_file, sorted_by_bytes, table_file, varints
-from stateformat.backends.foreign.spark.repartition.work import lies_outside
+from stateformat.backends.foreign.spark.repartition.plan import edit_commit, edit_offsets, edit_operator, location_like
+from stateformat.backends.foreign.spark.repartition.run import lies_outside
+from stateformat.backends.foreign.spark.repartition.store_files import (
+    framed,
+    gathered,
+    log_file,
+    prefixed_keys,
+    sorted_by_bytes,
+    table_file,
+    varints,
+)
 from stateformat.backends.foreign.spark.schemas import SparkField, has_values, parse_struct
 from stateformat.backends.foreign.spark.source import SparkSource, sources
+from stateformat.backends.foreign.spark.states import partitions_of, spark_hashes
 from stateformat.backends.foreign.sst.merge import newest, read_tables
 from stateformat.backends.foreign.sst.table import open_table
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
@@ -324,7 +330,7 @@ def plain_rows(data: bytes, deletes: bool) -> list[Entry] | None:
 def parse(parts: list[bytes], deletes: list[bool]) -> list[Entry]:
     data = np.frombuffer(b"".join(parts), np.uint8)
     ends = np.cumsum([len(part) for part in parts]).astype(np.int64)
-    found = chains.parse_chains(data, ends, np.array(deletes), [f"{i}.delta" for i in range(len(parts))])
+    found = hdfs_store.parse_chains(data, ends, np.array(deletes), [f"{i}.delta" for i in range(len(parts))])
     keys, values = found.keys, found.values
     return [
         (
@@ -348,7 +354,7 @@ entry = st.tuples(key, st.one_of(st.none(), key))
 @settings(max_examples=150, deadline=None)
 def test_lanes_find_what_a_loop_finds(parts: list[list[Entry]], lane: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "_LANE_BYTES", (16, 40, 96, 1 << 13)[lane])
+        patch.setattr(hdfs_store, "_LANE_BYTES", (16, 40, 96, 1 << 13)[lane])
         assert parse([encode(part) for part in parts], [True] * len(parts)) == [e for part in parts for e in part]
 
 
@@ -360,7 +366,7 @@ def test_broken_chains_are_refused_as_a_loop_refuses_them(part: list[Entry], dat
     whole[at] ^= data.draw(st.integers(1, 255))
     cut = bytes(whole[: data.draw(st.integers(1, len(whole)))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "_LANE_BYTES", 40)
+        patch.setattr(hdfs_store, "_LANE_BYTES", 40)
         for broken in (bytes(whole), cut):
             expected = plain_rows(broken, deletes=True)
             if expected is None:
@@ -378,7 +384,7 @@ def test_large_chains_of_rows_and_of_rows_with_something_before_them(align: int,
     table = np.zeros(count, kind)
     table["ks"], table["k"], table["vs"], table["v"] = 16 + align, numbers * 7919, 8, numbers % 97
     data = np.frombuffer(table.tobytes() + b"\xff\xff\xff\xff", np.uint8)
-    found = chains.parse_chains(data, np.array([len(data)]), np.array([False]), ["1.snapshot"], (16, 8))
+    found = hdfs_store.parse_chains(data, np.array([len(data)]), np.array([False]), ["1.snapshot"], (16, 8))
     assert np.array_equal(found.keys.start, numbers * kind.itemsize + 4)
     assert set(found.values.length.tolist()) == {8}
 

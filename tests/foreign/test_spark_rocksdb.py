@@ -22,11 +22,11 @@ from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.framing import crc32c, spark_decode, spark_encode
 from stateformat.backends.foreign.source import Part
 from stateformat.backends.foreign.spark import rocksdb_keys, rocksdb_store
-from stateformat.backends.foreign.spark.changelogs import read_changes
+from stateformat.backends.foreign.spark.rocksdb_store import read_changes
 from stateformat.backends.foreign.spark.schemas import SparkField, StoreSchema, parse_struct
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.foreign.spark.stores import Entries, Store
-from stateformat.backends.foreign.sst import lanes, table as table_module
+from stateformat.backends.foreign.sst import blocks, table as table_module
 from stateformat.backends.foreign.sst.merge import merged
 from stateformat.backends.foreign.sst.table import Table
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
@@ -825,7 +825,7 @@ def test_a_range_that_is_deleted_beyond_its_file_is_refused_where_that_is_not_su
 
 
 def test_a_restart_point_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_STEPS_MAX", 20)
+    monkeypatch.setattr(blocks, "_STEPS_MAX", 20)
     assert contents([opened(table(RECORDS, per_block=40, interval=20))]) == model(RECORDS)
     with pytest.raises(DamagedCheckpoint, match="more than 20 entries"):
         merged([opened(table(RECORDS, per_block=40, interval=21))])

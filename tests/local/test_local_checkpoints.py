@@ -21,7 +21,7 @@ import pytest
 import stateformat as sf
 from stateformat.backends.connectors import FileSink
 from stateformat.backends.dataflow import Dataflow, Descriptor, Output, UnionList, ValueState, events as ev
-from stateformat.backends.dataflow.chain.errors import OperatorError
+from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.dataflow.graph import SPLITS
 from stateformat.backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import PublishConflict

@@ -14,7 +14,7 @@ import pytest
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.graph.job_graph import parallelism_of
+from stateformat.backends.dataflow.graph import parallelism_of
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import LocalRun, RunDiscarded

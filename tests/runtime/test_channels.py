@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.task.inputs import InputEdge, Inputs
-from stateformat.backends.dataflow.task.task import Task
+from stateformat.backends.dataflow.task import Task
+from stateformat.backends.dataflow.task_inputs import InputEdge, Inputs
 from stateformat.backends.runtime import CAPACITY, EdgeLog, Queue, Worker
 from stateformat.backends.runtime.channels import Outputs, ReadyInputs
 from tests.worlds.local import Count, Line, rows, settle, to_end

@@ -22,7 +22,7 @@ import stateformat as sf
 from stateformat import open as open_store
 from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import NoSplit
-from stateformat.backends.dataflow.chain.errors import OperatorError, is_for_good, may_pass
+from stateformat.backends.dataflow.chained_operator import OperatorError, is_for_good, may_pass
 from stateformat.backends.local import JobFailed, LocalRuntime, VirtualClock, stop_soon_on_sigterm
 from stateformat.backends.runtime import VIRTUAL_ORIGIN_US, ProcessingTime, SystemClock
 from stateformat.backends.runtime.reports import RestartPolicy, RunDiscarded

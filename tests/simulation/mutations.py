@@ -19,16 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import stateformat.redistribution.restore_plan
-from stateformat.backends.dataflow.chain.chain import OperatorChain
-from stateformat.backends.dataflow.chain.chained_operator import ChainedOperator
-from stateformat.backends.dataflow.coordinator import task_tracker as roster
-from stateformat.backends.dataflow.coordinator.barrier import BarrierInFlight
-from stateformat.backends.dataflow.coordinator.coordinator import Coordinator
+from stateformat.backends.dataflow import task_tracker as roster
+from stateformat.backends.dataflow.chain import OperatorChain
+from stateformat.backends.dataflow.chained_operator import ChainedOperator
+from stateformat.backends.dataflow.coordinator import BarrierInFlight, Coordinator
 from stateformat.backends.dataflow.events import MIN_WATERMARK, LogRecords, Publish, TaskCommand
-from stateformat.backends.dataflow.task.alignment import Alignment
-from stateformat.backends.dataflow.task.loop_buffer import LoopBuffer
-from stateformat.backends.dataflow.task.states import TaskState
-from stateformat.backends.dataflow.task.task import Task
+from stateformat.backends.dataflow.task import Task
+from stateformat.backends.dataflow.task_inputs import Alignment, LoopBuffer
+from stateformat.backends.dataflow.task_states import TaskState
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.state.expiry import Expiry

@@ -24,7 +24,7 @@ from unittest import mock
 from stateformat import paths as layout
 from stateformat.backends.dataflow import Dataflow, EventTime, Stream
 from stateformat.backends.dataflow.events import BarrierKind
-from stateformat.backends.dataflow.task.states import TaskState
+from stateformat.backends.dataflow.task_states import TaskState
 from stateformat.backends.local import LocalRun, LocalRuntime
 from stateformat.backends.rewrite.rescale import publish_rescaled
 from stateformat.backends.runtime import JobOutcome, JobPaused, LoopFill, VirtualClock, driver

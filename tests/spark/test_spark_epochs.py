@@ -29,7 +29,7 @@ import stateformat as sf
 from stateformat.backends.connectors import CollectSink, FileSink, MemorySource, RateSource, SqlSink
 from stateformat.backends.connectors.sources.enumerators import ListEnumerator
 from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream, events as ev
-from stateformat.backends.dataflow.chain.errors import OperatorError
+from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.runtime import JobOutcome, SystemClock, VirtualClock
 from stateformat.backends.spark.driver.run import SparkRun
 from stateformat.backends.spark.protocol import dataframe_input as feeds, frames as mail, restore_point as base

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import stateformat
 from stateformat.backends.connectors import CollectSink, MemorySource
 from stateformat.backends.dataflow import Dataflow, Operator, Output
-from stateformat.backends.dataflow.chain.errors import FailsAgain, OperatorError
+from stateformat.backends.dataflow.chained_operator import FailsAgain, OperatorError
 from stateformat.backends.local import LocalRuntime, VirtualClock
 from stateformat.backends.runtime import JobFailed, Progress, Runtime
 from stateformat.backends.spark.driver import epoch

@@ -23,7 +23,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateformat.backends.dataflow import EventTime, NoSplit, Split
-from stateformat.backends.dataflow.chain.source_reader import SourceReader
+from stateformat.backends.dataflow.source_reader import SourceReader
 from stateformat.backends.spark.driver.exchanges import column_of
 from stateformat.backends.spark.protocol import frames as mail
 from stateformat.backends.spark.protocol.dataframe_input import DataFrameInput, InputEncoder

@@ -21,7 +21,7 @@ from stateformat.backends.state import (
     KeyedValue,
     TimerSet,
     columns as parts_module,
-    element_lists as chains_module,
+    keyed_collections as chains_module,
     rows as store_module,
     timers as timers_module,
 )

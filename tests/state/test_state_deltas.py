@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.dataflow.graph import compile_job, graph_of
+from stateformat.backends.dataflow.compile import compile_job
+from stateformat.backends.dataflow.graph import graph_of
 from stateformat.backends.state import (
     Layer,
     SubtaskStates,
     columns as parts_module,
-    element_lists as chains_module,
+    keyed_collections as chains_module,
     rows as store_module,
 )
 from stateformat.errors import DamagedCheckpoint, InvalidInput

@@ -14,7 +14,7 @@ import stateformat as sf
 from stateformat.backends.state import (
     SubtaskStates,
     columns as parts_module,
-    element_lists as chains_module,
+    keyed_collections as chains_module,
     rows as store_module,
 )
 from stateformat.errors import InvalidInput

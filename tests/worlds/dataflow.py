@@ -31,9 +31,10 @@ from stateformat.backends.dataflow import (
     SplitEnumerator,
     TwoPhaseCommitSink,
 )
-from stateformat.backends.dataflow.chain.chain import OperatorChain
+from stateformat.backends.dataflow.chain import OperatorChain
+from stateformat.backends.dataflow.compile import Job, compile_job
 from stateformat.backends.dataflow.events import TaskId
-from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
+from stateformat.backends.dataflow.graph import graph_of
 from stateformat.backends.runtime import VIRTUAL_ORIGIN_US
 from stateformat.graph import Edge, OperatorId, Partitioner
 from stateformat.model import State

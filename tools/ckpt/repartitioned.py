@@ -97,7 +97,7 @@ def rescale_foreign(
 
 def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
     """What was written, or would be."""
-    from stateformat.backends.foreign.spark.repartition.logs import location_like
+    from stateformat.backends.foreign.spark.repartition.plan import location_like
 
     return {
         "store": there.url,

@@ -1,5 +1,5 @@
 """Ready-made operators. Sources and sinks are in ``stateformat.backends.connectors``.
 
-Read ``row_steps`` first; ``aggregate`` and ``window`` share ``accumulators``. ``per_key`` is a
+Read ``row_steps`` first; ``window`` and ``deduplicate`` build on ``aggregate``. ``per_key`` is a
 separate package: it calls plain Python for each key.
 """

@@ -16,8 +16,8 @@ from stateformat.ttl import NO_TIME_US, TIME_MAX_US
 
 from ..api import Descriptor, Duration, OperatorContext, ValueState, microseconds
 from .aggregate import key_names, plain
-from .late import DropsLate
 from .row_steps import check_columns
+from .window import DropsLate
 
 
 class Deduplicate(DropsLate):

@@ -26,8 +26,7 @@ from stateformat.tables import BATCH_BYTES, cut
 
 from ...state import KeyedValue
 from ..api import BroadcastState, Descriptor, Operator, OperatorContext, Output, SplitList
-from .accumulators import in_batches
-from .aggregate import plain
+from .aggregate import in_batches, plain
 from .row_steps import check_columns
 
 _SMALL_ROWS: Final = 32_768

@@ -1,24 +1,137 @@
-"""Tumbling windows of event time."""
+"""Tumbling windows of event time; and the base of operators that drop rows by event time.
+
+Accumulators of open windows are not in the state yet: the rows of a window are needed only when it
+ends, and in a snapshot. Until then the accumulators of its batches are collected by window start.
+They are merged when they have twice as many rows as the last merge left. So they take no more than
+a few times the memory of the merged rows, and a row is merged only a few times, however many
+arrive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stateformat.errors import InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import brief
 
-from ..api import Descriptor, MapState, OperatorContext, Timers
-from .accumulators import Aggregation
-from .aggregate import key_names, plain
-from .gathered_windows import GatheredWindows
-from .late import DropsLate
+from ..api import Descriptor, MapState, Operator, OperatorContext, SplitList, Timers
+from .aggregate import Aggregation, key_names, plain
 from .row_steps import check_columns
+
+
+class DropsLate(Operator):
+    """Counts what it drops, in the state ``dropped``: a row per subtask."""
+
+    def __init__(self) -> None:
+        self.late_records = 0
+        self.untimed_records = 0
+        """Rows whose event time is null."""
+
+    @staticmethod
+    def dropped() -> SplitList:
+        """Return the state of the counts."""
+        return SplitList("dropped", {"late_records": pa.int64(), "untimed_records": pa.int64()})
+
+    @staticmethod
+    def check_time(schema: pa.Schema, time: str) -> pa.DataType:
+        """Return the type of a column with event time; ``InvalidInput`` for another type."""
+        kind = schema.field(time).type
+        if kind != pa.int64() and not (pa.types.is_timestamp(kind) and kind.unit == "us"):
+            raise InvalidInput(
+                f"the event time {time!r} is {kind}. Cast it to timestamp[us] or int64 (µs) before.",
+                kind=ErrorKind.UNSUPPORTED_TYPE,
+            )
+        return kind
+
+    def open(self, context: OperatorContext) -> None:
+        """Restore the counts. After rescaling, they may be those of several subtasks, or none."""
+        super().open(context)
+        counted = context.entries("dropped").rows()
+        self.late_records = pc.sum(counted["late_records"]).as_py() or 0
+        self.untimed_records = pc.sum(counted["untimed_records"]).as_py() or 0
+
+    def timed(self, batch: pa.RecordBatch, time: str) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """Return the rows that have an event time, and the times (µs). Counts the others."""
+        times = batch.column(time).view(pa.int64())
+        if times.null_count:
+            batch = batch.filter(times.is_valid())
+            self.untimed_records += times.null_count
+            times = times.drop_null()
+        return batch, times.to_numpy()
+
+    def in_time(
+        self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """Return the rows where the mask is true, and their times. Counts the others as late."""
+        if mask.all():
+            return batch, times
+        self.late_records += int(len(mask) - mask.sum())
+        return batch.filter(pa.array(mask)), times[mask]
+
+    def snapshot(self) -> None:
+        """Put the counts into the state."""
+        counts = {"late_records": [self.late_records], "untimed_records": [self.untimed_records]}
+        self.context.entries("dropped").replace(pa.record_batch(counts))
+
+
+_ROWS_MIN: Final = 262_144
+_PIECES_MAX: Final = 256
+
+
+class _Window:
+    """The accumulators of one window, in pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: list[pa.RecordBatch] = []
+        self.rows = 0
+        self.merged = 0
+        """Number of rows that the last merge left."""
+
+
+class GatheredWindows:
+    """Rows of key columns and accumulators, by window start."""
+
+    def __init__(self, aggregation: Aggregation, key_count: int) -> None:
+        self._aggregation = aggregation
+        self._key_count = key_count
+        self._windows: dict[int, _Window] = {}
+
+    def add(self, start: int, rows: pa.RecordBatch) -> bool:
+        """Take rows of a window; return whether the window is new."""
+        window = self._windows.get(start)
+        is_new = window is None
+        if window is None:
+            window = self._windows[start] = _Window()
+        window.pieces.append(rows)
+        window.rows += len(rows)
+        if window.rows > max(_ROWS_MIN, 2 * window.merged) or len(window.pieces) == _PIECES_MAX:
+            window.pieces = [self.merged(window.pieces)]
+            window.rows = window.merged = len(window.pieces[0])
+        return is_new
+
+    def take(self, last: int | None = None) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+        """Yield windows ordered by start, and forget them: all, or starts up to ``last``."""
+        for start in sorted(self._windows):
+            if last is not None and start > last:
+                return
+            yield start, self._windows.pop(start).pieces
+
+    def merged(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Merge the rows of one window, so that each key occurs once."""
+        if len(pieces) == 1:
+            return pieces[0]
+        rows = pa.concat_batches(pieces)
+        keys, accumulated = rows.columns[: self._key_count], rows.select(rows.schema.names[self._key_count :])
+        keys, accumulated = self._aggregation.regroup(keys, accumulated)
+        return pa.RecordBatch.from_arrays([*keys, *accumulated.columns], schema=rows.schema)
+
 
 _TIMES: Final = np.iinfo(np.int64)
 _START, _END = "window_start", "window_end"

@@ -430,13 +430,6 @@ class Database:
             groups = keys.fixed(0, ">u2" if self.prefix == 2 else "u1").astype(np.int32)
             yield Entries(groups, keys, values)
 
-    def group_entries(self, state: str) -> npt.NDArray[np.int64]:
-        """Count a state's entries exactly, by key group from ``first_group`` on."""
-        counts = np.zeros(self.last_group - self.first_group + 1, np.int64)
-        for entries in self.entries(state):
-            counts += np.bincount(entries.groups - self.first_group, minlength=len(counts))
-        return counts
-
     def verify(self, progress: Callable[[int], None] | None = None) -> None:
         """Read every block of every table, and compare its contents with the table's own counts.
 
@@ -456,7 +449,7 @@ class Database:
         return group.to_bytes(self.prefix, "big") if group < 1 << 8 * self.prefix else None
 
     def _ranges(self, tables: Sequence[Table], first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Cut key groups into ranges of about :data:`RANGE_BYTES`."""
+        """Cut key groups into ranges of about :data:`BLOCKS_BYTES`."""
         sizes = np.zeros(last - first + 1, np.int64)
         for table in tables:
             # A block counts for the group of the key that ends it, which is approximately where it

@@ -26,10 +26,9 @@ from ..framing import DAMAGED_ADVICE
 from ..limits import read_whole
 from ..source import Level, Note, Part, Progress
 from .hdfs_store import chain_names
-from .key_columns import partitions_of
 from .logs import STRICT, CommitLog, OffsetLog, OperatorInfo, batches, is_number, read_offsets
 from .schemas import SCHEMA_ADVICE
-from .states import StateShape
+from .states import StateShape, partitions_of
 from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
 
 _ADVICE_COPY: Final = advice_for(SPARK, "damage")

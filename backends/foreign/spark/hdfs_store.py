@@ -2,12 +2,19 @@
 
 The state at version V is the greatest snapshot up to V and the deltas after it; the last write of a
 key (compared by its bytes) wins. A value of size −1 is a deletion.
+
+A file is a *chain* of sized byte strings: ``i32 size, key, i32 size, value`` … ``i32 -1``. Where an
+entry begins is known only from the previous one. So a buffer is cut into lanes, each beginning at a
+place that looks like the beginning of an entry; all lanes advance entry by entry at once; and a
+lane is accepted only if the previous lane ended where it began. If it did not, entries are followed
+one by one until they meet those of the lane.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -18,13 +25,333 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.storage import ObjectInfo, Storage
 
-from ..byte_strings import ByteStrings, Positions
-from ..framing import crc32c, damaged, spark_decode, spark_encode
+from ..byte_strings import ByteStrings, Octets, Positions
+from ..framing import crc32c, damaged, spark_decode
 from ..limits import Decoded
 from ..source import Level
-from .chains import Chain, parse_chains
 from .stores import Entries, Listing, Store, read_whole
 from .unsafe_row import decode_rows, row_size
+
+_LANE_BYTES: Final = 1 << 13
+_MAX_LANES: Final = 4096
+_FEW_LANES: Final = 16
+"""Up to so many lanes are advanced one by one, which is cheaper than all at once."""
+_EMPTY_MAX: Final = 1 << 16
+"""Zeros would pass for so many entries. A query without keys writes one entry a batch."""
+_TRIES: Final = 6
+"""How many steps must succeed from a place before it is taken for the beginning of an entry."""
+
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The entries of several files, in their order; deleted ones have a value of length −1."""
+
+    keys: ByteStrings
+    values: ByteStrings
+
+
+class _Hops:
+    """The steps of all lanes over one buffer, which contains several chains one after another."""
+
+    def __init__(self, data: Octets, ends: Positions, may_delete: _Flags, gap: int) -> None:
+        self.sizes: npt.NDArray[np.int32] = np.ndarray(
+            max(0, len(data) - 3), ">i4", np.ascontiguousarray(data), 0, (1,)
+        )
+        self.ends = ends
+        """Where each chain ends, which is after its end mark."""
+        self.may_delete = may_delete
+        self.frame = 8 + gap
+        """Bytes of an entry in addition to its key and value."""
+
+    def step(self, at: Positions, chain: npt.NDArray[np.int64]) -> tuple[Positions, Positions, _Flags]:
+        """Return each lane's key size, value size, and whether both are possible.
+
+        A key size of −1 with nothing possible is an end mark, if it is at the end of the chain.
+        """
+        room = self.ends[chain] - at - 4
+        key = self.sizes[at].astype(np.int64)
+        # An entry is followed by at least a size: of the value, and the end mark.
+        possible = (key >= 0) & (key <= room - self.frame)
+        value = self.sizes[np.where(possible, at + 4 + key, 0)].astype(np.int64)
+        least = np.where(self.may_delete[chain], -1, 0)
+        possible &= (value >= least) & (value <= room - self.frame - key)
+        return key, value, possible
+
+
+def parse_chains(
+    data: Octets,
+    ends: Positions,
+    may_delete: _Flags,
+    paths: list[str],
+    least: tuple[int, int] = (0, 0),
+    gap: int = 0,
+) -> Chain:
+    """Parse chains that end at ``ends`` of ``data``, each beginning where the one before it ends.
+
+    ``may_delete`` says of each chain whether entries may be deletions; ``paths`` names them in
+    errors. ``least`` are the minimum sizes of keys and values, used only for better guesses.
+    ``gap`` is how many other bytes follow each value.
+    """
+    if len(data) < 4 or np.any(np.diff(ends, prepend=0) < 4):
+        short = int(np.argmin(np.diff(ends, prepend=0)))
+        raise damaged(paths[short], "it holds no end mark")
+    hops = _Hops(data, ends, may_delete, gap)
+    begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    found = [_even(hops, begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    uneven = np.array([at for at, entries in enumerate(found) if entries is None], np.int64)
+    if len(uneven):
+        by_lanes = _by_lanes(hops, begins, uneven, least, paths)
+        bounds = np.searchsorted(by_lanes, begins[uneven]).tolist()
+        for at, first, stop in zip(uneven.tolist(), bounds, [*bounds[1:], len(by_lanes)], strict=True):
+            found[at] = by_lanes[first:stop]
+    entries = np.concatenate([one for one in found if one is not None])
+    keys = hops.sizes[entries].astype(np.int64)
+    values = hops.sizes[entries + 4 + keys].astype(np.int64)
+    return Chain(ByteStrings(data, entries + 4, keys), ByteStrings(data, entries + 8 + keys, values))
+
+
+def _even(hops: _Hops, begin: int, end: int) -> Positions | None:
+    """Return where entries begin if all entries of a chain have one size, like rows of numbers."""
+    room = end - begin - 4
+    key = hops.sizes.item(begin)
+    if not 0 <= key <= room - hops.frame or hops.sizes.item(end - 4) != -1:
+        return None
+    value = hops.sizes.item(begin + 4 + key)
+    if not 0 <= value <= room - hops.frame - key:
+        return None
+    stride = hops.frame + key + value
+    # A few first: most chains with entries of different sizes show it soon.
+    for stop in (min(end - 4, begin + 64 * stride), end - 4):
+        for at, size in ((begin, key), (begin + 4 + key, value)):
+            if room % stride or not (hops.sizes[at:stop:stride] == size).all():
+                return None
+    return np.arange(begin, end - 4, stride, dtype=np.int64)
+
+
+def _by_lanes(
+    hops: _Hops, begins: Positions, chosen: npt.NDArray[np.int64], least: tuple[int, int], paths: list[str]
+) -> Positions:
+    """Return where the entries of some chains begin."""
+    starts, chain = _guess(hops, begins, chosen, least)
+    stops = np.minimum(np.append(starts[1:], hops.ends[-1]), hops.ends[chain])
+    marked = np.zeros(int(hops.ends[-1]) + 1, np.bool_)
+    landed = _run(hops, starts, chain, stops, marked, paths)
+    _mend(hops, starts, chain, landed, stops, marked, paths)
+    entries = np.flatnonzero(marked)
+    keys = hops.sizes[entries].astype(np.int64)
+    values = hops.sizes[entries + 4 + keys].astype(np.int64)
+    after = entries + hops.frame + keys + np.maximum(values, 0)
+    _check_tiling(entries, after, begins[chosen], hops.ends[chosen], [paths[at] for at in chosen])
+    return entries
+
+
+def _check_tiling(entries: Positions, after: Positions, begins: Positions, ends: Positions, paths: list[str]) -> None:
+    """Raise if entries and end marks together leave gaps in the buffer, or overlap."""
+    firsts = np.searchsorted(entries, begins)
+    wanted = np.append(after, 0)[:-1]
+    following = np.append(entries[1:], ends[-1] - 4)
+    # The last entry of a chain is followed by its end mark, if there is an entry at all.
+    counts = np.diff(np.append(firsts, len(entries)))
+    lasts = (np.append(firsts[1:], len(entries)) - 1)[counts > 0]
+    following[lasts] = ends[counts > 0] - 4
+    wrong = np.flatnonzero(wanted != following)
+    begun = np.append(entries, -1)[firsts[counts > 0]] == begins[counts > 0]
+    empty = (counts == 0) & (ends - begins != 4)
+    if len(wrong) or not begun.all() or empty.any():
+        where = int(entries[wrong[0]]) if len(wrong) else 0
+        raise damaged(paths[int(np.searchsorted(ends, where, "right"))], "its entries leave gaps", offset=where)
+
+
+def _guess(
+    hops: _Hops, begins: Positions, firsts: npt.NDArray[np.int64], least: tuple[int, int]
+) -> tuple[Positions, npt.NDArray[np.int64]]:
+    """Return where lanes begin, and their chains: at the beginning of each chain, and at likely
+    places.
+    """
+    sizes = hops.ends[firsts] - begins[firsts]
+    lane = max(_LANE_BYTES, int(sizes.sum()) // _MAX_LANES)
+    counts = sizes // lane
+    total = int(counts.sum())
+    if total <= len(firsts):
+        return begins[firsts], firsts
+    chain = np.repeat(firsts, counts)
+    index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    aim = begins[chain] + index * lane
+    inner = index > 0
+    chain, aim = chain[inner], aim[inner]
+    found = np.full(len(aim), -1, np.int64)
+    # Candidates are tried a word apart from the chain's beginning on: rows are multiples of 8
+    # bytes, and so are entries, except those with a version byte or a checksum.
+    width = min(lane, 2 * _entry_size(hops, begins[firsts], firsts))
+    for align in (8, 1):
+        left = np.flatnonzero(found < 0)
+        per_round = max(1, (1 << 20) * align // width)
+        for first in range(0, len(left), per_round):
+            some = left[first : first + per_round]
+            found[some] = _first_likely(hops, aim[some], chain[some], align, width, least)
+    kept = found >= 0
+    starts = np.concatenate([begins[firsts], found[kept]])
+    chains = np.concatenate([firsts, chain[kept]])
+    order = np.argsort(starts, kind="stable")
+    starts, chains = starts[order], chains[order]
+    distinct = np.append(True, np.diff(starts) > 0)
+    return starts[distinct], chains[distinct]
+
+
+def _entry_size(hops: _Hops, begins: Positions, chain: npt.NDArray[np.int64]) -> int:
+    """Return the size of the largest of the first entries of the chains, within bounds."""
+    at, most = begins, 64
+    for _ in range(32):
+        key, value, possible = hops.step(at, chain)
+        if not possible.any():
+            break
+        sizes = (hops.frame + key + np.maximum(value, 0))[possible]
+        most = max(most, int(sizes.max()))
+        at, chain = at[possible] + sizes, chain[possible]
+    return min(most, 1 << 14)
+
+
+def _first_likely(
+    hops: _Hops, aim: Positions, chain: npt.NDArray[np.int64], align: int, width: int, least: tuple[int, int]
+) -> Positions:
+    """Return for each aim the first place from which several steps succeed; −1 if there is none.
+
+    All candidates of all aims advance at once; few survive the first step.
+    """
+    base = hops.ends[chain - 1] * (chain > 0)
+    first = aim + (-(aim - base) % align)
+    offsets = np.arange(0, width, align)
+    candidates = (first[:, None] + offsets).reshape(-1)
+    lanes = np.repeat(np.arange(len(aim)), len(offsets))
+    chains = chain[lanes]
+    inside = candidates < hops.ends[chains] - 4
+    candidates, lanes, chains = candidates[inside], lanes[inside], chains[inside]
+    at = candidates
+    for _ in range(_TRIES):
+        key, value, possible = hops.step(at, chains)
+        # If both keys and values could be empty, zeros would pass for entries.
+        possible &= (key + value > 0) & (key >= least[0]) & ((value >= least[1]) | (value == -1))
+        candidates, lanes, chains = candidates[possible], lanes[possible], chains[possible]
+        at = (at + hops.frame + key + np.maximum(value, 0))[possible]
+    found = np.full(len(aim), -1, np.int64)
+    found[lanes[::-1]] = candidates[::-1]
+    return found
+
+
+def _run(
+    hops: _Hops,
+    starts: Positions,
+    chain: npt.NDArray[np.int64],
+    stops: Positions,
+    marked: _Flags,
+    paths: list[str],
+) -> Positions:
+    """Advance all lanes to their stops and mark entries; return where each lane ended."""
+    landed = starts.copy()
+    running = np.arange(len(starts))
+    at, own, stop = starts.copy(), chain, stops
+    while len(running) > _FEW_LANES:
+        key, value, possible = hops.step(at, own)
+        marked[at[possible]] = True
+        landed[running] = np.where(possible, at + hops.frame + key + np.maximum(value, 0), at)
+        on = possible & (landed[running] < stop)
+        running, own, stop = running[on], own[on], stop[on]
+        at = landed[running]
+    for lane in running.tolist():
+        landed[lane] = _follow(hops, int(landed[lane]), int(chain[lane]), int(stops[lane]), marked, paths)
+    return landed
+
+
+def _follow(hops: _Hops, at: int, own: int, stop: int, marked: _Flags, paths: list[str]) -> int:
+    """Advance one lane to its stop, as :func:`_run` does many; return where it ended."""
+    size_at, end = hops.sizes.item, int(hops.ends[own])
+    least, empty = -1 if hops.may_delete[own] else 0, 0
+    while at < stop:
+        key, room = size_at(at), end - at - 4 - hops.frame
+        value = size_at(at + 4 + key) if 0 <= key <= room else least - 1
+        if not least <= value <= room - key:
+            return at
+        empty += not key
+        if empty > _EMPTY_MAX:
+            raise damaged(paths[own], f"more than {_EMPTY_MAX:,} entries one after another have no key")
+        marked[at] = True
+        at += hops.frame + key + max(0, value)
+    return at
+
+
+def _mend(
+    hops: _Hops,
+    starts: Positions,
+    chain: npt.NDArray[np.int64],
+    landed: Positions,
+    stops: Positions,
+    marked: _Flags,
+    paths: list[str],
+) -> None:
+    """Make sure that exactly those entries are marked that a walk from each chain's beginning
+    meets.
+    """
+    ends = hops.ends
+    last = np.append(chain[1:] != chain[:-1], True)
+    at_end = (landed == ends[chain] - 4) & (hops.sizes[np.minimum(landed, len(hops.sizes) - 1)] == -1)
+    good = np.where(last, at_end, landed == stops)
+    if good.all():
+        return
+    # Rare: a false beginning, or a broken file. From the first lane that missed, walk entry by
+    # entry until the walk meets one that a later lane has marked as well.
+    lane, count = 0, len(starts)
+    bad = np.flatnonzero(~good)
+    while lane < count:
+        next_bad = int(np.searchsorted(bad, lane))
+        if next_bad == len(bad):
+            return
+        lane = int(bad[next_bad])
+        lane = _walk(hops, int(landed[lane]), lane, starts, chain, marked, paths)
+
+
+def _walk(
+    hops: _Hops,
+    at: int,
+    lane: int,
+    starts: Positions,
+    chain: npt.NDArray[np.int64],
+    marked: _Flags,
+    paths: list[str],
+) -> int:
+    """Walk from where a lane ended until the walk meets a later lane; return that lane.
+
+    Removes marks that the walk passes over. Raises if an entry is impossible.
+    """
+    own = int(chain[lane])
+    end, least = int(hops.ends[own]), -1 if hops.may_delete[own] else 0
+    size_at = hops.sizes.item
+    cleared = int(starts[lane + 1]) if lane + 1 < len(starts) else end
+    while True:
+        if at > cleared:
+            marked[cleared:at] = False
+            cleared = at
+        if cleared <= at < end and marked[at]:
+            return int(np.searchsorted(starts, at, "right")) - 1
+        key = size_at(at)
+        if at == end - 4 and key == -1:
+            marked[at:end] = False
+            return int(np.searchsorted(starts, end, "left"))
+        room = end - at - 4 - hops.frame
+        value = size_at(at + 4 + key) if 0 <= key <= room else least - 1
+        if not least <= value <= room - key:
+            begin = int(hops.ends[own - 1]) if own else 0
+            raise damaged(
+                paths[own],
+                f"at byte {at - begin} of what it holds no entry can stand: its key's size is {key}"
+                + (f", its value's {value}" if 0 <= key <= room else f", and {max(0, room)} bytes are left"),
+                offset=at,
+            )
+        marked[at] = True
+        cleared = max(cleared, at + 1)
+        at += hops.frame + key + max(0, value)
+
 
 FILE: Final = re.compile(r"([1-9]\d{0,17})\.(delta|snapshot)")
 """Names of the store's files; version 0 is the empty state and has none."""
@@ -107,25 +434,6 @@ def problems(
     """Return nothing: anything wrong with these files is found when they are read."""
     del folder, store, partition, files, listing, level
     return ()
-
-
-def encode_file(store: Store, entries: Entries) -> bytes:
-    """Return a snapshot of the entries as Spark writes it: rows are copied as bytes, not encoded
-    again.
-    """
-    values = entries.values
-    if store.has_row_checksums:
-        sums = _row_checksums(entries.keys, values).astype("<u4")
-        framed = _join([_fixed(sums.view(np.uint8), 4), values])
-        values = framed
-    sizes = [some.length.astype(">i4").view(np.uint8) for some in (entries.keys, values)]
-    rows = _join([_fixed(sizes[0], 4), entries.keys, _fixed(sizes[1], 4), values])
-    return spark_encode(store.codec, np.concatenate([rows.data, np.full(4, 0xFF, np.uint8)]))
-
-
-def _fixed(data: npt.NDArray[np.uint8], width: int) -> ByteStrings:
-    count = len(data) // width
-    return ByteStrings(data, np.arange(count, dtype=np.int64) * width, np.full(count, width, np.int64))
 
 
 def _join(parts: list[ByteStrings]) -> ByteStrings:

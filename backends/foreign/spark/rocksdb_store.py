@@ -2,28 +2,38 @@
 
 A zip has ``metadata``, which lists the table files of the database in ``SSTs/``; the state at
 version V is the greatest zip up to V and the changelogs after it. In checkpoint format 2 names
-include an id (``V_<id>.zip``), and a changelog says which files it is based on (its lineage).
+include an id (``V_<id>.zip``), and a changelog says which files it is based on (its *lineage*).
+
+A changelog has the changes of one version, one after another. Version 1 is a chain like the default
+store's deltas. Version 2 begins with the text ``v2``, and each change with a byte for its kind; it
+ends with the byte 0. Versions 3 and 4 are 1 and 2 with a lineage before the changes.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Sequence
-from typing import Final
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind
+from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.storage import ObjectInfo, Storage
 
-from ..byte_strings import ByteStrings
-from ..framing import damaged, spark_decode
-from ..limits import Decoded
-from ..sst.merge import newest, read_tables
-from ..sst.table import DELETE as _DELETE, MERGE as _MERGE, PUT as _PUT, Run, Tombstone
-from .changelogs import DELETE, DELETE_RANGE, MERGE, PUT, Changes, read_changes
-from .rocksdb_files import Snapshot, file_problems, open_tables, read_snapshot
+from ..byte_strings import ByteStrings, Octets
+from ..framing import damaged, json_value, modified_utf8, spark_decode
+from ..limits import SMALL_BYTES, ZIP_ENTRIES, Decoded, check
+from ..source import Level
+from ..sst.merge import merged, newest, read_tables
+from ..sst.table import DELETE as _DELETE, MERGE as _MERGE, PUT as _PUT, Run, Table, Tombstone, open_table
+from .hdfs_store import parse_chains
 from .rocksdb_keys import (
     PLAIN,
     delimiter_of,
@@ -34,8 +44,266 @@ from .rocksdb_keys import (
     split_values,
     without_sums,
 )
+from .schemas import parse_json
 from .stores import Entries, Listing, Store, read_whole
 from .unsafe_row import decode_rows
+
+DELETE, PUT, MERGE, DELETE_RANGE = 0x10, 0x01, 0x11, 0x20
+_KINDS: Final = (DELETE, PUT, MERGE, DELETE_RANGE)
+_VERSION: Final = re.compile(r"v(\d{1,4})")
+_END: Final = np.full(4, 0xFF, np.uint8)
+
+
+class Changes(NamedTuple):
+    """The changes of one version of a partition, in their order."""
+
+    path: str
+    version: int
+    """Of the file's format."""
+    lineage: tuple[tuple[int, str], ...]
+    """The versions before it, back to the newest zip, with their ids."""
+    kind: npt.NDArray[np.uint8]
+    """``DELETE``, ``PUT``, ``MERGE`` or ``DELETE_RANGE``."""
+    key: ByteStrings
+    value: ByteStrings
+    """Empty for deletes; for a deleted range of keys its end, which is not deleted."""
+
+
+def read_changes(data: Octets, path: str) -> Changes:
+    """Parse one changelog, decompressed. Raises ``DamagedCheckpoint``, ``UnsupportedFormat``."""
+    version, at = _version(data)
+    if not 1 <= version <= 4:
+        raise UnsupportedFormat(
+            f"{path}: the changelog is of version {version}; 1 to 4 are known. Use a newer stateformat",
+            kind=ErrorKind.UNSUPPORTED_VERSION,
+            path=path,
+            version=version,
+        )
+    lineage: tuple[tuple[int, str], ...] = ()
+    if version >= 3:
+        size = int.from_bytes(data[at : at + 2].tobytes(), "big")
+        if at + 2 + size > len(data):
+            raise damaged(path, f"its lineage has {size} bytes, {len(data) - at - 2} are left")
+        lineage = _lineage(modified_utf8(data[at + 2 : at + 2 + size], path), path)
+        at += 2 + size
+    if version in (1, 3):
+        ends = np.array([len(data) - at], np.int64)
+        chain = parse_chains(data[at:], ends, np.array([True]), [path])
+        kind = np.where(chain.values.length < 0, DELETE, PUT).astype(np.uint8)
+    else:
+        if len(data) == at:
+            raise damaged(path, "it holds no end mark")
+        # The byte before an entry counts as following the previous one; an end mark is added to the
+        # chain.
+        body = np.concatenate([data[at + 1 :], _END])
+        chain = parse_chains(body, np.array([len(body)]), np.array([True]), [path], gap=1)
+        kinds = np.append(data[at : at + 1], body[chain.values.start + np.maximum(chain.values.length, 0)])
+        kind = kinds[:-1]
+        if kinds[-1] != 0:
+            raise damaged(path, f"byte {int(kinds[-1]):#x} stands where 0 ends it")
+        known = np.isin(kind, _KINDS)
+        if not known.all():
+            raise damaged(path, f"a change is of the unknown type {int(kind[np.argmin(known)]):#x}")
+        if ((kind == DELETE) != (chain.values.length < 0)).any():
+            raise damaged(path, "a change has a value and deletes, or has none and does not")
+    values = chain.values
+    plain = ByteStrings(values.data, values.start, np.maximum(values.length, 0))
+    return Changes(path, version, lineage, kind, chain.keys, plain)
+
+
+def _version(data: Octets) -> tuple[int, int]:
+    """Return the version and where the rest begins. Version 1 has no mark; Spark reads it the same
+    way.
+    """
+    size = int.from_bytes(data[:2].tobytes(), "big")
+    text = data[2 : 2 + size].tobytes()
+    found = _VERSION.fullmatch(text.decode("ascii", "replace")) if size <= 8 else None
+    return (int(found[1]), 2 + size) if found else (1, 0)
+
+
+def _lineage(text: str, path: str) -> tuple[tuple[int, str], ...]:
+    try:
+        return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in json_value(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise damaged(path, f"its lineage cannot be read ({text[:60]!r})") from error
+
+
+_METADATA_MAX: Final = 1 << 24
+_ZIP_ENTRY: Final = b"PK\1\2"
+_ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_SST_NAME: Final = re.compile(r"[^/\\\x00]+\.sst")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the ``metadata`` of a zip contains."""
+
+    path: str
+    tables: tuple[tuple[str, int], ...]
+    """Names in ``SSTs/``, and sizes."""
+    keys: int
+    """Of all column families that are not Spark's own; negative if not counted."""
+    internal_keys: int
+    """Of Spark's own families."""
+    families: Mapping[str, int]
+    """The numbers of the column families; empty if keys have none."""
+    internal: frozenset[str]
+    """Which of them are Spark's own."""
+    metadata: Mapping[str, Any]
+    """All of it, as Spark wrote it."""
+
+
+def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
+    """Read the ``metadata`` of a zip."""
+    path = item.path
+    data = read_whole(folder, item, SMALL_BYTES)
+    check(path, "the files in it", data.count(_ZIP_ENTRY), ZIP_ENTRIES, "entries")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        names = {info.filename: info.file_size for info in archive.infolist()}
+        _check_entries(path, archive.infolist())
+        logs = {name: size for name, size in names.items() if name.endswith(".log") and size}
+        if not 0 < names.get("metadata", 0) <= _METADATA_MAX:
+            raise damaged(path, f"its metadata has {names.get('metadata', 0)} bytes")
+        text = archive.read("metadata").decode("utf-8")
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError, OSError) as error:
+        raise damaged(path, f"it is no zip that can be read ({error})") from error
+    if logs:
+        raise UnsupportedFormat(
+            f"{path} holds a log of RocksDB ({next(iter(logs))}) that is not empty: changes may stand in it alone. Let "
+            "the query run one more batch",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            path=path,
+        )
+    version, _, body = text.partition("\n")
+    if version.strip() != "v1":
+        raise UnsupportedFormat(
+            f"{path}: its metadata is of version {version[:20]!r}; v1 is known. Use a newer stateformat",
+            kind=ErrorKind.UNSUPPORTED_VERSION,
+            path=path,
+        )
+    return _snapshot(path, parse_json(body, path))
+
+
+def _check_entries(path: str, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Check that each name is there once, and that no other compression than Spark's is used."""
+    for info in entries:
+        if info.compress_type not in _ZIP_METHODS:
+            raise UnsupportedFormat(
+                f"{path}: {info.filename!a} in it is compressed by method {info.compress_type}; only what is "
+                "stored or deflated is read, as Spark writes it. Put the zip back from a copy",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                path=path,
+            )
+    if len({info.filename for info in entries}) < len(entries):
+        raise damaged(path, "it has two files of one name")
+
+
+def _snapshot(path: str, found: Mapping[str, Any]) -> Snapshot:
+    listed, families = found.get("sstFiles") or [], found.get("columnFamilyMapping") or {}
+    own = found.get("columnFamilyTypeMap") or {}
+    keys, internal = found.get("numKeys", -1), found.get("numInternalKeys", -1)
+    wrong = not all(isinstance(one, dict) for one in (families, own))
+    wrong |= not all(isinstance(one, int) for one in (keys, internal))
+    if wrong or not all(isinstance(one, int) and 0 <= one < 1 << 16 for one in families.values()):
+        raise damaged(path, "its numbers of keys or column families are none", kind=ErrorKind.DAMAGED_MANIFEST)
+    if found.get("logFiles"):
+        raise UnsupportedFormat(
+            f"{path} lists logs of RocksDB, which are not read here. Let the query run one more batch",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            path=path,
+        )
+    tables: list[tuple[str, int]] = []
+    for item in listed if isinstance(listed, list) else [listed]:
+        name, size = (item.get("dfsSstFileName"), item.get("sizeBytes")) if isinstance(item, dict) else ("", 0)
+        if not isinstance(name, str) or not _SST_NAME.fullmatch(name) or not isinstance(size, int):
+            raise damaged(path, f"it lists the table file {item!r}", kind=ErrorKind.DAMAGED_MANIFEST)
+        tables.append((name, size))
+    if len({name for name, _ in tables}) < len(tables):
+        raise damaged(path, "it lists a table file twice", kind=ErrorKind.DAMAGED_MANIFEST)
+    marked = frozenset(name for name in families if own.get(name))
+    return Snapshot(path, tuple(tables), keys, internal, dict(families), marked, found)
+
+
+def open_tables(folder: Storage, place: str, snapshot: Snapshot) -> list[Table]:
+    """Open the table files that a zip lists."""
+    tables = []
+    for name, size in snapshot.tables:
+        path = f"{place}/SSTs/{name}"
+        try:
+            found = folder.size(path)
+        except FileNotFoundError as error:
+            raise damaged(
+                path, f"it is missing, and {snapshot.path} lists it", kind=ErrorKind.OBJECT_MISSING
+            ) from error
+        if found != size:
+            raise damaged(
+                path, f"it has {found} bytes, {snapshot.path} says {size}", kind=ErrorKind.OBJECT_SIZE_DIFFERS
+            )
+        tables.append(open_table(partial(folder.read_range, path), size, path))
+    return tables
+
+
+def file_problems(
+    folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo], listing: Listing, level: Level
+) -> Iterator[CheckpointError]:
+    """Find table files that are missing or have another size; in full, also numbers of keys that
+    differ.
+
+    For one partition of a store, whatever column families it has.
+    """
+    place = store.folder(partition)
+    known = listing.files(f"{place}/SSTs")
+    for item in files:
+        if not item.path.endswith(".zip"):
+            continue
+        try:
+            snapshot = read_snapshot(folder, item)
+        except CheckpointError as error:
+            yield error
+            continue
+        found = list(_table_problems(snapshot, place, known))
+        yield from found
+        if store.family is not None and store.family not in snapshot.families:
+            yield damaged(item.path, f"it has no column family {store.family!r}", kind=ErrorKind.DAMAGED_MANIFEST)
+        elif level == "full" and store.family is not None and not found:
+            try:
+                _compare_numbers(folder, store, place, snapshot)
+            except CheckpointError as error:
+                yield error
+
+
+def _table_problems(snapshot: Snapshot, place: str, known: Mapping[str, int]) -> Iterator[CheckpointError]:
+    for name, size in snapshot.tables:
+        path = f"{place}/SSTs/{name}"
+        if name not in known:
+            yield damaged(path, f"it is missing, and {snapshot.path} lists it", kind=ErrorKind.OBJECT_MISSING)
+        elif known[name] != size:
+            yield damaged(
+                path, f"it has {known[name]} bytes, {snapshot.path} says {size}", kind=ErrorKind.OBJECT_SIZE_DIFFERS
+            )
+
+
+def _compare_numbers(folder: Storage, store: Store, place: str, snapshot: Snapshot) -> None:
+    """Count the keys of all column families together, and compare with the number in the zip."""
+    keys, _ = merged(open_tables(folder, place, snapshot), delimiter=delimiter_of(store))
+    if len(keys) and int(keys.length.min()) < 2:
+        raise damaged(snapshot.path, "a key of its tables is shorter than the number of a column family")
+    families = keys.fixed(0, "<u2").astype(np.int64) if len(keys) else np.zeros(0, np.int64)
+    unknown = ~np.isin(families, list(snapshot.families.values()))
+    if unknown.any():
+        number = int(families[np.argmax(unknown)])
+        raise damaged(snapshot.path, f"its tables have keys of the column family {number}, which it does not name")
+    if snapshot.keys < 0 or snapshot.internal_keys < 0:
+        return
+    own = np.isin(families, [snapshot.families[name] for name in snapshot.internal])
+    for what, have, want in (
+        ("keys", int((~own).sum()), snapshot.keys),
+        ("keys of Spark's own", int(own.sum()), snapshot.internal_keys),
+    ):
+        if have != want:
+            raise damaged(snapshot.path, f"its tables have {have} {what}, its metadata says {want}")
+
 
 FILE: Final = re.compile(r"([1-9]\d{0,17})(?:_([^/.]+))?\.(zip|changelog)")
 """Names of the store's files: version, id, kind."""

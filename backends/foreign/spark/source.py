@@ -34,8 +34,6 @@ from ..limits import ENTRIES, check as check_limit
 from ..source import Level, Note, Opened, Part, Progress
 from . import hdfs_store, rocksdb_store
 from .checks import check
-from .families import Family, families_of
-from .key_columns import NESTED_KEY_HASH, UNKNOWN_KEY_HASH, infer_operator
 from .logs import (
     PROVIDER,
     OperatorInfo,
@@ -52,7 +50,7 @@ from .logs import (
 )
 from .rocksdb_keys import encoder_of
 from .schemas import SCHEMA_ADVICE, UNKNOWN_SCHEMA, StoreSchema, parse_schema_file
-from .states import StateShape, shape_of
+from .states import NESTED_KEY_HASH, UNKNOWN_KEY_HASH, Family, StateShape, families_of, infer_operator, shape_of
 from .stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Entries, Listing, Store, StoreReader
 
 READERS: Final[Mapping[str, StoreReader]] = {HDFS_PROVIDER: hdfs_store, ROCKSDB_PROVIDER: rocksdb_store}

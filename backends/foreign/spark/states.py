@@ -1,23 +1,331 @@
-"""stateformat's names for the columns of a store: a declared state, and rows as in a segment."""
+"""A store's states in our words: key columns, column families, declared states, rows.
+
+The first columns of a store's key row determine its partition; how many depends on the operator.
+Spark partitions rows by ``pmod(murmur3(columns, seed 42), partitions)``, which is stateformat's
+default key hash.
+
+Stores of joins since format 3, and of ``transformWithState``, have column *families*. In Spark
+their keys may be nested (a struct of the grouping columns, then the key of a map, or a time); here
+they are flat, and begin with the columns that Spark hashes. Some families are derived from others,
+such as an index by time: they are *hidden*, but a copy of a checkpoint must include them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
-from stateformat.keys import check_key_types
+from stateformat.keys import check_key_types, hash_keys, key_groups
 from stateformat.model import Mode, State, TimerClock
 from stateformat.schema import segment_schema
 from stateformat.states import list_state, map_state, timers, value_state
 
+from ..framing import damaged
 from ..source import Note
-from .families import Family, Kind
 from .logs import OperatorInfo, StoreInfo
 from .schemas import SparkField, SparkType, StoreSchema, arrow_fields, distinct, has_values
+from .stores import KeyLayout
+
+NESTED_KEY_HASH: Final = "spark-murmur3-seed42-nested"
+"""For operators whose keys have arrays or maps, which stateformat's key hash does not support."""
+UNKNOWN_KEY_HASH: Final = "spark-murmur3-seed42-unknown-columns"
+"""For operators whose columns no file names (Spark before 3.1)."""
+_LONGEST_ARRAY: Final = 4096
+_EXPANDED_ROWS: Final = 1 << 15
+
+JOIN_STORES: Final = (
+    "left-keyToNumValues",
+    "left-keyWithIndexToValue",
+    "right-keyToNumValues",
+    "right-keyWithIndexToValue",
+)
+_WHOLE_KEY: Final = (
+    "stateStoreSave",
+    "dedupe",
+    "dedupeWithinWatermark",
+    "flatMapGroupsWithState",
+    "applyInPandasWithState",
+    "globalLimit",
+)
+_GROUPED_BY_USER: Final = (
+    "transformWithStateExec",
+    "transformWithStateInPandasExec",
+    "transformWithStateInPySparkExec",
+)
+
+
+def hashed_columns(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema) -> int:
+    """Return how many columns of the key row, from the first on, determine its partition.
+
+    0 if the operator has no keys: one partition has everything. Raises ``UnsupportedFormat`` for an
+    unknown operator, by its name.
+    """
+    count = len(schema.key)
+    if not schema.known:
+        return count
+    if not 0 <= store.prefix_columns <= count:
+        raise damaged(
+            operator.path or f"state/{operator.id}",
+            f"store {store.name!r} has {store.prefix_columns} prefix columns, and its key has {count}",
+            kind=ErrorKind.DAMAGED_MANIFEST,
+        )
+    if operator.name in _WHOLE_KEY:
+        return _non_empty(schema.key, count)
+    if operator.name == "sessionWindowStateStoreSaveExec":
+        return store.prefix_columns or count - 1
+    if operator.name == "symmetricHashJoin":
+        name = schema.family if schema.family in JOIN_STORES else store.name
+        return count - 1 if name.endswith("keyWithIndexToValue") else count
+    if operator.name in _GROUPED_BY_USER:
+        return _non_empty(schema.key, count)
+    raise UnsupportedFormat(
+        f"operator {operator.id} is {operator.name!r}, which is not known: which columns its keys are dealt by is not "
+        "known either. Use a newer stateformat",
+        kind=ErrorKind.UNSUPPORTED_FEATURE,
+        operator=operator.uid,
+    )
+
+
+def spark_hashes(columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
+    """Return Spark's hash of each row, over the columns that determine its partition.
+
+    Supports types that Spark can hash and stateformat keys cannot have: arrays and maps, at any
+    depth.
+    """
+    if not any(pa.types.is_nested(column.type) for column in columns):
+        return hash_keys(columns)
+    rows = len(columns[0])
+    # An array becomes as many columns as it has items, so rows are processed in pieces.
+    starts = range(0, rows, _EXPANDED_ROWS) or (0,)
+    slices = ([column.slice(start, _EXPANDED_ROWS) for column in columns] for start in starts)
+    return np.concatenate([hash_keys([part for column in some for part in _expanded(column)]) for some in slices])
+
+
+def partitions_of(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.int32]:
+    """Return the partition of each row: its hash, floor-mod the number of partitions."""
+    return key_groups(spark_hashes(columns), partitions)
+
+
+def _expanded(column: pa.Array) -> list[pa.Array]:
+    """Return columns that together have the hash of one.
+
+    Spark hashes the items of an array one after another, each seeded by the one before, and a null
+    not at all: as it hashes columns. So an array is a column for each position, null where the
+    array is shorter; a map is an array of keys and values by turns.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return [part for field in column.flatten() for part in _expanded(field)]
+    if not (pa.types.is_list(kind) or pa.types.is_map(kind)):
+        return [column]
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    starts = offsets[:-1]
+    lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)
+    items = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest > _LONGEST_ARRAY:
+        raise UnsupportedFormat(
+            f"a key holds an array of {longest} items; keys of up to {_LONGEST_ARRAY} can be compared with their "
+            "partition",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        )
+    if not longest:
+        # Nothing to hash: like a column of nulls.
+        return [pa.nulls(len(column), pa.int8())]
+    found = []
+    for index in range(longest):
+        places = pa.array(starts + index, mask=index >= lengths)
+        found += [part for values in items for part in _expanded(values.take(places))]
+    return found
+
+
+def _non_empty(key: tuple[SparkField, ...], count: int) -> int:
+    # The key of a limit is one column of the type void.
+    return count if any(has_values(item.type) for item in key) else 0
+
+
+def infer_operator(operator: int, stores: dict[str, StoreSchema], partitions: int) -> OperatorInfo:
+    """Return the operator for Spark 3.5, which writes no operator metadata, from its stores and
+    schemas.
+    """
+    names = tuple(sorted(stores))
+    prefix = 0
+    missing = sorted({*JOIN_STORES} - stores.keys()) if stores.keys() & {*JOIN_STORES} else []
+    if missing:
+        path = f"state/{operator}/0/{missing[0]}/_metadata/schema"
+        raise damaged(path, "it is missing, and other stores of the join are there", kind=ErrorKind.OBJECT_MISSING)
+    if names == tuple(sorted(JOIN_STORES)):
+        kind = "symmetricHashJoin"
+    else:
+        schema = stores.get("default") or next(iter(stores.values()))
+        key, value = [item.name for item in schema.key], [item.name for item in schema.value]
+        kind = "stateStoreSave" if schema.known else ""
+        if key and key[-1] == "sessionStartTime" and value[:1] == ["session_window"]:
+            kind, prefix = "sessionWindowStateStoreSaveExec", len(key) - 1
+        elif value == ["expiresAtMicros"]:
+            kind = "dedupeWithinWatermark"
+        elif value == ["__dummy__"]:
+            kind = "dedupe"
+        elif value and value[0] == "groupState":
+            kind = "flatMapGroupsWithState"
+        elif len(key) == 1 and not has_values(schema.key[0].type):
+            kind = "globalLimit"
+    infos = tuple(StoreInfo(name, prefix, partitions) for name in names)
+    return OperatorInfo(operator, kind, infos, None, {}, {})
+
+
+Kind = Literal["value", "list", "timers", "hidden"]
+TIMERS: Final = "timers"
+"""The name of the state that an operator's timers are."""
+INDEX: Final = SparkField("index", SparkType("long", pa.int64()))
+"""If keys have several values: the position of each."""
+_KEY_TO_TIME: Final = {"$eventTimers_keyToTimestamp": "event", "$procTimers_keyToTimestamp": "processing"}
+_COUNTER: Final = "$rowCounter_"
+_JOIN_LISTS: Final = ("left-keyWithTsToValues", "right-keyWithTsToValues")
+_JOIN_TIMES: Final = ("left-tsWithKey", "right-tsWithKey")
+
+
+class Family(NamedTuple):
+    """A column family, or a store that has none."""
+
+    name: str
+    """The state's name in stateformat."""
+    family: str
+    """Spark's name for it."""
+    schema: StoreSchema
+    """Flat: the hashed columns first."""
+    hashed: int
+    kind: Kind = "value"
+    layout: KeyLayout | None = None
+    """How the keys are stored, if not as the schema has them."""
+    multiple: bool = False
+    tag: str = ""
+    """For timers: which time they are in."""
+
+
+def families_of(operator: OperatorInfo, store: StoreInfo, schemas: Sequence[StoreSchema]) -> Iterator[Family]:
+    """Return what a store contains. Raises ``UnsupportedFormat`` for unknown families."""
+    if len(schemas) == 1 and schemas[0].family == "default":
+        yield Family(store.name, "default", schemas[0], hashed_columns(operator, store, schemas[0]))
+        return
+    kinds = _variables(operator)
+    names = {schema.family for schema in schemas}
+    for schema in schemas:
+        if schema.family.startswith(_COUNTER) and schema.family.replace(_COUNTER, "$count_") in names:
+            # A list with a time to live counts its rows elsewhere; Spark 4.3 makes no such family.
+            continue
+        if kinds is None:
+            yield _of_join(operator, store, schema)
+        else:
+            yield _of_user(operator, schema, kinds, names)
+
+
+def _variables(operator: OperatorInfo) -> Mapping[str, str] | None:
+    """Return the kinds of the state variables of a user's function; None if there is no
+    function.
+    """
+    found: Any = operator.properties.get("stateVariables")
+    if found is None:
+        return None
+    try:
+        return {str(one["stateName"]): str(one["stateVariableType"]) for one in found}
+    except (TypeError, KeyError) as error:
+        raise damaged(
+            operator.path or operator.uid, "its stateVariables cannot be read", kind=ErrorKind.DAMAGED_MANIFEST
+        ) from error
+
+
+def _of_join(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema) -> Family:
+    name = schema.family
+    if name not in (*_JOIN_LISTS, *_JOIN_TIMES):
+        return Family(name, name, schema, hashed_columns(operator, store, schema))
+    # The key ends with the row's time.
+    hashed = len(schema.key) - 1
+    if name in _JOIN_TIMES:
+        return Family(name, name, schema, hashed, "hidden", multiple=True)
+    flat = replace(schema, key=(*schema.key, INDEX))
+    return Family(name, name, flat, hashed, layout=_layout(schema, [(at,) for at in range(hashed + 1)]), multiple=True)
+
+
+def _of_user(operator: OperatorInfo, schema: StoreSchema, kinds: Mapping[str, str], names: set[str]) -> Family:
+    name, kind = schema.family, kinds.get(schema.family, "")
+    if kind == "ListState":
+        flat = replace(schema, key=(*schema.key, INDEX))
+        paths = [(at,) for at in range(len(schema.key))]
+        return Family(name, name, flat, len(schema.key), "list", _layout(schema, paths), multiple=True)
+    if kind == "MapState" or name in _KEY_TO_TIME:
+        grouping = [(0, at) for at in range(len(_struct(operator, schema, 0)))]
+        rest = [(1,)] if name in _KEY_TO_TIME else [(1, at) for at in range(len(_struct(operator, schema, 1)))]
+        found = _flat(schema, grouping, rest)
+        if name not in _KEY_TO_TIME:
+            return found
+        given = TIMERS if TIMERS not in names else name.strip("$")
+        return found._replace(name=given, kind="timers", tag=_KEY_TO_TIME[name])
+    if kind == "ValueState":
+        return Family(name, name, schema, len(schema.key))
+    if not name.startswith("$") or kind not in ("", "TimerState"):
+        raise UnsupportedFormat(
+            f"{operator.uid} has the state {name!r} of kind {kind or 'none'}, which is not known. Use a newer "
+            "stateformat",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            operator=operator.uid,
+            state=name,
+        )
+    return _hidden(operator, schema, kinds)
+
+
+def _hidden(operator: OperatorInfo, schema: StoreSchema, kinds: Mapping[str, str]) -> Family:
+    """A family that Spark derives: the grouping columns are the key, or part of it."""
+    labels = [one.name for one in schema.key]
+    grouping: list[tuple[int, ...]]
+    rest: list[tuple[int, ...]]
+    if schema.family.endswith("_timestampToKey"):
+        grouping = [(1, at) for at in range(len(_struct(operator, schema, 1)))]
+        return _flat(schema, grouping, [(0,)])._replace(kind="hidden")
+    if schema.family.startswith("$ttl_") and labels == ["expirationMs", "elementKey"]:
+        inner = _struct(operator, schema, 1)
+        if kinds.get(schema.family.removeprefix("$ttl_")) == "MapState" and len(inner) == 2:
+            grouping = [(1, 0, at) for at in range(len(inner[0].type.children))]
+            rest = [(0,), *((1, 1, at) for at in range(len(inner[1].type.children)))]
+        else:
+            grouping, rest = [(1, at) for at in range(len(inner))], [(0,)]
+        return _flat(schema, grouping, rest)._replace(kind="hidden")
+    return Family(schema.family, schema.family, schema, len(schema.key), "hidden")
+
+
+def _struct(operator: OperatorInfo, schema: StoreSchema, at: int) -> Sequence[SparkField]:
+    """Return the fields of a nested key column."""
+    if at >= len(schema.key) or schema.key[at].type.kind != "struct":
+        raise UnsupportedFormat(
+            f"keys of the column family {schema.family!r} of {operator.uid} are not laid out as is known: "
+            f"{', '.join(f'{one.name} {one.type.kind}' for one in schema.key)}. Use a newer stateformat",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            operator=operator.uid,
+        )
+    return schema.key[at].type.children
+
+
+def _layout(schema: StoreSchema, paths: Sequence[tuple[int, ...]]) -> KeyLayout:
+    return KeyLayout(schema.key, tuple(paths))
+
+
+def _flat(schema: StoreSchema, grouping: Sequence[tuple[int, ...]], rest: Sequence[tuple[int, ...]]) -> Family:
+    paths = (*grouping, *rest)
+    fields = []
+    for first, *others in paths:
+        field = schema.key[first]
+        for at in others:
+            field = field.type.children[at]
+        fields.append(field)
+    flat = replace(schema, key=tuple(fields))
+    return Family(schema.family, schema.family, flat, len(grouping), layout=KeyLayout(schema.key, paths))
+
 
 NO_KEY = "no_key"
 """The key column of an operator without keys; always 0."""

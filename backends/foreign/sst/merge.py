@@ -20,8 +20,7 @@ from stateformat.errors import ErrorKind
 
 from ..byte_strings import ByteStrings, Octets, Positions, from_arrow
 from ..framing import damaged
-from .blocks import PAD, unsupported
-from .lanes import gather
+from .blocks import PAD, gather, unsupported
 from .table import DELETE, MERGE, PUT, SINGLE_DELETE, Run, Table, Tombstone, read_run
 
 _NARROW: Final = 512

@@ -1,6 +1,6 @@
 """A table file of RocksDB: its properties, its index, and its entries.
 
-Read ``blocks`` and ``lanes`` first. A key within a table is the user's key and eight more bytes,
+Read ``blocks`` first. A key within a table is the user's key and eight more bytes,
 little-endian: the sequence number in 56 bits and the type of the entry in the low eight.
 """
 
@@ -21,17 +21,21 @@ from ..framing import damaged
 from .blocks import (
     TRAILER,
     Blocks,
+    Entries,
     Handles,
+    Measure,
     ReadRange,
     TableFile,
+    gather,
     handle_at,
     load,
     open_file,
+    read_entries,
     single,
     unsupported,
     varint_at,
+    varints,
 )
-from .lanes import Entries, Measure, gather, read_entries, varints
 
 DELETE, PUT, MERGE, SINGLE_DELETE, RANGE_DELETE = 0, 1, 2, 7, 15
 _REFUSED_TYPES: Final = {

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ...dataflow import events as ev
-from ...dataflow.task.task import Task
+from ...dataflow.task import Task
 from .queue import CAPACITY, Queue
 
 TOGETHER_MIN: Final = 16

@@ -10,7 +10,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind
 
 from ...dataflow import events as ev
-from ...dataflow.chain.errors import FailsAgain
+from ...dataflow.chained_operator import FailsAgain
 
 CAPACITY = 8
 """How many elements a channel holds before its sender waits.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ...dataflow import events as ev
-from ...dataflow.task.task import Task
+from ...dataflow.task import Task
 from .edge_log import ReceivingEnd
 from .queue import LoopFill, Queue
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from stateformat.words import age, label, precise_moment
 
-from ...dataflow.chain.source_reader import Holder
+from ...dataflow.source_reader import Holder
 
 HELD_US: Final = 60_000_000
 """How long an input must have held back event time to be worth a warning."""

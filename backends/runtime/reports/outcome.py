@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.model import Stop
 
-from ...dataflow.chain.errors import OperatorError, chain_of, is_for_good, may_pass, signature
+from ...dataflow.chained_operator import OperatorError, chain_of, is_for_good, may_pass, signature
 
 logger = logging.getLogger(__name__)
 

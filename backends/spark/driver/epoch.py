@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from stateformat.errors import CheckpointError, InvalidInput
 
 from ...dataflow import events as ev
-from ...dataflow.chain.errors import FailsAgain
-from ...dataflow.graph import Vertex
+from ...dataflow.chained_operator import FailsAgain
+from ...dataflow.compile import Vertex
 from ..protocol import frames
 from ..protocol.dataframe_input import DataFrameInput
 from ..protocol.frames import EpochBroken

@@ -30,8 +30,8 @@ from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
 
 from ...dataflow import events as ev
-from ...dataflow.chain.source_reader import Holder
 from ...dataflow.graph import COMMITTABLES
+from ...dataflow.source_reader import Holder
 from ...runtime import (
     Clock,
     EpochProgress,

@@ -11,8 +11,8 @@ from stateformat.errors import InvalidInput
 
 from ...dataflow import events as ev
 from ...dataflow.api import NoSplit, Source
-from ...dataflow.chain.errors import FailsAgain
-from ...dataflow.graph import Job
+from ...dataflow.chained_operator import FailsAgain
+from ...dataflow.compile import Job
 from ...runtime import Driver, SplitAssigned
 from ..protocol.dataframe_input import DataFrameInput, InputEncoder
 from ..protocol.driver_task import DriverTask

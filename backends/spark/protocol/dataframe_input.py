@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from stateformat.errors import CheckpointError
 
 from ...dataflow import events as ev
-from ...dataflow.chain.errors import OperatorError
+from ...dataflow.chained_operator import OperatorError
 from ..sources.arrow import to_arrow
 from ..sources.source import Range
 from . import frames

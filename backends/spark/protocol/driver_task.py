@@ -8,9 +8,9 @@ from typing import Final, TypeGuard
 
 from ...dataflow import events as ev
 from ...dataflow.api import NoSplit
-from ...dataflow.chain.source_reader import Holder
-from ...dataflow.task.states import TaskState
-from ...dataflow.task.task import Task
+from ...dataflow.source_reader import Holder
+from ...dataflow.task import Task
+from ...dataflow.task_states import TaskState
 from ...runtime import Mail, MessageToSubtask, SplitAssigned, TaskChannels
 from .restore_point import RestorePoint
 

@@ -14,9 +14,9 @@ from stateformat.model import AttemptId, CheckpointId, Mode
 from stateformat.snapshot import Snapshot, WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain.chained_operator import ReportedProgress
-from ...dataflow.chain.source_reader import Holder
-from ...dataflow.graph import Job
+from ...dataflow.chained_operator import ReportedProgress
+from ...dataflow.compile import Job
+from ...dataflow.source_reader import Holder
 from ...runtime import Mail, Queue, Worker
 from . import frames
 from .remote_errors import pack_error

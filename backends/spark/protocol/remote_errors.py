@@ -6,7 +6,7 @@ import pickle
 import traceback
 from itertools import pairwise
 
-from ...dataflow.chain.errors import chain_of
+from ...dataflow.chained_operator import chain_of
 
 
 class RemoteError(Exception):

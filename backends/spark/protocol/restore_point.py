@@ -23,7 +23,7 @@ from stateformat.snapshot import WriteContext
 from stateformat.states import Layer
 
 from ...dataflow import events as ev
-from ...dataflow.chain.chained_operator import ReportedProgress
+from ...dataflow.chained_operator import ReportedProgress
 from ...runtime import OperatorState, Restored, by_layer, layers_of, restored_states
 
 

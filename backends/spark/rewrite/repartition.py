@@ -24,8 +24,7 @@ from stateformat.storage import Storage
 from stateformat.tables import Spill
 
 from ...foreign.spark.repartition.plan import RepartitionPlan, Source, Target
-from ...foreign.spark.repartition.run import Progress, Result
-from ...foreign.spark.repartition.work import deal, write_partition
+from ...foreign.spark.repartition.run import Progress, Result, deal, write_partition
 from ..sessions import check, job_session, session
 from ..worker_process import settle
 from .engine import WATCH_S, check_reachable, task_count

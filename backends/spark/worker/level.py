@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ...dataflow import events as ev
-from ...dataflow.chain.errors import FailsAgain
+from ...dataflow.chained_operator import FailsAgain
 from ..protocol import frames
 from ..protocol.frames import EpochBroken
 from ..protocol.messages import Epoch, Setup, Spec, TaskReport

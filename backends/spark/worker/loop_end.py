@@ -17,8 +17,8 @@ import pyarrow as pa
 from stateformat.snapshot import WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain.in_flight import OpenSnapshot
-from ...dataflow.task.task import Task
+from ...dataflow.chain import OpenSnapshot
+from ...dataflow.task import Task
 from ...runtime import LoopFill, Worker
 from ..protocol import frames
 from ..protocol.messages import Epoch, EpochLink, Setup, TaskReport

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Mode
 
-from ...dataflow.chain.chain import OperatorChain
-from ...dataflow.chain.chained_operator import ChainedOperator
-from ...dataflow.graph import Job
+from ...dataflow.chain import OperatorChain
+from ...dataflow.chained_operator import ChainedOperator
+from ...dataflow.compile import Job
 
 if TYPE_CHECKING:
     from ...dataflow.api import Operator

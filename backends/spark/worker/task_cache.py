@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...dataflow import events as ev
-from ...dataflow.chain.chain import OperatorChain
+from ...dataflow.chain import OperatorChain
 from ...state import SubtaskStates
 from .shared_copies import SharedCopies, file_name
 

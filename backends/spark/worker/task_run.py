@@ -23,11 +23,10 @@ from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
 
 from ...dataflow import events as ev
-from ...dataflow.chain.chain import OperatorChain
-from ...dataflow.chain.combiner import Combiner, combiners_of
-from ...dataflow.chain.in_flight import OpenSnapshot, in_flight_batches
-from ...dataflow.graph import Router
-from ...dataflow.task.task import Task
+from ...dataflow.chain import OpenSnapshot, OperatorChain, in_flight_batches
+from ...dataflow.chained_operator import Combiner, combiners_of
+from ...dataflow.compile import Router
+from ...dataflow.task import Task
 from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
 from ...state import SubtaskStates
 from ..protocol import frames

@@ -1,4 +1,4 @@
-"""The states of the keys of a piece, as objects that a function changes.
+"""The states and timers of the keys of a piece, as objects that a function changes.
 
 A value is an object with an attribute for each column, a map is a dict, a list is a list. Entries
 and elements with one value column are plain values, those with several are named tuples. All are
@@ -9,12 +9,15 @@ differences are written at once.
 from __future__ import annotations
 
 import keyword
+import operator
 from abc import ABC, abstractmethod
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict, namedtuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cache, reduce
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
@@ -24,20 +27,52 @@ import pyarrow as pa
 
 from stateformat.errors import InvalidInput
 from stateformat.states import as_schema
-from stateformat.tables import CONVERSION_ERRORS, from_python
+from stateformat.tables import CONVERSION_ERRORS, from_python, number_of
 
-from ....state import KeyedList, KeyedMap, KeyedValue
+from ....state import KeyedList, KeyedMap, KeyedValue, TimerSet
 from ...api import Descriptor, ListState, MapState, OperatorContext, ValueState
-from .conversion import (
+from .rows import (
+    KeyFault,
     OutsideYears,
     as_python,
+    clipped,
     differ,
     first_misfit,
     first_outside_years,
     holds_floats,
+    short,
 )
-from .emitted import KeyFault, clipped, short
-from .matching import places_before
+
+
+def places_before(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[int]:
+    """Return for each element of ``new`` its place in ``old``, −1 if it is new.
+
+    Places ascend, so an element that was moved counts as new. Among equal elements that could stay,
+    the last do. Two searches, one from each end, find all that stay if the list was filtered or
+    extended at one end, and most of them in any other case.
+    """
+    last = len(old) - 1
+    backward = [place if place < 0 else last - place for place in _in_order(old[::-1], new[::-1])[::-1]]
+    if -1 not in backward:
+        return backward
+    forward = _in_order(old, new)
+    return forward if forward.count(-1) < backward.count(-1) else backward
+
+
+def _in_order(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[int]:
+    """Match each element with the first equal one after the previous match."""
+    places = defaultdict(list)
+    for place, value in enumerate(old):
+        places[value].append(place)
+    found = []
+    begin = 0
+    for value in new:
+        equal = places.get(value, ())
+        at = bisect_left(equal, begin)
+        found.append(equal[at] if at < len(equal) else -1)
+        begin = found[-1] + 1 or begin
+    return found
+
 
 _CLEAR: Final = "clear"
 _SET: Final = "_set"
@@ -460,3 +495,105 @@ def state_class(name: str, names: tuple[str, ...], *, tells: bool = False) -> ty
         fields.append((_SET, bool, field(default=False, repr=False, compare=False)))
         methods["__setattr__"] = tell
     return make_dataclass(name, fields, slots=True, namespace=methods)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
+_BOUND: Final = 1 << 63
+
+Moment = int | datetime | np.datetime64
+"""µs since 1970, or a datetime; one without a zone is UTC, as in Arrow and numpy."""
+
+
+class _Log:
+    """What the functions of a piece have set and deleted, in order: the last call counts."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self.context = context
+        self.words: dict[tuple[int, int], bool] = {}
+        self.pending: set[tuple[int, int]] = set()
+        """Timers that are due and still to be called, by the number of their key."""
+
+
+class KeyTimers:
+    """The timers of one key: the fourth argument of a function.
+
+    A timestamp is µs since 1970 or a datetime; one without a time zone is UTC.
+    """
+
+    __slots__ = ("_log", "_number")
+
+    def __init__(self, log: _Log, number: int) -> None:
+        self._log, self._number = log, number
+
+    def __repr__(self) -> str:
+        return f"KeyTimers(watermark={self.watermark}, processing_time_us={self.processing_time_us})"
+
+    @property
+    def watermark(self) -> int:
+        """The current event time, µs."""
+        return self._log.context.watermark
+
+    @property
+    def processing_time_us(self) -> int:
+        """The wall-clock time, µs since 1970: the same for all calls in a step or epoch."""
+        return self._log.context.processing_time_us
+
+    def set(self, timestamp: Moment) -> None:
+        """Set a timer. One in the past is due at once; setting one again changes nothing."""
+        word = self._number, whole_us(timestamp)
+        if word not in self._log.pending:
+            self._log.words[word] = True
+
+    def delete(self, timestamp: Moment) -> None:
+        """Delete a timer, if it is set."""
+        word = self._number, whole_us(timestamp)
+        if word in self._log.pending:
+            self._log.pending.remove(word)
+        else:
+            self._log.words[word] = False
+
+
+def whole_us(timestamp: Moment) -> int:
+    """Return µs since 1970. Raises ``InvalidInput`` for a value that is not a time."""
+    if isinstance(timestamp, datetime):
+        aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
+        return (aware - _EPOCH) // _US
+    try:
+        # None for NaT.
+        number = number_of(timestamp, "us") if isinstance(timestamp, np.datetime64) else timestamp
+        whole = operator.index(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        whole = _BOUND
+    if not -_BOUND <= whole < _BOUND:
+        raise InvalidInput(f"a timer at {timestamp!r}. Give whole microseconds since 1970 (int), or a datetime.")
+    return whole
+
+
+class TimersOfPiece:
+    """The timers of the keys of a piece."""
+
+    def __init__(self, timers: TimerSet, context: OperatorContext) -> None:
+        self._timers = timers
+        self._log = _Log(context)
+
+    def of(self, numbers: Iterable[int]) -> Iterator[KeyTimers]:
+        """Return an object for each call, by the number of its key."""
+        return map(KeyTimers, repeat(self._log), numbers)
+
+    def fire(self, numbers: Sequence[int], timestamps: Sequence[int]) -> Iterator[bool]:
+        """Yield for each due timer whether to call it: no earlier call has deleted it."""
+        pending = self._log.pending = set(zip(numbers, timestamps, strict=True))
+        for word in zip(numbers, timestamps, strict=True):
+            is_due = word in pending
+            pending.discard(word)
+            yield is_due
+
+    def store(self, keys: pa.RecordBatch) -> None:
+        """Set and delete the timers in the state."""
+        words, self._log.words = self._log.words, {}
+        for is_set, act in ((False, self._timers.delete), (True, self._timers.set)):
+            chosen = [word for word, last in words.items() if last is is_set]
+            if chosen:
+                numbers, timestamps = (pa.array(column, pa.int64()) for column in zip(*chosen, strict=True))
+                act(beside(keys.take(numbers), [timestamps], ["_timestamp"]))

@@ -1,10 +1,25 @@
-"""``apply_per_key``: a plain Python function for each key."""
+"""``apply_per_key``: a plain Python function for each key.
+
+The annotations of a function say how many arguments it takes, and its rows in which form.
+
+Python's cyclic garbage collector runs less often meanwhile. A piece makes some hundred thousand
+tuples and objects, none of them garbage. By default the collector visits them every 700 new
+objects, which took two thirds of the time of a piece. Cycles that a user's function leaves are
+still collected, a hundred thousand objects later.
+"""
 
 from __future__ import annotations
 
+import gc
+import inspect
+import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, repeat
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,13 +35,153 @@ from stateformat.tables import rebatch
 from ...api import Descriptor, Operator, OperatorContext, Timers
 from ..aggregate import key_names, plain
 from ..row_steps import check_columns
-from .conversion import as_python
-from .emitted import Emitted, KeyFault, short
-from .few_collections import few_collections
-from .grouping import Grouped, KeyWithoutValue, key_values
-from .kept import Declared, KeptStates
-from .key_timers import TimersOfPiece
-from .signature import count_arguments, name_of, rows_form
+from .kept import Declared, KeptStates, TimersOfPiece
+from .rows import Emitted, Grouped, KeyFault, KeyWithoutValue, RowsAs, as_python, key_values, short
+
+_THRESHOLDS: Final = (100_000, 50, 1000)
+_inside: Final[list[tuple[int, int, int]]] = []
+"""The thresholds found by each entry, in any thread; the first is the original one."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Make collections rare within the block. A disabled collector stays disabled."""
+    before = gc.get_threshold()
+    _inside.append(before)
+    if before[0]:
+        gc.set_threshold(*map(max, _THRESHOLDS, before))
+    try:
+        yield
+    finally:
+        first = _inside.pop()
+        if not _inside:
+            gc.set_threshold(*first)
+
+
+_FORMS: Final = (
+    "Annotate it as pa.RecordBatch, pa.Table, np.ndarray, list[tuple] or a list of a NamedTuple, or not at all."
+)
+_LEAST, _MOST = 2, 4
+# Texts that need no value: list, typing.Sequence[Any], "list[tuple[str, Hidden]]".
+_TUPLES: Final = re.compile(r"[\w.]+\s*(\[\s*([\w.]+\.)?(tuple|Tuple|Any)\b.*\])?\s*", re.DOTALL)
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return the name of a function for errors."""
+    fn = _bare(fn)
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def _bare(fn: Any) -> Any:
+    """Return what is called when a ``functools.partial`` is."""
+    return _bare(fn.func) if isinstance(fn, partial) else fn
+
+
+def count_arguments(fn: object, what: str, arguments: Sequence[str]) -> int:
+    """With how many of ``arguments`` to call ``fn``. ``InvalidInput`` for another number."""
+    if not callable(fn):
+        raise InvalidInput(f"{what} of apply_per_key is {fn!r}. Give a function ({', '.join(arguments)}).")
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return _LEAST + 1
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(parameter.default is parameter.empty for parameter in by_place)
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    count = _MOST if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters) else needed
+    # What has a default is the function's own, unless its name says otherwise: ``state=None``.
+    while count < min(len(by_place), len(arguments)) and by_place[count].name == arguments[count]:
+        count += 1
+    if named or not _LEAST <= count <= _MOST:
+        raise InvalidInput(
+            f"{what} of apply_per_key, {name_of(fn)}, takes {inspect.signature(fn)}. It is called with "
+            f"({', '.join(arguments)}), or the first {_LEAST} or {_LEAST + 1} of these."
+        )
+    return count
+
+
+def rows_form(fn: Callable[..., Any]) -> tuple[RowsAs, type[Any] | None]:
+    """How ``fn`` wants its rows, by the annotation of its second argument; and of what class tuples
+    are, if they have names.
+
+    ``InvalidInput`` for one that says nothing of Arrow, numpy or tuples.
+    """
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return RowsAs.TUPLES, None
+    if len(parameters) < _LEAST or parameters[1].annotation is inspect.Parameter.empty:
+        return RowsAs.TUPLES, None
+    asked = _evaluated(parameters[1].annotation, fn)
+    form = _form_of_text(asked) if isinstance(asked, str) else _form(asked)
+    if form is None:
+        raise InvalidInput(
+            f"the rows of {name_of(fn)} are annotated as {_shown(asked)}, which apply_per_key does not know. {_FORMS}"
+        )
+    if form is RowsAs.TUPLES and isinstance(asked, str) and not _TUPLES.fullmatch(asked):
+        raise InvalidInput(
+            f"the rows of {name_of(fn)} are annotated as {asked}, and not all of these names are known in its module. "
+            "Define or import them there, not within a function and not for type checkers only."
+        )
+    named = [one for one in typing.get_args(asked) if form is RowsAs.TUPLES and hasattr(one, "_fields")]
+    return form, named[0] if named else None
+
+
+def _evaluated(asked: Any, fn: Callable[..., Any]) -> Any:
+    """Return an annotation of ``fn``; one that names what has no value, as text."""
+    fn = _bare(fn)
+    plain: Any = inspect.unwrap(fn if inspect.isroutine(fn) else type(fn).__call__)
+    plain = getattr(plain, "__func__", plain)
+    # Of this argument only: the others may name what is imported for type checkers.
+    alone = SimpleNamespace(__annotations__={"rows": asked})
+    within = inspect.getclosurevars(plain).nonlocals if inspect.isfunction(plain) else {}
+    with suppress(NameError, AttributeError, TypeError, SyntaxError):
+        asked = typing.get_type_hints(alone, getattr(plain, "__globals__", {}), dict(within))["rows"]
+    return asked
+
+
+def _shown(asked: Any) -> str:
+    return asked.__qualname__ if isinstance(asked, type) and not typing.get_args(asked) else str(asked)
+
+
+def _form(asked: Any) -> RowsAs | None:
+    origin = typing.get_origin(asked) or asked
+    if asked is Any:
+        return RowsAs.TUPLES
+    if not isinstance(origin, type):
+        return None
+    if origin is pa.RecordBatch:
+        return RowsAs.BATCH
+    if origin is pa.Table:
+        return RowsAs.TABLE
+    if issubclass(origin, np.ndarray):
+        return RowsAs.NUMPY
+    arguments = typing.get_args(asked)
+    of_tuples = not arguments or arguments[0] is Any or _is_tuple(arguments[0])
+    sequences = issubclass(list, origin) or issubclass(origin, list | Iterable)
+    unfit = issubclass(origin, dict | str | bytes) or not (origin is list or origin.__module__ == "collections.abc")
+    return RowsAs.TUPLES if sequences and of_tuples and not unfit else None
+
+
+def _is_tuple(asked: Any) -> bool:
+    origin = typing.get_origin(asked) or asked
+    return isinstance(origin, type) and issubclass(origin, tuple)
+
+
+def _form_of_text(text: str) -> RowsAs | None:
+    bare = text.partition("[")[0].rpartition(".")[2].strip()
+    known = {
+        "RecordBatch": RowsAs.BATCH,
+        "Table": RowsAs.TABLE,
+        "ndarray": RowsAs.NUMPY,
+        "NDArray": RowsAs.NUMPY,
+        "list": RowsAs.TUPLES,
+        "Sequence": RowsAs.TUPLES,
+        "Iterable": RowsAs.TUPLES,
+        "Any": RowsAs.TUPLES,
+    }
+    return known.get(bare)
+
 
 PIECE_ROWS: Final = 262_144
 PIECE_BYTES: Final = 16 << 20

@@ -1,29 +1,196 @@
 """Runs a repartition: reads and verifies everything, then writes, ``metadata`` last.
 
 What is read waits in a temporary file until all of it is verified, so nothing is written for a
-checkpoint that is refused. An engine reads and writes state; this module does the rest.
+checkpoint that is refused. An engine reads and writes state, with two functions whose arguments can
+be pickled: :func:`deal` reads one partition of one store, verifies that its keys are where their
+hash puts them, and yields pieces for other partitions; :func:`write_partition` makes the files of
+one partition from pieces. Rows are moved as bytes. This module does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, Protocol
+from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.storage import Storage, lies_in
 from stateformat.tables import Spill
 
+from ...byte_strings import ByteStrings, from_arrow
+from ...framing import damaged
 from ...limits import read_whole
+from .. import rocksdb_keys, rocksdb_store
 from ..logs import batches
-from .plan import RepartitionPlan, Target, turn
-from .work import deal, write_partition
+from ..schemas import SparkField, SparkType, has_values
+from ..states import spark_hashes
+from ..stores import Entries, Store
+from ..unsafe_row import decode_rows
+from .plan import RepartitionPlan, Source, Target, Unit, turn
+from .store_files import entry_pieces, frame_pieces, framed, prefixed_keys, write_database, write_snapshot
+
+_VOID: Final = SparkType("void", pa.null())
+
+
+class Piece(NamedTuple):
+    """Entries of one store for one partition."""
+
+    target: Target
+    keys: int
+    rows: pa.RecordBatch
+    """Of ``store_files.FRAMES`` or ``ENTRIES``."""
+
+
+class Written(NamedTuple):
+    """What was written for one partition of one store."""
+
+    files: int
+    size_bytes: int
+
+
+def deal(folder: Storage, source: Source) -> Iterator[Piece]:
+    """Read one partition of a store and yield its entries by their new partitions.
+
+    Holds the whole partition. Raises ``DamagedCheckpoint`` if a key is in the wrong partition, or a
+    file is missing or damaged.
+    """
+    unit, found = source.unit, 0
+    for index, store in enumerate(unit.stores):
+        entries = unit.reader.entries(folder, store, source.partition, source.files)
+        found += len(entries.keys)
+        if not len(entries.keys):
+            continue
+        targets = _targets(unit, index, entries, source)
+        if unit.provider_after == "hdfs":
+            rows = framed(*_stored(store, entries))
+            pieces = frame_pieces(rows, targets, store.codec)
+        else:
+            pieces = entry_pieces(*_rocksdb_entries(unit, store, entries), targets)
+        for partition, keys, batch in pieces:
+            yield Piece(Target(unit.number, partition), keys, batch)
+    if unit.families:
+        _check_count(folder, source, found)
+
+
+def write_partition(
+    folder: Storage, unit: Unit, partition: int, pieces: Iterable[pa.RecordBatch], keys: int
+) -> Written:
+    """Write the files of one partition of a store from its pieces; an empty one has files too.
+
+    ``keys`` is how many entries the pieces hold.
+    """
+    place = unit.stores[0].folder(partition)
+    if unit.provider_after == "hdfs":
+        return Written(*write_snapshot(folder, place, unit.version, unit.stores[0].codec, pieces))
+    name = f"{unit.version}_{unit.ids[partition]}" if unit.ids else str(unit.version)
+    made = uuid5(NAMESPACE_URL, f"{folder.url} {place} {name}")
+    about = {"numKeys": keys, **unit.about}
+    return Written(*write_database(folder, place, name, pieces, about, unit.internal, made))
+
+
+def _check_count(folder: Storage, source: Source, found: int) -> None:
+    """Compare the keys of all column families with the number that the database gives.
+
+    So a family that no schema names is not overlooked. Only a zip by itself gives the number,
+    without changelogs.
+    """
+    if len(source.files) != 1:
+        return
+    said = rocksdb_store.read_snapshot(folder, source.files[0]).metadata
+    counts = [said.get("numKeys", -1), said.get("numInternalKeys", -1)]
+    if all(isinstance(one, int) and one >= 0 for one in counts) and sum(counts) != found:
+        raise damaged(
+            source.files[0].path,
+            f"it says that there are {sum(counts)} keys, and the column families of the schema have {found}",
+        )
+
+
+def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.NDArray[np.int64]:
+    """Return the new partition of each entry; verifies the old one."""
+    if not unit.keyed:
+        return np.zeros(len(entries.keys), np.int64)
+    store = unit.stores[index]
+    columns = key_columns(unit, index, entries, source.path)
+    hashes = spark_hashes(columns).astype(np.int64)
+    found = hashes % unit.before
+    wrong = np.flatnonzero(found != source.partition)
+    if len(wrong):
+        at = int(wrong[0])
+        key = ", ".join(str(column[at].as_py()) for column in columns)
+        raise DamagedCheckpoint(
+            f"{source.path}: {len(wrong):,} of {len(found):,} keys of {store.name!r} lie in partition "
+            f"{source.partition} and do not belong there; the first is ({key}), whose hash gives {int(found[at])} of "
+            f"{unit.before}. Files of partitions were swapped: put them back from a copy. Or the query is older than "
+            "Spark 3.3 and deals its rows otherwise (useStrictDistribution=false): then its number of partitions "
+            "cannot be changed",
+            path=source.path,
+            operator=store.operator,
+            partition=source.partition,
+        )
+    return hashes % unit.after
+
+
+def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.Array]:
+    """Return the columns that determine the partition of each entry."""
+    store, hashed = unit.stores[index], unit.hashed[index]
+    if unit.provider_before == "rocksdb":
+        found = rocksdb_keys.key_columns(store, entries.keys, path)[:hashed]
+        return [column for column, one in zip(found, store.schema.key, strict=False) if has_values(one.type)]
+    # The words of the others are skipped, not decoded.
+    fields = [one if at < hashed else SparkField(one.name, _VOID) for at, one in enumerate(store.schema.key)]
+    found = decode_rows(entries.keys, fields, path)[:hashed]
+    return [column for column, one in zip(found, fields, strict=False) if has_values(one.type)]
+
+
+def _stored(store: Store, entries: Entries) -> Entries:
+    """Return entries with the checksums before their values, which readers remove."""
+    if not store.has_row_checksums:
+        return entries
+    values = entries.values
+    return Entries(entries.keys, ByteStrings(values.data, values.start - 4, values.length + 4))
+
+
+def _rocksdb_entries(unit: Unit, store: Store, entries: Entries) -> tuple[ByteStrings, ByteStrings]:
+    """Return keys and values as RocksDB has them: each row after a version byte."""
+    if unit.provider_before == "rocksdb":
+        keys, values = rocksdb_store.stored(store, entries)
+        return _renumbered(keys, unit.families.get(store.family or "")), values
+    fields = store.schema.key
+    if not store.prefix_columns:
+        return with_version(entries.keys), with_version(entries.values)
+    by_offset = [lies_outside(one.type) for one in fields]
+    keys = from_arrow(prefixed_keys(entries.keys, len(fields), store.prefix_columns, by_offset))
+    return keys, with_version(entries.values)
+
+
+def _renumbered(keys: ByteStrings, number: int | None) -> ByteStrings:
+    """Return keys with the number of their column family, which may differ in other partitions."""
+    if number is None or not len(keys) or int(keys.fixed(0, "<u2")[0]) == number:
+        return keys
+    prefix = pa.scalar(number.to_bytes(2, "little"), pa.binary())
+    return from_arrow(pc.binary_join_element_wise(prefix, keys.without_prefix(2).to_arrow(), b""))
+
+
+def lies_outside(kind: SparkType) -> bool:
+    """Return whether the word of a column is an offset and a size."""
+    if kind.kind == "decimal":
+        return bool(kind.arrow.precision > 18)
+    return kind.kind in ("string", "binary", "struct", "array", "map", "variant", "interval")
+
+
+def with_version(rows: ByteStrings) -> ByteStrings:
+    """Return each row after a byte 0, the version of Spark's encoding."""
+    joined = pc.binary_join_element_wise(pa.scalar(b"\0", pa.binary()), rows.to_arrow(), b"")
+    return from_arrow(joined)
+
 
 WRITERS: Final = {"hdfs": 4, "rocksdb": 2}
 """Threads that write partitions: most of the time is waiting. Tables take memory."""

@@ -3,6 +3,15 @@
 For the default store one ``V.snapshot``; for RocksDB ``V.zip`` and its tables, a database with
 nothing else in it. Entries are passed on as *pieces*: for the default store whole compressed
 frames, so a file is its pieces one after another; for RocksDB batches of keys and values.
+
+Tables and manifest are RocksDB 9.8's, which Spark 4.3 has: block-based tables of ``format_version``
+5 with a plain binary-search index, LZ4 blocks and XXH3 checksums; a manifest is a log of version
+edits. No bloom filter: RocksDB makes one when it compacts. Loops go over blocks, never over
+entries.
+
+RocksDB keys of stores with ``numColsPrefixKey`` are two rows, the first columns and the rest. An
+``UnsafeRow`` is null bits, a word for each column, and the bytes that do not fit in a word, in the
+order of the columns: both parts take adjacent bytes of each region, and only offsets change.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
@@ -20,13 +30,319 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from stateformat.errors import StorageError
 from stateformat.storage import Storage
 
 from ...byte_strings import ByteStrings, Octets, from_arrow
-from ...framing import spark_encode, spark_joined
-from .table_files import TableFile, manifest, table_file
+from ...framing import crc32c, spark_encode, spark_joined
+
+Mask = npt.NDArray[np.bool_]
+
+
+def split_rows(rows: ByteStrings, columns: int, first: int, by_offset: Sequence[bool]) -> tuple[pa.Array, pa.Array]:
+    """Return the rows of the first columns, and those of the rest, as ``binary``.
+
+    Args:
+        rows: whole rows of ``columns`` columns, each judged by a decoder before.
+        columns: how many columns they have.
+        first: how many of them the first part has; at least one, and not all.
+        by_offset: for each column whether its word is an offset and a size.
+    """
+    bits = _null_bits(rows, columns)
+    words = _words(rows, columns)
+    head = _fixed_size(columns)
+    offsets = [words[:, at] >> 32 for at in range(columns)]
+    # Where the rest begins: at the first of its columns that has bytes.
+    border = rows.length.copy()
+    for at in range(first, columns):
+        if by_offset[at]:
+            border = np.where(offsets[at] > 0, np.minimum(border, offsets[at]), border)
+    start = np.full(len(rows), head, np.int64)
+    parts = []
+    for chosen, begin, end in ((slice(0, first), start, border), (slice(first, columns), border, rows.length)):
+        count = chosen.stop - chosen.start
+        kept = words[:, chosen].copy()
+        for at, moves in enumerate(by_offset[chosen]):
+            if moves:
+                shift = _fixed_size(count) - begin
+                kept[:, at] += np.where(kept[:, at] >> 32 > 0, shift << 32, 0)
+        fixed = np.concatenate([_packed(bits[:, chosen]), kept.view(np.uint8).reshape(len(rows), -1)], axis=1)
+        beyond = ByteStrings(rows.data, rows.start + begin, end - begin)
+        parts.append(_joined(fixed, beyond))
+    return parts[0], parts[1]
+
+
+def prefixed_keys(rows: ByteStrings, columns: int, first: int, by_offset: Sequence[bool]) -> pa.Array:
+    """Return keys as Spark's RocksDB store has them if ``first`` columns are a prefix.
+
+    Size (little-endian) of the prefix row with its version byte, a version byte, the prefix row; a
+    version byte, the row of the rest.
+    """
+    if first == columns:
+        raise ValueError("all columns are prefix columns")
+    head, rest = split_rows(rows, columns, first, by_offset)
+    size = pc.binary_length(head).to_numpy() + 1
+    sizes = pa.Array.from_buffers(pa.binary(4), len(rows), [None, pa.py_buffer(size.astype("<i4"))])
+    version = pa.scalar(b"\0", pa.binary())
+    return pc.binary_join_element_wise(sizes.cast(pa.binary()), version, head, version, rest, b"")
+
+
+def _fixed_size(columns: int) -> int:
+    return 8 * (-(-columns // 64) + columns)
+
+
+def _null_bits(rows: ByteStrings, columns: int) -> Mask:
+    size = 8 * -(-columns // 64)
+    taken = rows.data[rows.start[:, None] + np.arange(size)]
+    return np.unpackbits(taken, axis=1, bitorder="little")[:, :columns].astype(np.bool_)
+
+
+def _packed(bits: Mask) -> Octets:
+    size = 8 * -(-bits.shape[1] // 64)
+    packed = np.packbits(bits, axis=1, bitorder="little")
+    return np.pad(packed, ((0, 0), (0, size - packed.shape[1])))
+
+
+def _words(rows: ByteStrings, columns: int) -> npt.NDArray[np.int64]:
+    begin = rows.start + 8 * -(-columns // 64)
+    taken = rows.data[begin[:, None] + np.arange(8 * columns)]
+    return np.ascontiguousarray(taken).view("<i8").reshape(len(rows), columns)
+
+
+def _joined(fixed: Octets, beyond: ByteStrings) -> pa.Array:
+    width = fixed.shape[1]
+    whole = pa.py_buffer(np.ascontiguousarray(fixed))
+    head = pa.Array.from_buffers(pa.binary(width), len(fixed), [None, whole]).cast(pa.binary())
+    return pc.binary_join_element_wise(head, beyond.to_arrow(), b"")
+
+
+BLOCK_BYTES: Final = 16 << 10
+_MAGIC: Final = 0x88E241B785F4CFF7
+_FORMAT_VERSION: Final = 5
+_XXH3: Final = 4
+_LZ4, _STORED = 4, 0
+_PUT: Final = 1
+_RESTART_ENTRIES: Final = 16
+_LAST_BYTE: Final = 0x6B9083D9
+_LANES_MAX: Final = 16
+COMPARATOR: Final = b"leveldb.BytewiseComparator"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table, and its description in a manifest."""
+
+    data: bytes
+    """Empty if only the description is left."""
+    size: int
+    smallest: bytes
+    largest: bytes
+    """The first and the last internal key."""
+    sequence: int
+    """The sequence number of all entries."""
+
+    def described(self) -> TableFile:
+        """Return what a manifest needs of it."""
+        return replace(self, data=b"")
+
+
+def table_file(keys: ByteStrings, values: ByteStrings, sequence: int) -> TableFile:
+    """Return a table of entries, written with one sequence number; at least one entry.
+
+    ``keys`` may be in any order, each once.
+    """
+    order = sorted_by_bytes(keys)
+    keys, values = keys.take(order), values.take(order)
+    trailer = struct.pack("<Q", sequence << 8 | _PUT)
+    entries, sizes = _entries(keys, values, trailer)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    # An entry belongs to the block that its first byte is in.
+    block = starts // BLOCK_BYTES
+    lasts = np.flatnonzero(np.append(block[1:] != block[:-1], True))
+    data, places, lasts_in = bytearray(), [], keys.take(lasts).to_arrow()
+    begin = first = 0
+    for last in lasts.tolist():
+        end = int(ends[last])
+        restarts = starts[first : last + 1 : _RESTART_ENTRIES] - begin
+        places.append(_append(data, _block(entries[begin:end], restarts)))
+        begin, first = end, last + 1
+    index = [(key.as_py() + trailer, _handle(place)) for key, place in zip(lasts_in, places, strict=True)]
+    size_of_data = len(data)
+    index_at = _append(data, _block_of(index), pack=False)
+    about = _properties(keys, values, size_of_data, index_at[1], len(places))
+    properties_at = _append(data, _block_of(about), pack=False)
+    metaindex_at = _append(data, _block_of([(b"rocksdb.properties", _handle(properties_at))]), pack=False)
+    handles = _handle(metaindex_at) + _handle(index_at)
+    data += bytes([_XXH3]) + handles.ljust(40, b"\0") + struct.pack("<IQ", _FORMAT_VERSION, _MAGIC)
+    ends_of_keys = [keys.take(np.array([at])).to_arrow()[0].as_py() + trailer for at in (0, len(keys) - 1)]
+    return TableFile(bytes(data), len(data), ends_of_keys[0], ends_of_keys[1], sequence)
+
+
+def sorted_by_bytes(keys: ByteStrings) -> npt.NDArray[np.int64]:
+    """Return the ascending order of byte strings, all different."""
+    width = int(keys.length[0]) if len(keys) else 0
+    if not width or width > _LANES_MAX * 8 or (keys.length != width).any():
+        order: npt.NDArray[np.int64] = pc.sort_indices(keys.to_arrow()).to_numpy().astype(np.int64)
+        return order
+    # Of one length, as big-endian numbers; most words of rows are the same in all keys.
+    lanes = np.zeros((len(keys), -(-width // 8) * 8), np.uint8)
+    lanes[:, :width] = keys.data[keys.start[:, None] + np.arange(width)]
+    words = lanes.view(">u8").astype(np.uint64).T
+    different = [word for word in words if (word != word[0]).any()]
+    if len(different) <= 1:
+        return np.argsort(different[0] if different else np.zeros(len(keys)), kind="stable")
+    return np.lexsort(different[::-1])
+
+
+def manifest(tables: Sequence[TableFile], numbers: Sequence[int], own_number: int) -> bytes:
+    """Return the bytes of the ``MANIFEST`` of a database of these tables, all on level 0."""
+    next_number = max([own_number, *numbers]) + 1
+    last = max([0, *(table.sequence for table in tables)])
+    edits = [
+        b"\x01" + _sized(COMPARATOR),
+        b"\x02" + varint(0) + b"\x03" + varint(next_number) + b"\x04" + varint(last),
+    ]
+    for table, number in zip(tables, numbers, strict=True):
+        sequences = varint(table.sequence) * 2
+        described = varint(0) + varint(number) + varint(table.size)
+        edits.append(varint(100) + described + _sized(table.smallest) + _sized(table.largest) + sequences)
+    return log_file(edits)
+
+
+def log_file(records: Iterable[bytes]) -> bytes:
+    """Return records in RocksDB's log format: blocks of 32 KiB, records cut where a block ends."""
+    data = bytearray()
+    for record in records:
+        rest, begun = record, False
+        while True:
+            room = 32768 - len(data) % 32768
+            if room < 7:
+                data += bytes(room)
+                continue
+            piece, rest = rest[: room - 7], rest[room - 7 :]
+            kind = {(False, False): 1, (False, True): 2, (True, True): 3, (True, False): 4}[begun, bool(rest)]
+            checked = bytes([kind]) + piece
+            check = int(crc32c(np.frombuffer(checked, np.uint8), np.array([len(checked)], np.int64))[0])
+            masked = ((check >> 15 | check << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            data += struct.pack("<IHB", masked, len(piece), kind) + piece
+            begun = True
+            if not rest:
+                break
+    return bytes(data)
+
+
+def varint(number: int) -> bytes:
+    """Return a number as RocksDB's varint: seven bits a byte, low ones first."""
+    octets = bytearray()
+    while number > 0x7F:
+        octets.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*octets, number])
+
+
+def varints(numbers: npt.NDArray[np.int64]) -> ByteStrings:
+    """Return each number as a varint."""
+    lanes, length = np.zeros((len(numbers), 10), np.uint8), np.ones(len(numbers), np.int64)
+    rest = numbers.astype(np.uint64)
+    for at in range(10):
+        lanes[:, at] = (rest & np.uint64(0x7F)).astype(np.uint8)
+        rest >>= np.uint64(7)
+        more = rest > 0
+        if not more.any():
+            break
+        lanes[more, at] |= 0x80
+        length[more] += 1
+    return ByteStrings(lanes.reshape(-1), np.arange(len(numbers), dtype=np.int64) * 10, length)
+
+
+def _entries(keys: ByteStrings, values: ByteStrings, trailer: bytes) -> tuple[Octets, npt.NDArray[np.int64]]:
+    """Return the entries of a table, no key sharing a prefix, and the size of each."""
+    key_size, value_size = varints(keys.length + len(trailer)), varints(values.length)
+    sizes = 1 + key_size.length + value_size.length + keys.length + len(trailer) + values.length
+    total = int(sizes.sum())
+    # Offsets of 32 bits are enough for nearly all tables, and save a copy of everything.
+    kind = pa.binary() if total < 1 << 31 else pa.large_binary()
+    begin, end = pa.scalar(b"\0", kind), pa.scalar(b"", kind)
+    parts = [
+        one if isinstance(one, pa.Scalar) else one.to_arrow().cast(kind)
+        for one in (begin, key_size, value_size, keys, pa.scalar(trailer, kind), values)
+    ]
+    joined = pc.binary_join_element_wise(*parts, end)
+    return np.frombuffer(joined.buffers()[2], np.uint8, total), sizes
+
+
+def _block(content: Octets | bytes, restarts: npt.NDArray[Any]) -> bytes:
+    return bytes(content) + restarts.astype("<u4").tobytes() + struct.pack("<I", len(restarts))
+
+
+def _block_of(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return a small block; every entry is a restart point."""
+    content, starts = bytearray(), []
+    for key, value in entries:
+        starts.append(len(content))
+        content += b"\0" + varint(len(key)) + varint(len(value)) + key + value
+    return _block(bytes(content), np.array(starts or [0]))
+
+
+def _append(data: bytearray, block: bytes, *, pack: bool = True) -> tuple[int, int]:
+    """Append a block with its trailer. Returns its place: offset and size."""
+    kind, body = _STORED, block
+    if pack:
+        packed = varint(len(block)) + pa.Codec("lz4_raw").compress(block, asbytes=True)
+        if len(packed) < len(block):
+            kind, body = _LZ4, packed
+    check = xxhash.xxh3_64_intdigest(body) & 0xFFFFFFFF ^ (kind * _LAST_BYTE & 0xFFFFFFFF)
+    place = len(data), len(body)
+    data += body + struct.pack("<BI", kind, check)
+    return place
+
+
+def _handle(place: tuple[int, int]) -> bytes:
+    return varint(place[0]) + varint(place[1])
+
+
+def _sized(data: bytes) -> bytes:
+    return varint(len(data)) + data
+
+
+def _properties(
+    keys: ByteStrings, values: ByteStrings, data_size: int, index_size: int, blocks: int
+) -> list[tuple[bytes, bytes]]:
+    """Return the properties of a table, ascending by name."""
+    numbers = {
+        "column.family.id": 0,
+        "data.size": data_size,
+        "deleted.keys": 0,
+        "filter.size": 0,
+        "fixed.key.length": 0,
+        "format.version": 0,
+        "index.key.is.user.key": 0,
+        "index.size": index_size,
+        "index.value.is.delta.encoded": 0,
+        "merge.operands": 0,
+        "num.data.blocks": blocks,
+        "num.entries": len(keys),
+        "num.range-deletions": 0,
+        "raw.key.size": int(keys.length.sum()) + 8 * len(keys),
+        "raw.value.size": int(values.length.sum()),
+    }
+    texts = {
+        "block.based.table.index.type": struct.pack("<I", 0),
+        "block.based.table.prefix.filtering": b"0",
+        "block.based.table.whole.key.filtering": b"1",
+        "column.family.name": b"default",
+        "comparator": COMPARATOR,
+        "compression": b"LZ4",
+        "merge.operator": b"StringAppendOperator",
+        "prefix.extractor.name": b"nullptr",
+        "property.collectors": b"[]",
+    }
+    found = {**{name: varint(number) for name, number in numbers.items()}, **texts}
+    return sorted((f"rocksdb.{name}".encode(), value) for name, value in found.items())
+
 
 FRAMES: Final = pa.schema([pa.field("frames", pa.binary(), nullable=False)])
 """Pieces of the default store: a row is a stream of frames, compressed."""
