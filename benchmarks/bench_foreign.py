@@ -27,7 +27,7 @@ from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
 from stateformat.backends.foreign.spark.repartition.run import repartition
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.spark.sessions import local_session
-from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,7 @@ def store(spark: SparkSession, provider: str, kind: str, folder: Path) -> Path:
 
 
 def folder_at(path: Path) -> Storage:
-    found = folder_of(open_storage(str(path)))
+    found = open_storage(str(path)).folder()
     assert found is not None
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .errors import ErrorKind, InvalidInput, NotFound
-from .storage import Storage, folder_of, open_storage
+from .storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from .errors import CheckpointError
@@ -69,7 +69,7 @@ def foreign_checkpoints(
     ``name``: look for this format only, and raise ``NotFound`` if it is not there. ``outside``
     opens files in other folders that the metadata names; without it they are not read.
     """
-    folder = folder_of(storage)
+    folder = storage.folder()
     found = None
     if folder is not None:
         formats = _formats()
@@ -111,7 +111,7 @@ def only_read(url: str, system: str, why: str) -> str:
 
 def open_folder(url: str, options: Mapping[str, Any]) -> Storage:
     """Return the folder at a URL. Raises ``InvalidInput`` if its storage has no folders."""
-    folder = folder_of(open_storage(url, **options))
+    folder = open_storage(url, **options).folder()
     if folder is None:
         raise InvalidInput(f"the storage of {url} holds only stores of checkpoints; give a folder or s3://")
     return folder

@@ -23,13 +23,10 @@ from .publication import Progress, check_segments, copy
 from .reading import Checkpoint
 from .storage import (
     REFUSALS,
-    HoldsSavepoints,
     Storage,
     as_url,
     instrumented,
-    names,
     open_storage,
-    reads_at_once,
     split_name,
     stats_of,
 )
@@ -94,10 +91,8 @@ def pins(store: Storage) -> list[Savepoint]:
     Costs one listing, and a listing and a read for each savepoint. Folders without a record are
     skipped; if the storage cannot hold savepoints, there are none.
     """
-    if not isinstance(store, HoldsSavepoints):
-        return []
     given = store.savepoints()
-    with ThreadPoolExecutor(max(1, min(len(given), reads_at_once(store)))) as pool:
+    with ThreadPoolExecutor(max(1, min(len(given), store.reads_at_once))) as pool:
         found = pool.map(lambda name: _held(store.savepoint(name), name), given)
         return [one for one in found if one is not None]
 
@@ -129,8 +124,7 @@ def unpin(store: Storage, name: str) -> Savepoint | None:
             "and nothing was deleted",
             url=held.url,
         )
-    if isinstance(store, HoldsSavepoints):
-        store.remove_savepoint(name)
+    store.remove_savepoint(name)
     return held
 
 
@@ -148,16 +142,19 @@ def open_address(url: str | os.PathLike[str], **options: Any) -> Storage:
         return place
     store = open_storage(store_url, **options)
     try:
-        if not isinstance(store, HoldsSavepoints) or not names(store.savepoint(name), layout.RECORDS):
+        savepoint = store.savepoint(name)
+        if not savepoint.names(layout.RECORDS):
             return place
+    except InvalidInput:
+        return place  # The storage keeps no savepoints.
     except StorageError as error:
         # A file is where the other's folder would be, or somebody else owns it.
         if error.kind in REFUSALS:
             return place
         raise
-    if names(place, layout.RECORDS) or foreign_checkpoints(place) is not None:
+    if place.names(layout.RECORDS) or foreign_checkpoints(place) is not None:
         return place
-    return store.savepoint(name)
+    return savepoint
 
 
 def is_named(storage: Storage, url: str) -> bool:
@@ -167,12 +164,6 @@ def is_named(storage: Storage, url: str) -> bool:
 
 
 def _place(store: Storage, name: str) -> Storage:
-    if not isinstance(store, HoldsSavepoints):
-        raise InvalidInput(
-            f"the storage of {store.url} keeps no savepoints below a store; copy the checkpoint to a store of its own "
-            "(`ckpt copy`)",
-            url=store.url,
-        )
     return instrumented(store.savepoint(name), stats_of(store))
 
 

@@ -46,7 +46,7 @@ from .publication import CommitPermit, PendingCheckpoint
 from .reading import Checkpoint
 from .requests import JobRequest, RequestAnswer, RequestKind
 from .segments import WriteOptions
-from .storage import Stats, Storage, as_url, instrumented, make_durable, open_storage, stats_of
+from .storage import Stats, Storage, as_url, instrumented, open_storage, stats_of
 from .validation import Level
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class CheckpointStore:
             return None
         self._check_job(job_id, record)
         # Its publisher may have died before the record was durable, and commits cannot be undone.
-        make_durable(self.storage, [layout.record_path(record.checkpoint_id)])
+        self.storage.make_durable([layout.record_path(record.checkpoint_id)])
         return publication.permit(self.storage, record)
 
     def start_from(

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.storage import Storage, folder_of, open_storage, without_secrets
+from stateformat.storage import Storage, open_storage, without_secrets
 from stateformat.tables import rebatch, release_memory_after
 
 
@@ -70,7 +70,7 @@ class Place:
     @cached_property
     def storage(self) -> Storage:
         """The folder as a storage, for files with any relative path. Raises ``InvalidInput``."""
-        storage = folder_of(open_storage(self.address, **self.options))
+        storage = open_storage(self.address, **self.options).folder()
         if storage is None:
             raise InvalidInput(
                 f"{self} cannot hold tables; give a path, or a URL that begins with s3://",

@@ -77,7 +77,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
     return LocalStorage(path, durable=durable)
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """A store in a directory. Implements :class:`stateformat.storage.Storage`.
 
     Safe to share between processes. ``durable=False`` skips every sync: objects still appear
@@ -284,7 +284,7 @@ class LocalFolder(LocalStorage):
             return sorted(self._tree.any_files(tuple(check_relative(directory).split("/")) if slash else (), start))
 
     def folders(self) -> Iterator[tuple[str, Storage]]:
-        """See :class:`stateformat.storage.HasFolders`."""
+        """See :class:`stateformat.storage.Storage.folders`."""
         with self._tree.translated("list", ""):
             found = self._tree.folders(())
         return ((name, LocalFolder(os.path.join(self._tree.root, name))) for name in found)  # noqa: PTH118

@@ -35,7 +35,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
     return MemoryStorage(name)
 
 
-class MemoryStorage:
+class MemoryStorage(Storage):
     """A store in this process.
 
     Implements :class:`stateformat.storage.Storage`; ``create`` never returns ``UNKNOWN``.

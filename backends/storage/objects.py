@@ -80,7 +80,7 @@ class _Process:
         self.honors_condition = False
 
 
-class ObjectStorage(ObjectPlace):
+class ObjectStorage(ObjectPlace, Storage):
     """A prefix of a bucket as a store. Implements :class:`stateformat.storage.Storage`."""
 
     reads_at_once = _SMALL_READS_AT_ONCE
@@ -407,7 +407,7 @@ class ObjectFolder(ObjectStorage):
         return [item for item in found if item.size_bytes or item.path not in folders]
 
     def folders(self) -> Iterator[tuple[str, Storage]]:
-        """See :class:`stateformat.storage.HasFolders`."""
+        """See :class:`stateformat.storage.Storage.folders`."""
         inside = sorted({*self._folders_in("")})
         return ((name, ObjectFolder(self._place, self._key(name), self._options)) for name in inside)
 

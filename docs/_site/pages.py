@@ -30,7 +30,7 @@ DOORS = {
     "stateformat.backends.foreign": "checkpoints of other systems, read as if they were ours",
     "stateformat.backends.importing": "checkpoints of other systems as the first one of a store",
     "stateformat.backends.storage": "storages",
-    "stateformat.storage": "the storage protocol",
+    "stateformat.storage": "what a storage must be",
 }
 """What users import from, in the order of the reference."""
 NAMES = {

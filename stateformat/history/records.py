@@ -20,7 +20,7 @@ from ..errors import CheckpointError, DamagedCheckpoint, ErrorKind, NotFound, St
 from ..formats import foreign_checkpoints, only_read
 from ..model import CheckpointId, ParentRef, Record
 from ..reading import load_record
-from ..storage import Storage, folders_in, names, names_after, stats_of
+from ..storage import Storage, stats_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +59,12 @@ class History:
 
 def record_ids(storage: Storage) -> list[CheckpointId]:
     """Return the ids of all records, ascending, by one listing. Other names are ignored."""
-    return _ids(names(storage, layout.RECORDS))
+    return _ids(storage.names(layout.RECORDS))
 
 
 def ids_from(storage: Storage, least: CheckpointId) -> list[CheckpointId]:
     """Return the ids of records from this one on, ascending, by one request."""
-    return _ids(names_after(storage, layout.record_path(CheckpointId(least - 1))))
+    return _ids(storage.names_after(layout.record_path(CheckpointId(least - 1))))
 
 
 def _ids(paths: Iterable[str]) -> list[CheckpointId]:
@@ -192,10 +192,11 @@ def require_records(storage: Storage, listed: Ids) -> None:
 def _below(storage: Storage) -> str:
     """Return which folders in this one hold checkpoints, as a sentence; empty for none."""
     found = []
-    for name, inside in islice(folders_in(storage), _LOOKED_INTO):
+    folder = storage.folder()
+    for name, inside in islice(folder.folders() if folder is not None else (), _LOOKED_INTO):
         with suppress(CheckpointError):
             there = foreign_checkpoints(inside)
-            if there is not None or any(map(layout.record_id, names(inside, layout.RECORDS))):
+            if there is not None or any(map(layout.record_id, inside.names(layout.RECORDS))):
                 found.append((name, "a store" if there is None else there.system))
     if not found:
         return ""

@@ -34,7 +34,7 @@ from ..manifest import Manifest, codes_of, first_uses, manifest_ref, read_manife
 from ..model import AttemptId, CheckpointId, ParentRef, Record
 from ..reading import load_manifest
 from ..record import MANIFEST_BYTES_MAX
-from ..storage import Leftover, ObjectInfo, Storage, TellsLeftovers
+from ..storage import Leftover, ObjectInfo, Storage
 from .records import UNREADABLE, HistoryChanged, Ids, find_record, read_until_stable
 from .surveying import LossDetector, record_lost, survey
 
@@ -275,8 +275,6 @@ def _find(storage: Storage, doomed: Collection[CheckpointId], read: Read) -> Gar
 
 
 def _leftovers(storage: Storage) -> list[Leftover]:
-    if not isinstance(storage, TellsLeftovers):
-        return []
     try:
         return storage.leftovers()
     except StorageError as error:
@@ -309,7 +307,7 @@ def _sweep(plan: Garbage, storage: Storage, *, delete: bool) -> Garbage:
         return plan
     storage.delete([item.path for item in plan.segments])
     storage.delete([item.path for item in plan.manifests])
-    if plan.leftovers and isinstance(storage, TellsLeftovers):
+    if plan.leftovers:
         storage.discard(plan.leftovers)
     what = f"{len(plan.objects)} objects and {len(plan.leftovers)} leftovers"
     logger.info("deleted %s of %s, %d bytes", what, storage.url, plan.size_bytes)

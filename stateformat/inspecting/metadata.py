@@ -23,7 +23,6 @@ from ..manifest import codes_of, integers, state_runs
 from ..model import Record, State, known_names
 from ..reading import checked_parts, chosen_columns
 from ..schema import KEY_GROUP, MANIFEST_SCHEMA, PLANNING_COLUMNS, segment_schema
-from ..storage import reads_at_once
 from ..tables import ArrowStream, prefetch
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ def _made(name: str, checkpoint: Checkpoint) -> pa.Table:
 
 def _each(checkpoints: Sequence[Checkpoint], name: str) -> Iterator[pa.Table]:
     """Yield a table of each checkpoint; several are read at a time if reading is mostly waiting."""
-    at_once = max((reads_at_once(one.storage) for one in checkpoints), default=1)
+    at_once = max((one.storage.reads_at_once for one in checkpoints), default=1)
     calls = (partial(_made, name, copy(one)) for one in checkpoints)
     with closing(prefetch(calls, workers=max(1, at_once), depth=max(1, at_once))) as tables:
         yield from tables

@@ -26,11 +26,8 @@ from ..history import reachable
 from ..reading import Checkpoint, missing_object
 from ..storage import (
     Link,
-    LinksObjects,
     Storage,
     check_outside,
-    make_durable,
-    names,
     open_storage,
     read_input,
     stores_around,
@@ -86,7 +83,7 @@ def check_place(checkpoint: Checkpoint, target: Storage) -> None:
     check_segments(checkpoint)
     check_outside(target.url, checkpoint.storage.url)
     for url in stores_around(target.url):
-        if names(open_storage(url), layout.RECORDS):
+        if open_storage(url).names(layout.RECORDS):
             check_outside(target.url, url)
 
 
@@ -139,7 +136,7 @@ def _bring(
     if by_server:
         _check_sizes(checkpoint, target, by_server, {found.path: found.size_bytes for found in target.list(folder)})
     # A kept object may be from a copy that died before it was durable; a link is not durable yet.
-    make_durable(target, [item.path for item in objects])
+    target.make_durable([item.path for item in objects])
 
 
 def _bring_one(checkpoint: Checkpoint, target: Storage, item: _Object, *, stands: bool) -> _Was:
@@ -147,11 +144,7 @@ def _bring_one(checkpoint: Checkpoint, target: Storage, item: _Object, *, stands
     if stands and _holds(target, item):
         return _Was.KEPT
     try:
-        link = (
-            target.link_from(checkpoint.storage, item.path, item.size_bytes)
-            if isinstance(target, LinksObjects)
-            else None
-        )
+        link = target.link_from(checkpoint.storage, item.path, item.size_bytes)
         if link is not None:
             return _linked(checkpoint, target, item) if link is Link.SHARED else _Was.COPIED_BY_SERVER
         source = checkpoint.storage.open_input(item.path)

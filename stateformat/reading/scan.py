@@ -26,7 +26,7 @@ from ..manifest import Manifest, integers
 from ..model import Handle, Mode, Record, SchemaVersion
 from ..schema import KEY_GROUP, OP, has_key_groups, segment_schema
 from ..segments import PIECE_ROWS_MAX, SegmentReader
-from ..storage import Storage, reads_at_once
+from ..storage import Storage
 from ..tables import SizedCall, copy_rows, merge_sorted, prefetch, rebatch
 from .expiry import Hidden
 from .merge import evolve_table, merge_layers
@@ -175,7 +175,7 @@ class SliceReader:
     ) -> Iterator[pa.RecordBatch]:
         """Run the calls, some at a time, and cut their rows into small batches."""
         schema = self._read_schema.insert(1, OP) if delta else self._read_schema
-        workers = max(2, reads_at_once(self.storage))
+        workers = max(2, self.storage.reads_at_once)
         with closing(prefetch(calls, workers=workers, depth=workers + 1)) as made:
             yield from rebatch(made, schema, batch_rows)
 
@@ -299,7 +299,7 @@ class SliceReader:
 
     def _merged(self, layers: Sequence[Sequence[_Call]]) -> pa.Table:
         flat = [call.call for calls in layers for call in calls]
-        at_once = min(reads_at_once(self.storage), len(flat))
+        at_once = min(self.storage.reads_at_once, len(flat))
         read = prefetch((call for call in flat), workers=at_once, depth=at_once) if at_once > 1 else (c() for c in flat)
         with closing(read):
             found = [pa.concat_tables(islice(read, len(calls))) for calls in layers]
@@ -324,7 +324,7 @@ class SliceReader:
             for piece in distinct
             if self._inline(piece) is None
         ]
-        at_once = min(reads_at_once(self.storage), len(fetched), _OPENED_BYTES_MAX // max([1, *fetched]))
+        at_once = min(self.storage.reads_at_once, len(fetched), _OPENED_BYTES_MAX // max([1, *fetched]))
         calls = (self._reader(piece, whole).open for piece in distinct)
         opened = (call() for call in calls) if at_once < 2 else prefetch(calls, workers=at_once, depth=at_once)
         with closing(opened):

@@ -17,7 +17,7 @@ import xxhash
 from .. import paths as layout
 from ..errors import DamagedCheckpoint, ErrorKind, StorageError
 from ..pins import pins
-from ..storage import HoldsSavepoints, Storage, make_durable, read_input, reads_at_once
+from ..storage import Storage, read_input
 from .losing import Losses, LostSegment
 
 _CHUNK_BYTES = 4 * 2**20
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 def savepoints_of(storage: Storage) -> list[Storage]:
     """Return the savepoints below a store, the one with the newest checkpoint first."""
-    if not isinstance(storage, HoldsSavepoints):
-        return []
     found = [(one.record.checkpoint_id, one.name) for one in pins(storage) if one.record is not None]
     return [storage.savepoint(name) for _, name in sorted(found, key=lambda each: -each[0])]
 
@@ -74,10 +72,10 @@ def put_back(
                 progress(done[0], total)
         return found
 
-    with ThreadPoolExecutor(max((reads_at_once(place) for place in places), default=1)) as pool:
+    with ThreadPoolExecutor(max((place.reads_at_once for place in places), default=1)) as pool:
         found = list(pool.map(one, missing))
     again = [each.path for each, is_found in zip(missing, found, strict=True) if is_found]
-    make_durable(storage, again)
+    storage.make_durable(again)
     number = losses.record.checkpoint_id
     logger.warning("put %d of %d segments of checkpoint %d back into %s", len(again), len(missing), number, storage.url)
     if len(again) < len(losses.segments):

@@ -25,7 +25,7 @@ from .. import parquet
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from ..model import Handle, Mode, Record, State
 from ..schema import KEY_GROUP, has_key_groups, segment_schema
-from ..storage import Storage, reads_at_once
+from ..storage import Storage
 from ..tables import SizedCall, copy_rows, prefetch
 from .digests import digest
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
@@ -285,7 +285,7 @@ class SegmentReader:
 
     def _fetched(self, first: int, last: int) -> tuple[parquet.ByteRange, ...]:
         """Return the bytes of these row groups, usually by one request: they are contiguous."""
-        at_once = reads_at_once(self._storage)
+        at_once = self._storage.reads_at_once
         hole_bytes = parquet.HOLE_BYTES_MAX if at_once < 2 else _REMOTE_HOLE_BYTES
         wanted = parquet.byte_ranges(self._footer, first, last, self._leaves, hole_bytes=hole_bytes)
         stored, end = sum(length for _, length in wanted), self.handle.size_bytes - self.handle.footer_bytes

@@ -1,9 +1,12 @@
 """What the format requires of a storage, how a URL selects one, and how its requests are counted.
 
-Read ``protocol`` first, then ``addresses``, ``stats``, ``instrumented`` and ``remembered``.
+Read ``protocol`` first, then ``addresses``, ``stats`` and ``instrumented``.
 """
 
 from __future__ import annotations
+
+import warnings
+from typing import Any
 
 from .addresses import (
     CONTAINER_SCHEMES,
@@ -22,36 +25,21 @@ from .addresses import (
     stores_around,
     without_secrets,
 )
-from .instrumented import instrumented, read_input
+from .instrumented import InFront, instrumented, read_input, remembered, whole
 from .protocol import (
     REFUSALS,
     TOP_LEVEL,
     CreateOutcome,
-    HasFolder,
-    HoldsSavepoints,
     Leftover,
     Link,
-    LinksObjects,
-    ListsNames,
-    MakesDurable,
     ObjectInfo,
     OutputObject,
-    ReadsAtOnce,
-    SharesBytes,
     Storage,
-    TellsLeftovers,
     check_path,
     check_relative,
-    folder_of,
-    folders_in,
     is_object_name,
     is_object_path,
-    make_durable,
-    names,
-    names_after,
-    reads_at_once,
 )
-from .remembered import remembered
 from .stats import Stats, retried, stats_of
 
 __all__ = [
@@ -59,20 +47,13 @@ __all__ = [
     "REFUSALS",
     "TOP_LEVEL",
     "CreateOutcome",
-    "HasFolder",
-    "HoldsSavepoints",
+    "InFront",
     "Leftover",
     "Link",
-    "LinksObjects",
-    "ListsNames",
-    "MakesDurable",
     "ObjectInfo",
     "OutputObject",
-    "ReadsAtOnce",
-    "SharesBytes",
     "Stats",
     "Storage",
-    "TellsLeftovers",
     "absolute",
     "as_url",
     "check_lasting",
@@ -82,24 +63,47 @@ __all__ = [
     "check_relative",
     "check_savepoint_place",
     "checkpoint_address",
-    "folder_of",
-    "folders_in",
     "instrumented",
     "is_id",
     "is_object_name",
     "is_object_path",
     "lies_in",
-    "make_durable",
-    "names",
-    "names_after",
     "open_storage",
     "read_input",
-    "reads_at_once",
     "remembered",
     "retried",
     "split_id",
     "split_name",
     "stats_of",
     "stores_around",
+    "whole",
     "without_secrets",
 ]
+
+_OLD: dict[str, Any] = {
+    "HasFolder": Storage,
+    "HoldsSavepoints": Storage,
+    "LinksObjects": Storage,
+    "ListsNames": Storage,
+    "MakesDurable": Storage,
+    "ReadsAtOnce": Storage,
+    "SharesBytes": Storage,
+    "TellsLeftovers": Storage,
+    "folder_of": lambda storage: whole(storage).folder(),
+    "make_durable": lambda storage, paths: whole(storage).make_durable(paths),
+    "names": lambda storage, folder: whole(storage).names(folder),
+    "names_after": lambda storage, path: whole(storage).names_after(path),
+    "reads_at_once": lambda storage: whole(storage).reads_at_once,
+}
+"""What 0.1 had for methods that only some storages had."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OLD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"{__name__}.{name} leaves in 0.3: every Storage has all methods now, so call them",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return _OLD[name]

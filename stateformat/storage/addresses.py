@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from ..errors import ErrorKind, InvalidInput
 from ..paths import SAVEPOINTS
+from .instrumented import whole
 from .protocol import TOP_LEVEL, Storage
 
 _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
@@ -236,5 +237,4 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
             kind=ErrorKind.UNKNOWN_SCHEME,
             url=without_secrets(url),
         )
-    storage: Storage = found[scheme].load()(url, options)
-    return storage
+    return whole(found[scheme].load()(url, options))

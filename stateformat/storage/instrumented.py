@@ -1,28 +1,28 @@
-"""A storage in front of another that counts every operation and, at level DEBUG, logs it.
+"""Storages in front of another: one counts every operation and, at level DEBUG, logs it; one
+remembers what it has read of objects that never change.
 
-It can be used in place of the storage. Files opened for reading are not wrapped, because pyarrow
+They can be used in place of the storage. Files opened for reading are not wrapped, because pyarrow
 reads a native file without the interpreter's lock; :func:`read_input` counts those reads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import paths as layout
-from .protocol import CreateOutcome, Link, ObjectInfo, OutputObject, Storage
-from .stats import Stats, current_stats, stats_of
+from .protocol import CreateOutcome, OutputObject, Storage
+from .stats import OPERATIONS, Stats, current_stats, stats_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
-Measure = Callable[[Any], tuple[int, int]]
-"""Returns the objects and bytes of a call's result."""
 Done = Callable[[Any, float, BaseException | None], None]
 """Takes the result of a call, its seconds, and its error if it failed."""
 
@@ -33,13 +33,20 @@ def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedSt
     """
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
-    kind = _kind_of(*(name for name in OPTIONAL if hasattr(storage, name)))
-    return kind(storage, Stats() if stats is None else stats)
+    inner = storage._inner if type(storage) is InFront else storage
+    return InstrumentedStorage(inner, Stats() if stats is None else stats)
+
+
+def whole(storage: Any) -> Storage:
+    """Return a storage of any class with the abstract methods of ``Storage`` as a ``Storage``."""
+    return storage if isinstance(storage, Storage) else InFront(storage)
 
 
 def plain(storage: Storage) -> Storage:
-    """Return the storage behind a counted one."""
-    return storage._inner if isinstance(storage, InstrumentedStorage) else storage
+    """Return the storage behind those that are in front of it."""
+    while isinstance(storage, InFront):
+        storage = storage._inner
+    return storage
 
 
 def read_input(storage: Storage, file: Any, size_bytes: int) -> bytes:
@@ -69,12 +76,21 @@ def _run(stats: Stats, call: Callable[..., Any], given: tuple[Any, ...], done: D
     return answer
 
 
-class InstrumentedStorage:
-    """A storage in front of another. A pickled copy counts from zero, for :meth:`Stats.include`."""
+def _passed(name: str) -> Any:
+    def method(self: InFront, *given: Any) -> Any:
+        return self._ask(name, *given)
 
-    def __init__(self, storage: Storage, stats: Stats) -> None:
-        self._inner = storage
-        self.stats = stats
+    return method
+
+
+class InFront(Storage):
+    """A storage in front of another, which is asked for everything. Subclasses do some themselves.
+
+    The other may be of any class that has the abstract methods of :class:`Storage`.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
         # Unpickling calls this before there is a storage.
@@ -85,70 +101,83 @@ class InstrumentedStorage:
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    @property
+    def url(self) -> str:
+        return str(self._inner.url)
+
+    @property
+    def reads_at_once(self) -> int:  # type: ignore[override]
+        return max(1, int(getattr(self._inner, "reads_at_once", 1)))
+
+    def _ask(self, name: str, *given: Any) -> Any:
+        """Call a method of the other; the default is called here, so that what it asks is seen."""
+        method, default = getattr(self._inner, name, None), getattr(Storage, name)
+        if method is None or getattr(method, "__func__", None) is default:
+            return default(self, *given)
+        return self._call(name, method, given)
+
+    def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:  # noqa: ARG002
+        return method(*given)
+
+    exists = _passed("exists")
+    read = _passed("read")
+    read_range = _passed("read_range")
+    open_input = _passed("open_input")
+    size = _passed("size")
+    open_output = _passed("open_output")
+    create = _passed("create")
+    list = _passed("list")
+    delete = _passed("delete")
+    names = _passed("names")
+    names_after = _passed("names_after")
+    leftovers = _passed("leftovers")
+    discard = _passed("discard")
+    make_durable = _passed("make_durable")
+    folder = _passed("folder")
+    folders = _passed("folders")
+    savepoints = _passed("savepoints")
+    savepoint = _passed("savepoint")
+    remove_savepoint = _passed("remove_savepoint")
+    link_from = _passed("link_from")
+    shared = _passed("shared")
+
+
+class InstrumentedStorage(InFront):
+    """A storage in front of another. A pickled copy counts from zero, for :meth:`Stats.include`."""
+
+    def __init__(self, storage: Storage, stats: Stats) -> None:
+        super().__init__(storage)
+        self.stats = stats
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (instrumented, (self._inner,))
 
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def exists(self) -> bool:
-        found: bool = self._observe("exists", "", self._inner.exists, (), lambda _: (0, 0))
-        return found
-
-    def read(self, path: str) -> pa.Buffer:
-        return self._observe("read", path, self._inner.read, (path,), _content)
-
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        return self._observe("read_range", path, self._inner.read_range, (path, offset, length), _content)
-
-    def open_input(self, path: str) -> pa.NativeFile | BinaryIO:
-        return self._observe("open_input", path, self._inner.open_input, (path,), _one)
-
-    def size(self, path: str) -> int:
-        found: int = self._observe("size", path, self._inner.size, (path,), _one)
-        return found
-
-    def open_output(self, path: str) -> OutputObject:
-        """The call is counted now; objects, bytes and seconds when the output ends."""
-        return _ObservedOutput(path, self)
-
-    def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Counts the bytes sent; also counts conflicts and unknown outcomes."""
-
-        def measure(outcome: CreateOutcome) -> tuple[int, int]:
-            return int(outcome is CreateOutcome.CREATED), len(data)
-
-        outcome: CreateOutcome = self._observe("create", path, self._inner.create, (path, data), measure)
-        if outcome is CreateOutcome.CONFLICT:
-            self.stats.event(conflicts=1)
-        elif outcome is CreateOutcome.UNKNOWN:
-            self.stats.event(unknown_outcomes=1)
-            logger.warning("create %s of %s: no answer, so whether it was created is unknown", path, self.url)
-        return outcome
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        found: list[ObjectInfo] = self._observe("list", prefix, self._inner.list, (prefix,), _many)
-        return found
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Counts all objects given, even those that did not exist."""
-        self._each("delete", self._inner.delete, paths)
-
-    def _each(self, operation: str, call: Callable[[Any], None], items: Iterable[Any]) -> None:
-        given = [*items]
-        paths = [getattr(item, "path", item) for item in given[:1]]
-        first = f"{paths[0]} and {len(given) - 1} more" if len(given) > 1 else "".join(paths)
-        self._observe(operation, first, call, (given,), lambda _: (len(given), 0))
-
-    def _observe(self, operation: str, path: str, call: Callable[..., Any], given: tuple[Any, ...], of: Measure) -> Any:
-        """Make the call, count it and log it."""
+    def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        if name in ("folder", "savepoint"):
+            found = method(*given)
+            return None if found is None else instrumented(found, self.stats)
+        if name == "folders":
+            return ((folder, instrumented(inside, self.stats)) for folder, inside in method())
+        if name == "open_output":
+            return _ObservedOutput(given[0], method, self)
+        operation = {"remove_savepoint": "delete"}.get(name, name if name in OPERATIONS else "list")
+        if name in ("delete", "discard", "make_durable"):
+            # All that are given count, even those that do not exist.
+            given = ([*given[0]],)
+        elif name == "link_from":
+            given = (plain(given[0]), *given[1:])
 
         def done(answer: Any, seconds: float, error: BaseException | None) -> None:
-            objects, size_bytes = of(answer) if error is None else (0, 0)
-            self._count(operation, path, seconds, error, objects=objects, size_bytes=size_bytes)
+            objects, size_bytes = _moved(name, given, answer) if error is None else (0, 0)
+            self._count(operation, _subject(name, given), seconds, error, objects=objects, size_bytes=size_bytes)
 
-        return _run(self.stats, call, given, done)
+        answer = _run(self.stats, method, given, done)
+        if answer is CreateOutcome.CONFLICT:
+            self.stats.event(conflicts=1)
+        elif answer is CreateOutcome.UNKNOWN:
+            self.stats.event(unknown_outcomes=1)
+            logger.warning("create %s of %s: no answer, so whether it was created is unknown", given[0], self.url)
+        return answer
 
     def _count(self, operation: str, path: str, seconds: float, error: BaseException | None, **counts: int) -> None:
         failed = error is not None and not isinstance(error, FileNotFoundError)
@@ -159,73 +188,45 @@ class InstrumentedStorage:
             logger.debug("%s: %s%.1f ms", subject, what and f"{what}, ", seconds * 1000)
 
 
-class _Optional(InstrumentedStorage):
-    """What only some storages do. A counted one has the methods of the storage behind it."""
-
-    _inner: Any
-
-    def folder(self) -> Storage:
-        return instrumented(self._inner.folder(), self.stats)
-
-    def folders(self) -> Iterator[tuple[str, Storage]]:
-        return ((name, instrumented(inside, self.stats)) for name, inside in self._inner.folders())
-
-    def leftovers(self) -> Any:
-        return self._observe("leftovers", "", self._inner.leftovers, (), _many)
-
-    def discard(self, leftovers: Iterable[Any]) -> None:
-        self._each("discard", self._inner.discard, leftovers)
-
-    def make_durable(self, paths: Iterable[str]) -> None:
-        self._each("make_durable", self._inner.make_durable, paths)
-
-    def names(self, folder: str) -> Any:
-        return self._observe("list", folder, self._inner.names, (folder,), _many)
-
-    def names_after(self, path: str) -> Any:
-        return self._observe("list", path, self._inner.names_after, (path,), _many)
-
-    def shared(self, prefix: str) -> Any:
-        return self._observe("list", prefix, self._inner.shared, (prefix,), _many)
-
-    def savepoints(self) -> Any:
-        return self._observe("list", layout.SAVEPOINTS, self._inner.savepoints, (), _many)
-
-    def savepoint(self, name: str) -> Storage:
-        return instrumented(self._inner.savepoint(name), self.stats)
-
-    def remove_savepoint(self, name: str) -> None:
-        path = f"{layout.SAVEPOINTS}{name}"
-        self._observe("delete", path, self._inner.remove_savepoint, (name,), lambda _: (0, 0))
-
-    def link_from(self, source: Storage, path: str, size_bytes: int) -> Any:
-        given = (plain(source), path, size_bytes)
-        return self._observe("link_from", path, self._inner.link_from, given, _linked)
+def _moved(name: str, given: tuple[Any, ...], answer: Any) -> tuple[int, int]:
+    """Return the objects and the bytes of a call that succeeded."""
+    if name in ("exists", "remove_savepoint"):
+        return 0, 0
+    if name in ("read", "read_range"):
+        return 1, len(answer)
+    if name == "create":
+        return int(answer is CreateOutcome.CREATED), len(given[1])
+    if name in ("open_input", "size"):
+        return 1, 0
+    if name == "link_from":
+        return int(answer is not None), 0
+    return len(given[0] if answer is None else answer), 0
 
 
-OPTIONAL: Final = {name: method for name, method in vars(_Optional).items() if not name.startswith("_")}
-"""By name. From Python 3.12 on, ``isinstance`` with a protocol asks the class for its methods, not
-``__getattr__``.
-"""
-
-
-@cache
-def _kind_of(*names: str) -> type[InstrumentedStorage]:
-    """Return the class of counted storages with these methods of :class:`_Optional`."""
-    return type("InstrumentedStorage", (InstrumentedStorage,), {name: OPTIONAL[name] for name in names})
+def _subject(name: str, given: tuple[Any, ...]) -> str:
+    """Return the path that a line of the log names."""
+    if name in ("savepoints", "remove_savepoint"):
+        return layout.SAVEPOINTS + "".join(given)
+    if name == "link_from":
+        return str(given[1])
+    items = given[0] if given else ""
+    if isinstance(items, str):
+        return items
+    first = str(getattr(items[0], "path", items[0])) if items else ""
+    return f"{first} and {len(items) - 1} more" if len(items) > 1 else first
 
 
 class _ObservedOutput:
     """An object being written. Counts what was written once, when it ends."""
 
-    def __init__(self, path: str, storage: InstrumentedStorage) -> None:
+    def __init__(self, path: str, open_output: Callable[[str], OutputObject], storage: InstrumentedStorage) -> None:
         self._path = path
         self._storage = storage
         self._seconds = 0.0
         self._size_bytes = 0
         self._ended = False
         storage.stats.count("open_output")
-        self._inner: Any = self._timed(storage._inner.open_output, path)
+        self._inner: Any = self._timed(open_output, path)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":
@@ -279,17 +280,57 @@ def _done(operation: str, *, objects: int, size_bytes: int, **_: int) -> str:
     return f"{objects:,} objects" if operation not in ("exists", "open_input", "size") else ""
 
 
-def _one(_: Any) -> tuple[int, int]:
-    return 1, 0
+MOST_BYTES: Final = 64 << 20
+
+_Place = tuple[str, int, int | None]
+"""Path, offset and length of a read; the length is None if it goes to the end of the object."""
 
 
-def _linked(done: Link | None) -> tuple[int, int]:
-    return int(done is not None), 0
+class RememberedReads(InFront):
+    """A storage in front of another, for one command. It keeps what was read last.
+
+    Listings go to the storage itself. Pickling it pickles the storage behind it.
+    """
+
+    def __init__(self, storage: Storage, folders: tuple[str, ...], most_bytes: int) -> None:
+        super().__init__(storage)
+        self._folders = folders
+        self._held: OrderedDict[_Place, pa.Buffer] = OrderedDict()
+        self._held_bytes, self._most_bytes = 0, most_bytes
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self._inner,)
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        """See :meth:`Storage.read_range`."""
+        if not path.startswith(self._folders):
+            return super().read_range(path, offset, length)
+        with self._lock:
+            for place in ((path, offset, None), (path, offset, length)):
+                if place in self._held:
+                    self._held.move_to_end(place)
+                    return self._held[place].slice(0, min(length, self._held[place].size))
+        data = super().read_range(path, offset, length)
+        self._hold((path, offset, None if data.size < length else length), data)
+        return data
+
+    def _hold(self, place: _Place, data: pa.Buffer) -> None:
+        with self._lock:
+            if place in self._held or data.size > self._most_bytes:
+                return
+            self._held[place] = data
+            self._held_bytes += data.size
+            while self._held_bytes > self._most_bytes:
+                self._held_bytes -= self._held.popitem(last=False)[1].size
 
 
-def _content(data: Any) -> tuple[int, int]:
-    return 1, len(data)
+def remembered(
+    storage: Storage, folders: tuple[str, ...] = (layout.SEGMENTS,), most_bytes: int = MOST_BYTES
+) -> Storage:
+    """Return the storage, which keeps so many bytes of its last reads in ``folders``."""
+    return RememberedReads(storage, folders, most_bytes)
 
 
-def _many(found: Any) -> tuple[int, int]:
-    return len(found), 0
+def _itself(storage: Storage) -> Storage:
+    return storage

@@ -1,4 +1,4 @@
-"""What the format requires of a storage: the :class:`Storage` protocol, without implementations.
+"""What the format requires of a storage: the class :class:`Storage`, without implementations.
 
 A store is a flat set of named, immutable objects under relative paths (SPEC.md section 2.2). The
 publication protocol rests on three guarantees (section 2.1):
@@ -15,10 +15,12 @@ entry is a function ``(url: str, options: Mapping[str, Any]) -> Storage``.
 
 from __future__ import annotations
 
+import builtins
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
 
 from ..errors import ErrorKind, InvalidInput
 
@@ -90,177 +92,6 @@ class OutputObject(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-@runtime_checkable
-class Storage(Protocol):
-    """A store of immutable objects. Thread-safe and picklable (``memory://`` in one process only).
-
-    Methods that read raise ``FileNotFoundError`` for a missing object; any other failure is a
-    :class:`~stateformat.errors.StorageError` that names the object and the operation.
-    """
-
-    @property
-    def url(self) -> str:
-        """The address of the store for :func:`open_storage`, without credentials."""
-
-    def exists(self) -> bool:
-        """Return whether the store exists: a directory, or a bucket with an object under the
-        prefix.
-        """
-
-    def read(self, path: str) -> pa.Buffer:
-        """Return the whole object."""
-
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """Return at most ``length`` bytes from ``offset``; fewer at the end of the object."""
-
-    def open_input(self, path: str) -> pa.NativeFile | BinaryIO:
-        """Return a seekable file, for readers of a few Parquet row groups. The caller closes it."""
-
-    def size(self, path: str) -> int:
-        """Return the object's size in bytes."""
-
-    def open_output(self, path: str) -> OutputObject:
-        """Begin a new object, whose name contains a random id and is never reused."""
-
-    def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create a small object (< 5 MiB) if absent, atomically, in one attempt.
-
-        Raises ``StorageError``; its kind is in :data:`REFUSALS` if nothing was created
-        (``STORAGE_UNSUITABLE``: the storage ignores the condition). ``details["visible"]`` says
-        that the object exists but may not survive a power failure.
-        """
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        """Return all objects whose path begins with ``prefix`` (``"checkpoints/"``), sorted by
-        path.
-        """
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete these objects; missing ones are ignored."""
-
-
-@runtime_checkable
-class TellsLeftovers(Protocol):
-    """A :class:`Storage` that can list what writers have begun, so that gc can discard it (SPEC.md
-    section 9).
-    """
-
-    def leftovers(self) -> list[Leftover]:
-        """Return everything begun and not ended, by dead and living writers, sorted."""
-
-    def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """Remove these; missing ones are ignored. If the writer is still alive, its close fails."""
-
-
-@runtime_checkable
-class MakesDurable(Protocol):
-    """A :class:`Storage` where an object becomes visible shortly before it would survive a power
-    failure.
-
-    The writer waits for that, but may die meanwhile; then whoever builds on the object must wait
-    instead.
-    """
-
-    def make_durable(self, paths: Iterable[str]) -> None:
-        """Return when these existing objects would survive a power failure."""
-
-
-@runtime_checkable
-class ListsNames(Protocol):
-    """A :class:`Storage` where listing only names, or only the last ones, is cheaper than a
-    listing.
-    """
-
-    def names(self, folder: str) -> list[str]:
-        """Return the paths directly in a folder (``"checkpoints/"``), sorted; as complete as a
-        listing.
-        """
-
-    def names_after(self, path: str) -> list[str]:
-        """Return the paths greater than ``path`` in its folder, sorted, from one look.
-
-        It has every name that existed throughout the look: look twice before concluding anything
-        from a missing name.
-        """
-
-
-def names(storage: Storage, folder: str) -> list[str]:
-    """:meth:`ListsNames.names` for any storage."""
-    if isinstance(storage, ListsNames):
-        return storage.names(folder)
-    return [item.path for item in storage.list(folder)]
-
-
-def names_after(storage: Storage, path: str) -> list[str]:
-    """:meth:`ListsNames.names_after` for any storage."""
-    if isinstance(storage, ListsNames):
-        return storage.names_after(path)
-    return [item.path for item in storage.list(path[: path.rindex("/") + 1]) if item.path > path]
-
-
-@runtime_checkable
-class ReadsAtOnce(Protocol):
-    """A :class:`Storage` where a small read is mostly waiting, as over a network."""
-
-    reads_at_once: int
-    """How many small reads to have under way, and so how many segments to open ahead."""
-
-
-def reads_at_once(storage: Storage) -> int:
-    """:class:`ReadsAtOnce` for any storage; 1 if unknown, since a thread costs more than reading a
-    file.
-    """
-    return max(1, int(getattr(storage, "reads_at_once", 1)))
-
-
-def make_durable(storage: Storage, paths: Iterable[str]) -> None:
-    """:meth:`MakesDurable.make_durable` for any storage; call it before relying on others'
-    objects.
-    """
-    if isinstance(storage, MakesDurable):
-        storage.make_durable(paths)
-
-
-@runtime_checkable
-class HasFolder(Protocol):
-    """A :class:`Storage` that can also be read as a plain folder, whatever it contains."""
-
-    def folder(self) -> Storage:
-        """Return the same place, for files with any relative path, in any folder, hidden ones too.
-
-        ``list`` takes any prefix and lists files of any name. Opening it writes nothing.
-        """
-
-
-@runtime_checkable
-class HasFolders(Protocol):
-    """A plain folder (:func:`folder_of`) that knows the folders in it."""
-
-    def folders(self) -> Iterator[tuple[str, Storage]]:
-        """Return the folders in this one by name, sorted, each a plain folder; no hidden ones."""
-
-
-@runtime_checkable
-class HoldsSavepoints(Protocol):
-    """A :class:`Storage` that gives access to the stores in ``savepoints/`` below its own store.
-
-    They lie beside the four folders and do not belong to the store (SPEC.md section 10).
-    """
-
-    def savepoints(self) -> list[str]:
-        """Return the names of the folders there, sorted, including those without a checkpoint."""
-
-    def savepoint(self, name: str) -> Storage:
-        """Return the storage of ``savepoints/NAME``, with the options of this one."""
-
-    def remove_savepoint(self, name: str) -> None:
-        """Delete the objects of the store there, records first, and what its writers have begun.
-
-        Anything else in the folder stays. Links are not followed: a link in the way is a
-        ``StorageError`` before anything is deleted.
-        """
-
-
 class Link(Enum):
     """How an object of another store was added to this one."""
 
@@ -270,43 +101,166 @@ class Link(Enum):
     """The server copied it."""
 
 
-@runtime_checkable
-class LinksObjects(Protocol):
-    """A :class:`Storage` that can add objects of another store without transferring their bytes
-    here.
+class Storage(ABC):
+    """A store of immutable objects. Thread-safe and picklable (``memory://`` in one process only).
+
+    Methods that read raise ``FileNotFoundError`` for a missing object; any other failure is a
+    :class:`~stateformat.errors.StorageError` that names the object and the operation.
+
+    A subclass has the abstract methods, and those others that it can do better than, or at all
+    unlike, the default. A class that has the abstract methods without being a subclass is taken
+    too: :func:`open_storage` and ``CheckpointStore`` add the rest.
     """
 
-    def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:
-        """Make the object ``path`` of this store from that of another store, whole.
+    reads_at_once: int = 1
+    """How many small reads to have under way, and so how many segments to open ahead: more than 1
+    where a small read is mostly waiting, as over a network. A thread costs more than reading a
+    file.
+    """
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The address of the store for :func:`open_storage`, without credentials."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether the store exists: a directory, or a bucket with an object under the
+        prefix.
+        """
+
+    @abstractmethod
+    def read(self, path: str) -> pa.Buffer:
+        """Return the whole object."""
+
+    @abstractmethod
+    def open_output(self, path: str) -> OutputObject:
+        """Begin a new object, whose name contains a random id and is never reused."""
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        """Create a small object (< 5 MiB) if absent, atomically, in one attempt.
+
+        Raises ``StorageError``; its kind is in :data:`REFUSALS` if nothing was created
+        (``STORAGE_UNSUITABLE``: the storage ignores the condition). ``details["visible"]`` says
+        that the object exists but may not survive a power failure.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        """Return all objects whose path begins with ``prefix`` (``"checkpoints/"``), sorted by
+        path.
+        """
+
+    @abstractmethod
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete these objects; missing ones are ignored."""
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        """Return at most ``length`` bytes from ``offset``; fewer at the end of the object."""
+        whole = self.read(path)
+        start = min(offset, whole.size)
+        return whole.slice(start, min(length, whole.size - start))
+
+    def open_input(self, path: str) -> pa.NativeFile | BinaryIO:
+        """Return a seekable file, for readers of a few Parquet row groups. The caller closes it."""
+        import pyarrow as pa
+
+        return pa.BufferReader(self.read(path))
+
+    def size(self, path: str) -> int:
+        """Return the object's size in bytes."""
+        return int(self.read(path).size)
+
+    def names(self, folder: str) -> builtins.list[str]:
+        """Return the paths directly in a folder (``"checkpoints/"``), sorted; as complete as a
+        listing.
+        """
+        return [item.path for item in self.list(folder)]
+
+    def names_after(self, path: str) -> builtins.list[str]:
+        """Return the paths greater than ``path`` in its folder, sorted, from one look.
+
+        It has every name that existed throughout the look: look twice before concluding anything
+        from a missing name.
+        """
+        return [item.path for item in self.list(path[: path.rindex("/") + 1]) if item.path > path]
+
+    def leftovers(self) -> builtins.list[Leftover]:
+        """Return everything begun and not ended, by dead and living writers, sorted, so that gc can
+        discard it (SPEC.md section 9).
+        """
+        return []
+
+    def discard(self, leftovers: Iterable[Leftover]) -> None:  # noqa: B027 - nothing is left over by default
+        """Remove these; missing ones are ignored. If the writer is still alive, its close fails."""
+
+    def make_durable(self, paths: Iterable[str]) -> None:  # noqa: B027 - objects are durable by default
+        """Return when these existing objects would survive a power failure.
+
+        For storages where an object becomes visible shortly before: its writer waits for that, but
+        may die meanwhile. Call it before relying on others' objects.
+        """
+
+    def folder(self) -> Storage | None:
+        """Return the same place as a plain folder, for files with any relative path, in any folder,
+        hidden ones too. None if it holds only objects of stores.
+
+        ``list`` takes any prefix and lists files of any name. Opening it writes nothing.
+        """
+        return None
+
+    def folders(self) -> Iterator[tuple[str, Storage]]:
+        """Return the folders in this plain folder by name, sorted, each a plain folder; no hidden
+        ones, and none if the storage does not know them.
+        """
+        return iter(())
+
+    def savepoints(self) -> builtins.list[str]:
+        """Return the names of the folders in ``savepoints/`` below the store, sorted, including
+        those without a checkpoint.
+
+        They lie beside the four folders and do not belong to the store (SPEC.md section 10).
+        """
+        return []
+
+    def savepoint(self, name: str) -> Storage:  # noqa: ARG002
+        """Return the storage of ``savepoints/NAME``, with the options of this one.
+
+        Raises ``InvalidInput`` if the storage has none.
+        """
+        raise InvalidInput(
+            f"the storage of {self.url} keeps no savepoints below a store; copy the checkpoint to a store of its own "
+            "(`ckpt copy`)",
+            url=self.url,
+        )
+
+    def remove_savepoint(self, name: str) -> None:
+        """Delete the objects of the store there, records first, and what its writers have begun.
+
+        Anything else in the folder stays. Links are not followed: a link in the way is a
+        ``StorageError`` before anything is deleted.
+        """
+        self.savepoint(name)
+
+    def link_from(self, source: Storage, path: str, size_bytes: int) -> Link | None:  # noqa: ARG002
+        """Make the object ``path`` of this store from that of another store, whole, without passing
+        its bytes through the process.
 
         ``size_bytes`` is the expected length; the caller verifies it. The object may not be durable
-        before :func:`make_durable`. Returns None, having done nothing, if this is impossible, as
+        before :meth:`make_durable`. Returns None, having done nothing, if this is impossible, as
         between two disks or servers. Raises ``FileNotFoundError`` if the source has no such object,
         and ``StorageError``, also if the name is taken here.
         """
+        return None
 
-
-@runtime_checkable
-class SharesBytes(Protocol):
-    """A :class:`Storage` where one object's bytes may be stored once under several names."""
-
-    def shared(self, prefix: str) -> dict[str, tuple[str, int]]:
+    def shared(self, prefix: str) -> dict[str, tuple[str, int]]:  # noqa: ARG002
         """Return the objects whose path begins with ``prefix`` and that share their bytes with
         other names.
 
         By path: a value that identifies the bytes, and how many names they have on the storage.
         """
-
-
-def folder_of(storage: Storage) -> Storage | None:
-    """:meth:`HasFolder.folder` for any storage; None if it holds only objects of stores."""
-    return storage.folder() if isinstance(storage, HasFolder) else None
-
-
-def folders_in(storage: Storage) -> Iterator[tuple[str, Storage]]:
-    """:meth:`HasFolders.folders` for any storage; none if it does not know them."""
-    folder: object = folder_of(storage)
-    return folder.folders() if isinstance(folder, HasFolders) else iter(())
+        return {}
 
 
 def check_relative(path: str) -> str:

@@ -15,7 +15,7 @@ from stateformat.errors import InvalidInput
 from stateformat.graph import SubtaskSet
 from stateformat.keys import register_key_hash
 from stateformat.schema import segment_schema
-from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.foreign.foreign_fakes import WORDS, FakeSource
@@ -24,7 +24,7 @@ from tests.rewrite.rewrite_jobs import new_store
 
 def folder(path: Path) -> Storage:
     path.mkdir(parents=True, exist_ok=True)
-    found = folder_of(open_storage(str(path)))
+    found = open_storage(str(path)).folder()
     assert found is not None
     return found
 

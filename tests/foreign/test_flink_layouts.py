@@ -39,7 +39,7 @@ from stateformat.backends.foreign.flink.metadata import (
 from stateformat.backends.foreign.source import FLINK_VERSIONS, SPARK_VERSIONS
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.model import Kind as StateKind
-from stateformat.storage import folder_of, open_storage
+from stateformat.storage import open_storage
 from tests.foreign.rocks_tables import DELETE, MERGE, PUT, Record, model, table
 
 CODES = {"canonical": 7, "canonical, compressed": 7, "heap": 3, "heap, compressed": 3}
@@ -57,7 +57,7 @@ def written(layout: str, key: Kind, states: list[State], groups: int, *, fixed_k
 
 
 def opened(folder: Path) -> FlinkSource:
-    found = folder_of(open_storage(str(folder)))
+    found = open_storage(str(folder)).folder()
     assert found is not None
     return FlinkSource(found)
 

@@ -41,7 +41,7 @@ from stateformat.findings import Finding
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import Mode, State
 from stateformat.schema import segment_schema
-from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.storage import Storage, open_storage
 from tests.ckpt.ckpt_runs import document, failure
 
 FIXTURES = Path(__file__).parent / "fixtures" / "flink-2.3.0"
@@ -52,7 +52,7 @@ EVERY = pytest.mark.parametrize("name", [CANONICAL, HEAP, ROCKS])
 
 
 def folder_at(path: Path) -> Storage:
-    folder = folder_of(open_storage(str(path)))
+    folder = open_storage(str(path)).folder()
     assert folder is not None
     return folder
 
@@ -383,7 +383,7 @@ def opened_fixture(path: Path) -> FlinkSource:
     inner = path / "savepoint"
     if not (inner / "_metadata").exists():
         inner = next(inner.glob("*/chk-*/_metadata")).parent.parent
-    folder = folder_of(open_storage(str(inner)))
+    folder = open_storage(str(inner)).folder()
     assert folder is not None
     return FlinkSource(folder)
 
@@ -485,7 +485,7 @@ CORE = FIXTURES_OF_FLINK / "flink-2.3.0" / "core-hashmap-canonical" / "savepoint
 
 
 def opened_bytes(path: Path) -> FlinkSource:
-    folder = folder_of(open_storage(str(path)))
+    folder = open_storage(str(path)).folder()
     assert folder is not None
     return FlinkSource(folder)
 

@@ -77,7 +77,7 @@ from stateformat.backends.rewrite import RewriteSpec, publish_rescaled, rewrite
 from stateformat.errors import InvalidInput, UnsupportedFormat
 from stateformat.graph import JobGraph
 from stateformat.model import Kind
-from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
 from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.foreign.foreign_fakes import WORDS, flink_like, spark_like
@@ -95,7 +95,7 @@ NAMES_OF_SAVED = [f"{path.parent.name.removeprefix('flink-')}/{path.name}" for p
 
 
 def folder(path: Path) -> Storage:
-    found = folder_of(open_storage(str(path)))
+    found = open_storage(str(path)).folder()
     assert found is not None
     return found
 
@@ -653,7 +653,7 @@ def imported(name: str, drop: tuple[str, ...], into: Path) -> stateformat.Checkp
 
 
 def export(checkpoint: stateformat.Checkpoint, into: Path) -> Path:
-    folder = folder_of(open_storage(str(into)))
+    folder = open_storage(str(into)).folder()
     assert folder is not None
     write_savepoint(checkpoint, folder)
     return into

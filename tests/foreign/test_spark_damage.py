@@ -22,7 +22,7 @@ from stateformat.backends.foreign.spark.source import SparkSource, sources
 from stateformat.errors import CheckpointError, DamagedCheckpoint, NotFound, UnsupportedFormat
 from stateformat.findings import Finding
 from stateformat.keys import hash_keys, key_groups
-from stateformat.storage import ObjectInfo, folder_of, open_storage
+from stateformat.storage import ObjectInfo, open_storage
 
 FIXTURES = Path(__file__).parent / "fixtures"
 KEY = struct_of(("k", "string"), ("n", "integer"))
@@ -96,7 +96,7 @@ def opened(files: dict[str, bytes], checkpoint_id: int | None = None) -> SparkSo
 
 
 def files_of(name: str) -> dict[str, bytes]:
-    folder = folder_of(open_storage(str(FIXTURES / name / "checkpoint")))
+    folder = open_storage(str(FIXTURES / name / "checkpoint")).folder()
     assert folder is not None
     return {item.path: bytes(folder.read(item.path)) for item in folder.list("")}
 
@@ -487,6 +487,6 @@ def test_only_a_line_feed_ends_a_line_of_a_log(tmp_path: Path) -> None:
     told = ['{"a": "one\u2028two\x85three\x1cfour"}', "0:-"]
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "7").write_bytes("\n".join(["v1", *told, ""]).encode())
-    folder = folder_of(open_storage(str(tmp_path)))
+    folder = open_storage(str(tmp_path)).folder()
     assert folder is not None
     assert read_lines(folder, "offsets/7", (1,)) == (1, told)

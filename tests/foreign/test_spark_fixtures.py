@@ -41,7 +41,7 @@ from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_groups
 from stateformat.model import Kind
 from stateformat.schema import segment_schema
-from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.storage import Storage, open_storage
 from tests.foreign.spark_rows import array_of, encode_row, struct_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -60,7 +60,7 @@ every_fixture = pytest.mark.parametrize("name", DEFAULT_STORE)
 
 
 def folder(name: str) -> Storage:
-    found = folder_of(open_storage(str(FIXTURES / name / "checkpoint")))
+    found = open_storage(str(FIXTURES / name / "checkpoint")).folder()
     assert found is not None
     return found
 

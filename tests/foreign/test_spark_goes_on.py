@@ -16,7 +16,7 @@ from stateformat.backends.foreign.spark.repartition.run import repartition
 from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.errors import DamagedCheckpoint, InvalidInput, UnsupportedFormat
 from stateformat.inspecting import sizes_document
-from stateformat.storage import folder_of, open_storage
+from stateformat.storage import open_storage
 from stateformat.validation import validate, validate_all
 from tests.docs.test_pages import FOREIGN_RECIPES, run_recipe
 from tests.foreign.spark_queries import CHANGELOG, QUERIES, go_on, partitions, readings, state, write_batch
@@ -86,7 +86,7 @@ def stand(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
 
 def deal(stopped: Path, target: Path, number: int, provider: Literal["rocksdb"] | None) -> None:
-    source, there = (folder_of(open_storage(str(path))) for path in (stopped, target))
+    source, there = (open_storage(str(path)).folder() for path in (stopped, target))
     assert source is not None
     assert there is not None
     repartition(source, there, plan_repartition(source, there.url, number, provider))
@@ -223,7 +223,7 @@ def test_validation_checks_the_files_and_says_once_what_it_cannot_check(name: st
 
 
 def test_nothing_deals_keys_whose_columns_are_unknown(tmp_path: Path) -> None:
-    folder = folder_of(open_storage(address("totals")))
+    folder = open_storage(address("totals")).folder()
     assert folder is not None
     with pytest.raises(UnsupportedFormat, match=r"start the query once on Spark 3\.1 or later"):
         plan_repartition(folder, str(tmp_path), 5)

@@ -20,7 +20,7 @@ from stateformat.backends.foreign.spark.repartition.run import Outcome, repartit
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.foreign.spark.stores import Store
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
-from stateformat.storage import Storage, folder_of, open_storage
+from stateformat.storage import Storage, open_storage
 from stateformat.tools.jobs import rescale
 from tests.ckpt.ckpt_runs import document, failure, page
 from tests.rewrite import rewrite_jobs as jobs
@@ -43,7 +43,7 @@ def each(names: list[str]) -> list[Any]:
 
 
 def folder(path: Path | str) -> Storage:
-    found = folder_of(open_storage(str(path)))
+    found = open_storage(str(path)).folder()
     assert found is not None
     return found
 
@@ -540,14 +540,14 @@ def test_a_query_on_s3_is_written_to_s3(moto: S3Server, tmp_path: Path, monkeypa
         monkeypatch.setenv(f"AWS_{name}", value)
     base = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     options: dict[str, Any] = {"endpoint_url": moto.endpoint}
-    there = folder_of(open_storage(f"{base}/query", **options))
+    there = open_storage(f"{base}/query", **options).folder()
     assert there is not None
     for path, data in bytes_of(TRANSFORM).items():
         with there.open_output(path) as output:
             output.write(data)
     where = ("--to", f"{base}/copy", "--parallelism", "5", "--endpoint-url", moto.endpoint)
     found = document("rescale", f"{base}/query", *where)
-    copy = folder_of(open_storage(f"{base}/copy", **options))
+    copy = open_storage(f"{base}/copy", **options).folder()
     assert copy is not None
     assert found["location"] == f"s3a://{base.removeprefix('s3://')}/copy"
     (path,) = (item.path for item in copy.list("state/0/_metadata/v2/"))

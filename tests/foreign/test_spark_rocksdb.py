@@ -31,7 +31,7 @@ from stateformat.backends.foreign.sst.merge import merged
 from stateformat.backends.foreign.sst.table import Table
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.schema import segment_schema
-from stateformat.storage import folder_of, open_storage
+from stateformat.storage import open_storage
 from tests.foreign.rocks_tables import DELETE, MERGE, PUT, SINGLE_DELETE, model, opened, table
 from tests.foreign.spark_queries import distinct
 
@@ -42,7 +42,7 @@ READ = [path for path in ROCKSDB if path not in AVRO]
 
 
 def source(path: Path) -> SparkSource:
-    folder = folder_of(open_storage(str(path)))
+    folder = open_storage(str(path)).folder()
     assert folder is not None
     return SparkSource(folder)
 

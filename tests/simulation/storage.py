@@ -28,7 +28,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import ParentRef, Record
 from stateformat.record import decode_record
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, Storage
 from tests.simulation.witness import Violation
 
 
@@ -135,7 +135,7 @@ class Disk:
         self.storage.delete([path])
 
 
-class FaultyStorage:
+class FaultyStorage(Storage):
     """The disk as one process sees it. Implements :class:`stateformat.storage.protocol.Storage`."""
 
     def __init__(self, disk: Disk, faults: Faults, rng: random.Random) -> None:

@@ -36,7 +36,7 @@ from stateformat.model import CheckpointId, Handle
 from stateformat.reading import load_manifest, load_record
 from stateformat.reporting import collect_report
 from stateformat.segments import WriteOptions
-from stateformat.storage import ObjectInfo, TellsLeftovers
+from stateformat.storage import ObjectInfo
 from stateformat.store import CheckpointStore
 from stateformat.validation import newest_whole, validate, validate_all
 from tests.stateformat.test_repairing import DELTA
@@ -263,7 +263,7 @@ def test_retention_works_where_leftovers_may_not_be_listed(tmp_path: Path, caplo
 
 
 def test_a_storage_without_leftovers_is_collected_like_any_other(world: World) -> None:
-    assert not isinstance(world.storage, TellsLeftovers)
+    assert world.storage.leftovers() == []
     world.run().publish()
     dead = orphan(world, "segments/00000000000000000001/x-1.parquet")
     found = world.store.collect_garbage(delete=True)

@@ -692,6 +692,8 @@ class Output:
     def __exit__(self, *exc):
         self.abort() if exc[0] else self.close()
 """
+MOVED = "stateformat.storage"
+"""With what the warnings of names that leave begin."""
 PROGRAM = """
 import attic
 import stateformat as sf
@@ -730,5 +732,10 @@ def test_a_storage_of_another_package_is_found_and_runs_a_job_unchanged(tmp_path
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: attic\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[stateformat.storages]\nattic = attic:from_url\n")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{textwrap.dedent(PROGRAM)}"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", f"ignore:{MOVED}:DeprecationWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "done\n", done.stderr

@@ -15,7 +15,7 @@ from stateformat.backends.storage.object_clients import client_of, place_of
 from stateformat.backends.storage.testing import StorageConformance
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Storage, folder_of, folders_in, open_storage, without_secrets
+from stateformat.storage import CreateOutcome, Storage, open_storage, without_secrets
 from tests.servers.gcs import GcsServer
 from tests.servers.server import BUCKET
 
@@ -112,7 +112,7 @@ def test_a_probe_is_no_object_of_the_store_and_the_bucket_need_not_be_asked_agai
     opened.delete([RECORD])
     assert not opened.exists(), "a probe is no store"
     assert opened.list("") == []
-    folder = folder_of(opened)
+    folder = opened.folder()
     assert folder is not None
     assert paths(folder, "") == [".probe"]
 
@@ -120,11 +120,11 @@ def test_a_probe_is_no_object_of_the_store_and_the_bucket_need_not_be_asked_agai
 def test_a_folder_is_read_whatever_it_holds(opened: Storage) -> None:
     for name in ("segments/1/a", "manifests/x", "requests/y"):
         put(opened, name, b"x")
-    folder = folder_of(opened)
+    folder = opened.folder()
     assert folder is not None
     assert paths(folder, "seg") == ["segments/1/a"]
-    assert [name for name, _ in folders_in(opened)] == ["manifests", "requests", "segments"]
-    assert [paths(inside, "") for name, inside in folders_in(opened) if name == "segments"] == [["1/a"]]
+    assert [name for name, _ in folder.folders()] == ["manifests", "requests", "segments"]
+    assert [paths(inside, "") for name, inside in folder.folders() if name == "segments"] == [["1/a"]]
 
 
 @pytest.mark.parametrize("scheme", SERVERS)

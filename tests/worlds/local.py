@@ -440,7 +440,7 @@ def in_flight(bench: Bench, edge: str | None = None) -> list[dict[str, Any]]:
     return [row for state in states for row in bench.state(str(state.operator), state.name)]
 
 
-class Faulty:
+class Faulty(Storage):
     """A storage that does what the test has ordered, for the next request of its kind:
     ``order("create", "checkpoints/", "lose")``.
 

@@ -35,7 +35,7 @@ from stateformat.manifest import decode_manifest, manifest_ref
 from stateformat.model import ON_TOP, CheckpointId, Handle, ParentRef, Record, new_write_id
 from stateformat.reading import load_manifest, load_record
 from stateformat.states import committables_state, even_split_state, value_state
-from stateformat.storage import CreateOutcome, ObjectInfo
+from stateformat.storage import CreateOutcome, ObjectInfo, Storage
 
 PATIENCE_S = 20.0
 """A driver that neither asks nor ends for so long is stuck: a fault of the test, reported instead
@@ -204,7 +204,7 @@ class Driver:
         self._late.clear()
 
 
-class SteppedStorage:
+class SteppedStorage(Storage):
     """The memory storage as one driver sees it: each method asks the driver first."""
 
     def __init__(self, inner: MemoryStorage, driver: Driver) -> None:

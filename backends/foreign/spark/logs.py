@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 from stateformat.errors import CheckpointError, ErrorKind, NotFound, UnsupportedFormat
-from stateformat.storage import ObjectInfo, Storage, reads_at_once
+from stateformat.storage import ObjectInfo, Storage
 
 from ..framing import damaged
 from ..limits import SMALL_BYTES, check
@@ -163,7 +163,7 @@ class Remembered:
         self._folder = folder
         self._lists: dict[str, list[ObjectInfo]] = {}
         self._files: dict[str, Any] = {}
-        if (at_once := reads_at_once(folder)) > 1:
+        if (at_once := folder.reads_at_once) > 1:
             with ThreadPoolExecutor(at_once) as pool:
                 list(pool.map(self._try, ahead))
 

@@ -19,7 +19,7 @@ from ...errors import InvalidInput, NotFound
 from ...history import NO_RECORDS, Garbage
 from ...manifest import Ints
 from ...model import CheckpointId
-from ...storage import HoldsSavepoints, ObjectInfo, SharesBytes, Storage
+from ...storage import ObjectInfo, Storage
 from .foreign import foreign_sizes
 from .naming import Named, Naming, read_naming
 
@@ -164,12 +164,10 @@ class _Sums:
                 "garbage_bytes": sum(item.size_bytes for item in found.garbage.leftovers),
             }
         )
-        below: dict[str, Storage] = {}
-        if isinstance(storage, HoldsSavepoints):
-            below = {name: storage.savepoint(name) for name in storage.savepoints()}
+        below = {name: storage.savepoint(name) for name in storage.savepoints()}
         for name, there in below.items():
             items = there.list("")
-            shared = there.shared("") if isinstance(there, SharesBytes) else {}
+            shared = there.shared("")
             ids = [number for item in items if (number := layout.record_id(item.path)) is not None]
             entry = _folder(f"{layout.SAVEPOINTS}{name}/", items, shared, 0)
             folders.append(entry | {"savepoint": name, "checkpoint_id": max(ids, default=None)})

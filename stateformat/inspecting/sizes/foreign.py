@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...manifest import integers, state_runs
-from ...storage import folder_of
 
 
 def foreign_sizes(store: Any) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def foreign_sizes(store: Any) -> dict[str, Any]:
     records = store.survey().checkpoints
     opened = [store.checkpoint_of(record) for record in records]
     checkpoints = [_checkpoint(checkpoint) for checkpoint in opened]
-    folder = folder_of(store.storage)
+    folder = store.storage.folder()
     files: dict[str, list[int]] = defaultdict(list)
     for item in folder.list("") if folder is not None else ():
         first, slash, _ = item.path.partition("/")

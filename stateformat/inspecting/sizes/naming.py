@@ -25,7 +25,7 @@ from ...history import (
 )
 from ...manifest import Ints, Manifest, codes_of, first_uses, integers, state_runs, take_rows
 from ...model import CheckpointId, Record
-from ...storage import Leftover, ObjectInfo, SharesBytes, Storage, TellsLeftovers
+from ...storage import InFront, Leftover, ObjectInfo, Storage
 
 TRIES = 5
 """How many times a store is read at most, if it changes meanwhile."""
@@ -55,7 +55,7 @@ class Naming:
     """By folder."""
     leftovers: list[Leftover]
     shared: dict[str, tuple[str, int]]
-    """Objects whose bytes have several names (``SharesBytes``)."""
+    """Objects whose bytes have several names (``Storage.shared``)."""
     named: dict[CheckpointId, Named] = field(default_factory=dict)
     unreadable: dict[CheckpointId, CheckpointError] = field(default_factory=dict)
     states: dict[Key, int] = field(default_factory=dict)
@@ -63,15 +63,17 @@ class Naming:
     kept: Garbage | None = None
 
 
-class SeenOnce:
+class SeenOnce(InFront):
     """A storage as it was when it was first read, for functions that read several times."""
 
     def __init__(self, storage: Storage) -> None:
-        self._inner = storage
+        super().__init__(storage)
         self._listed: dict[str, list[ObjectInfo]] = {}
         self._begun: list[Leftover] | None = None
         self._records: dict[str, pa.Buffer] = {}
-        self.url = storage.url
+
+    # Of the listing that is kept.
+    names, names_after = Storage.names, Storage.names_after
 
     def exists(self) -> bool:
         return bool(self.list(layout.RECORDS)) or self._inner.exists()
@@ -92,7 +94,7 @@ class SeenOnce:
 
     def leftovers(self) -> Any:
         if self._begun is None:
-            self._begun = self._inner.leftovers() if isinstance(self._inner, TellsLeftovers) else []
+            self._begun = self._inner.leftovers()
         return self._begun
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:  # noqa: ARG002
@@ -189,4 +191,4 @@ class _Reading:
 
 
 def _shared(storage: Storage) -> dict[str, tuple[str, int]]:
-    return storage.shared("") if isinstance(storage, SharesBytes) else {}
+    return storage.shared("")

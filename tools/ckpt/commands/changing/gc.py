@@ -46,7 +46,6 @@ def gc(session: Session, address: Address, *, keep: int | None, older_than_us: i
     """
     from stateformat.history import record_ids, require_records
     from stateformat.inspecting import shared_bytes
-    from stateformat.storage import HoldsSavepoints, SharesBytes
 
     store = session.store(address)
     require_records(store.storage, record_ids(store.storage))
@@ -54,7 +53,7 @@ def gc(session: Session, address: Address, *, keep: int | None, older_than_us: i
         session.changes("what was deleted stays deleted, and the rest is still there; run it again to finish")
     storage = store.storage
     # Before anything is deleted: afterwards nothing says what the others have kept.
-    shared = storage.shared("") if isinstance(storage, SharesBytes) else {}
+    shared = storage.shared("")
     with session.output.progress("Looking for garbage"):
         if keep is None and older_than_us is None:
             found = store.collect_garbage(delete=delete)
@@ -74,7 +73,7 @@ def gc(session: Session, address: Address, *, keep: int | None, older_than_us: i
         "unfinished": _leftovers(found.unfinished),
         "bytes": found.size_bytes,
         "shared_bytes": shared_bytes(found.objects, shared),
-        "savepoints": storage.savepoints() if isinstance(storage, HoldsSavepoints) else [],
+        "savepoints": storage.savepoints(),
     }
     session.output.show(document, draw)
     return PROBLEMS if found.stopped else FINE

@@ -337,10 +337,10 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
 def _export_savepoint(session: Session, address: Address, target: str) -> None:
     """Write a checkpoint as a canonical savepoint into an empty folder; show what was written."""
     from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
-    from stateformat.storage import folder_of, open_storage
+    from stateformat.storage import open_storage
 
     store, checkpoint = session.checkpoint(address)
-    folder = folder_of(open_storage(target)) if target != "-" else None
+    folder = open_storage(target).folder() if target != "-" else None
     if folder is None:
         raise click.UsageError(f"{target!r} cannot hold a Flink savepoint; give a path or a URL")
     session.changes(f"{label(target)} has no savepoint yet: _metadata is written last")

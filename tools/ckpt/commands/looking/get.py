@@ -180,10 +180,9 @@ def _along(
 
 def _watched(checkpoints: Sequence[Checkpoint], step: Step) -> Iterator[Checkpoint]:
     """Copies with their manifests, some of which are read ahead where reading is mostly waiting."""
-    from stateformat.storage import reads_at_once
     from stateformat.tables import prefetch
 
-    at_once = min(MANIFESTS_AT_ONCE, reads_at_once(checkpoints[0].storage))
+    at_once = min(MANIFESTS_AT_ONCE, checkpoints[0].storage.reads_at_once)
     calls = (partial(_with_manifest, checkpoint) for checkpoint in checkpoints)
     with closing(prefetch(calls, workers=at_once, depth=at_once)) as opened:
         for done, checkpoint in enumerate(opened):

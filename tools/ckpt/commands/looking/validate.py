@@ -77,11 +77,10 @@ def _savepoints(store: CheckpointStore, level: Level, step: Step, *, every: bool
     from stateformat.documents import problem_document
     from stateformat.errors import NotFound
     from stateformat.history import record_ids
-    from stateformat.storage import HoldsSavepoints
     from stateformat.validation import validate as run
 
     storage, found = store.storage, list[Document]()
-    if not isinstance(storage, HoldsSavepoints) or not record_ids(storage):
+    if not record_ids(storage):
         return found
     ids = {one.name: one.record.checkpoint_id if one.record else 0 for one in store.pins()}
     for name in sorted(ids, key=lambda name: (-ids[name], name)):
