@@ -30,7 +30,7 @@ from tests.bootstrap.history_jobs import orders, plain, shop_flow, shop_states, 
 from tests.ckpt.ckpt_runs import CKPT, document
 from tests.rewrite import rewrite_jobs as jobs
 from tests.rewrite.transform_cases import CASES, put, rewritten_to
-from tests.worlds import data as data_world, data as world
+from tests.worlds import data as world
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ def test_the_states_of_another_checkpoint_arrive_whole_by_spark(spark: Any, tmp_
     """Columns as Spark has them: structs, lists, decimals, dates, instants, binary, and nulls."""
     flow, names = world_flow(3)
     given = {
-        new: spark.createDataFrame(data_world.expected(*old))
+        new: spark.createDataFrame(world.expected(*old))
         for new, old in names.items()
         if old[1] in ("spent", "baskets", "recent", "reminders", "by_day")
     }
@@ -83,7 +83,7 @@ def test_the_states_of_another_checkpoint_arrive_whole_by_spark(spark: Any, tmp_
     store = open_store(str(tmp_path / "s"))
     assert not validate(store, level="full").problems
     for new in given:
-        assert data_world.same_rows(store.open().state(*new.split("/")).table(), data_world.expected(*names[new])), new
+        assert world.same_rows(store.open().state(*new.split("/")).table(), world.expected(*names[new])), new
 
 
 def test_the_last_row_of_a_key_counts_and_others_stay_as_they_are(spark: Any, tmp_path: Path) -> None:
