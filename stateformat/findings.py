@@ -77,8 +77,13 @@ class Finding:
             return f"{self.severity}: {self.message} ({self.clause})"
         return f"{self.message}; {self.advice} [{self.kind}]"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as plain values, without ``details``; empty ones are left out."""
+    def to_json(self) -> dict[str, Any] | str:
+        """Return the finding as plain values, without ``details``; empty ones are left out.
+
+        Errors show a refusal as its sentence.
+        """
+        if not self.clause:
+            return str(self)
         found = {name: getattr(self, name) for name in self.__slots__ if name != "details"}
         return {
             name: str(value) if name == "kind" else value for name, value in found.items() if value not in ("", None)

@@ -605,6 +605,7 @@ def test_a_plan_that_refuses_or_is_anothers_rescales_nothing() -> None:
     with pytest.raises(RestoreRefused, match="parallelism 9") as raised:
         rescale(source, plan_restore(source, source.record.graph.at(9)))
     assert [refusal.code for refusal in raised.value.refusals] == [ErrorKind.PARALLELISM_ABOVE_MAX]
+    assert [refusal.to_json() for refusal in raised.value.refusals] == [str(raised.value.refusals[0])]
     other = checkpoint([op("a", 1, 4)], checkpoint_id=8)
     with pytest.raises(InvalidInput, match="plan is for checkpoint 8"):
         rescale(source, plan_restore(other, other.record.graph.at(1)))
