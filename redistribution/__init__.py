@@ -1,10 +1,8 @@
 """Who gets what: makes the plan of a restore from handles. Nothing here opens a file.
 
-Read ``restore_plan`` (how a plan is made) and ``tables`` (the arrays that all rules work on), then
-one rule for each mode: ``keyed``, ``even_split``, ``union``, ``broadcast``, ``in_flight``,
-``progress``. ``rules`` refuses what cannot be restored. ``plan``, ``plan_text``, ``plan_document``,
-``operator_plan`` and ``columns`` are for reading a plan; ``rescale`` makes the content of a new
-checkpoint from it.
+Read ``restore_plan`` (how a plan is made, and the content of a new checkpoint from it), ``tables``
+(the arrays that all rules work on), then ``modes``, which has a rule for each mode. ``rules``
+refuses what cannot be restored. ``plan`` and ``columns`` are for reading a plan.
 """
 
 from __future__ import annotations
@@ -18,13 +16,9 @@ from stateformat.errors import ErrorKind
 from stateformat.findings import Finding
 
 from .columns import ColumnPlan
-from .keyed import cut_keyed
-from .operator_plan import Action, OperatorPlan
-from .plan import RestorePlan
-from .plan_document import plan_document
-from .plan_text import PlanDocument
-from .rescale import Rescaled, rescale
-from .restore_plan import Plannable, plan_restore
+from .modes import cut_keyed
+from .plan import Action, OperatorPlan, PlanDocument, RestorePlan, plan_document
+from .restore_plan import Plannable, Rescaled, plan_restore, rescale
 from .rules import warning
 from .tables import States, assemble, read_handles
 

@@ -49,7 +49,7 @@ class States:
     settled: Mask
     """The parallelism stays and every subtask runs, so each subtask can keep its own state."""
     undisturbed: Mask
-    """Settled, and so is everything upstream over point-to-point edges (see ``progress``)."""
+    """Settled, and so is everything upstream over point-to-point edges (see ``modes``)."""
 
     def __repr__(self) -> str:
         return brief(self, f"{len(self.operator):,} states")

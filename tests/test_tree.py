@@ -273,11 +273,11 @@ def test_inside_a_wing_imports_are_relative_and_out_of_it_absolute() -> None:
 def test_the_checks_of_imports_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every import begins with `stateformat`, so a check by the first part of the name would pass
     # whatever is imported.
-    text = "from stateformat.tools.ckpt.main import main\ndef f():\n    from .keyed import cut_keyed\n"
+    text = "from stateformat.tools.ckpt.main import main\ndef f():\n    from .modes import cut_keyed\n"
     monkeypatch.setitem(globals(), "tree", lambda module: ast.parse(text))
     monkeypatch.setitem(globals(), "listed", lambda package: frozenset())
-    found = list(all_imports.__wrapped__("stateformat.redistribution.union"))
-    assert [use.module for use in found] == ["stateformat.tools.ckpt.main", "stateformat.redistribution.keyed"]
+    found = list(all_imports.__wrapped__("stateformat.redistribution.modes"))
+    assert [use.module for use in found] == ["stateformat.tools.ckpt.main", "stateformat.redistribution.modes"]
     assert layer_of(found[0].module) > layer_of(found[0].by)
     assert not allowed_upward(found[0])
 

@@ -1,17 +1,10 @@
-"""What may be deleted: retention, garbage, and the function that says what a manifest needs.
-
-An object under an id up to the newest is garbage if no record (strays included) names it, and no
-manifest under newest + 1 does (SPEC.md section 9). The search starts over if the newest changes. It
-ends without deleting if a record or manifest is unreadable or a record is proven to be lost; but
-for an unreadable record that was repaired, every manifest under its id is kept. Temporary files and
-uploads follow the same rule. The clock decides nothing but how far expiry by age goes.
-"""
+"""What still needs a checkpoint, and deleting what nothing needs (SPEC.md section 10)."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final, NamedTuple
@@ -30,13 +23,223 @@ from ..errors import (
     StorageError,
 )
 from ..graph import brief
-from ..manifest import Manifest, codes_of, first_uses, manifest_ref, read_manifest, take_rows
-from ..model import AttemptId, CheckpointId, ParentRef, Record
-from ..reading import load_manifest
+from ..manifest import Manifest, codes_of, decode_manifest, first_uses, manifest_ref, read_manifest, take_rows
+from ..model import AttemptId, CheckpointId, ParentRef, Record, SchemaVersion
+from ..reading import Checkpoint, load_manifest
 from ..record import MANIFEST_BYTES_MAX
 from ..storage import Leftover, ObjectInfo, Storage
-from .records import UNREADABLE, HistoryChanged, Ids, find_record, read_until_stable
-from .surveying import LossDetector, record_lost, survey
+from .records import (
+    UNREADABLE,
+    HistoryChanged,
+    Ids,
+    LossDetector,
+    find_record,
+    ids_from,
+    read_until_stable,
+    record_ids,
+    record_lost,
+    survey,
+)
+
+# ---- what follows a checkpoint -------------------------------------------------------------------
+#
+# Follow a store: return its checkpoints as they appear.
+#
+# Each look is one listing, and each record is read once.
+
+
+FIRST: Final = 5
+"""How many existing checkpoints the first look reads."""
+
+
+class Came(NamedTuple):
+    """A checkpoint was published."""
+
+    record: Record
+    before: Record | None
+    """The checkpoint before it, if it was read; None for the first one seen."""
+    is_new: bool
+    """Whether it appeared after the first look."""
+
+
+class Unreadable(NamedTuple):
+    """A record cannot be read."""
+
+    checkpoint_id: CheckpointId
+    error: CheckpointError
+
+
+class Passed(NamedTuple):
+    """Records that had expired before a look could read them."""
+
+    first: CheckpointId
+    last: CheckpointId
+
+
+class Withdrawn(NamedTuple):
+    """A record seen earlier is not a checkpoint: another run's has replaced it, or none has."""
+
+    ref: ParentRef
+
+
+Seen = Came | Unreadable | Passed | Withdrawn
+
+
+class Follower:
+    """Follows the checkpoints of a store. The store need not exist yet."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known = CheckpointId(0)
+        """The greatest id seen, readable or not."""
+        self._looked = False
+        self.newest: Record | None = None
+        """The newest checkpoint that could be read."""
+
+    def look(self) -> list[Seen]:
+        """Return what is new since the last look, oldest first.
+
+        Raises ``StorageError`` if nothing could be read; the next look tries again.
+        """
+        if not self._known:
+            listed = record_ids(self._storage)
+            found = listed if self._looked else listed[-FIRST:]
+        else:
+            listed = ids_from(self._storage, self._known)
+            found = [checkpoint_id for checkpoint_id in listed if checkpoint_id > self._known]
+        seen = list(self._gone(listed))
+        try:
+            for one in self._read(found):
+                seen.append(one)  # noqa: PERF402 - what was read before an error is seen
+        except (CheckpointError, OSError):
+            if not seen:
+                raise
+        self._looked = True
+        return seen
+
+    def _gone(self, listed: list[CheckpointId]) -> Iterator[Seen]:
+        """The newest never expires: if it is missing, and none is greater, its run took it back."""
+        if not self._known or listed:
+            return
+        beneath = 0
+        if self.newest is not None and self.newest.checkpoint_id == self._known:
+            yield Withdrawn(self.newest.ref)
+            beneath = self._known - 1
+        # If nothing is below it either, the store was emptied and starts over.
+        self._known, self.newest = CheckpointId(beneath), None
+
+    def _read(self, found: list[CheckpointId]) -> Iterator[Seen]:
+        for checkpoint_id in found:
+            try:
+                record = find_record(self._storage, checkpoint_id)
+            except UNREADABLE as error:
+                yield from self._passed(checkpoint_id)
+                yield Unreadable(checkpoint_id, error)
+                self._known = checkpoint_id
+                continue
+            if record is None:
+                continue  # Expired or withdrawn since the listing: the next look or record tells.
+            yield from self._passed(checkpoint_id)
+            before = self.newest
+            if before is not None and record.parent is not None and _replaced(before.ref, record.parent):
+                yield Withdrawn(before.ref)
+                before = None
+            yield Came(record, before, self._looked)
+            self._known, self.newest = checkpoint_id, record
+
+    def _passed(self, checkpoint_id: CheckpointId) -> Iterator[Seen]:
+        if self._looked and self._known and checkpoint_id > self._known + 1:
+            yield Passed(CheckpointId(self._known + 1), CheckpointId(checkpoint_id - 1))
+
+
+def _replaced(seen: ParentRef, named: ParentRef) -> bool:
+    """Return whether a child names an attempt other than the one seen under that id."""
+    return seen.checkpoint_id == named.checkpoint_id and seen != named
+
+
+# ---- committables --------------------------------------------------------------------------------
+#
+# The committables that may still be committed: of every record, and of attempts about to publish.
+#
+# Sinks clean up when a run begins, and keep what garbage collection keeps (``retention``): a second
+# rollback may go back to a checkpoint whose committables the newest does not carry.
+
+
+class Wanted(NamedTuple):
+    """Which committables of an operator to read."""
+
+    down_to: int
+    """The lowest checkpoint id."""
+    schema: SchemaVersion
+
+
+def carried_committables(storage: Storage, state: str, wanted: Mapping[str, Wanted]) -> dict[str, list[pa.Table]]:
+    """Return the rows of the committables ``state`` by uid, one table for each checkpoint with any.
+
+    Columns: ``_checkpoint_id``, ``_attempt_id``, then those of the wanted schema. Tables may repeat
+    rows. No checkpoint below an id carries what was prepared under that id, so none is read.
+    Raises what reading records, manifests and segments raises, and ``InvalidState`` if the
+    committables cannot evolve to the schema.
+    """
+    if not wanted:
+        return {}
+    return read_until_stable(storage, lambda ids: _carried(storage, ids, state, wanted))
+
+
+def _carried(storage: Storage, ids: Ids, state: str, wanted: Mapping[str, Wanted]) -> dict[str, list[pa.Table]]:
+    found: dict[str, list[pa.Table]] = {uid: [] for uid in wanted}
+    least = min(each.down_to for each in wanted.values())
+    for checkpoint in _checkpoints(storage, ids, least):
+        for uid, rows in _rows(checkpoint, state, wanted):
+            found[uid].append(rows)
+    return found
+
+
+def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]:
+    """Yield the checkpoints from an id on, then the manifests under newest + 1."""
+    newest: Record | None = None
+    for checkpoint_id in ids:
+        if checkpoint_id < least:
+            continue
+        record = find_record(storage, checkpoint_id)
+        if record is None:
+            check_expired(checkpoint_id, ids[-1])
+            continue
+        newest = record
+        yield Checkpoint(storage, record)
+    if newest is None:
+        return
+    features = (*newest.required_features, "committables")
+    unpublished = replace(newest, checkpoint_id=CheckpointId(newest.checkpoint_id + 1), required_features=features)
+    for path in manifests_under(storage, unpublished.checkpoint_id):
+        data = read_unpublished_bytes(storage, path)
+        ref = manifest_ref(path, data)
+        yield Checkpoint(storage, replace(unpublished, manifest=ref), manifest=decode_manifest(data, ref))
+
+
+def _rows(checkpoint: Checkpoint, state: str, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, pa.Table]]:
+    if "committables" not in checkpoint.record.required_features:
+        return
+    try:
+        for uid, (down_to, schema) in wanted.items():
+            if checkpoint.id >= down_to and (uid, state) in checkpoint.record.by_state:
+                rows = checkpoint.read(uid, state).table(as_schema=schema)
+                if rows.num_rows:
+                    yield uid, rows
+    except CheckpointExpired:
+        raise HistoryChanged from None
+
+
+# ---- retention -----------------------------------------------------------------------------------
+#
+# What may be deleted: retention, garbage, and the function that says what a manifest needs.
+#
+# An object under an id up to the newest is garbage if no record (strays included) names it, and no
+# manifest under newest + 1 does (SPEC.md section 9). The search starts over if the newest changes.
+# It ends without deleting if a record or manifest is unreadable or a record is proven to be lost;
+# but for an unreadable record that was repaired, every manifest under its id is kept. Temporary
+# files and uploads follow the same rule. The clock decides nothing but how far expiry by age goes.
+
 
 logger = logging.getLogger(__name__)
 

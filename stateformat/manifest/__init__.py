@@ -1,41 +1,49 @@
 """The manifest (SPEC.md section 4): the table of all state handles of a checkpoint.
 
-Read ``table`` (in memory), ``codec`` (as bytes), ``outline`` (the part that plans need), ``rules``
-(for each row), ``segment_rules`` (for rows that name one segment) and ``slicing`` (rows cut for new
-subtasks). ``columns`` has helpers for tables of handles; the planner, the readers and the validator
-use them too.
+Read ``table`` (in memory, and rows cut for new subtasks), ``codec`` (as bytes, whole or the part
+that plans need), then ``rules``, which has helpers for tables of handles too.
 """
 
 from __future__ import annotations
 
-from .codec import decode_manifest, encode_manifest, manifest_ref, read_manifest, verify_manifest
-from .columns import (
+from .codec import decode_manifest, decode_outline, encode_manifest, manifest_ref, read_manifest, verify_manifest
+from .rules import (
     BATCH_ROWS,
+    HandleRows,
     Ints,
     Mask,
     before,
+    codes_of,
+    first_uses,
+    group_faults,
+    handle_faults,
+    handle_rows,
     integers,
     lists,
     one_chunk,
+    row_group_faults,
     runs,
+    sharing_faults,
     spread,
     state_runs,
     take_rows,
     texts,
+    unusable,
 )
-from .outline import decode_outline
-from .rules import handle_faults, unusable
-from .segment_rules import (
-    HandleRows,
-    codes_of,
-    first_uses,
-    group_faults,
-    handle_rows,
-    row_group_faults,
-    sharing_faults,
+from .table import (
+    INLINE_BYTES_MAX,
+    Manifest,
+    carried_by_plan,
+    carried_handles,
+    cut_handles,
+    handle_order,
+    handles_table,
+    place_on_top,
+    sort_handles,
+    spill_inline,
+    totals,
+    with_spilled,
 )
-from .slicing import carried_by_plan, carried_handles, cut_handles, place_on_top, with_spilled
-from .table import INLINE_BYTES_MAX, Manifest, handle_order, handles_table, sort_handles, spill_inline, totals
 
 __all__ = [
     "BATCH_ROWS",

@@ -1,11 +1,11 @@
 """Checks of a Parquet file before Arrow may read it: its footer, its pages, its memory.
 
-Read ``footer`` first, then ``page_headers`` and ``page_checks``; ``thrift`` decodes for both.
+Read ``footer`` first, then ``page_checks``.
 """
 
 from __future__ import annotations
 
-from .footer import Footer, read_footer, without_arrow_schema
+from .footer import Footer, FooterFault, read_footer, without_arrow_schema
 from .page_checks import (
     DECODED_BYTES_MAX,
     HOLE_BYTES_MAX,
@@ -23,7 +23,6 @@ from .page_checks import (
     stored_bytes,
     string_bytes,
 )
-from .thrift import FooterFault
 
 __all__ = [
     "DECODED_BYTES_MAX",

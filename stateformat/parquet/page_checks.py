@@ -1,23 +1,134 @@
-"""Check pages of a Parquet file before Arrow decodes them (SPEC.md 7.2, 7.4).
-
-Theory of operation. Arrow never compares page headers with the footer, so this module does.
-*Memory*: codecs, run lengths and dictionaries turn few bytes into gigabytes; what headers declare
-must fit the footer and the limits of readers. *Truth*: a reader of some row groups cannot verify
-the digest of the whole file, and page checksums do not cover the headers, so these must agree with
-the footer. Data pages 2.0 hold lengths that the footer lacks; such files are verified whole.
-"""
+"""Checks the pages of a Parquet file before Arrow may decode them (SPEC.md section 7.4)."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from .footer import ColumnChunk, Footer, Leaf, RowGroup
-from .page_headers import DATA_V2, DICTIONARY, Page, pages
-from .thrift import FooterFault
+from .footer import (
+    I32,
+    NUMBER,
+    SMALL,
+    STRUCT,
+    ColumnChunk,
+    Footer,
+    FooterFault,
+    LazyPattern,
+    Leaf,
+    RowGroup,
+    integer,
+    next_field,
+    number,
+    short_string,
+    skip,
+)
+
+# ---- page headers --------------------------------------------------------------------------------
+#
+# The headers of the pages of a Parquet file, parsed without Arrow; ``page_checks`` judges them.
+
+
+DATA: Final = 0
+DICTIONARY: Final = 2
+DATA_V2: Final = 3
+"""Kinds of pages."""
+_HEADER_BYTES_MAX: Final = 64 << 10
+# Fields of a page header; then, for each kind of page, the field of its own header and, within
+# that, the field of its encoding.
+_KIND, _SIZE, _STORED, _CHECKSUM = 1, 2, 3, 4
+_OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
+
+
+class Page(NamedTuple):
+    """A page by its header: decompressed size, Parquet's encoding number, start of the body."""
+
+    kind: int
+    size_bytes: int
+    stored_bytes: int
+    values: int
+    encoding: int
+    has_checksum: bool
+    start: int
+
+
+def pages(data: Any, at: int, end: int) -> Iterator[Page]:
+    """Yield the pages that fill the bytes from ``at`` to ``end``. Raises ``FooterFault``."""
+    while at < end:
+        found = _USUAL_PAGE.match(data, at, end)
+        if found is None:
+            page = _walked(data, at, end)
+        else:
+            size_bytes, stored, values, encoding = map(number, found.group("size", "stored", "values", "encoding"))
+            page = Page(DATA, size_bytes, stored, values, encoding, found["checksum"] is not None, found.end())
+        if min(page.size_bytes, page.stored_bytes, page.values) < 0 or page.stored_bytes > end - page.start:
+            raise FooterFault("a page is larger than the column chunk in which it lies, or less than nothing")
+        yield page
+        at = page.start + page.stored_bytes
+
+
+def _usual_page() -> bytes:
+    """Return a pattern of a data page's header as Arrow writes it; levels by RLE, number 3."""
+    return b"".join(
+        (
+            rb"\x15\x00\x15(?P<size>%b)\x15(?P<stored>%b)" % (NUMBER, NUMBER),
+            rb"(?:\x15(?P<checksum>%b)\x1c|\x2c)\x15(?P<values>%b)" % (NUMBER, NUMBER),
+            rb"\x15(?P<encoding>%b)\x15\x06\x15\x06" % SMALL,
+            rb"(?:\x1c(?:[\x18\x28]%b|[\x16\x26]%b|[\x11\x12\x21\x22])*+\x00)?+" % (short_string(), NUMBER),
+            rb"\x00\x00",
+        )
+    )
+
+
+_USUAL_PAGE: Final = LazyPattern(_usual_page)
+
+
+def _walked(data: Any, at: int, end: int) -> Page:
+    """Return a page header of any form."""
+    window = bytes(memoryview(data)[at : min(end, at + _HEADER_BYTES_MAX)])
+    try:
+        numbers, own, length = _structure(window, 0)
+    except IndexError:
+        raise FooterFault("a page header is cut short, or too long") from None
+    kind = numbers.get(_KIND, -1)
+    field, encoding = _OWN.get(kind, (0, 0))
+    if not {_SIZE, _STORED} <= numbers.keys() or set(own) != {field} or not {1, encoding} <= own[field].keys():
+        raise FooterFault("a page header is none of a data page or a dictionary, or lacks a number")
+    found = own[field]
+    return Page(kind, numbers[_SIZE], numbers[_STORED], found[1], found[encoding], _CHECKSUM in numbers, at + length)
+
+
+def _structure(data: bytes, at: int, *, deeper: bool = True) -> tuple[dict[int, int], dict[int, dict[int, int]], int]:
+    """Return 32-bit numbers of a structure by field, those of inner structures, and its end."""
+    numbers: dict[int, int] = {}
+    own: dict[int, dict[int, int]] = {}
+    field = 0
+    while head := data[at]:
+        field, at = next_field(data, at, field)
+        kind = head & 15
+        if field in numbers or field in own:
+            raise FooterFault("a page header says something twice")
+        if kind == I32:
+            numbers[field], at = integer(data, at, kind, I32)
+        elif kind == STRUCT and deeper:
+            own[field], _, at = _structure(data, at, deeper=False)
+        else:
+            at = skip(data, at, kind, 1)
+    return numbers, own, at + 1
+
+
+# ---- page checks ---------------------------------------------------------------------------------
+#
+# Check pages of a Parquet file before Arrow decodes them (SPEC.md 7.2, 7.4).
+#
+# Theory of operation. Arrow never compares page headers with the footer, so this module does.
+# *Memory*: codecs, run lengths and dictionaries turn few bytes into gigabytes; what headers declare
+# must fit the footer and the limits of readers. *Truth*: a reader of some row groups cannot verify
+# the digest of the whole file, and page checksums do not cover the headers, so these must agree
+# with the footer. Data pages 2.0 hold lengths that the footer lacks; such files are verified whole.
+
 
 DECODED_BYTES_MAX: Final = 128 << 20
 """Memory that pieces decoded at a time may always take. Beyond it they may take …"""

@@ -1,9 +1,6 @@
-"""A pending checkpoint: it takes snapshots, and publishes a record for a permit.
+"""A pending checkpoint, from its beginning to its permit.
 
-Its id and parent are fixed when it begins. Snapshots arrive in any order, from any thread, some of
-them twice. Publishing collects the handles, checks them, writes the manifest, and passes the record
-to ``protocol``. A checkpoint may refer only to its own objects and to those of its parent and
-source (SPEC.md sections 8.2 and 9); every publication checks that, and deletion relies on it.
+First what is checked when it begins, then which snapshots it still lacks, then the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,22 +21,197 @@ from .. import __version__, manifest as manifests, model, paths as layout
 from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState, PublishConflict
 from ..findings import Finding, all_messages
 from ..formats import refuse_foreign
-from ..graph import JobGraph, Operator, SubtaskSet
+from ..graph import JobGraph, Operator, OperatorId, Status, SubtaskSet, all_of
 from ..history import find_record, record_exists, record_ids
+from ..keys import DEFAULT_KEY_HASH, key_group_count
 from ..manifest import BATCH_ROWS
-from ..model import Mode, ParentRef, Record, State
+from ..model import RESERVED_PROPERTIES, RUN_PROPERTIES, Mode, ParentRef, Record, State
 from ..reading import Checkpoint, load_manifest
 from ..record import encode_record, optional_features, required_features
-from ..rules import check_content
+from ..rules import check_content, check_duties, check_graph, check_states
 from ..segments import WriteOptions
 from ..snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from ..states import warn_of_layers
 from ..storage import Storage
 from ..ttl import clock_us
-from . import graph as graphs
-from .graph import Outstanding
-from .presence import check_present
-from .protocol import CommitPermit, Step, conflict, create_record, permit
+from .protocol import CommitPermit, Step, check_present, conflict, create_record, permit
+
+# ---- what a beginning demands --------------------------------------------------------------------
+#
+# Check a checkpoint when it begins, before any state is written.
+
+
+def check_arguments(
+    graph: JobGraph,
+    states: Iterable[State],
+    job_id: str,
+    job_name: str,
+    properties: Mapping[str, str],
+    *,
+    is_new: bool,
+) -> tuple[State, ...]:
+    """Return the states as a tuple. Raises ``InvalidInput`` for an argument of the wrong type."""
+    if not isinstance(graph, JobGraph):
+        raise InvalidInput(
+            f"the graph is of type {type(graph).__name__}; give a JobGraph", kind=ErrorKind.INVALID_GRAPH
+        )
+    for what, text in (("job id", job_id), ("job name", job_name)):
+        if not isinstance(text, str):
+            raise InvalidInput(f"the {what} is {text!r}; give text")
+    if not job_id:
+        raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+    if not isinstance(properties, Mapping):
+        raise InvalidInput(f"properties are of type {type(properties).__name__}; give a mapping of text to text")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(f"property {name!r} is {value!r}; names and values are text, so give {str(value)!r}")
+        if is_new and name.startswith(RESERVED_PROPERTIES) and name not in RUN_PROPERTIES:
+            raise InvalidInput(
+                f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose "
+                "another name"
+            )
+    return all_of(State, states, "the states of a checkpoint")
+
+
+def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph | None, *, is_new: bool) -> None:
+    """Raise ``InvalidInput`` with every fault of a complete graph and its states."""
+    known = _with_finished(graph, parent)
+    problems = [*check_graph(known), *check_states(known, states), *(check_duties(graph) if is_new else ())]
+    if problems:
+        raise InvalidInput(
+            f"no checkpoint can begin with this job: {all_messages(problems)}",
+            kind=problems[0].kind,
+            problems=tuple(problems),
+        )
+
+
+def _with_finished(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
+    """Return the graph with the operators that had fully finished in ``parent`` finished."""
+    changed = {}
+    for before in parent.operators if parent else ():
+        operator = graph.by_uid.get(before.uid)
+        if operator is not None and operator.parallelism > 0 and before.status is Status.FULLY_FINISHED:
+            ended = SubtaskSet.all(operator.parallelism)
+            changed[operator.uid] = replace(operator, finished=ended, finishing=SubtaskSet())
+    return graph.with_operators(changed)
+
+
+# ---- snapshots that are missing ------------------------------------------------------------------
+#
+# The graph of a pending checkpoint, and the snapshots it still lacks: pure functions.
+
+
+Finished = Mapping[str, SubtaskSet]
+Snapshots = Mapping[tuple[str, int | None], Snapshot]
+
+
+def complete_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
+    """Return the graph with missing values taken from the parent, else from the defaults."""
+    before = parent.by_uid if parent else {}
+    changed = {}
+    for operator in graph.operators:
+        saved = before.get(operator.uid)
+        ceiling, key_hash = operator.max_parallelism, operator.key_hash
+        if ceiling is None:
+            ceiling = saved.max_parallelism if saved else key_group_count(operator)
+        if key_hash is None:
+            key_hash = saved.key_hash if saved else DEFAULT_KEY_HASH
+        changed[operator.uid] = replace(operator, max_parallelism=ceiling, key_hash=key_hash, pinned=False)
+    return graph.with_operators(changed)
+
+
+def graph_with_statuses(graph: JobGraph, finished: Finished, snapshots: Snapshots) -> JobGraph:
+    """Return the graph with finished and finishing subtasks. Raises ``InvalidState``."""
+    reported, waiting = _reported(snapshots)
+    changed = {}
+    for operator in graph.operators:
+        uid = operator.uid
+        ended = operator.finished | finished.get(uid, SubtaskSet())
+        ending = operator.finishing | SubtaskSet.of(waiting[uid])
+        for one, other, subtasks in (
+            ("has finished", "is finishing", _common(ended, ending)),
+            ("has finished", "has reported a snapshot of a running one", _common(ended, reported[uid])),
+            ("is finishing", "has reported a snapshot of a running one", _common(ending, reported[uid])),
+        ):
+            if subtasks:
+                raise InvalidState(
+                    f"subtask {subtasks} of {uid!r} {one}, as the checkpoint was told, and also {other}; one is wrong",
+                    kind=ErrorKind.STATUS_CONTRADICTION,
+                    operator=uid,
+                )
+        changed[uid] = replace(operator, finished=ended, finishing=ending)
+    return graph.with_operators(changed)
+
+
+def _reported(snapshots: Snapshots) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return the subtasks by operator that have reported as running, and as finishing."""
+    running: dict[str, list[int]] = defaultdict(list)
+    finishing: dict[str, list[int]] = defaultdict(list)
+    for (uid, subtask), snapshot in snapshots.items():
+        if subtask is not None:
+            (finishing if snapshot.finishing else running)[uid].append(subtask)
+    return running, finishing
+
+
+def _common(one: SubtaskSet, other: Iterable[int]) -> SubtaskSet:
+    return SubtaskSet.of(set(one).intersection(other)) if one else one
+
+
+class Outstanding(NamedTuple):
+    """The subtasks of an operator, and perhaps its coordinator, whose snapshots are missing."""
+
+    operator: OperatorId
+    subtasks: SubtaskSet
+    coordinator: bool = False
+
+    def __str__(self) -> str:
+        who = [f"subtasks {self.subtasks}"] if self.subtasks else []
+        who += ["the coordinator"] if self.coordinator else []
+        return f"{' and '.join(who)} of {self.operator!r}"
+
+
+def outstanding(
+    graph: JobGraph, states: Iterable[State], finished: Finished, snapshots: Snapshots
+) -> Iterator[Outstanding]:
+    """Yield the operators whose snapshots are missing (``PendingCheckpoint.outstanding``)."""
+    modes: dict[str, set[Mode]] = defaultdict(set)
+    for state in states:
+        modes[state.operator].add(state.mode)
+    running, waiting = _reported(snapshots)
+    for operator in graph.operators:
+        uid = operator.uid
+        if not modes[uid]:
+            continue
+        owes = np.ones(operator.parallelism, np.bool_)
+        for ended in (operator.finished, operator.finishing, finished.get(uid, SubtaskSet())):
+            for first, last in ended.ranges:
+                owes[first : last + 1] = False
+        owes[waiting[uid]] = False
+        coordinator = Mode.COORDINATOR in modes[uid] and bool(owes.any()) and (uid, None) not in snapshots
+        owes[running[uid]] = False
+        missing = SubtaskSet.of(np.flatnonzero(owes).tolist() if modes[uid] - {Mode.COORDINATOR} else ())
+        if missing or coordinator:
+            yield Outstanding(uid, missing, coordinator)
+
+
+def carried_keys(snapshots: Snapshots) -> dict[tuple[str, str], list[int | None]]:
+    """Return the subtasks that carry each (operator, state)."""
+    carrying: dict[tuple[str, str], list[int | None]] = defaultdict(list)
+    for snapshot in snapshots.values():
+        for state in snapshot.carried:
+            carrying[snapshot.operator, state].append(snapshot.subtask)
+    return carrying
+
+
+# ---- pending checkpoints -------------------------------------------------------------------------
+#
+# A pending checkpoint: it takes snapshots, and publishes a record for a permit.
+#
+# Its id and parent are fixed when it begins. Snapshots arrive in any order, from any thread, some
+# of them twice. Publishing collects the handles, checks them, writes the manifest, and passes the
+# record to ``protocol``. A checkpoint may refer only to its own objects and to those of its parent
+# and source (SPEC.md sections 8.2 and 9); every publication checks that, and deletion relies on it.
+
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +270,7 @@ class PendingCheckpoint:
     def __init__(self, storage: Storage, draft: Draft, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._storage = storage
         before = draft.parent.graph if draft.parent else None
-        self._draft = replace(draft, graph=graphs.complete_graph(draft.graph, before))
+        self._draft = replace(draft, graph=complete_graph(draft.graph, before))
         self._sleep = sleep
         self._lock = threading.Lock()
         self._published = False
@@ -143,7 +316,7 @@ class PendingCheckpoint:
         if self._tables:
             return ()
         draft = self._draft
-        return tuple(graphs.outstanding(draft.graph, draft.states, self._finished, self._snapshots))
+        return tuple(outstanding(draft.graph, draft.states, self._finished, self._snapshots))
 
     def add(self, snapshot: Snapshot | SnapshotWriter | bytes) -> bool:
         """Take the snapshot of a subtask or coordinator; return False if there is one already.
@@ -232,7 +405,7 @@ class PendingCheckpoint:
         with self._lock:
             self._check_unpublished()
             self._draft = replace(self._draft, states=_with_times(self._draft.states, self._snapshots.values()))
-            graph = graphs.graph_with_statuses(self._draft.graph, self._finished, self._snapshots)
+            graph = graph_with_statuses(self._draft.graph, self._finished, self._snapshots)
             handles = self._handles()
             self._check(graph, handles)
             self._published = True
@@ -256,7 +429,7 @@ class PendingCheckpoint:
             (uid, state): manifests.carried_handles(
                 self._handles_of_parent(uid) if carried is None else carried, uid, state, subtasks
             )
-            for (uid, state), subtasks in graphs.carried_keys(self._snapshots).items()
+            for (uid, state), subtasks in carried_keys(self._snapshots).items()
         }
         handles = pa.concat_tables([*underneath.values(), manifests.place_on_top(own, underneath), *self._tables])
         if handles["path"].num_chunks > _CHUNKS_MAX + handles.num_rows // BATCH_ROWS:

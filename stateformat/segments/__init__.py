@@ -1,20 +1,25 @@
 """One segment: the Parquet file of state rows (SPEC.md section 5).
 
-For writing, read ``write``, ``normalize``, ``plain``, ``sort``, ``external_sort``, ``unique_keys``,
-``row_groups``, ``file_writer`` and ``digests``; for reading, ``reader``.
+For writing, read ``write``, ``normalize``, ``sort`` and ``row_groups``; for reading, ``reader``.
 """
 
 from __future__ import annotations
 
-from .external_sort import SortedRuns
-from .file_writer import SegmentPlace, WriteOptions
-from .normalize import normalize_keys, normalize_rows
-from .plain import cast_kept, check_text, keeps_values, kept, plain_type
+from .normalize import cast_kept, check_text, keeps_values, kept, normalize_keys, normalize_rows, plain_type
 from .reader import PIECE_ROWS_MAX, SegmentReader
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
-from .sort import Clustered, clustered, groups_of_keys, is_clustered, one_array
-from .unique_keys import REPEATED_SHOWN, RowKeyCheck, row_key_codes
-from .write import write_segment, write_unsorted
+from .sort import (
+    REPEATED_SHOWN,
+    Clustered,
+    RowKeyCheck,
+    SortedRuns,
+    clustered,
+    groups_of_keys,
+    is_clustered,
+    one_array,
+    row_key_codes,
+)
+from .write import SegmentPlace, WriteOptions, write_segment, write_unsorted
 
 __all__ = [
     "CODECS",

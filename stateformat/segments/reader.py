@@ -27,8 +27,8 @@ from ..model import Handle, Mode, Record, State
 from ..schema import KEY_GROUP, has_key_groups, segment_schema
 from ..storage import Storage
 from ..tables import SizedCall, copy_rows, prefetch
-from .digests import digest
 from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
+from .write import digest
 
 PIECE_BYTES_MAX: Final = 8 << 20
 """Uncompressed bytes decoded at a time, unless one row group has more."""

@@ -1,31 +1,43 @@
 """States as programs declare them, and how a declaration may change.
 
-Read ``declare`` first, then ``evolution`` (one state), ``continuation`` (a user's change to a
-state), ``delta_policy`` (whole or delta) and ``naming`` (what users call them).
+Read ``declare`` (and what users call states), then ``evolution``. ``delta_policy`` decides whether
+a state is written whole or as a delta.
 """
 
 from __future__ import annotations
 
 from ..ttl import Ttl
-from .continuation import Changes, check_columns_known, evolve_state, new_state
 from .declare import (
     Columns,
+    Named,
     as_schema,
     broadcast_state,
+    column_name,
     committables_state,
     coordinator_state,
     even_split_state,
     in_flight_state,
+    labels_of,
     list_state,
     map_state,
+    named,
     progress_state,
+    split_drop,
     timers,
     union_state,
     value_state,
 )
 from .delta_policy import UNKNOWN_MAX, Layer, layers_kept, should_fold, warn_of_layers
-from .evolution import evolution_faults, rewritten, type_text, widening_faults
-from .naming import Named, column_name, labels_of, named, split_drop
+from .evolution import (
+    Changes,
+    check_columns_known,
+    evolution_faults,
+    evolve_state,
+    new_state,
+    rewritten,
+    type_text,
+    widening_faults,
+)
 
 __all__ = [
     "UNKNOWN_MAX",

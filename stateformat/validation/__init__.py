@@ -1,16 +1,15 @@
-"""Validation of stored checkpoints: every broken rule of SPEC.md as a problem.
+"""Validation of stored checkpoints: every broken rule of SPEC.md as a finding.
 
-Read ``validator`` (record, manifest, history), ``segments`` (one file), then ``rows`` (its rows).
-``sharing`` reads each segment once, ``everything`` is about all checkpoints of a store. The rules
-that need no file are in ``stateformat.rules``.
+Read ``validator`` (record, manifest, history, then all checkpoints of a store) and ``segments``
+(one file and its rows). ``sharing`` reads each segment once. The rules that need no file are in
+``stateformat.rules``.
 """
 
 from __future__ import annotations
 
 from ..findings import Level
-from .everything import newest_whole, validate_all
 from .sharing import SharedSegments
-from .validator import check_checkpoint, validate
+from .validator import check_checkpoint, newest_whole, validate, validate_all
 
 __all__ = [
     "Level",

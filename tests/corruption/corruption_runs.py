@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat import record as codec
 from stateformat.manifest import codec as manifest
 from stateformat.model import ManifestRef
 from stateformat.reading import loading, scan as reading
-from stateformat.record import codec
 from stateformat.validation import segments, sharing, validator as validation
 from tests.corruption.corruption import Bench, Objects, Outcome, cases
 

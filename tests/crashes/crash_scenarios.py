@@ -29,9 +29,9 @@ from stateformat.backends.storage import local
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.history import record_ids
 from stateformat.model import CheckpointId
-from stateformat.publication import CommitPermit, copied_objects
+from stateformat.publication import CommitPermit, copying as copied_objects
 from stateformat.reading import load_manifest, load_record
-from stateformat.segments import WriteOptions, file_writer as segment_writer
+from stateformat.segments import WriteOptions, write as segment_writer
 from stateformat.store import CheckpointStore
 from tests.crashes.crash_calls import STORE
 from tests.crashes.crash_disk import Call, Disk, Tree, put

@@ -30,7 +30,7 @@ from stateformat.backends.dataflow.task_states import TaskState
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
 from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.state.expiry import Expiry
-from stateformat.history import records as history, retention, surveying as survey
+from stateformat.history import records as history, retention
 from stateformat.model import Mode
 from stateformat.publication import pending, protocol as publication
 from stateformat.publication.protocol import MOVES, Observation, Step
@@ -150,7 +150,7 @@ def forget_the_union_refusal() -> Iterator[None]:
 
 def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
     """A subtask without its own copy gets two."""
-    right = stateformat.redistribution.broadcast.copy_broadcast
+    right = stateformat.redistribution.modes.copy_broadcast
 
     def copy_broadcast(handles: Any, states: Any) -> Slices:
         slices = right(handles, states)
@@ -246,7 +246,6 @@ def name_parents_by_id_only() -> Iterator[None]:
 
     with (
         patch.object(history, "is_link", is_link),
-        patch.object(survey, "is_link", is_link),
         patch.object(publication, "see_child", see_child),
     ):
         yield

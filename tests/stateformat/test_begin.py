@@ -207,7 +207,7 @@ def test_a_store_that_was_begun_without_a_writers_duties_is_still_rescaled_and_r
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr("stateformat.publication.begin_checks.check_duties", lambda graph: ())
+        before.setattr("stateformat.publication.pending.check_duties", lambda graph: ())
         permit = begin(store, graph(Edge("e", "a", "b", HASH))).publish()
         begin(store, graph(Edge("e", "a", "b", HASH)), parent=permit).publish()
     publish_rescaled(store.open(), store.open().graph.at(per_operator={"b": 3}), store=store)

@@ -30,7 +30,7 @@ from stateformat.states import (
     timers,
     value_state,
 )
-from stateformat.states.continuation import check_columns_known, evolve_state, new_state
+from stateformat.states.evolution import check_columns_known, evolve_state, new_state
 
 GRAPH = sf.JobGraph((sf.Operator("op", 2, 8, key_hash="spark-murmur3-seed42"),))
 VALUES = value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})

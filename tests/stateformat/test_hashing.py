@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from stateformat import keys
+from stateformat import keys, keys as hashing
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.keys import check_key_types, hash_keys, hashing, key_hash, normalize_key_column, register_key_hash
+from stateformat.keys import check_key_types, hash_keys, key_hash, normalize_key_column, register_key_hash
 from tests.stateformat.murmur3 import float_bits, hash_rows
 
 # What hypothesis draws: a type, then values of it.

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateformat.parquet import footer, page_headers, read_footer
-from stateformat.parquet.page_headers import pages
-from stateformat.parquet.thrift import LazyPattern
+from stateformat.parquet import footer, page_checks as page_headers, read_footer
+from stateformat.parquet.footer import LazyPattern
+from stateformat.parquet.page_checks import pages
 
 ROWS = 5_000
 

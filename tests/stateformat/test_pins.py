@@ -20,7 +20,7 @@ from stateformat import paths, pins
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, StorageError
 from stateformat.history import Came, Follower, Passed, Seen, Unreadable, Withdrawn
-from stateformat.history.following import FIRST
+from stateformat.history.retention import FIRST
 from stateformat.model import CheckpointId, CheckpointKind, Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions

@@ -32,7 +32,7 @@ from stateformat.reading import ReadTask
 from stateformat.reading.scan import SliceReader
 from stateformat.schema import segment_schema
 from stateformat.segments import WriteOptions
-from stateformat.segments.digests import digest
+from stateformat.segments.write import digest
 from stateformat.states import declare
 from stateformat.storage import instrumented, remembered, stats_of
 from stateformat.tables import prefetch

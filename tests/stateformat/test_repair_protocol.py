@@ -14,7 +14,7 @@ import pytest
 import stateformat as sf
 from stateformat import paths as layout
 from stateformat.findings import Finding
-from stateformat.history import records as history, retention, surveying as survey
+from stateformat.history import records as history, retention
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.publication import pending, protocol as publication, repairing as repair
 from stateformat.publication.protocol import Observation, Step
@@ -60,11 +60,11 @@ def look_first(patch: Patch) -> None:
 
 
 def everything_is_certain(patch: Patch) -> None:
-    patch.setattr(survey, "_certain", lambda chain, records: frozenset(record.ref for record in records.values()))
+    patch.setattr(history, "_certain", lambda chain, records: frozenset(record.ref for record in records.values()))
 
 
 def pass_over_what_cannot_be_read(patch: Patch) -> None:
-    patch.setattr(survey.LossDetector, "left_behind", lambda self, checkpoint_id: True)
+    patch.setattr(history.LossDetector, "left_behind", lambda self, checkpoint_id: True)
     patch.setattr(retention, "manifests_under", lambda storage, checkpoint_id: [])
 
 
@@ -78,7 +78,7 @@ def take_damage_for_ours(patch: Patch) -> None:
 
 def a_gap_is_a_loss(patch: Patch) -> None:
     gaps = property(lambda self: sorted({*self._gaps, *self._linked}), lambda self, value: None)
-    patch.setattr(survey.LossDetector, "lost", gaps, raising=False)
+    patch.setattr(history.LossDetector, "lost", gaps, raising=False)
 
 
 def keep_what_the_newest_carries(patch: Patch) -> None:
@@ -94,7 +94,7 @@ def keep_what_records_carry(patch: Patch) -> None:
 
 
 def nothing_is_lost(patch: Patch) -> None:
-    patch.setattr(survey.LossDetector, "read", lambda self, checkpoint_id, found: None)
+    patch.setattr(history.LossDetector, "read", lambda self, checkpoint_id, found: None)
 
 
 def highest_first(patch: Patch) -> None:
@@ -668,7 +668,7 @@ def test_l3_nor_are_several_that_nobody_names(world: World) -> None:
 def test_l4_what_was_listed_before_the_gap_was_seen_proves_nothing(world: World, at: int) -> None:
     """An expire that begins while somebody looks, after each of its steps."""
     published(world, 4)
-    looker = world.driver("looker", lambda storage: survey.survey(storage))
+    looker = world.driver("looker", lambda storage: history.survey(storage))
     for _ in range(at):
         if not looker.done:
             looker.step()
@@ -680,7 +680,7 @@ def test_l4_what_was_listed_before_the_gap_was_seen_proves_nothing(world: World,
 def test_l5_an_expire_at_work_is_not_called_damage_in_any_order() -> None:
     def build(world: World) -> None:
         published(world, 4)
-        world.driver("looker", lambda storage: survey.survey(storage))
+        world.driver("looker", lambda storage: history.survey(storage))
         world.driver("expire", lambda storage: retention.remove_records(storage, storage.list(layout.RECORDS)[:-1]))
 
     for world in orders(build, least=6):

@@ -455,7 +455,7 @@ def test_a_key_may_have_many_rows_but_each_row_key_one(storage: CountingStorage,
 def test_a_duplicate_is_found_however_far_away_it_is(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, distance: int, stream: bool, keys_held: int
 ) -> None:
-    monkeypatch.setattr("stateformat.segments.unique_keys.KEYS_BYTES_MAX", keys_held)
+    monkeypatch.setattr("stateformat.segments.sort.KEYS_BYTES_MAX", keys_held)
     # One key group of several row groups.
     keys = np.arange(70_000)
     keys[distance] = keys[0]
@@ -467,7 +467,7 @@ def test_a_duplicate_is_found_however_far_away_it_is(
 def test_row_keys_of_large_key_groups_between_small_ones_are_told_apart_from_a_file(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, twice: tuple[int, int] | None
 ) -> None:
-    monkeypatch.setattr("stateformat.segments.unique_keys.KEYS_BYTES_MAX", 1000)
+    monkeypatch.setattr("stateformat.segments.sort.KEYS_BYTES_MAX", 1000)
     counts = [3, 0, 9000, 5, 700, 1, 8000, 8000]
     groups = np.repeat(np.arange(8, dtype=np.int32), counts)
     keys = np.arange(len(groups))

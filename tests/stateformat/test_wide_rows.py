@@ -33,7 +33,7 @@ from stateformat.model import Handle, State
 from stateformat.parquet import DECODED_BYTES_MAX
 from stateformat.parquet.page_checks import _longest_of_short
 from stateformat.reading import rekey
-from stateformat.segments import SegmentReader, WriteOptions, external_sort as sorting, write as segment
+from stateformat.segments import SegmentReader, WriteOptions, sort as sorting, write as segment
 from stateformat.states import declare, even_split_state, value_state
 from stateformat.tables import pieces, spill
 from stateformat.tools.ckpt.files import write_rows
