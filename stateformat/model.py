@@ -276,7 +276,8 @@ class Totals:
     """Sums over the manifest; ``segments`` and ``bytes`` count distinct segments."""
 
     handles: int = 0
-    rows: int = 0
+    rows: int | None = 0
+    """None if another system's metadata does not count them."""
     segments: int = 0
     bytes: int = 0
 

@@ -78,7 +78,7 @@ class Source:
             return None
         counts = rows.task.slices["rows"].to_pylist()
         # Other systems do not record how many rows they have, and no system how many have expired.
-        return None if -1 in counts or rows.state.ttl_now_us is not None else sum(counts)
+        return None if None in counts or rows.state.ttl_now_us is not None else sum(counts)
 
     @property
     def selection(self) -> str:

@@ -30,6 +30,8 @@ from stateformat.tables import rebatch
 from .limits import STATE_BYTES, memory_named, too_large
 from .source import ForeignSource, Level, Note, Opened, Part, unreadable
 
+_SLICES: Final = pa.schema([field.with_nullable(True) if field.name == "rows" else field for field in SLICE_SCHEMA])
+"""Of a state whose rows nobody has counted yet, ``rows`` is null."""
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
 
@@ -101,10 +103,10 @@ class ForeignFolder:
 
 
 def record_of(source: ForeignSource) -> Record:
-    """Return the record of a source; rows are -1 in its totals if they have not been counted."""
+    """Return the record of a source; its totals have no rows if nobody counted them."""
     record, parts = source.record, source.parts
-    known = [part.rows for part in parts]
-    rows = -1 if None in known else sum(filter(None, known))
+    known = [part.rows for part in parts if part.rows is not None]
+    rows = sum(known) if len(known) == len(parts) else None
     paths = {part.path for part in parts}
     stored = sum(part.size_bytes for part in parts)
     if stored > STATE_BYTES:
@@ -178,20 +180,19 @@ class ForeignCheckpoint(Checkpoint):
 
     @property
     def outline(self) -> pa.Table:
-        """The handles without reading a data file: unknown rows are null.
-
-        ``segment_rows`` is then a share of the stored bytes.
-        """
+        """The handles without reading a data file; rows that nobody has counted are null."""
         parts = self.source.parts
         known = pa.array([part.rows for part in parts], pa.int64())
         handles = handles_table(
             [self._handle(part, part.size_bytes if part.rows is None else part.rows) for part in parts]
         )
-        rows = handles.schema.get_field_index("rows")
-        return handles.set_column(rows, pa.field("rows", pa.int64()), known)
+        for name in ("rows", "segment_rows"):
+            number = handles.schema.get_field_index(name)
+            handles = handles.set_column(number, pa.field(name, pa.int64()), known)
+        return handles
 
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
-        """See ``Checkpoint.read``; nothing is counted first, so rows of ``slices`` may be -1."""
+        """See ``Checkpoint.read``; nothing is counted first, so rows of ``slices`` may be null."""
         operator = self.operator_uid(operator)
         declared = self.record.state(operator, state)
         parts = [
@@ -202,12 +203,12 @@ class ForeignCheckpoint(Checkpoint):
         rows = [
             {
                 "operator": operator, "state": state, "mode": declared.mode, "subtask": part.subtask, "layer": 0,
-                "handle": number, "row_start": 0, "rows": -1 if part.rows is None else part.rows,
+                "handle": number, "row_start": 0, "rows": part.rows,
                 "first_group": part.first_group, "last_group": part.last_group, "bytes": part.size_bytes,
             }
             for number, part in enumerate(parts)
         ]  # fmt: skip
-        return self._foreign_task(declared, parts, pa.Table.from_pylist(rows, SLICE_SCHEMA))
+        return self._foreign_task(declared, parts, pa.Table.from_pylist(rows, _SLICES))
 
     def _task(self, state: State, slices: pa.Table) -> ReadTask:
         numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
@@ -272,12 +273,12 @@ class ForeignReadTask(ReadTask):
     def at_groups(self, groups: Groups) -> ReadTask:
         """See ``ReadTask.at_groups``; how many rows a key group has is not known."""
         chosen = [
-            {**row, "rows": -1, "first_group": first, "last_group": last}
+            {**row, "rows": None, "first_group": first, "last_group": last}
             for row in self.slices.to_pylist()
             for first, last in _runs(groups, row["first_group"], row["last_group"])
-            if row["rows"]
+            if row["rows"] != 0
         ]
-        return self.with_slices(pa.Table.from_pylist(chosen, SLICE_SCHEMA))
+        return self.with_slices(pa.Table.from_pylist(chosen, _SLICES))
 
     def split(self, parts: int) -> list[ReadTask]:
         """See ``ReadTask.split``, but splits between the parts of the source: none is read in
@@ -331,7 +332,7 @@ class _ForeignReader:
 
     def _tables(self) -> Iterator[pa.Table]:
         state = self._task.state
-        slices = [row for row in self._task.slices.to_pylist() if row["rows"]]
+        slices = [row for row in self._task.slices.to_pylist() if row["rows"] != 0]
         if has_key_groups(state):
             # Owners come in their order; the rows of each come by key group.
             for _, owned in groupby(slices, key=lambda row: row["subtask"]):
@@ -347,17 +348,17 @@ class _ForeignReader:
         for batch in self._task.source.read(part, row["first_group"], row["last_group"]):
             read += batch.num_rows
             yield self._evolved(batch)
-        if row["rows"] not in (-1, read):
+        if row["rows"] not in (None, read):
             raise self._changed(part, row["rows"], read)
 
     def _cut(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
         part, skipped, left = self._task.parts[row["handle"]], row["row_start"], row["rows"]
         for batch in self._task.source.read(part):
             ahead = min(skipped, batch.num_rows)
-            chosen = batch.slice(ahead) if left < 0 else batch.slice(ahead, left)
-            skipped, left = skipped - ahead, left if left < 0 else left - chosen.num_rows
+            chosen = batch.slice(ahead, left)
+            skipped, left = skipped - ahead, None if left is None else left - chosen.num_rows
             yield self._evolved(chosen)
-        if left > 0:
+        if left:
             raise self._changed(part, row["rows"], row["rows"] - left)
 
     def _evolved(self, batch: pa.RecordBatch) -> pa.Table:

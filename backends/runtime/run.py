@@ -231,7 +231,7 @@ class Run(TaskMessenger):
             elapsed_us=self._clock.now_us() - self._begun_us,
             rows_read=rows_read,
             checkpoint_id=permit.ref.checkpoint_id if permit else None,
-            state_rows=permit.record.totals.rows if permit else 0,
+            state_rows=(permit.record.totals.rows or 0) if permit else 0,
             state_bytes=permit.record.totals.bytes if permit else 0,
             running=len(running),
             finished=sum(vertex.parallelism for vertex in self.job.vertices) - len(running),

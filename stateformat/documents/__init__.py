@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         published_document as published_document,
         record_document as record_document,
         reference as reference,
-        totals_document as totals_document,
     )
     from .columns import JsonColumn as JsonColumn, JsonRows as JsonRows
     from .graph import in_order as in_order
@@ -42,7 +41,7 @@ else:
         __name__,
         {
             ".checkpoint": "Document Holdings fault_document history_document holds_document operator_size "
-            "origin_document problem_document published_document record_document reference totals_document",
+            "origin_document problem_document published_document record_document reference",
             ".columns": "JsonColumn JsonRows",
             ".graph": "in_order",
             ".rows": "flat hexadecimal json_lines json_texts lines_of objects",

@@ -27,7 +27,6 @@ from ..model import (
     ParentRef,
     Record,
     State,
-    Totals,
 )
 from ..record import members_of
 from ..rescaling import rescale_of
@@ -60,7 +59,7 @@ def record_document(store: str, record: Record) -> Document:
     return {
         "store": store,
         **members,
-        "totals": totals_document(record.totals),
+        "totals": asdict(record.totals),
         "parent": members.get("parent"),
         "content_of": members.get("content_of"),
         "stop": stop_document(record),
@@ -102,11 +101,6 @@ def origin_document(properties: Mapping[str, str]) -> Document:
     return {member: properties.get(name) for member, name in names.items()}
 
 
-def totals_document(totals: Totals) -> Document:
-    """Return the totals; rows are null if another system's checkpoint does not give them."""
-    return {**asdict(totals), "rows": _known(totals.rows)}
-
-
 def published_document(store: str, record: Record) -> Document:
     """Return a checkpoint that a command has just published."""
     return {
@@ -143,18 +137,14 @@ class Holdings:
         self._record = record
         # Half of what int64 takes; there may be a million handles.
         self._columns: dict[str, _Numbers] = {name: integers(handles[name]).astype(np.int32) for name in _SMALL}
-        self._columns["rows"] = integers(handles["rows"])
-        self._unknown = self._columns["rows"] < 0
-        if self._unknown.any():
-            self._columns["rows"] = np.where(self._unknown, integers(handles["segment_rows"]), self._columns["rows"])
+        self._unknown = handles["rows"].is_null().to_numpy()
+        self._columns["rows"] = integers(handles["rows"], null=0)
         self._path: _Numbers = codes_of(handles["path"])[0].astype(np.int32)
         self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
+        if self._unknown.any():
+            whole = integers(handles["size_bytes"])
+            self._columns["bytes"] = np.where(self._unknown, whole, self._columns["bytes"])
         self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
-
-    def rows(self, state: State) -> int:
-        """Return the rows of a state, of all its layers; 0 if unknown."""
-        run = self._run(state)
-        return 0 if self._unknown[run].any() else int(self._columns["rows"][run].sum())
 
     def totals(self, state: State) -> tuple[int | None, int]:
         """Return the rows (None if unknown) and stored bytes of a state, of all layers."""
@@ -176,7 +166,8 @@ class Holdings:
         mine = {name: column[run] for name, column in self._columns.items()}
         path = self._path[run]
         subtasks = _subtasks(mine)
-        shown = subtasks.arrays["rows"]
+        rows, stored = self.totals(state)
+        shown = subtasks.arrays["bytes" if rows is None else "rows"]
         if state.mode in PER_SUBTASK_MODES:
             operator = self._record.graph.operator(state.operator)
             silent = max(0, operator.parallelism - len(operator.done) - len(shown))
@@ -186,27 +177,31 @@ class Holdings:
             "rows": np.bincount(mine["layer"], mine["rows"]),
             "bytes": np.bincount(mine["layer"], mine["bytes"]),
         }
-        skew = words.skew(shown.tolist())
-        if self._unknown[run].any():
-            mine["rows"] = np.zeros(0, np.int64)
+        if rows is None:
+            # A list of numbers says null by a negative one.
             subtasks.arrays["rows"][:] = -1
-            by_layer["rows"] = np.full(len(by_layer["handles"]), -1)
         return {
             **declared,
             "kind": declared.get("kind"),
             "edge": declared.get("edge"),
             "ttl": _ttl_document(state),
             **clock_members(state),
-            "rows": None if self._unknown[run].any() else int(mine["rows"].sum()),
-            "bytes": int(mine["bytes"].sum()),
+            "rows": rows,
+            "bytes": stored,
             "handles": len(path),
             "segments": _distinct(path[path >= 0]),
             "layers": [
-                {"layer": layer, **{name: _known(int(values[layer])) for name, values in by_layer.items()}}
+                {
+                    "layer": layer,
+                    **{
+                        name: None if rows is None and name == "rows" else int(values[layer])
+                        for name, values in by_layer.items()
+                    },
+                }
                 for layer in np.flatnonzero(by_layer["handles"]).tolist()
             ],
             "subtasks": subtasks,
-            "skew": skew,
+            "skew": words.skew(shown.tolist()),
         }
 
 
@@ -237,15 +232,11 @@ def clock_members(state: State) -> Document:
     }
 
 
-def _known(number: int) -> int | None:
-    return None if number < 0 else number
-
-
 def holds_document(record: Record, holdings: Holdings) -> Document:
     """Return what a run uses up: rows (of all layers) of timers and committables, in-flight
     records.
     """
-    rows = [(state, holdings.rows(state)) for state in record.states]
+    rows = [(state, holdings.totals(state)[0] or 0) for state in record.states]
     return {
         "timers": sum(count for state, count in rows if state.kind is Kind.TIMERS),
         "in_flight": [
@@ -321,7 +312,7 @@ def history_document(record: Record) -> Document:
         "finished": status.count(Status.FULLY_FINISHED),
         "partially_finished": status.count(Status.PARTIALLY_FINISHED),
         "stop": stop_document(record),
-        "totals": totals_document(record.totals),
+        "totals": asdict(record.totals),
         "written_by": origin_document(record.properties),
     }
 

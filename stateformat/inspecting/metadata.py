@@ -50,7 +50,7 @@ _ID: Final = pa.field("checkpoint_id", pa.int64(), nullable=False)
 
 def _handle_field(field: pa.Field) -> pa.Field:
     kind = pa.binary() if pa.types.is_fixed_size_binary(field.type) else field.type
-    return pa.field(field.name, kind, nullable=field.nullable or field.name == "rows")
+    return pa.field(field.name, kind, nullable=field.nullable or field.name in ("rows", "segment_rows"))
 
 
 METADATA_TABLES: Final[Mapping[str, pa.Schema]] = {
@@ -225,7 +225,7 @@ def _checkpoints(record: Record) -> pa.Table:
         "finished_operators": sum(one.status is Status.FULLY_FINISHED for one in operators),
         "states": len(record.states),
         "handles": totals.handles,
-        "rows": None if totals.rows < 0 else totals.rows,
+        "rows": totals.rows,
         "segments": totals.segments,
         "bytes": totals.bytes,
         "stop": None if record.stop is None else record.stop.mode.value,

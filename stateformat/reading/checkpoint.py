@@ -130,7 +130,7 @@ class Checkpoint:
 
     @property
     def outline(self) -> pa.Table:
-        """``handles``, except that rows may be null if another system's metadata has no counts."""
+        """``handles``, but rows are null where another system's metadata does not count them."""
         return self.handles
 
     @property

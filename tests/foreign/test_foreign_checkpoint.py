@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import stateformat
@@ -109,7 +110,7 @@ def test_rows_are_those_of_the_source(tmp_path: Path, monkeypatch: pytest.Monkey
     assert groups == sorted(groups)
     one = checkpoint.read(*WORD_COUNTS, subtask=1)
     assert set(one.table()["_key_group"].to_pylist()) == {1}
-    assert (sum(one.slices["rows"].to_pylist()) == one.table().num_rows) is counted
+    assert pc.sum(one.slices["rows"]).as_py() == (one.table().num_rows if counted else None)
 
 
 def test_a_restore_at_another_parallelism_reads_every_row_once(folder: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ... import words
-from ...documents import Document, JsonRows, objects, totals_document
+from ...documents import Document, JsonRows, objects
 from ...model import CheckpointKind, Mode, Record
 from ...rescaling import lasting_stop
 from .columns import ColumnChange, side_by_side
@@ -151,7 +151,7 @@ def _checkpoint(checkpoint: Checkpoint) -> Document:
         "job_name": record.job_name,
         "created_at": words.moment(record.created_at_us),
         "operators": len(record.graph.operators),
-        "totals": totals_document(record.totals),
+        "totals": asdict(record.totals),
     }
 
 

@@ -290,10 +290,8 @@ def _sizes(side: Side | None) -> Sizes:
     if side is None:
         return Sizes(0, 0, 0, 0, 0)
     slices, state = side.task.slices, side.task.state
-    rows = integers(slices["rows"])
-    known = bool((rows >= 0).all())
-    layers = integers(slices["layer"])
-    stored = int(rows.sum()) if known else None
+    rows, layers = slices["rows"], integers(slices["layer"])
+    stored = None if rows.null_count else pc.sum(rows).as_py() or 0
     exact = stored if not layers.any() and state.mode is not Mode.PROGRESS and not side.hides else None
     owner = slices["subtask"]
     owners = pc.count_distinct(owner, mode="all").as_py()
