@@ -33,8 +33,8 @@ from stateformat.storage import Storage, lies_in, without_secrets
 from stateformat.ttl import TTL_COLUMN, Ttl
 
 from .bootstrap import source_snapshots, source_states
+from .connectors.sources.basic import rate_behind
 from .connectors.sources.files import files_behind
-from .connectors.sources.rate import rate_behind
 from .dataflow.api import StartingPoint
 from .foreign.checkpoint import ForeignCheckpoint
 from .foreign.flink import FlinkSource

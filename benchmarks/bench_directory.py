@@ -21,9 +21,9 @@ from benchmarks.measuring import Row, cost, duration, side_by_side
 from stateformat.backends.connectors import DirectoryEnumerator
 from stateformat.backends.dataflow import NoSplit, Split, SplitEnumerator
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
-from stateformat.backends.runtime.logs import EnumeratorLogs
-from stateformat.backends.spark.sources.files import DirectoryFrames
-from stateformat.backends.spark.sources.source import Range, RangeEnumerator, SparkSource
+from stateformat.backends.runtime.driver import EnumeratorLogs
+from stateformat.backends.spark.files import DirectoryFrames
+from stateformat.backends.spark.source import Range, RangeEnumerator, SparkSource
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.states import coordinator_state, even_split_state
 from stateformat.storage import open_storage

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import stateformat as sf
 from benchmarks.measuring import Row, compare
 from stateformat.backends.connectors import FileSink, ParquetSource
-from stateformat.backends.connectors.sources.enumerators import ListEnumerator
+from stateformat.backends.connectors.sources.basic import ListEnumerator
 from stateformat.backends.dataflow import Chunk, Dataflow, ReaderContext, Source, Split
 from stateformat.backends.dataflow.operators.aggregate import Aggregate
 from stateformat.backends.dataflow.operators.row_steps import Filter, Map

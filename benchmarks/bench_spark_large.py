@@ -14,7 +14,7 @@ from benchmarks import spark_flows as ours, structured_streaming as theirs
 from benchmarks.measuring import Row, seconds
 from benchmarks.spark_input import FILES, lying_in, new_since, random_keys, write_epoch
 from benchmarks.spark_sides import NATIVE, Side, faster, same, sides, sizes, times
-from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.rewrite.rewrite import publish_rescaled
 
 KEYS = 5_000_000
 EPOCH_ROWS = 200_000

@@ -40,9 +40,9 @@ backends.dataflow.task_inputs backends.dataflow.task_states backends.dataflow.ta
 backends.connectors.sources backends.connectors.sinks backends.connectors.sql
 backends.connectors backends.rewrite backends.bootstrap backends.importing
 backends.querying backends.exporting backends.origin
-backends.runtime.reports backends.runtime.ending backends.runtime.rescales backends.runtime.logs backends.runtime.channels backends.runtime backends.dataflow.testing backends.local
-backends.spark.options backends.spark.jvm_signals backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.sources backends.spark.protocol backends.spark.worker
-backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
+backends.runtime backends.dataflow.testing backends.local
+backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.arrow backends.spark.offsets backends.spark.files backends.spark.source backends.spark.frames backends.spark.messages backends.spark.task_cache backends.spark.task_run backends.spark.epoch backends.spark.run
+backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.proving tools.ckpt.repartitioned tools.ckpt.asking tools.ckpt.programs

@@ -1,22 +1,208 @@
-"""The rows of one state: whether they fit it, and what is done with equal keys and with order."""
+"""The rows of one state: whether they fit what a dataflow declares, and what equal keys become.
+
+The last row of each key is found by an order, in bounded memory. Rows whose key and order are equal
+are one row if all their columns are equal. Otherwise nothing says which is the last, and the key is
+undecided.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.graph import Operator, brief
-from stateformat.model import Mode, State
-from stateformat.segments import keeps_values
-from stateformat.tables import ArrowStream
+from stateformat.graph import Operator, brief, shortened
+from stateformat.model import Kind, Mode, State, known_names
+from stateformat.schema import row_schema
+from stateformat.segments import REPEATED_SHOWN, keeps_values, row_key_codes
+from stateformat.states import labels_of, named
+from stateformat.tables import HELD_BYTES, ArrowStream, Spill, buckets_of, python_rows, split_by_bucket
+from stateformat.ttl import TTL_COLUMN
 
-from .declared import columns_for, is_list, optional_of, shown
+from ..dataflow.compile import Job, compile_job
+from ..dataflow.flow import Dataflow
+from ..dataflow.graph import ENUMERATOR, ENUMERATOR_LOG, SPLITS, graph_of
+
+_DECLARED = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
+
+
+def compiled(flow: Dataflow, parallelism: int | None, per_operator: Mapping[str, int] | None) -> Job:
+    """Compile a dataflow as for its first run. ``InvalidInput`` for an impossible one."""
+    if not isinstance(flow, Dataflow):
+        raise InvalidInput(f"the dataflow is {flow!r}. Give the Dataflow of the job that is to go on")
+    graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator)
+    return compile_job(flow, graph, unaligned=False)
+
+
+def columns_of(flow: Dataflow) -> dict[str, pa.Schema]:
+    """Return the columns of the rows of each declared state, by ``operator/state``.
+
+    ``_index`` of a list, ``_tag`` of timers and ``ttl_last_access`` may be left out.
+    """
+    states = declared_states(compiled(flow, None, None))
+    found = {f"{state.operator}/{state.name}": columns_for(state) for state in states}
+    if len(found) < len(states):
+        for name in found:
+            named(name, states)  # Says which two have one name.
+    return found
+
+
+def columns_for(state: State) -> pa.Schema:
+    """The columns of rows of a state, as users give them, with what may be null."""
+    nullable = {item.name: item.nullable for item in state.current.fields}
+    return pa.schema([item.with_nullable(nullable.get(item.name, False)) for item in row_schema(state)])
+
+
+def declared_states(job: Job) -> list[State]:
+    """The states that the operators declare, without those of the runtime."""
+    return [
+        state
+        for state in job.states
+        if state.mode in _DECLARED
+        and not (state.name in (SPLITS, ENUMERATOR, ENUMERATOR_LOG) and job.vertex_of(state.operator).is_source)
+    ]
+
+
+def find_state(job: Job, given: str) -> State:
+    """The state of ``operator/state``, by the operator's uid or by its name where that is unique.
+
+    Raises ``InvalidInput`` for an unknown one, and for a state of the runtime.
+    """
+    declared = declared_states(job)
+    found = named(given, job.states, labels_of(job.graph.operators))
+    known = [f"{state.operator}/{state.name}" for state in declared]
+    if found is not None and found.state is not None and found.column is None:
+        state = next((one for one in declared if (one.operator, one.name) == found[:2]), None)
+        if state is not None:
+            named(f"{state.operator}/{state.name}", job.states)  # Its own name, under which its rows are counted.
+            return state
+        raise InvalidInput(
+            f"state {given!r} is the runtime's own, which a bootstrap fills. Give the positions of sources with "
+            f"positions={{uid: …}}, and rows of {', '.join(known) or 'no state: the dataflow declares none'}",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+        )
+    of_operator = any(f"{given}/".startswith(f"{uid}/") for uid in job.graph.by_uid)
+    raise InvalidInput(
+        f"dataflow {shortened(job.flow.job_id)} declares no state {given!r}; {known_names(known, given)}. Write "
+        "OPERATOR/STATE",
+        kind=ErrorKind.UNKNOWN_STATE if of_operator else ErrorKind.UNKNOWN_OPERATOR,
+    )
+
+
+def optional_of(state: State) -> frozenset[str]:
+    """The columns that rows need not have: place in a list, tag of a timer, last access."""
+    return frozenset({"_index", "_tag", *([] if state.ttl is None else [TTL_COLUMN])})
+
+
+def shown(state: State) -> str:
+    """The columns of a state in words, for messages."""
+    found = []
+    for item in columns_for(state):
+        key = "key" if item.name in state.key_columns else ""
+        rest = "may be left out" if item.name in optional_of(state) else ("" if item.nullable or key else "not null")
+        notes = ", ".join(note for note in (key, rest) if note)
+        found.append(f"{item.name} {item.type}{f' ({notes})' if notes else ''}")
+    return ", ".join(found)
+
+
+def is_list(state: State) -> bool:
+    """Whether a state keeps any number of rows by key."""
+    return state.kind is Kind.LIST
+
+
+_BUCKETS: Final = 256
+
+
+class Latest:
+    """Takes rows with an order column, and gives the last of each key."""
+
+    def __init__(self, row_key: Sequence[str], order: str) -> None:
+        self._row_key = list(row_key)
+        self._order = order
+        self.undecided: list[str] = []
+        """Up to :data:`REPEATED_SHOWN` keys of which several rows are the last, as text."""
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The last rows, without the order column."""
+        held: list[pa.Table] = []
+        held_bytes = 0
+        buckets: Spill[int] | None = None
+        for batch in batches:
+            held.append(pa.Table.from_batches([batch]))
+            held_bytes += batch.nbytes
+            if held_bytes >= HELD_BYTES:
+                buckets = buckets or Spill()
+                self._set_aside(buckets, held)
+                held, held_bytes = [], 0
+        if buckets is None:
+            yield from self._decided(self._last(pa.concat_tables(held)) if held else None)
+            return
+        with buckets:
+            self._set_aside(buckets, held)
+            for bucket in range(_BUCKETS):
+                yield from self._decided(self._last_of_bucket(buckets.read(bucket)))
+
+    def _set_aside(self, buckets: Spill[int], held: Sequence[pa.Table]) -> None:
+        for rows in held:
+            keys = [rows[name] for name in self._row_key]
+            for bucket, chosen in split_by_bucket(rows, buckets_of(keys, _BUCKETS, 0)):
+                buckets.add(bucket, chosen)
+
+    def _last_of_bucket(self, batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+        """Of a key with more rows than memory holds, only those that may be the last are kept."""
+        kept: list[pa.Table] = []
+        fresh_bytes = 0
+        for batch in batches:
+            kept.append(pa.Table.from_batches([batch]))
+            fresh_bytes += batch.nbytes
+            if fresh_bytes >= HELD_BYTES:
+                kept, fresh_bytes = [self._last(pa.concat_tables(kept))], 0
+        return self._last(pa.concat_tables(kept)) if kept else None
+
+    def _last(self, rows: pa.Table) -> pa.Table:
+        """The different rows of each key with the greatest order."""
+        keys = row_key_codes([rows[name] for name in self._row_key])
+        orders = rows[self._order].to_numpy()
+        by_order = np.lexsort((orders, keys))
+        keys, orders = keys[by_order], orders[by_order]
+        ends = np.flatnonzero(np.append(keys[1:] != keys[:-1], len(keys) > 0))
+        chosen = by_order[ends]
+        greatest = np.repeat(orders[ends], np.diff(ends, prepend=-1))
+        tied = np.flatnonzero(orders == greatest)
+        if len(tied) > len(ends):
+            chosen = self._different(rows, by_order[tied], keys[tied])
+        return rows.take(pa.array(np.sort(chosen)))
+
+    def _different(self, rows: pa.Table, tied: npt.NDArray[Any], keys: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The rows among these that no other one equals in key and values."""
+        rest = [name for name in rows.column_names if name not in (*self._row_key, self._order)]
+        columns = [pa.array(keys), *(rows[name].take(pa.array(tied)) for name in rest)]
+        try:
+            codes = row_key_codes(columns)
+        except pa.ArrowException:
+            # Lists and maps cannot be compared: each row counts as different.
+            return tied
+        _, first = np.unique(codes, return_index=True)
+        return tied[first]
+
+    def _decided(self, rows: pa.Table | None) -> Iterator[pa.RecordBatch]:
+        if rows is None:
+            return
+        keys = row_key_codes([rows[name] for name in self._row_key])
+        _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        several = np.flatnonzero(counts > 1)
+        named = several[: REPEATED_SHOWN - len(self.undecided)]
+        found = python_rows(rows.select(self._row_key).take(pa.array(first[named])))
+        self.undecided += [f"{key!r} ({count} rows)" for key, count in zip(found, counts[named].tolist(), strict=True)]
+        yield from rows.drop_columns([self._order]).to_batches()
+
 
 OnDuplicate = Literal["refuse", "last"]
 ORDER: Final = pa.field("_order", pa.int64(), nullable=False)

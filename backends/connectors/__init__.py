@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from .sinks.collect import CollectSink
 from .sinks.file_sink import FileSink
-from .sources.csv import CsvSource
-from .sources.enumerators import ListEnumerator
-from .sources.files import DirectoryEnumerator, FileSource
-from .sources.memory import MemorySource
-from .sources.parquet import ParquetSource
-from .sources.rate import RateSource
+from .sources.basic import ListEnumerator, MemorySource, RateSource
+from .sources.files import CsvSource, DirectoryEnumerator, FileSource, ParquetSource
 from .sql import SqlSink
 
 __all__ = [

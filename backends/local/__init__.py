@@ -3,9 +3,6 @@
 It runs small jobs, and the tests' simulator::
 
     outcome = LocalRuntime(stateformat.open("/path/to/store")).run(flow)
-
-Read ``runtime``, ``run`` (the actors of a run), ``ready_set`` (which may act) and ``layers``
-(deltas).
 """
 
 from __future__ import annotations
@@ -23,8 +20,7 @@ from ..runtime import (
     VirtualClock,
     stop_soon_on_sigterm,
 )
-from .run import LocalRun
-from .runtime import LocalRuntime
+from .run import LocalRun, LocalRuntime
 
 __all__ = [
     "Clock",

@@ -1,9 +1,19 @@
-"""One run of a job in this process.
+"""One run of a job in this process, and the runtime of one process.
 
 Theory of operation. A run is a set of actors: a worker for each task, and the driver. Each
 :meth:`LocalRun.step` lets one actor that is ready do one thing. The seed draws which one, so the
 same seed, store and clock give the same run. Nothing runs in the background: between two steps the
 caller may kill a task, drop the run, or begin another.
+
+Ready workers are kept in a set, from which one is drawn without asking all workers at each step
+(:class:`ReadySet`). A worker becomes ready when mail or an element arrives, when an output has room
+again, when its time has come, or by its own step. All but the last :meth:`~ReadySet.wake` it; after
+a step it stays a candidate. So the candidates are all ready workers, and some that were ready. A
+drawn candidate that is not ready is removed and another is drawn, which gives each ready one the
+same chance. So the cost of a step does not grow with the number of tasks.
+
+Nothing refers to what an aborted checkpoint has written: the next one writes all changes since the
+newest checkpoint (:class:`TaskLayers`).
 """
 
 from __future__ import annotations
@@ -12,12 +22,14 @@ import contextlib
 import gc
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import groupby
+from typing import Unpack
 
 import pyarrow as pa
 
-from stateformat.errors import CheckpointError
+from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.graph import Edge, brief
 from stateformat.publication import PendingCheckpoint
 from stateformat.snapshot import Snapshot, WriteContext
@@ -25,12 +37,112 @@ from stateformat.store import CheckpointStore
 
 from .. import runtime as rt
 from ..dataflow import events as ev
+from ..dataflow.api import Source
 from ..dataflow.chain import OperatorChain, in_flight_batches
 from ..dataflow.compile import Router
 from ..dataflow.source_reader import Holder
 from ..dataflow.task_states import TaskState
-from .layers import TaskLayers
-from .ready_set import ReadySet
+from ..runtime import (
+    Clock,
+    OperatorState,
+    Options,
+    Progress,
+    Restored,
+    Runtime,
+    RuntimeOptions,
+    Worker,
+    layers_of,
+    merge_snapshot,
+)
+from ..state import SubtaskStates
+
+_FIRST_VERSION = 1
+
+
+class TaskLayers:
+    """The layers of the states of one task.
+
+    Made before these are restored: it begins their versions.
+    """
+
+    def __init__(self, states: Mapping[str, SubtaskStates], restored: Mapping[str, OperatorState]) -> None:
+        self._states = states
+        self._newest = dict(restored)
+        self._taken: dict[str, OperatorState] = {}
+        self._number = 0
+        for uid, of_operator in states.items():
+            of_operator.begin(_FIRST_VERSION)
+            of_operator.layers = layers_of(self._newest[uid]) if uid in self._newest else {}
+
+    def take(self, number: int, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """Return the snapshots of a barrier, with the layers that stay below."""
+        self._number, self._taken = number, {}
+        for snapshot in snapshots:
+            states = self._states.get(snapshot.operator)
+            if states is not None and not snapshot.finishing:
+                before = self._newest.get(snapshot.operator)
+                self._taken[snapshot.operator] = merge_snapshot(snapshot, states.layers_kept, before, states.version)
+        return [self._taken[each.operator].snapshot if each.operator in self._taken else each for each in snapshots]
+
+    def complete(self, number: int) -> None:
+        """Note that a barrier's checkpoint is published: the next deltas go on top of it."""
+        if number != self._number:
+            return
+        self._newest.update(self._taken)
+        for uid, state in self._taken.items():
+            self._states[uid].layers = layers_of(state)
+        self._taken = {}
+
+
+class ReadySet:
+    """The workers that may have something to do."""
+
+    def __init__(self) -> None:
+        self._candidates: list[Worker] = []
+        self._place: dict[Worker, int] = {}
+        self._timed: list[tuple[int, int, Worker]] = []
+        self._until: dict[Worker, int] = {}
+        self._count = 0
+
+    def wake(self, worker: Worker) -> None:
+        """Note that a worker may have become ready."""
+        if worker not in self._place:
+            self._place[worker] = len(self._candidates)
+            self._candidates.append(worker)
+
+    def draw(self, choose: random.Random, now_us: int, *, others: int = 0) -> Worker | None:
+        """One of the ready workers; None without any, or if one of so many ``others`` is drawn."""
+        while self._timed and self._timed[0][0] <= now_us:
+            at_us, _, worker = heappop(self._timed)
+            if self._until.get(worker) == at_us:
+                del self._until[worker]
+            self.wake(worker)
+        while self._candidates:
+            drawn = int(choose.random() * (len(self._candidates) + others))
+            if drawn >= len(self._candidates):
+                return None
+            worker = self._candidates[drawn]
+            if worker.ready(now_us):
+                return worker
+            self._put_away(worker, now_us)
+        return None
+
+    def _put_away(self, worker: Worker, now_us: int) -> None:
+        place, last = self._place.pop(worker), self._candidates.pop()
+        if last is not worker:
+            self._candidates[place] = last
+            self._place[last] = place
+        at_us = worker.idle_until_us
+        if at_us is not None and at_us > now_us and self._until.get(worker) != at_us:
+            self._until[worker] = at_us
+            self._count += 1
+            heappush(self._timed, (at_us, self._count, worker))
+
+    @property
+    def next_us(self) -> int | None:
+        """Return when to ask the first worker that waits for the clock again."""
+        return self._timed[0][0] if self._timed else None
+
 
 logger = logging.getLogger(__name__)
 
@@ -414,3 +526,36 @@ class LocalRun(rt.Run):
     def _queues(self) -> Iterator[rt.Queue]:
         """The channels that have a queue."""
         return (queue for worker in self._workers.values() for queue in worker.inputs.values())
+
+
+class LocalRuntime(Runtime[LocalRun]):
+    """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`.Runtime`."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        clock: Clock | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **options: Unpack[RuntimeOptions],
+    ) -> None:
+        super().__init__(store, clock=clock, progress=progress, **options)
+
+    def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> LocalRun:
+        _check_sources(restored)
+        seed = options.seed + 1_000_003 * (self._runs - 1)
+        return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock, soon=self._soon)
+
+
+def _check_sources(restored: Restored) -> None:
+    """Refuse sources of another executor, which would make the run wait for ever."""
+    for vertex in restored.job.vertices:
+        if vertex.is_source and vertex.id not in restored.finished:
+            source = restored.job.logic(vertex.id)
+            read_by = source.read_by if isinstance(source, Source) else None
+            if read_by not in (None, LocalRuntime.__name__):
+                raise InvalidInput(
+                    f"source {vertex.id!r} is a {type(source).__name__}, which only {read_by} reads. "
+                    f"Run the dataflow with {read_by}.",
+                    operator=vertex.id,
+                )

@@ -2,29 +2,31 @@
 
 Users call ``rewrite`` with a ``RewriteSpec``, which may have a ``Transform`` for a state, and an
 ``Engine``; ``stateformat.backends.spark.rewrite`` has the engine for Spark, which uses the other
-names. Read ``spec``, ``transforming``, ``naming``, ``planning``, ``work``, ``threads``,
-``rewrite``. ``rescale`` publishes at another parallelism without touching data; ``proving``
-compares a result with its source.
+names. Read ``transforming`` (what may be requested), ``planning``, ``rewrite``.
 """
 
-from .naming import is_hashable
-from .planning import Move, Place, RehashSource, RewritePlan, Transformed, plan_rewrite
-from .proving import check_provable, prove_rewrite
-from .rescale import publish_rescaled
-from .rewrite import Engine, Rewritten, TransformedRows, carry_out, rewrite
-from .spec import RewriteSpec, Transform
-from .threads import ThreadEngine, Workers
-from .transforming import ColumnChange, Transformation, check_own
-from .work import (
+from .planning import Move, Place, RehashSource, RewritePlan, Transformed, is_hashable, plan_rewrite
+from .rewrite import (
     DISTRIBUTE_BYTES,
+    Engine,
+    Rewritten,
     Seen,
+    ThreadEngine,
+    TransformedRows,
+    Workers,
     by_owner,
+    carry_out,
+    check_provable,
     distribute,
     gathered,
+    prove_rewrite,
+    publish_rescaled,
+    rewrite,
     segment_place,
     write_move,
     write_target,
 )
+from .transforming import ColumnChange, RewriteSpec, Transform, Transformation, check_own
 
 __all__ = [
     "DISTRIBUTE_BYTES",

@@ -1,31 +1,396 @@
-"""``rewrite``: plan, let an engine write, publish.
+"""``rewrite``: plan, let an engine write, publish, and prove that nothing is lost.
 
 The driver begins a checkpoint, whose id and attempt are in the names of all new objects. The engine
 runs the tasks. The driver compares their counts with the plan, and publishes. A failure before that
 leaves the store as it was, except for some segments that nothing refers to.
+
+The functions of a task need only their arguments, which are small and can be pickled; their only
+effect is on the storage. A task that runs twice writes one more segment, which nothing refers to
+(``gc`` finds it), so an engine may repeat tasks freely if it takes one result per place.
+
+:class:`ThreadEngine` runs tasks in threads. Arrow reads, hashes, sorts and compresses without the
+interpreter's lock, so threads are enough. A large task holds some row groups in memory, and large
+tasks run one after another. If max parallelism changes, rows on the way to their new subtask wait
+in a temporary file.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from threading import Condition
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState
-from stateformat.manifest import handles_table
-from stateformat.model import CheckpointKind, Handle, Mode, Record
+from stateformat.graph import JobGraph, Operator
+from stateformat.inspecting import CheckpointDiff, Renames, prove_checkpoints
+from stateformat.keys import range_bounds
+from stateformat.manifest import cut_handles, handles_table
+from stateformat.model import CheckpointKind, Handle, Mode, Record, State
 from stateformat.publication import CommitPermit, PendingCheckpoint
-from stateformat.reading import Checkpoint
+from stateformat.reading import Checkpoint, rekey
+from stateformat.redistribution import Rescaled, rescale
+from stateformat.rescaling import lasting_stop
+from stateformat.segments import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
+from stateformat.tables import Spill
 
-from .planning import Move, Place, RehashSource, RewritePlan, Transformed, plan_rewrite
-from .rescale import begin_again
-from .spec import RewriteSpec
-from .threads import ThreadEngine
-from .work import Seen
+from .planning import Move, Names, Place, RehashSource, RewritePlan, Transformed, plan_rewrite, shaped
+from .transforming import RewriteSpec, Transformation
+
+Done: TypeAlias = Callable[[int], None]
+"""Called with the number of rows of each piece on its way to storage, from any thread."""
+
+Seen: TypeAlias = Callable[[Place, int], None]
+"""Called with a place of a state and how many rows of the state were read for it, from any
+thread.
+"""
+
+DISTRIBUTE_BYTES: Final = 8 * 2**20
+"""How many bytes of rows a source hashes and sorts at once."""
+
+
+def _ignore(rows: int) -> None:
+    pass
+
+
+def write_move(context: WriteContext, move: Move, done: Done = _ignore, seen: Done = _ignore) -> Iterator[Handle]:
+    """Read what belongs to one place, merged and in the current schema, and write it, and its
+    copies if any.
+
+    ``seen`` is called with the rows read. Holds a row group and a few batches in memory; rows that
+    are written several times wait in a temporary file.
+    """
+    batches = _counted(shaped(move.read, move.shape, move.written_by, seen), done)
+    options = _options(context, check_unique=isinstance(move.shape, Transformation))
+    if not move.copies:
+        yield write_segment(context.storage, segment_place(context, move.place), batches, options)
+        return
+    with Spill[int]() as rows:
+        for batch in batches:
+            rows.add(0, pa.Table.from_batches([batch]))
+        for place in (move.place, *move.copies):
+            yield write_segment(context.storage, segment_place(context, place), rows.read(0), options)
+
+
+def distribute(source: RehashSource, seen: Done = _ignore) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Read a source and hash its keys: yields batches of rows, each with the number of its target.
+    ``seen`` is called with the rows read.
+
+    Columns: ``segment_schema`` of the state as it will be. Within a batch rows ascend by the new
+    ``_key_group``; rows of one key group keep their order. Holds :data:`DISTRIBUTE_BYTES` of rows
+    at a time.
+    """
+    operator = source.operator
+    state = source.read.state if source.shape is None else source.shape.state
+    for rows in gathered(shaped(source.read, source.shape, source.written_by, seen), DISTRIBUTE_BYTES):
+        for subtask, batch in by_owner(rows, state, operator):
+            yield source.first_target + subtask, batch
+
+
+def by_owner(rows: pa.Table, state: State, operator: Operator) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a keyed state by the subtask that owns their key group, ascending.
+
+    ``rows`` has at least the key columns. Batches have ``_key_group`` first and ascend by it.
+    """
+    if operator.max_parallelism is None or operator.key_hash is None:
+        raise InvalidInput(f"operator {operator.uid!r} has no max parallelism or key hash; a published one has both")
+    bounds = np.asarray(range_bounds(operator.parallelism, operator.max_parallelism))
+    clustered = rekey(rows, state, operator.max_parallelism, operator.key_hash).combine_chunks()
+    borders = np.searchsorted(clustered["_key_group"].to_numpy(), bounds)
+    for subtask, (start, end) in enumerate(pairwise(borders.tolist())):
+        for batch in clustered.slice(start, end - start).to_batches():
+            yield subtask, batch
+
+
+def gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa.Table]:
+    """Yield batches as tables of at least ``size_bytes`` each, except the last."""
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+        if waiting_bytes >= size_bytes:
+            yield pa.Table.from_batches(waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def write_target(
+    context: WriteContext,
+    place: Place,
+    batches: Iterable[pa.RecordBatch],
+    done: Done = _ignore,
+    *,
+    check_unique: bool = False,
+) -> Handle:
+    """Write what all sources distributed to one place, in bounded memory.
+
+    ``batches`` are those of :func:`distribute` in any order, all with ``_key_group`` or all
+    without. The writer sorts keyed rows by key group, and in-flight records by key group, sender
+    and sequence number. With ``check_unique`` row keys that occur in several rows raise
+    ``InvalidState``, which names three of them; otherwise they are known to be unique.
+    """
+    options = _options(context, check_unique=check_unique)
+    return write_unsorted(context.storage, segment_place(context, place), _counted(batches, done), options)
+
+
+def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        done(batch.num_rows)
+
+
+def segment_place(context: WriteContext, place: Place) -> SegmentPlace:
+    """Return where the segment of a place is written, at the current schema of its state."""
+    state = next(item for item in context.states if (item.operator, item.name) == (place.operator, place.state))
+    return SegmentPlace(
+        job_id=context.job_id,
+        checkpoint_id=context.checkpoint_id,
+        attempt_id=context.attempt_id,
+        operator=context.graph.operator(place.operator),
+        state=state,
+        subtask=place.subtask,
+        layer=0,
+        schema_id=state.current.id,
+    )
+
+
+def _options(context: WriteContext, *, check_unique: bool = False) -> WriteOptions:
+    # The reader verified the key groups, or they have just been computed. Row keys were unique in
+    # each layer, and merging layers keeps them so; a function may not.
+    return replace(context.options, check_unique=check_unique, trust_key_groups=True)
+
+
+T = TypeVar("T")
+
+AT_ONCE_BYTES: Final = 64 << 20
+"""Tasks that run together have at most this much stored state, unless one alone has more."""
+
+
+@dataclass(frozen=True)
+class ThreadEngine:
+    """Runs tasks on ``threads`` threads; None is one for each processor."""
+
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise InvalidInput(f"{self.threads} threads rewrite nothing; give at least 1, or None for all processors")
+
+    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
+        """Return a handle for each place of a move and each target, in any order."""
+        sources: dict[int, list[RehashSource]] = defaultdict(list)
+        for source in plan.sources:
+            sources[source.first_target].append(source)
+        with Workers(self.threads) as workers:
+            # The largest first, so that the last to end is a small one.
+            moves = sorted(plan.moves, key=lambda move: -move.bytes)
+
+            def write(move: Move) -> list[Handle]:
+                return list(write_move(context.only(move.place.operator), move, done, partial(seen, move.place)))
+
+            written = workers.run((move.bytes, partial(write, move)) for move in moves)
+            handles = [handle for of_move in written for handle in of_move]
+            for of_state in sources.values():
+                handles += _rehash(workers, context, plan, of_state, done, seen)
+        return handles
+
+
+class Workers:
+    """Threads that run tasks together as far as their sizes in bytes allow. Close it with
+    ``with``.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        count = (os.cpu_count() or 1) if threads is None else threads
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="rewrite")
+        self._gate = _Gate(AT_ONCE_BYTES)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown()
+
+    def run(self, tasks: Iterable[tuple[int, Callable[[], T]]]) -> list[T]:
+        """Run tasks, each with its bytes. Returns the results in order, or raises a failure."""
+        return _results([self._pool.submit(self._gate.run, size_bytes, task) for size_bytes, task in tasks])
+
+    def run_buckets(self, buckets: Spill[int], task: Callable[[int, Iterator[pa.RecordBatch]], T]) -> list[T]:
+        """Run a task for each bucket, with its number and its rows, in order of the numbers."""
+        return self.run(
+            (buckets.sizes[number], partial(_with_rows, task, number, buckets)) for number in sorted(buckets.sizes)
+        )
+
+
+def _with_rows(task: Callable[[int, Iterator[pa.RecordBatch]], T], number: int, buckets: Spill[int]) -> T:
+    return task(number, buckets.read(number))
+
+
+class _Gate:
+    """Runs tasks together while the sum of their bytes stays within a limit."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._running = 0
+        self._changed = Condition()
+
+    def run(self, size_bytes: int, task: Callable[[], T]) -> T:
+        """Run a task once there is room for it. There is always room if no other runs."""
+        size_bytes = min(size_bytes, self._bytes_max)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running or self._running + size_bytes <= self._bytes_max)
+            self._running += size_bytes
+        try:
+            return task()
+        finally:
+            with self._changed:
+                self._running -= size_bytes
+                self._changed.notify_all()
+
+
+def _rehash(
+    workers: Workers,
+    context: WriteContext,
+    plan: RewritePlan,
+    sources: Sequence[RehashSource],
+    done: Callable[[int], None],
+    seen: Seen,
+) -> list[Handle]:
+    """Distribute the rows of one state to a bucket per target, then write each bucket."""
+    buckets: Spill[int] = Spill()
+    with buckets:
+
+        def spill(source: RehashSource) -> None:
+            place = plan.targets[source.first_target]
+            for target, batch in distribute(source, partial(seen, place)):
+                buckets.add(target, pa.Table.from_batches([batch]))
+
+        workers.run((source.bytes, partial(spill, source)) for source in sources)
+
+        def write(target: int, rows: Iterator[pa.RecordBatch]) -> Handle:
+            place = plan.targets[target]
+            unique = plan.is_transformed(place)
+            return write_target(context.only(place.operator), place, rows, done, check_unique=unique)
+
+        return workers.run_buckets(buckets, write)
+
+
+def _results(futures: Sequence[Future[T]]) -> list[T]:
+    """Return the results, in order. Raises the first failure, and cancels the tasks not yet
+    begun.
+    """
+    _, left = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in left:
+        future.cancel()
+    wait(futures)
+    for future in futures:
+        if not future.cancelled() and future.exception():
+            future.result()
+    return [future.result() for future in futures]
+
+
+def publish_rescaled(
+    checkpoint: Checkpoint,
+    topology: JobGraph,
+    *,
+    store: CheckpointStore,
+    target: CheckpointStore | None = None,
+    progress: Callable[[Any], None] | None = None,
+) -> CommitPermit:
+    """Publish the checkpoint at a topology: as the newest of ``store``, or in an empty ``target``.
+
+    Opens no segment; into a target it copies the segments, and ``progress`` is called with
+    ``CopyProgress``. Raises ``RestoreRefused`` with every reason why the topology does not fit,
+    ``PublishConflict`` if the checkpoint is no longer the newest of its store, and what publishing
+    raises.
+    """
+    plan = checkpoint.plan_restore(topology)
+    plan.check()
+    rescaled = rescale(checkpoint, plan)
+    del plan  # For a million handles, plan and slices are some hundred megabytes each.
+    pending = begin_again(
+        target or store,
+        checkpoint,
+        rescaled,
+        kind=CheckpointKind.RESCALE,
+        parent=store.permit_of(checkpoint) if target is None else checkpoint,
+    )
+    if target is not None:
+        target.adopt_objects(checkpoint, progress)
+    pending.add_handles(cut_handles(checkpoint.manifest.full(), rescaled.slices))
+    del rescaled
+    return pending.publish()
+
+
+def begin_again(
+    store: CheckpointStore, checkpoint: Checkpoint, plan: Rescaled | RewritePlan, **more: Any
+) -> PendingCheckpoint:
+    """Begin a checkpoint that has the content of another, with the plan's graph and states."""
+    record = checkpoint.record
+    return store.begin(
+        job_id=record.job_id,
+        job_name=record.job_name,
+        graph=plan.graph,
+        states=plan.states,
+        source=record.ref,
+        rescaled_from=plan.rescaled_from,
+        stop=lasting_stop(record),
+        properties=record.lasting_properties,
+        **more,
+    )
+
+
+def check_provable(spec: RewriteSpec) -> None:
+    """Raise ``InvalidInput`` for a rewrite that changes rows on purpose, by a function."""
+    changed = [transform.label for transform in spec.transforms.values() if transform.function is not None]
+    if changed:
+        raise InvalidInput(
+            f"{changed[0]} changes rows, so there is nothing to prove; rewrite without the proof, and look at what "
+            "became of them with `ckpt diff`"
+        )
+
+
+def prove_rewrite(
+    source: Checkpoint,
+    result: Checkpoint,
+    spec: RewriteSpec,
+    *,
+    apart: frozenset[str] = frozenset(),
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckpointDiff:
+    """Compare a checkpoint with the result of its rewrite; ``same`` if nothing was lost.
+
+    What the spec renames is not a difference. ``apart``: operators that the result has in addition.
+    Raises ``InvalidInput`` as :func:`check_provable`, and as ``diff_checkpoints``.
+    """
+    check_provable(spec)
+    renames = _renames(source.record, spec, apart)
+    return prove_checkpoints(source, result, renames=renames, progress=progress)
+
+
+def _renames(record: Record, spec: RewriteSpec, apart: frozenset[str]) -> Renames:
+    names = Names.planned(spec, record, ())
+    shapes = {(state.operator, state.name): names.shape(state) for state in record.states}
+    return Renames(
+        operators={old: str(names.uid(old)) for old in spec.renames},
+        states={(state.operator, state.name): names.state(state) for state in record.states},
+        shapes={place: shape for place, shape in shapes.items() if shape is not None},
+        apart=apart,
+    )
+
 
 Progress = Callable[[int, int], None]
 """Called with the rows written and the rows to write, from any thread."""

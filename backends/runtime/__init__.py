@@ -1,9 +1,8 @@
 """The runtime that all executors share: the driver of a run, the worker of a task, restarts, stops.
 
 ``backends.dataflow`` decides the protocol; an executor carries events between driver and workers.
-Read ``runtime`` (runs and restarts of a job), ``run`` (one run), ``starting`` and ``restore`` (what
-it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``,
-``requests`` and ``savepoints``, ``tasks``, and ``worker`` with ``mail`` and ``channels``.
+Read ``runtime`` (a run, and the runs of a job), ``starting`` and ``restore`` (what it starts from)
+first. Then ``driver`` with ``commits`` and ``requests``, and ``worker`` with ``channels``.
 ``options`` and ``clock`` are what users give, ``reports`` what they get.
 """
 
@@ -26,13 +25,26 @@ from .reports import (
     ProgressLine,
     ProgressLog,
     RunDiscarded,
+    cost_in,
 )
 from .rescales import parallelism_words
-from .restore import Restored, at_parallelism, plan_of, restore
-from .run import Run
-from .runtime import Runtime
-from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
-from .tasks import TaskChannels, channels_of, receiver_of, sender_of, tasks_of
+from .restore import (
+    OperatorState,
+    Restored,
+    TaskChannels,
+    at_parallelism,
+    by_layer,
+    channels_of,
+    layers_of,
+    merge_snapshot,
+    plan_of,
+    receiver_of,
+    restore,
+    restored_states,
+    sender_of,
+    tasks_of,
+)
+from .runtime import Run, Runtime
 from .worker import AllProcessed, Mail, MessageToSubtask, SplitAssigned, Worker
 
 __all__ = [
@@ -81,6 +93,7 @@ __all__ = [
     "check_whole",
     "clean",
     "commit",
+    "cost_in",
     "is_wide",
     "layers_of",
     "merge_snapshot",

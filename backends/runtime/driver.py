@@ -2,6 +2,22 @@
 
 It begins, publishes and expires checkpoints, and lets sinks commit with the permit. It also holds
 the coordinators of operators and the enumerators of sources.
+
+What enumerators remember for ever is a log (:class:`EnumeratorLogs`): a checkpoint writes only what
+is new.
+
+Theory of operation. A log is an even-split state of the source, in several segments, oldest first.
+A checkpoint writes at most one: what is new, joined with the *tail*, the newest segment, as long as
+that is short. A tail that has grown long is joined with the segment before it if that is not much
+longer, and so on, so each row is rewritten about log2(rows / ``TAIL_ROWS``) times in total, and
+there are no more segments than that. Handles name all other segments again, and all of them if
+nothing is new.
+
+An enumerator that no longer needs most of its log returns the rest, which replaces all segments.
+
+Workers report that they have no rows of the state. The driver adds the handles to those of the
+first subtask that continues. What is not published is kept for the next checkpoint. A run begins
+with one segment of all rows.
 """
 
 from __future__ import annotations
@@ -11,13 +27,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from stateformat import errors as er
-from stateformat.model import LATE_PROPERTY, Mode, Stop
+from stateformat.manifest import handles_table
+from stateformat.model import LATE_PROPERTY, Handle, Mode, Stop
 from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.schema import segment_schema
 from stateformat.segments import WriteOptions
@@ -30,16 +47,132 @@ from ..dataflow.casting import cast_to_schema
 from ..dataflow.chained_operator import Guard, OperatorError
 from ..dataflow.compile import Vertex
 from ..dataflow.coordinator import Coordinator
-from ..dataflow.graph import COMMITTABLES
+from ..dataflow.events import CheckpointPlan
+from ..dataflow.graph import COMMITTABLES, ENUMERATOR_LOG
 from .clock import Clock, ProcessingTime
 from .commits import commit, commit_rest, left_words, pending_committables, sinks_of
-from .in_flight_checkpoint import InFlightCheckpoint
-from .logs import EnumeratorLogs
 from .options import Schedule
 from .reports import GraceExceeded, RunDiscarded
 from .restore import Restored
 from .starting import keep_count, keep_properties
 from .worker import Mail, MessageToSubtask, SplitAssigned
+
+
+@dataclass
+class InFlightCheckpoint:
+    """One checkpoint from beginning to end; without ``checkpoint``, one round of the loops."""
+
+    barrier: ev.Barrier
+    plan: CheckpointPlan
+    begun_us: int
+    checkpoint: PendingCheckpoint | None = None
+    coordinators: dict[str, pa.Table] = field(default_factory=dict)
+    """What the operators' coordinators returned for their snapshots, by uid."""
+    messages: dict[str, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    """What subtasks have sent to them since, before their own snapshots."""
+    overdue: bool = False
+    """Whether its barrier was turned unaligned."""
+    unchanged: bool = False
+    """Whether it is not published, because nothing has moved since the newest one."""
+    timed_out: bool = False
+    """Whether the coordinator was told that it takes too long."""
+
+    def coordinator_rows(self, uid: str, schema: pa.Schema) -> pa.Table:
+        """The state of a coordinator: its own rows, then the messages that it has to get again."""
+        own = self.coordinators[uid]
+        messages = self.messages.get(uid, [])
+        columns = {name: [None] * len(messages) for name in schema.names if name not in ("message_from", "message")}
+        sent = pa.table({**columns, "message_from": [n for n, _ in messages], "message": [m for _, m in messages]})
+        missing = [name for name in schema.names if name not in own.column_names]
+        for name in missing:
+            own = own.append_column(schema.field(name), pa.nulls(own.num_rows, schema.field(name).type))
+        return pa.concat_tables([own.select(schema.names).cast(schema), sent.select(schema.names).cast(schema)])
+
+
+TAIL_ROWS = 512
+"""How many rows the segment that every checkpoint adds to may have."""
+
+
+class _Segment(NamedTuple):
+    rows: pa.Table
+    handle: Handle
+
+
+class _Log:
+    """The log of one enumerator."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.new = rows
+        self.is_anew = False
+        """Whether ``new`` replaces all segments."""
+        self.segments: list[_Segment] = []
+        """As the newest checkpoint of the run has them, oldest first."""
+        self.written: list[_Segment] = []
+        """As the checkpoint has them that is being published."""
+
+    @property
+    def staying(self) -> list[_Segment]:
+        """The segments to which new rows are added."""
+        return [] if self.is_anew else [*self.segments]
+
+    def joined(self) -> tuple[int, pa.Table]:
+        """Return how many segments stay, and the rows of the one after them."""
+        kept, rows = len(self.staying), self.new
+        while kept:
+            before = self.segments[kept - 1].rows
+            if len(before) > TAIL_ROWS and (len(rows) <= TAIL_ROWS or len(before) > 2 * len(rows)):
+                break
+            rows, kept = pa.concat_tables([before, rows]), kept - 1
+        return kept, rows.combine_chunks()
+
+
+class EnumeratorLogs:
+    """The logs of all enumerators that have one. ``restored``: that of a source's uid, if any."""
+
+    def __init__(self, restored: Callable[[str], pa.Table | None]) -> None:
+        self._restored = restored
+        self._logs: dict[str, _Log] = {}
+
+    def open(self, uid: str, enumerator: SplitEnumerator) -> None:
+        """Give a new enumerator the log of the checkpoint, if both have one."""
+        if enumerator.log_columns is None:
+            return
+        rows = self._restored(uid)
+        if rows is not None:
+            enumerator.restore_log(rows)
+        self._logs[uid] = _Log(as_schema(enumerator.log_columns).empty_table() if rows is None else rows)
+
+    def take(self, enumerators: Mapping[str, SplitEnumerator]) -> None:
+        """Take what is new. Raises what ``logged`` raises, and for rows of other columns."""
+        for uid, log in self._logs.items():
+            rows = cast_to_schema(f"log of the enumerator of {uid!r}", enumerators[uid].logged(), log.new.schema)
+            if enumerators[uid].log_is_anew:
+                log.new, log.is_anew = rows, True
+            elif rows.num_rows:
+                log.new = pa.concat_tables([log.new, rows])
+
+    def write(self, checkpoint: PendingCheckpoint, ended: Collection[ev.TaskId]) -> None:
+        """Write what is new, and add all handles. ``ended``: also those that are ending."""
+        for uid, log in self._logs.items():
+            parallelism = checkpoint.context.graph.operator(uid).parallelism
+            running = (number for number in range(parallelism) if ev.TaskId(uid, number) not in ended)
+            owner = next(running, None)
+            if owner is None:
+                continue  # The source has been read to its end.
+            log.written = log.staying
+            if log.new.num_rows:
+                kept, rows = log.joined()
+                handle = checkpoint.context.subtask(uid, owner).write(ENUMERATOR_LOG, rows)
+                log.written[kept:] = [_Segment(rows, handle)]
+            handles = [segment.handle._replace(subtask=owner) for segment in log.written]
+            if handles:
+                checkpoint.add_handles(handles_table(handles))
+
+    def published(self) -> None:
+        """Note that the checkpoint written last exists."""
+        for log in self._logs.values():
+            log.segments, log.new, log.is_anew = log.written, log.new.slice(0, 0), False
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,25 +1,39 @@
-"""What a run starts from: the compiled job, and what its tasks read from a checkpoint."""
+"""What a run starts from: the compiled job, its tasks and channels, and what they read.
+
+The layers of keyed state are a base, and deltas on it (SPEC.md section 5.4). The snapshot of a task
+names what was written: whole segments, or a delta on layers that stay. :func:`merge_snapshot` adds
+the handles of these layers, so it names everything. Each layer has the *version* of the state that
+wrote it; layers of the restored checkpoint have none.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.graph import JobGraph, Partitioner
-from stateformat.model import LATE_PROPERTY, Mode, Record, SchemaVersion
+from stateformat.graph import Edge, JobGraph, Partitioner
+from stateformat.model import LATE_PROPERTY, ON_TOP, Handle, Mode, Record, SchemaVersion
 from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import RestorePlan
+from stateformat.snapshot import Snapshot
+from stateformat.states import Layer
 
-from ..dataflow.compile import Job, Vertex, compile_job
+from ..dataflow import events as ev
+from ..dataflow.compile import Job, Vertex, compile_job, loops_of
+from ..dataflow.events import TaskId
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import ENUMERATOR_LOG, graph_of, states_to_plan
+from ..dataflow.task import Task
+from ..dataflow.task_inputs import InputEdge
 from .options import Options
 from .rescales import Rescales
 
@@ -196,3 +210,194 @@ def _graph_of(
 
 def _names(drop: Collection[str]) -> Collection[str]:
     return (drop,) if isinstance(drop, str) else drop
+
+
+Versions = Mapping[str, tuple[int | None, ...]]
+"""The versions of the layers of each keyed state, lowest first."""
+
+
+class OperatorState(NamedTuple):
+    """The state of one operator in one subtask."""
+
+    snapshot: Snapshot
+    versions: Versions
+    tasks: Mapping[str, ReadTask] | None = None
+    """How to read each state after a restore; None: as the snapshot says."""
+
+
+def layers_of(state: OperatorState) -> Mapping[str, Sequence[Layer]]:
+    """Return the layers of each keyed state, lowest first."""
+    return {
+        name: [
+            Layer(version, sum(handle.rows for handle in some), sum(_share(handle) for handle in some))
+            for version, some in zip(versions, by_layer(state.snapshot, name), strict=True)
+        ]
+        for name, versions in state.versions.items()
+    }
+
+
+def _share(handle: Handle) -> int:
+    return handle.size_bytes * handle.rows // handle.segment_rows if handle.segment_rows else 0
+
+
+def by_layer(snapshot: Snapshot, state: str) -> list[list[Handle]]:
+    """Return the handles of a state, layer by layer, lowest first."""
+    mine = sorted((handle for handle in snapshot.handles if handle.state == state), key=lambda handle: handle.layer)
+    return [list(some) for _, some in groupby(mine, key=lambda handle: handle.layer)]
+
+
+def merge_snapshot(
+    snapshot: Snapshot, kept: Mapping[str, int], before: OperatorState | None, version: int
+) -> OperatorState:
+    """The reported snapshot of a task, with the handles of the layers that stay, and all versions.
+
+    ``kept``: by keyed state, how many of the lowest layers stay (``SubtaskStates.snapshot``).
+    """
+    underneath: list[Handle] = []
+    versions: dict[str, tuple[int | None, ...]] = {}
+    own: list[Handle] = []
+    by_state: dict[str, list[Handle]] = {name: [] for name in kept}
+    for handle in snapshot.handles:
+        if handle.state in by_state:
+            by_state[handle.state].append(handle)
+        else:
+            own.append(handle)
+    for state, count in kept.items():
+        lower = by_layer(before.snapshot, state)[:count] if before is not None and count else []
+        underneath += [handle for some in lower for handle in some]
+        top = lower[-1][0].layer + 1 if lower else 0
+        written = [handle._replace(layer=top) if handle.layer == ON_TOP else handle for handle in by_state[state]]
+        own += written
+        below = before.versions[state][:count] if before is not None and count else ()
+        versions[state] = (*below, version) if written else below
+    full = Snapshot(snapshot.operator, snapshot.subtask, (*underneath, *own), (), snapshot.finishing, snapshot.times)
+    return OperatorState(full, versions)
+
+
+def restored_states(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, OperatorState]]]:
+    """Yield what each task of a run starts from, by operator; nothing on a first run."""
+    if restored.permit is None or restored.plan is None:
+        return
+    carried: dict[tuple[str, int], list[Handle]] = defaultdict(list)
+    for row in restored.permit.checkpoint().carried(restored.plan).to_pylist():
+        carried[row["operator"], row["subtask"]].append(Handle(**row))
+    for vertex in restored.job.vertices:
+        for subtask in () if vertex.id in restored.finished else range(vertex.parallelism):
+            states = {}
+            for uid, tasks in restored.states(vertex, subtask).items():
+                handles = sorted(carried[uid, subtask], key=lambda handle: (handle.state, handle.layer))
+                snapshot = Snapshot(uid, subtask, tuple(handles))
+                names = {handle.state for handle in handles}
+                versions = {name: (None,) * len(by_layer(snapshot, name)) for name in names}
+                states[uid] = OperatorState(snapshot, versions, tasks)
+            yield TaskId(vertex.id, subtask), states
+
+
+class TaskChannels(NamedTuple):
+    """One task with its channels by edge, in the order of the vertex's edges."""
+
+    vertex: Vertex
+    core: Task
+    inputs: Mapping[str, tuple[ev.Channel, ...]]
+    """Channels from tasks that run, including feedback."""
+    outputs: Mapping[str, tuple[ev.Channel, ...]]
+    """Channels to tasks that run."""
+
+
+class EdgeChannels(NamedTuple):
+    """The channels of an edge, each in order. Both ends of one have the same object: there may be
+    very many.
+    """
+
+    leaving: Sequence[tuple[ev.Channel, ...]]
+    """By sender."""
+    arriving: Sequence[tuple[ev.Channel, ...]]
+    """By receiver."""
+
+
+def channels_of(restored: Restored) -> dict[str, EdgeChannels]:
+    """Return the channels of all edges between tasks that run, by edge."""
+    job = restored.job
+    return {
+        edge.id: _channels_of(job, edge)
+        for edge in job.graph.edges
+        if restored.finished.isdisjoint((job.vertex_of(edge.source).id, job.vertex_of(edge.target).id))
+    }
+
+
+def tasks_of(
+    restored: Restored, known: Mapping[str, EdgeChannels] | None = None, *, by_epoch: bool = False
+) -> Iterator[TaskChannels]:
+    """Yield the tasks that a run starts: all but those of finished vertices.
+
+    ``known``: their channels. ``by_epoch``: see :class:`Task`.
+    """
+    job = restored.job
+    loops = loops_of(job.vertices)
+    known = channels_of(restored) if known is None else known
+    for vertex in job.vertices:
+        if vertex.id in restored.finished:
+            continue
+        for subtask in range(vertex.parallelism):
+            inputs = {
+                edge.id: known[edge.id].arriving[subtask] if edge.id in known else ()
+                for edge in (*vertex.inputs, *vertex.feedback)
+            }
+            outputs = {edge.id: known[edge.id].leaving[subtask] for edge in vertex.outputs if edge.id in known}
+            edges = _input_edges(restored, vertex, subtask, inputs, loops)
+            channels = [channel for some in outputs.values() for channel in some]
+            replayed = bool(restored.in_flight(vertex, subtask))
+            asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
+            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks, by_epoch=by_epoch)
+            yield TaskChannels(vertex, core, inputs, outputs)
+
+
+def _channels_of(job: Job, edge: Edge) -> EdgeChannels:
+    senders, receivers = (job.graph.operator(uid).parallelism for uid in (edge.source, edge.target))
+    leaving = [
+        tuple(ev.Channel(edge.id, sender, receiver) for receiver in job.receivers(edge.id, sender))
+        for sender in range(senders)
+    ]
+    arriving: list[list[ev.Channel]] = [[] for _ in range(receivers)]
+    for some in leaving:
+        for channel in some:
+            arriving[channel.receiver].append(channel)
+    return EdgeChannels(leaving, [tuple(some) for some in arriving])
+
+
+def _input_edges(
+    restored: Restored,
+    vertex: Vertex,
+    subtask: int,
+    inputs: Mapping[str, tuple[ev.Channel, ...]],
+    loops: Sequence[frozenset[str]],
+) -> list[InputEdge]:
+    watermarks, ended = restored.progress(vertex, subtask)
+    return [
+        InputEdge(
+            edge.id,
+            edge.input,
+            inputs[edge.id],
+            feedback=edge.feedback,
+            overtakable=restored.job.overtakable(edge),
+            inside=not edge.feedback and _in_one_loop(restored.job, vertex, edge, loops),
+            watermark=watermarks.get(edge.id, ev.MIN_WATERMARK),
+            ended=edge.id in ended,
+        )
+        for edge in (*vertex.inputs, *vertex.feedback)
+    ]
+
+
+def _in_one_loop(job: Job, head: Vertex, edge: Edge, loops: Sequence[frozenset[str]]) -> bool:
+    source = job.vertex_of(edge.source).id
+    return bool(head.feedback) and any(head.id in loop and source in loop for loop in loops)
+
+
+def sender_of(job: Job, channel: ev.Channel) -> ev.TaskId:
+    """Return the task that sends on a channel."""
+    return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].source).id, channel.sender)
+
+
+def receiver_of(job: Job, channel: ev.Channel) -> ev.TaskId:
+    """Return the task that a channel leads to."""
+    return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].target).id, channel.receiver)

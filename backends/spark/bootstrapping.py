@@ -26,20 +26,20 @@ from .. import bootstrap as local
 from ..bootstrap import Bootstrapped, OnDuplicate, StateInput, Written
 from ..dataflow.flow import Dataflow
 from ..rewrite import DISTRIBUTE_BYTES, gathered
+from .arrow import arrow_schema_of
 from .rewrite import (
     FRAME_SCHEMA,
     RESULT_SCHEMA,
     Batches,
     Stage,
     check_reachable,
-    collect,
+    collect_counted,
     frames_of,
     gather_targets,
     reported,
     task_count,
 )
 from .sessions import check, job_session
-from .sources.arrow import arrow_schema_of
 from .worker_process import settle
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class _SparkEngine:
         count = task_count(parallelism, _bytes_of(frame), frame.sparkSession.sparkContext.defaultParallelism)
         shuffled = frames.repartitionById(count, "target")
         results = shuffled.mapInArrow(write_subtasks(pickle.dumps((context, input)), written), RESULT_SCHEMA)
-        found, counted = collect(results, written, done)
+        found, counted = collect_counted(results, written, done)
         # Our own workers pickled them in this job. Nothing from a store is ever unpickled.
         places: list[Written] = [pickle.loads(bytes(row.snapshot)) for row in found]  # noqa: S301
         done(max(0, sum(one.handle.rows for one in places if one.handle is not None) - counted))

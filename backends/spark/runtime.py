@@ -11,10 +11,8 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.store import CheckpointStore
 
 from ..runtime import Clock, Options, Progress, Restored, Runtime
-from .driver.run import SparkRun
-from .jvm_signals import forward_sigterm
-from .options import SparkOptions, SparkRuntimeOptions
-from .sessions import check, job_session
+from .run import SparkRun
+from .sessions import SparkOptions, SparkRuntimeOptions, check, forward_sigterm, job_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +23,7 @@ class SparkRuntime(Runtime[SparkRun]):
 
     ``spark``: the session of ``local_session()``, or of a cluster whose executors can import this
     package and reach the store. Keyword arguments: the fields of
-    :class:`~stateformat.backends.spark.options.SparkOptions` and
+    :class:`~stateformat.backends.spark.sessions.SparkOptions` and
     :class:`~stateformat.backends.runtime.options.Schedule`.
     """
 

@@ -12,28 +12,37 @@ Four things go wrong with a session made by hand:
 - A SQL shuffle whose map task runs again may give different readers different orders, so both
   settings of the order-independent checksum are on.
 
+Under ``spark-submit``, a user or a scheduler ends the JVM. Python is its child and gets no signal.
+In other programs the JVM is a child of Python, and gets signals sent to the whole group (systemd).
+Spark's own handler would stop Spark at once, during a job's checkpoint. So a handler in the JVM
+replaces it and calls Python, which decides what happens to the job.
+
 ``docs/spark.md`` says what the executors of a cluster must have.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import stateformat
 from stateformat.errors import ErrorKind, InvalidInput
 
+from ..runtime import Options, RuntimeOptions, check_whole
 from .worker_process import PATH_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
+
 
 _CHECKSUMS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
@@ -273,4 +282,78 @@ def _start(builder: Any) -> SparkSession:
     return made
 
 
-__all__ = ["check", "configure", "job_session", "lent_session", "local_session", "session"]
+@dataclass(frozen=True)
+class SparkOptions(Options):
+    """:class:`~stateformat.backends.runtime.options.Options` for Spark.
+
+    Every epoch ends in a checkpoint, unless nothing has changed in it. So
+    ``checkpoint_interval_us`` limits how long sources read in an epoch, and ``checkpoint_rows``
+    limits the rows of all sources together. An epoch ends earlier if there are no more rows. The
+    next epoch begins at once if there is work other than rows.
+    """
+
+    least_epoch_us: int = 0
+    """The least time in µs from the start of one epoch to the next, if only rows are awaited."""
+    idle_us: int = 1_000_000
+    """How long the job waits after an epoch that found nothing to do, in µs."""
+    cache_bytes: int = 2 << 30
+    """How many bytes of state a Python worker keeps in memory. The rest is on local disk."""
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidInput`` for invalid numbers, and for options that Spark does not have."""
+        super().__post_init__()
+        check_whole(self, least_epoch_us=0, idle_us=0, cache_bytes=0)
+        if self.unaligned:
+            raise InvalidInput(
+                "unaligned has no meaning on Spark: no channel holds anything when an epoch ends. Leave it out."
+            )
+
+
+class SparkRuntimeOptions(RuntimeOptions, total=False):
+    """The keyword arguments of ``SparkRuntime``: fields of ``SparkOptions`` and ``Schedule``."""
+
+    least_epoch_us: int
+    idle_us: int
+    cache_bytes: int
+
+
+logger = logging.getLogger(__name__)
+
+
+class _Handler:
+    """A ``sun.misc.SignalHandler`` in Python."""
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self._heard = heard
+
+    def handle(self, number: Any) -> None:  # noqa: ARG002 - there is one signal
+        self._heard()
+
+    class Java:
+        implements = ("sun.misc.SignalHandler",)
+
+
+def forward_sigterm(spark: SparkSession, heard: Callable[[], None]) -> Callable[[], None]:
+    """Call ``heard``, in a thread, for each SIGTERM to the JVM, instead of Spark's handler.
+
+    Returns a function that restores Spark's handler. A JVM that allows no other handler keeps it.
+    """
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    context = spark.sparkContext
+    try:
+        ensure_callback_server_started(context._gateway)
+        misc = context._jvm.sun.misc
+        term = misc.Signal("TERM")
+        before = misc.Signal.handle(term, _Handler(heard))
+    except Exception as error:
+        logger.warning("SIGTERM to the JVM of Spark will end the job without a checkpoint: %s", error)
+        return lambda: None
+
+    def undo() -> None:
+        try:
+            misc.Signal.handle(term, before)
+        except Exception as error:  # The session may be gone, and the JVM with it.
+            logger.debug("the JVM keeps its handler: %s", error)
+
+    return undo

@@ -28,12 +28,17 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import IO, Any, Final
 
+from stateformat.errors import CheckpointError
+
 PATH_VARIABLE: Final = "STATEFORMAT_PATH"
 """The environment variable of workers with what comes last on their ``sys.path``."""
+
+_NO_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""The environment variable that Spark's workers check before they send an error to the JVM."""
 
 Main = Callable[[IO[bytes], IO[bytes]], None]
 """The function that PySpark's daemon calls per task, with both files of the worker's socket."""
@@ -77,6 +82,23 @@ def prepared(main: Main) -> Main:
         main(infile, outfile)
 
     return wrapped
+
+
+@contextlib.contextmanager
+def without_traceback() -> Iterator[None]:
+    """Make Spark show our errors as a sentence on its own line, without a traceback.
+
+    Use it only in Spark's workers: it changes the environment of the process, and a worker that
+    failed exits. Any other error is a bug in the program and keeps its traceback.
+    """
+    settle()
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        os.environ[_NO_TRACEBACK] = "1"
+        if isinstance(error, CheckpointError):
+            error.args = (f"\n{error.args[0]}",)
+        raise
 
 
 if __name__ == "__main__":

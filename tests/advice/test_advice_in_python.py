@@ -22,8 +22,8 @@ from stateformat.backends.dataflow import Dataflow, Descriptor, ListState, Opera
 from stateformat.backends.dataflow.operators.per_key.operator import ApplyPerKey
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.rewrite import RewriteSpec, Transform, rewrite
-from stateformat.backends.spark.data_source.options import read_options
-from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.data_source.reader import read_options
+from stateformat.backends.spark.offsets import OffsetTable
 from stateformat.errors import CheckpointError
 from stateformat.graph import JobGraph, OperatorId
 from stateformat.model import CheckpointId

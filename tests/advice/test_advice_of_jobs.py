@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stateformat.backends.runtime.savepoints import Copy
+from stateformat.backends.runtime.requests import Copy
 from stateformat.backends.storage import MemoryStorage
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError

@@ -30,7 +30,7 @@ import pytest
 from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import Rows, bootstrap, columns_of
 from stateformat.backends.connectors import CollectSink, CsvSource, MemorySource, ParquetSource, RateSource
-from stateformat.backends.connectors.sources.enumerators import ListEnumerator
+from stateformat.backends.connectors.sources.basic import ListEnumerator
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark import DirectoryFrames, OffsetTable, SparkSource
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState, JobMismatch, StorageError
@@ -384,7 +384,7 @@ def test_the_last_of_several_rows_is_what_a_window_function_says(
 ) -> None:
     """In memory, and by way of a file."""
     if held_bytes:
-        monkeypatch.setattr("stateformat.backends.bootstrap.latest.HELD_BYTES", held_bytes)
+        monkeypatch.setattr("stateformat.backends.bootstrap.inputs.HELD_BYTES", held_bytes)
     generator = np.random.default_rng(seed)
     count = 20_000
     at = generator.permutation(count).astype(["int64", "float64", "datetime64[us]", "uint32"][seed]) - (
@@ -422,7 +422,7 @@ def test_a_long_list_is_sorted_by_its_order(
 ) -> None:
     """In memory, and by runs in a file; entries of equal order stay as they came."""
     if run_bytes:
-        monkeypatch.setattr("stateformat.backends.bootstrap.work._RUN_BYTES", run_bytes)
+        monkeypatch.setattr(sys.modules["stateformat.backends.bootstrap.bootstrap"], "_RUN_BYTES", run_bytes)
     generator = np.random.default_rng(3)
     keys, at = generator.integers(0, 40, 20_000), generator.integers(-500, 500, 20_000)
     rows = pa.table({"key": keys, "total": range(20_000), "at": at})

@@ -13,8 +13,7 @@ import pytest
 from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import ParquetSource
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
-from stateformat.backends.runtime import RunDiscarded
-from stateformat.backends.runtime.logs import enumerator_logs
+from stateformat.backends.runtime import RunDiscarded, driver
 from stateformat.errors import InvalidInput, RestoreRefused
 from tests.worlds.jobs import END, Earlier, GrowingFolder, OfNamesAlone
 from tests.worlds.local import ROWS
@@ -35,7 +34,7 @@ class Folder(GrowingFolder):
 
 @pytest.fixture(autouse=True)
 def _short_tails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enumerator_logs, "TAIL_ROWS", 4)
+    monkeypatch.setattr(driver, "TAIL_ROWS", 4)
 
 
 @BOTH

@@ -21,10 +21,9 @@ from stateformat.backends import dataflow as df
 from stateformat.backends.bootstrap import bootstrap
 from stateformat.backends.dataflow.chained_operator import is_for_good
 from stateformat.backends.dataflow.graph import ENUMERATOR, ENUMERATOR_LOG
-from stateformat.backends.runtime import RunDiscarded
-from stateformat.backends.runtime.logs import enumerator_logs
-from stateformat.backends.spark.sources import position_log
-from stateformat.backends.spark.sources.files import DirectoryFrames
+from stateformat.backends.runtime import RunDiscarded, driver
+from stateformat.backends.spark import source
+from stateformat.backends.spark.files import DirectoryFrames
 from stateformat.errors import InvalidInput, RestoreRefused
 from tests.worlds.jobs import END, GrowingFolder
 from tests.worlds.local import ROWS, rows
@@ -84,8 +83,8 @@ class Folder(GrowingFolder):
 
 @pytest.fixture
 def folder(stage: PlayedStage, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.setattr(enumerator_logs, "TAIL_ROWS", 4)
-    monkeypatch.setattr(position_log, "SPARE_ROWS", 4)
+    monkeypatch.setattr(driver, "TAIL_ROWS", 4)
+    monkeypatch.setattr(source, "SPARE_ROWS", 4)
     return Folder(stage, "spark")
 
 

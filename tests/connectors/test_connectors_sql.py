@@ -31,7 +31,7 @@ from stateformat.backends.connectors import (
     RateSource,
     SqlSink,
 )
-from stateformat.backends.connectors.sql.url import SqlUrl
+from stateformat.backends.connectors.sql.databases import SqlUrl
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.local import LocalRuntime

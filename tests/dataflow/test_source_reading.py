@@ -19,7 +19,7 @@ from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.dataflow.source_reader import ReadResult
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.sources.source import SparkSource
+from stateformat.backends.spark.source import SparkSource
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import Status
 from stateformat.segments import check_text

@@ -16,7 +16,7 @@ import pytest
 import stateformat as sf
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime
-from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.rewrite.rewrite import publish_rescaled
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import InvalidInput, JobMismatch, PublishConflict, RestoreRefused, StorageError
 from stateformat.history import record_ids

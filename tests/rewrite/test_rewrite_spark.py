@@ -13,9 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.rewrite import RewriteSpec, plan_rewrite, rewrite
-from stateformat.backends.spark.rewrite import SparkEngine
-from stateformat.backends.spark.rewrite.engine import TASK_BYTES, evened, task_count
-from stateformat.backends.spark.rewrite.executor import FRAME_BYTES, decode
+from stateformat.backends.spark.rewrite import FRAME_BYTES, TASK_BYTES, SparkEngine, decode, evened, task_count
 from stateformat.backends.spark.sessions import check
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.graph import Partitioner

@@ -59,7 +59,7 @@ def looks_per_channel(parallelism: int) -> float:
 
 def test_what_is_looked_at_grows_no_faster_than_the_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stateformat.backends.runtime.Queue", _Queue)
-    monkeypatch.setattr("stateformat.backends.runtime.channels.edge_log.Queue", _Queue)
+    monkeypatch.setattr("stateformat.backends.runtime.channels.Queue", _Queue)
     monkeypatch.setattr(ev, "Channel", _Channel)
     narrow, wide = looks_per_channel(16), looks_per_channel(40)
     # 2.5 times as many channels would be 2.5 times as many looks at each, if each looked at all.

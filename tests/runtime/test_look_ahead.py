@@ -26,10 +26,9 @@ from stateformat.backends.dataflow.chained_operator import OperatorError, is_for
 from stateformat.backends.local import JobFailed, LocalRuntime, VirtualClock, stop_soon_on_sigterm
 from stateformat.backends.runtime import VIRTUAL_ORIGIN_US, ProcessingTime, SystemClock
 from stateformat.backends.runtime.reports import RestartPolicy, RunDiscarded
-from stateformat.backends.spark.sources.files import DirectoryFrames
-from stateformat.backends.spark.sources.offset_table import OffsetTable
-from stateformat.backends.spark.sources.offsets import Position
-from stateformat.backends.spark.sources.source import Range, RangeEnumerator
+from stateformat.backends.spark.files import DirectoryFrames
+from stateformat.backends.spark.offsets import OffsetTable, Position
+from stateformat.backends.spark.source import Range, RangeEnumerator
 from stateformat.errors import ErrorKind, OutcomeUnknown, StorageError
 from tests.worlds.local import ROWS, Line, rows
 from tests.worlds.spark import Ranges, RangeSource, Stand

@@ -28,7 +28,6 @@ from stateformat.backends.dataflow.task import Task
 from stateformat.backends.dataflow.task_inputs import Alignment, LoopBuffer
 from stateformat.backends.dataflow.task_states import TaskState
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
-from stateformat.backends.runtime.logs import enumerator_logs
 from stateformat.backends.state.expiry import Expiry
 from stateformat.history import records as history, retention
 from stateformat.model import Mode
@@ -282,7 +281,7 @@ def expire_by_event_time_only() -> AbstractContextManager[Any]:
 
 def name_only_the_newest_part_of_a_log() -> AbstractContextManager[Any]:
     """A checkpoint names only what a log has gained since the last one."""
-    return patch.object(enumerator_logs._Log, "staying", [])
+    return patch.object(driver._Log, "staying", [])
 
 
 MUTATIONS: dict[str, Mutation] = {

@@ -26,9 +26,8 @@ from stateformat.backends.dataflow import Dataflow, EventTime, Stream
 from stateformat.backends.dataflow.events import BarrierKind
 from stateformat.backends.dataflow.task_states import TaskState
 from stateformat.backends.local import LocalRun, LocalRuntime
-from stateformat.backends.rewrite.rescale import publish_rescaled
-from stateformat.backends.runtime import JobOutcome, JobPaused, LoopFill, VirtualClock, driver
-from stateformat.backends.runtime.channels import edge_log
+from stateformat.backends.rewrite.rewrite import publish_rescaled
+from stateformat.backends.runtime import JobOutcome, JobPaused, LoopFill, VirtualClock, channels, driver
 from stateformat.backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import (
     CheckpointError,
@@ -187,7 +186,7 @@ class Simulation:
             presses = mock.patch.object(LoopFill, "presses", new=True)
             pressing = presses if self.seed % PRESSING_SEEDS == 9 else contextlib.nullcontext()
             # In half of the seeds tasks handle equal elements together, as wide tasks do.
-            together = mock.patch.object(edge_log, "TOGETHER_MIN", 2 if self.seed % 2 else edge_log.TOGETHER_MIN)
+            together = mock.patch.object(channels, "TOGETHER_MIN", 2 if self.seed % 2 else channels.TOGETHER_MIN)
             with drawn_ids(self.seed), mock.patch.object(driver, "_OPTIONS", self.options), pressing, together:
                 self._history()
         except Violation as error:

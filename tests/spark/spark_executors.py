@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stateformat.backends.runtime import EpochProgress, Progress
-from stateformat.backends.spark import sessions
-from stateformat.backends.spark.driver import epoch
+from stateformat.backends.spark import epoch, sessions
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
 
 

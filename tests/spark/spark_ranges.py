@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from stateformat.backends.dataflow import NoSplit
-from stateformat.backends.spark.sources.files import DirectoryFrames
-from stateformat.backends.spark.sources.offsets import Offsets, Position
-from stateformat.backends.spark.sources.source import Range, RangeEnumerator, SparkSource
+from stateformat.backends.spark.files import DirectoryFrames
+from stateformat.backends.spark.offsets import Offsets, Position
+from stateformat.backends.spark.source import Range, RangeEnumerator, SparkSource
 
 ROWS = pa.schema([("n", pa.int64())])
 NOON_MS = 1_700_000_000_000

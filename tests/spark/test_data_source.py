@@ -21,9 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo, IsNotNull
 
 import stateformat
 from stateformat.backends.spark.data_source import StateDataSource, reader as reader_module
-from stateformat.backends.spark.data_source.filters import with_keys_of
-from stateformat.backends.spark.data_source.options import read_options
-from stateformat.backends.spark.data_source.streams import stream_of
+from stateformat.backends.spark.data_source.reader import read_options, stream_of, with_keys_of
 from stateformat.errors import InvalidInput
 from stateformat.graph import JobGraph
 from stateformat.inspecting import METADATA_TABLES, metadata_table
@@ -343,7 +341,7 @@ def test_columns_that_are_none_are_a_sentence(columns: str) -> None:
 
 # ---- where the data source reads: S3, folders of Flink and of Spark, beside a user's own packages
 
-LIST = "encoding-type&list-type&max-keys&prefix"
+LIST = "list-type&prefix"
 FIXTURES = Path(__file__).resolve().parents[1] / "foreign" / "fixtures"
 
 

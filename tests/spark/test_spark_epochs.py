@@ -27,16 +27,16 @@ import s3fs
 import stateformat
 import stateformat as sf
 from stateformat.backends.connectors import CollectSink, FileSink, MemorySource, RateSource, SqlSink
-from stateformat.backends.connectors.sources.enumerators import ListEnumerator
+from stateformat.backends.connectors.sources.basic import ListEnumerator
 from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream, events as ev
 from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.runtime import JobOutcome, SystemClock, VirtualClock
-from stateformat.backends.spark.driver.run import SparkRun
-from stateformat.backends.spark.protocol import dataframe_input as feeds, frames as mail, restore_point as base
-from stateformat.backends.spark.protocol.restore_point import read_task
+from stateformat.backends.spark import frames as feeds, frames as mail, messages as base
+from stateformat.backends.spark.messages import read_task
+from stateformat.backends.spark.run import SparkRun
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.sources.source import Range
-from stateformat.backends.spark.worker.task_cache import TaskCache
+from stateformat.backends.spark.source import Range
+from stateformat.backends.spark.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.requests import RequestOutcome

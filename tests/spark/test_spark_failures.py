@@ -23,15 +23,15 @@ from stateformat.backends.dataflow import Dataflow, Operator, Output
 from stateformat.backends.dataflow.chained_operator import FailsAgain, OperatorError
 from stateformat.backends.local import LocalRuntime, VirtualClock
 from stateformat.backends.runtime import JobFailed, Progress, Runtime
-from stateformat.backends.spark.driver import epoch
-from stateformat.backends.spark.driver.epoch import is_import_error, raised_in_python
-from stateformat.backends.spark.driver.run import SparkRun
-from stateformat.backends.spark.protocol.frames import EpochBroken
-from stateformat.backends.spark.protocol.remote_errors import RemoteError
+from stateformat.backends.spark import epoch
+from stateformat.backends.spark.epoch import is_import_error, raised_in_python
+from stateformat.backends.spark.frames import EpochBroken
+from stateformat.backends.spark.messages import RemoteError
+from stateformat.backends.spark.offsets import OffsetTable
+from stateformat.backends.spark.run import SparkRun
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sessions import check
-from stateformat.backends.spark.sources.offset_table import OffsetTable
-from stateformat.backends.spark.sources.source import SparkSource
+from stateformat.backends.spark.source import SparkSource
 from stateformat.errors import InvalidInput, PublishConflict, StorageError
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
 from tests.worlds.local import rows
@@ -405,7 +405,7 @@ def test_a_job_that_workers_cannot_have_fails_at_once(
         ("ModuleNotFoundError: No module named 'x'", True, True),
         ("AttributeError: Can't get attribute 'F' on <module '__main__'>", True, True),
         ("ValueError: invalid literal", True, False),
-        ("stateformat.backends.spark.protocol.frames.EpochBroken: a gap", False, False),
+        ("stateformat.backends.spark.frames.EpochBroken: a gap", False, False),
         ("stateformat.errors.StorageError: down", False, False),
         ("ConnectionResetError: by peer", False, False),
     ],

@@ -13,9 +13,9 @@ import pytest
 
 from stateformat.backends.dataflow import events as ev
 from stateformat.backends.runtime import OperatorState, merge_snapshot
-from stateformat.backends.spark.driver.epoch import levels_of
-from stateformat.backends.spark.protocol.restore_point import RestorePoint
-from stateformat.backends.spark.worker.task_cache import CachedTask, TaskCache, local_directory
+from stateformat.backends.spark.epoch import levels_of
+from stateformat.backends.spark.messages import RestorePoint
+from stateformat.backends.spark.task_cache import CachedTask, TaskCache, local_directory
 from stateformat.backends.state import SubtaskStates
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.model import ON_TOP, CheckpointId, Handle, Mode

@@ -24,15 +24,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateformat.backends.dataflow import EventTime, NoSplit, Split
 from stateformat.backends.dataflow.source_reader import SourceReader
-from stateformat.backends.spark.driver.exchanges import column_of
-from stateformat.backends.spark.protocol import frames as mail
-from stateformat.backends.spark.protocol.dataframe_input import DataFrameInput, InputEncoder
-from stateformat.backends.spark.sources.arrow import arrow_schema_of, check_fits, to_arrow
-from stateformat.backends.spark.sources.files import DirectoryFrames
-from stateformat.backends.spark.sources.offset_table import OffsetTable
-from stateformat.backends.spark.sources.offsets import Position
-from stateformat.backends.spark.sources.row_buffer import RowBuffer
-from stateformat.backends.spark.sources.source import Range, RangeEnumerator, SparkSource
+from stateformat.backends.spark import frames as mail
+from stateformat.backends.spark.arrow import arrow_schema_of, check_fits, to_arrow
+from stateformat.backends.spark.epoch import column_of
+from stateformat.backends.spark.files import DirectoryFrames
+from stateformat.backends.spark.frames import DataFrameInput, InputEncoder
+from stateformat.backends.spark.offsets import OffsetTable, Position
+from stateformat.backends.spark.source import Range, RangeEnumerator, RowBuffer, SparkSource
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, Numbers, names, numbers, only_n, ranges, restored
 from tests.worlds.dataflow import Chunks, rows

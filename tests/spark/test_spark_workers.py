@@ -24,8 +24,8 @@ from stateformat.backends import dataflow as df
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.dataflow.events import TaskId
 from stateformat.backends.spark import worker_process
-from stateformat.backends.spark.driver.run import SparkRun
-from stateformat.backends.spark.worker.shared_copies import SharedCopies
+from stateformat.backends.spark.run import SparkRun
+from stateformat.backends.spark.task_cache import SharedCopies
 from stateformat.backends.state import SubtaskStates
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.states import declare

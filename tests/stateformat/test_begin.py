@@ -20,8 +20,7 @@ import stateformat as sf
 from stateformat.backends.connectors import SqlSink
 from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.rewrite import RewriteSpec, plan_rewrite, rewrite
-from stateformat.backends.rewrite.rescale import publish_rescaled
-from stateformat.backends.rewrite.threads import ThreadEngine
+from stateformat.backends.rewrite.rewrite import ThreadEngine, publish_rescaled
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet

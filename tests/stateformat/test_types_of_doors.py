@@ -15,7 +15,7 @@ import pytest
 
 from stateformat.backends.runtime import Options, RuntimeOptions, Schedule
 from stateformat.backends.runtime.options import ScheduleOptions
-from stateformat.backends.spark.options import SparkOptions, SparkRuntimeOptions
+from stateformat.backends.spark.sessions import SparkOptions, SparkRuntimeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 

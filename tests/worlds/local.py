@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends import dataflow as df
-from stateformat.backends.connectors.sources.enumerators import ListEnumerator
+from stateformat.backends.connectors.sources.basic import ListEnumerator
 from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Timers, ValueState, events as ev
 from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock

@@ -19,20 +19,16 @@ import pyspark
 
 from stateformat.backends.dataflow.operators import aggregate
 from stateformat.backends.runtime import Runtime, VirtualClock
-from stateformat.backends.spark import runtime
-from stateformat.backends.spark.driver import epoch
-from stateformat.backends.spark.driver.epoch import EpochJob, checked
-from stateformat.backends.spark.driver.run import SparkRun
-from stateformat.backends.spark.options import SparkOptions
-from stateformat.backends.spark.protocol import frames as mail
-from stateformat.backends.spark.protocol.frames import EpochBroken
-from stateformat.backends.spark.protocol.messages import TaskReport
+from stateformat.backends.spark import epoch, frames as mail, runtime, task_run
+from stateformat.backends.spark.epoch import EpochJob, checked
+from stateformat.backends.spark.frames import EpochBroken
+from stateformat.backends.spark.messages import TaskReport
+from stateformat.backends.spark.offsets import Offsets, Position
+from stateformat.backends.spark.run import SparkRun
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.sources.offsets import Offsets, Position
-from stateformat.backends.spark.sources.source import SparkSource
-from stateformat.backends.spark.worker import level
-from stateformat.backends.spark.worker.shared_copies import SharedCopies
-from stateformat.backends.spark.worker.task_cache import TaskCache
+from stateformat.backends.spark.sessions import SparkOptions
+from stateformat.backends.spark.source import SparkSource
+from stateformat.backends.spark.task_cache import SharedCopies, TaskCache
 from stateformat.store import CheckpointStore
 
 
@@ -117,10 +113,10 @@ class Stand:
             self.opened_of[report.task.vertex][report.opened] += 1
         return found
 
-    def _slot(self, one: level.Level, slot: int, payloads: Sequence[bytes]) -> list[bytes]:
+    def _slot(self, one: task_run.Level, slot: int, payloads: Sequence[bytes]) -> list[bytes]:
         worker = self.choose.randrange(len(self.caches))
-        self._monkeypatch.setattr(level, "WORKER_CACHE", self.caches[worker])
-        self._monkeypatch.setattr(level, "_SETUPS", self.setups[worker])
+        self._monkeypatch.setattr(task_run, "WORKER_CACHE", self.caches[worker])
+        self._monkeypatch.setattr(task_run, "_SETUPS", self.setups[worker])
         return list(one(slot, iter(payloads)))
 
     def _fed(self, job: EpochJob) -> list[list[bytes]]:

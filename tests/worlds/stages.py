@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends import dataflow as df
-from stateformat.backends.connectors.sources.enumerators import ListEnumerator
+from stateformat.backends.connectors.sources.basic import ListEnumerator
 from stateformat.backends.local import JobOutcome, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Run, Runtime
 from stateformat.backends.spark.runtime import SparkRuntime

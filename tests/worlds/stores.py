@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.rewrite.rewrite import publish_rescaled
 from stateformat.errors import CheckpointError
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.keys import hash_keys, key_groups, subtask_of_key_group

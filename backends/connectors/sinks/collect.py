@@ -18,7 +18,7 @@ from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ...dataflow.casting import columns_kept, columns_text
-from ..sources.enumerators import not_null
+from ..sources.basic import not_null
 
 _PAYLOAD_BYTES_MAX: Final = 32 * 1024 * 1024
 

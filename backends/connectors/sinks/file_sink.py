@@ -27,7 +27,7 @@ from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ...storage import check_options
-from ..sources.enumerators import check_at_least, not_null
+from ..sources.basic import check_at_least, not_null
 from .directory import NewFile, OutputDirectory, PreparedFile
 from .local_directory import LocalDirectory
 from .part_names import PartName, file_name_of, foreign_name

@@ -1,5 +1,1 @@
-"""Sources of rows in files, in memory, or made up.
-
-``enumerators`` deals splits, for all of them. ``files`` is what ``csv`` and ``parquet`` share.
-``memory`` and ``rate`` stand alone.
-"""
+"""Sources of rows: ``files``, and ``basic`` in memory or made up, with the enumerator of all."""

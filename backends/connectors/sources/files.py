@@ -1,4 +1,4 @@
-"""What sources over files share: which files, in what order, their splits, reading from any row.
+"""Sources of rows in files, CSV or Parquet: which files, in what order, and reading from any row.
 
 Theory of operation. A split is a file, or a part of a large one. Its payload is JSON: the path, the
 file's size and modification time when the split was made, and what the kind of file adds. Its
@@ -14,7 +14,9 @@ are passed over: such files are still being written.
 from __future__ import annotations
 
 import contextlib
+import csv
 import glob
+import io
 import json
 import os
 from abc import abstractmethod
@@ -25,6 +27,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.graph import brief
@@ -34,7 +38,8 @@ from stateformat.words import precise_moment
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator, StartingPoint
 from ...dataflow.casting import check_columns, plain_column, plain_schema
-from .enumerators import ListEnumerator, check_at_least, not_null
+from ...dataflow.operators.row_steps import empty_batch
+from .basic import BATCH_ROWS, ListEnumerator, check_at_least, check_position, not_null
 
 SEEN_FILES = 4096
 """How many files that were read a listing of a directory that grows looks at again: some 15 ms."""
@@ -471,3 +476,193 @@ def _stat_of(path: str) -> FileStat:
         raise StorageError(
             f"{path} cannot be read: {error.strerror}. A job needs its files as long as it reads", path=path
         ) from error
+
+
+class CsvSource(FileSource):
+    """Reads CSV files, one after another.
+
+    Example::
+
+        flights = flow.source(CsvSource("flights.csv", nulls=["NA"]), uid="flights")
+        schema = {"at": pa.timestamp("us"), "what": pa.string()}
+        events = flow.source(CsvSource("in/", schema=schema), uid="events")
+
+    ``paths``: a file, a directory (only its ``*.csv`` is read), a pattern, or a list of these. Of
+    directories and patterns, names that begin with "." or "_" are skipped. Files whose names end
+    with the suffix of a compression (``.gz``, ``.zst`` …) are decompressed. ``column_names``: the
+    names of the columns, if the first line does not have them. ``schema``: the types, made plain as
+    for ``ParquetSource``. By default they are inferred from the first megabyte of the first file,
+    and a later value that does not fit is an error: then give the schema. ``columns``: those to
+    read; all by default. ``nulls``: values that mean null unless quoted, by default the empty
+    field. Empty lines are skipped; quoted line breaks are part of a value.
+
+    A split is a file. A position counts its rows; resuming parses the rows before it again.
+    ``grows`` and ``until`` are as for ``ParquetSource``. Raises ``InvalidInput`` for no files, and
+    for columns that they do not have.
+    """
+
+    kind = "CSV"
+    suffix = ".csv"
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        schema: Columns | None = None,
+        columns: Sequence[str] | None = None,
+        column_names: Sequence[str] | None = None,
+        delimiter: str = ",",
+        nulls: Sequence[str] = ("",),
+        batch_rows: int = BATCH_ROWS,
+        grows: bool = False,
+        until: str | None = None,
+    ) -> None:
+        super().__init__(paths, batch_rows=batch_rows, grows=grows, until=until)
+        self._column_names = None if column_names is None else list(column_names)
+        self._delimiter = delimiter
+        self._nulls = list(nulls)
+        self._schema = pa.schema(self._fields(schema, columns))
+        self._check_first()
+
+    def _schema_of(self, path: str) -> pa.Schema:
+        with self._opened(path, None) as reader:
+            found = reader.schema
+        # A column without any value may hold anything, so it is text.
+        return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in found])
+
+    def _check_file(self, path: str) -> None:
+        # Arrow would take the first of two columns of one name.
+        names = self._column_names
+        if names is None:
+            # A header of enormous names is none of Python's (csv.Error), and Arrow reads it.
+            # Like Arrow, utf-8-sig takes no byte order mark for a part of a name.
+            with self._reported(path), pa.input_stream(path) as file, contextlib.suppress(csv.Error):
+                text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
+                names = next(filter(None, csv.reader(text, delimiter=self._delimiter)), [])
+        if names:
+            self._check_names(path, names, self._schema.names)
+
+    def _cut(self, path: str, size_bytes: int) -> list[dict[str, int]]:  # noqa: ARG002 - lines are found by reading them
+        return [{}]
+
+    def _batches(self, split: Split, payload: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        self._check_file(payload["path"])
+        skip, rows = split.position, 0
+        with self._opened(payload["path"], self._schema) as reader:
+            for batch in reader:
+                rows += batch.num_rows
+                if skip < batch.num_rows:
+                    yield self._cast(batch.slice(skip), payload["path"])
+                skip = max(0, skip - batch.num_rows)
+        check_position(payload["path"], split, rows)
+
+    def _opened(self, path: str, schema: pa.Schema | None) -> pa_csv.CSVStreamingReader:
+        types = {} if schema is None else {"column_types": schema, "include_columns": schema.names}
+        with self._reported(path):
+            return pa_csv.open_csv(
+                path,
+                read_options=pa_csv.ReadOptions(column_names=self._column_names),
+                parse_options=pa_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                convert_options=pa_csv.ConvertOptions(
+                    null_values=self._nulls, strings_can_be_null=True, quoted_strings_can_be_null=False, **types
+                ),
+            )
+
+
+SPLIT_BYTES = 256 * 1024 * 1024
+
+
+class ParquetSource(FileSource):
+    """Reads Parquet files, one after another.
+
+    Example::
+
+        flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
+        planes = flow.source(ParquetSource("planes-*.parquet", columns=["tailnum"]), uid="planes")
+
+    ``paths``: a file, a directory, a pattern, or a list of these. Files of a directory (only
+    ``*.parquet``) or a pattern are sorted; names that begin with "." or "_" are skipped.
+    ``columns``: those to read, in this order; all by default. Types are those of ``schema``, or of
+    the first file, made *plain*: without dictionaries, views and large offsets, times in µs, and
+    columns of nulls alone as text. All columns are nullable. Other types of a file are cast if that
+    changes no value: nulls to anything, narrower numbers to wider ones, an instant to another zone,
+    ns to µs. Anything else is refused with file, column and types when its turn comes, in the first
+    file now. Times finer than µs need a ``schema`` with ``timestamp[ns]``, which no key, state or
+    event time can hold. A split is a file, or some row groups of one larger than ``split_bytes``; a
+    position counts rows.
+
+    ``grows``: ``paths`` is a directory to which files are added while the job runs, each written
+    under a hidden name and renamed. ``until``: once a file with this name exists, no more come.
+
+    Files must not change. A file whose size or modification time is not as it was found is refused
+    when it is read, and in a directory that grows also when it was read before.
+
+    Raises ``InvalidInput`` for no files, and for columns that they do not have.
+    """
+
+    kind = "Parquet"
+    suffix = ".parquet"
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        schema: Columns | None = None,
+        batch_rows: int = BATCH_ROWS,
+        split_bytes: int = SPLIT_BYTES,
+        grows: bool = False,
+        until: str | None = None,
+    ) -> None:
+        super().__init__(paths, batch_rows=batch_rows, grows=grows, until=until)
+        check_at_least("split_bytes", split_bytes, 1)
+        self._split_bytes = split_bytes
+        self._schema = pa.schema([pa.field(field.name, field.type) for field in self._fields(schema, columns)])
+        self._check_first()
+
+    def _schema_of(self, path: str) -> pa.Schema:
+        with self._opened(path) as file:
+            return file.schema_arrow
+
+    def _check_file(self, path: str) -> None:
+        self._cast(empty_batch(self._schema_of(path)), path)
+
+    def _cut(self, path: str, size_bytes: int) -> Iterator[dict[str, int]]:
+        if size_bytes <= self._split_bytes:
+            yield {}
+            return
+        with self._opened(path) as file:
+            metadata = file.metadata
+            first, gathered = 0, 0
+            for group in range(metadata.num_row_groups):
+                row_group = metadata.row_group(group)
+                gathered += sum(row_group.column(c).total_compressed_size for c in range(row_group.num_columns))
+                if gathered >= self._split_bytes or group == metadata.num_row_groups - 1:
+                    yield {"first_row_group": first, "end_row_group": group + 1}
+                    first, gathered = group + 1, 0
+
+    def _batches(self, split: Split, payload: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        path = payload["path"]
+        with self._opened(path) as file:
+            metadata = file.metadata
+            # Refuses a file with other columns even if it has no rows.
+            self._cast(empty_batch(file.schema_arrow), path)
+            groups = range(payload.get("first_row_group", 0), payload.get("end_row_group", metadata.num_row_groups))
+            rows = [metadata.row_group(group).num_rows for group in groups]
+            check_position(path, split, sum(rows))
+            # Whole row groups are skipped unread.
+            skip, at = split.position, 0
+            while at < len(rows) and skip >= rows[at]:
+                skip, at = skip - rows[at], at + 1
+            if at == len(rows):
+                return
+            names = self._schema.names
+            for batch in file.iter_batches(self._batch_rows, row_groups=list(groups[at:]), columns=names):
+                if skip < batch.num_rows:
+                    yield self._cast(batch.slice(skip), path)
+                skip = max(0, skip - batch.num_rows)
+
+    def _opened(self, path: str) -> pq.ParquetFile:
+        with self._reported(path):
+            # Spark writes INT96 by default, which in nanoseconds would hold 1677 to 2262 alone.
+            return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")

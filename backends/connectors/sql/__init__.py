@@ -1,7 +1,7 @@
 """A sink into a table of SQLite or PostgreSQL.
 
 Read ``sink`` first, then ``staging`` (where rows wait), ``databases`` (the transaction, and SQLite)
-and ``postgres``. ``types`` maps columns, ``url`` hides passwords.
+and ``postgres``.
 """
 
 from __future__ import annotations

@@ -19,9 +19,7 @@ from pyarrow import csv
 from stateformat.errors import ErrorKind, InvalidInput
 
 from . import databases as sql
-from .databases import MARKS, Mark, SqlColumn, listed, quoted
-from .types import POSTGRESQL, as_text
-from .url import SqlUrl
+from .databases import MARKS, POSTGRESQL, Mark, SqlColumn, SqlUrl, as_text, listed, quoted
 
 _MAKING: Final = 0x73746174
 """The advisory lock for making tables: two sessions that make one table at once fail."""

@@ -29,11 +29,18 @@ from stateformat.tables import table_from_python
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ..sinks.directory import forgotten_paths, prepared_names
 from ..sinks.part_names import PartName, file_name_of, foreign_name
-from ..sources.enumerators import check_at_least, not_null
-from .databases import Database, Mark, SqliteDatabase, Transaction
+from ..sources.basic import check_at_least, not_null
+from .databases import (
+    Database,
+    Mark,
+    SqliteDatabase,
+    SqlUrl,
+    Transaction,
+    check_columns,
+    check_values,
+    last_of_each_key,
+)
 from .staging import Staged, read_staged, stage, staging_at
-from .types import check_columns, check_values, last_of_each_key
-from .url import SqlUrl
 
 logger = logging.getLogger(__name__)
 

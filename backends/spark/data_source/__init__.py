@@ -6,9 +6,7 @@ Where the wheel is installed, Spark finds the data source by itself: the wheel p
 ``pyspark_stateformat`` next to the package. Elsewhere, :func:`register_data_source` registers it in
 a session.
 
-Read ``options`` (the options of a read), ``source`` (what Spark calls first), ``streams`` (what is
-read), ``reader`` (the tasks of a read), ``filters`` (from filters to keys), ``types`` (Spark's
-columns), ``failures`` (errors as sentences).
+``source`` is what Spark calls first; ``reader`` has the options, the tasks and what they read.
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ from typing import TYPE_CHECKING
 from stateformat._lazy import lazy
 
 if TYPE_CHECKING:
-    from .registering import register_data_source as register_data_source
-    from .source import StateDataSource as StateDataSource
+    from .source import StateDataSource as StateDataSource, register_data_source as register_data_source
 else:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__, {".registering": "register_data_source", ".source": "StateDataSource"}
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__, {".source": "StateDataSource register_data_source"})

@@ -17,14 +17,15 @@ from pyspark.sql.datasource import DataSource
 
 from stateformat.errors import InvalidInput
 
-from .failures import without_traceback
+from ..worker_process import without_traceback
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
     from pyspark.sql.types import StructType
 
-    from .options import ReadOptions
-    from .streams import Readable
+    from .reader import Readable, ReadOptions
+
 
 NAME: Final = "stateformat"
 
@@ -42,8 +43,7 @@ class StateDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         """Return the columns, from metadata. This source then reads the checkpoint found here."""
         with without_traceback():
-            from .streams import stream_of
-            from .types import spark_columns
+            from .reader import spark_columns, stream_of
 
             self._found = stream_of(self._options())
             return spark_columns(self._found.schema)
@@ -51,8 +51,7 @@ class StateDataSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of these columns: all of :meth:`schema`, or those a user named."""
         with without_traceback():
-            from .reader import reader_of
-            from .streams import stream_of
+            from .reader import reader_of, stream_of
 
             options = self._options()
             # The source is sent to every task, but only the reader needs what was found.
@@ -69,6 +68,15 @@ class StateDataSource(DataSource):  # type: ignore[misc]
             )
 
     def _options(self) -> ReadOptions:
-        from .options import read_options
+        from .reader import read_options
 
         return read_options({name.lower(): text for name, text in self.options.items()})
+
+
+def register_data_source(spark: SparkSession) -> None:
+    """Register ``spark.read.format("stateformat")`` in a session. May be called again.
+
+    Call this if the package is imported from a checkout or came with ``--py-files``; Spark finds an
+    installed package by itself. In both cases, every machine of a cluster must have the package.
+    """
+    spark.dataSource.register(StateDataSource)

@@ -218,7 +218,7 @@ class Watching:
         if FAILURES_PROPERTY not in record.properties:
             self._failures_told = 0
             return
-        from stateformat.backends.runtime.reports import cost_in
+        from stateformat.backends.runtime import cost_in
 
         cost = cost_in(dict(record.properties))
         if cost.failures > self._failures_told:

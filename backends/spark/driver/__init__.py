@@ -1,1 +1,0 @@
-"""The driver of a job on Spark. Read ``run``, then ``epoch``, then ``split_assignment``."""
