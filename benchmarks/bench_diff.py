@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from benchmarks.bench_data import NARROW, ROWS, WIDE, numbers, publish
 from benchmarks.measuring import Row, compare
 from stateformat.inspecting import diff_checkpoints
-from stateformat.reading import Checkpoint
+from stateformat.reading import Checkpoint, StoreCheckpoint
 from stateformat.store import CheckpointStore, open as open_store
 
 CHANGED = ROWS // 100
@@ -59,7 +59,7 @@ WIDE_COLUMNS = [field.name for field in WIDE.current.fields]
 
 def ours(before: Checkpoint, after: Checkpoint) -> tuple[int, int, int]:
     """Open both anew, as ``ckpt diff`` does, and compare."""
-    ends = (Checkpoint(one.storage, one.record) for one in (before, after))
+    ends = (StoreCheckpoint(one.storage, one.record) for one in (before, after))
     found = diff_checkpoints(*ends, rows=0)
     [state] = [one.counted for one in found.states if one.name == NARROW.name]
     assert state is not None

@@ -23,7 +23,6 @@ from .formats import (
     ForeignCheckpoints,
     Outside,
     foreign_checkpoints,
-    only_read,
     open_folder,
     refuse_foreign,
     split_format,
@@ -43,7 +42,7 @@ from .model import (
 )
 from .pins import Savepoint
 from .publication import CommitPermit, PendingCheckpoint
-from .reading import Checkpoint
+from .reading import Checkpoint, StoreCheckpoint
 from .requests import JobRequest, RequestAnswer, RequestKind
 from .segments import WriteOptions
 from .storage import Stats, Storage, as_url, instrumented, open_storage, stats_of
@@ -163,7 +162,7 @@ class CheckpointStore:
         foreign = self._foreign() if self.format is not None else None
         if foreign is None:
             try:
-                return Checkpoint(self.storage, history.record_of(self.storage, wanted))
+                return StoreCheckpoint(self.storage, history.record_of(self.storage, wanted))
             except NotFound as error:
                 foreign = self._foreign() if error.kind in history.NO_RECORDS else None
                 if foreign is None:
@@ -179,15 +178,12 @@ class CheckpointStore:
             return [self.checkpoint_of(record) for record in self.history()]
         chosen = sorted(set(_ids(ids)), reverse=True)
         records = {} if len(chosen) < 2 else {record.checkpoint_id: record for record in self._down_to(chosen[-1])}
-        return [
-            Checkpoint(self.storage, records[checkpoint_id]) if checkpoint_id in records else self.open(checkpoint_id)
-            for checkpoint_id in chosen
-        ]
+        return [self.checkpoint_of(records[each]) if each in records else self.open(each) for each in chosen]
 
     def checkpoint_of(self, record: Record) -> Checkpoint:
         """Return the checkpoint of a record of :meth:`history`, without reading that again."""
         # Of another system's checkpoints the record has no manifest; its format opens them.
-        return Checkpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
+        return StoreCheckpoint(self.storage, record) if record.manifest.path else self.open(record.checkpoint_id)
 
     def changes(
         self, operator: str, state: str, start: int, end: int, *, every: bool = False, with_expired: bool = False
@@ -232,7 +228,7 @@ class CheckpointStore:
         """Return the checkpoints of the history from ``end`` down to ``start``."""
         way = [record for record in self._down_to(start) if record.checkpoint_id <= end]
         if way and way[0].checkpoint_id == end:
-            return [Checkpoint(self.storage, record) for record in way]
+            return [StoreCheckpoint(self.storage, record) for record in way]
         ends = self.checkpoints([start, end])
         # Another system's checkpoints, or damage above the end that does not matter.
         found = self.survey()
@@ -295,7 +291,7 @@ class CheckpointStore:
                 kind=ErrorKind.OVERTAKEN,
                 checkpoint_id=checkpoint.id,
             )
-        checkpoint.lend_manifest(newest.checkpoint())
+        checkpoint.of_store("which cannot be carried on").lend_manifest(newest.checkpoint())
         return newest
 
     def begin(
@@ -337,9 +333,8 @@ class CheckpointStore:
             raise InvalidInput(
                 f"the parent is {parent!r}; give the permit of start() or publish(), or None for the first"
             )
-        if held is not None and held.system is not None:
-            raise InvalidInput(only_read(held.storage.url, held.system, "which cannot be rewritten or carried on"))
         if held is not None:
+            held = held.of_store("which cannot be rewritten or carried on")
             self._check_job(job_id, held.record)
             if not isinstance(parent, CommitPermit) and held.storage.url == self.url:
                 raise InvalidInput(

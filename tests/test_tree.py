@@ -195,6 +195,31 @@ def test_a_room_imports_only_rooms_before_it() -> None:
     assert not lines(use for use in uses() if upward(use))
 
 
+def test_what_is_done_with_a_checkpoint_is_decided_by_its_capabilities() -> None:
+    """``system`` is a word to show."""
+
+    def asked(node: ast.AST) -> list[ast.AST]:
+        match node:
+            case ast.If() | ast.IfExp() | ast.While():
+                return [node.test]
+            case ast.BoolOp():
+                return [*node.values]
+            case ast.Compare():
+                return [node.left, *node.comparators]
+            case ast.UnaryOp(op=ast.Not()):
+                return [node.operand]
+        return []
+
+    found = [
+        f"{MODULES[module].relative_to(ROOT)}:{one.lineno}"
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        for one in asked(node)
+        if isinstance(one, ast.Attribute) and one.attr == "system"
+    ]
+    assert not found, f"these ask for the system, not for what it can do: {found}"
+
+
 def test_every_room_has_its_place_in_the_order() -> None:
     open_doors = {"stateformat", "stateformat.backends", "stateformat.tools", "stateformat.tools.ckpt"}
     open_doors |= {"stateformat.tools.ckpt.commands"}

@@ -7,9 +7,10 @@ when ``handles`` is first needed: planning and import need it, reading and ``ckp
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final, NoReturn
+from threading import Lock
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +20,11 @@ from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, In
 from stateformat.findings import Counts, Finding, Report, ordered
 from stateformat.formats import Outside, only_read
 from stateformat.graph import JobGraph
-from stateformat.manifest import Manifest, handles_table
+from stateformat.manifest import handles_table
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State, Totals
 from stateformat.reading import EVERYTHING, Checkpoint, Groups, ReadTask, Wanted, evolve_table, split_between_owners
 from stateformat.redistribution import RestorePlan, warning
-from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
+from stateformat.schema import PLANNING_COLUMNS, SLICE_SCHEMA, has_key_groups, segment_schema
 from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
@@ -133,19 +134,16 @@ class ForeignCheckpoint(Checkpoint):
     def __init__(self, folder: Storage, source: ForeignSource, system: str) -> None:
         super().__init__(folder, record_of(source))
         self.source = source
-        self._system = system
+        self.system: str = system
         self._parts = {(part.operator, part.state, part.subtask): part for part in source.parts}
+        self._counting = Lock()
+        self._handles: pa.Table | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForeignCheckpoint, (self.storage, self.source, self._system)
+        return ForeignCheckpoint, (self.storage, self.source, self.system)
 
     def __repr__(self) -> str:
-        return f"ForeignCheckpoint({self.storage.url}@{self.id}, {self._system})"
-
-    @property
-    def system(self) -> str:
-        """What it is: "a Flink savepoint"."""
-        return self._system
+        return f"ForeignCheckpoint({self.storage.url}@{self.id}, {self.system})"
 
     @property
     def query(self) -> str:
@@ -170,22 +168,23 @@ class ForeignCheckpoint(Checkpoint):
         return replace(plan, warnings=(*plan.warnings, *unread))
 
     @property
-    def manifest(self) -> Manifest:
+    def handles(self) -> pa.Table:
         """All parts as handles, with exact rows: reads data files on first use."""
-        with self._reading:
-            if self._manifest is None:
+        with self._counting:
+            if self._handles is None:
                 with memory_named(self.storage.url):
-                    self._manifest = Manifest(handles_table([self._counted(part) for part in self.source.parts]))
-            return self._manifest
+                    counted = handles_table(self._counted(part) for part in self.source.parts)
+                self._handles = counted.select(PLANNING_COLUMNS)
+            return self._handles
 
     @property
     def outline(self) -> pa.Table:
         """The handles without reading a data file; rows that nobody has counted are null."""
-        parts = self.source.parts
+        return self._outlined(self.source.parts)
+
+    def _outlined(self, parts: Sequence[Part]) -> pa.Table:
         known = pa.array([part.rows for part in parts], pa.int64())
-        handles = handles_table(
-            [self._handle(part, part.size_bytes if part.rows is None else part.rows) for part in parts]
-        )
+        handles = handles_table(self._handle(part, part.rows) for part in parts).select(PLANNING_COLUMNS)
         for name in ("rows", "segment_rows"):
             number = handles.schema.get_field_index(name)
             handles = handles.set_column(number, pa.field(name, pa.int64()), known)
@@ -210,7 +209,8 @@ class ForeignCheckpoint(Checkpoint):
         ]  # fmt: skip
         return self._foreign_task(declared, parts, pa.Table.from_pylist(rows, _SLICES))
 
-    def _task(self, state: State, slices: pa.Table) -> ReadTask:
+    def task_of(self, state: State, slices: pa.Table) -> ReadTask:
+        """See ``Checkpoint.task_of``."""
         numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
         chosen = self.handles.take(numbers.dictionary)
         column = slices.schema.get_field_index("handle")
@@ -219,10 +219,8 @@ class ForeignCheckpoint(Checkpoint):
         return self._foreign_task(state, [self._parts[name] for name in names], slices)
 
     def _foreign_task(self, state: State, parts: Sequence[Part], slices: pa.Table) -> ForeignReadTask:
-        handles = handles_table([self._handle(part, part.rows or 0) for part in parts])
-        return ForeignReadTask(
-            self.storage, self._record_of(state), handles, slices, source=self.source, parts=tuple(parts)
-        )
+        handles, record = self._outlined(parts), self.record_for(state)
+        return ForeignReadTask(self.storage, record, handles, slices, self.source, tuple(parts))
 
     def _counted(self, part: Part) -> Handle:
         found = self.source.group_rows(part)
@@ -238,9 +236,11 @@ class ForeignCheckpoint(Checkpoint):
             rows_per_group=found[first : last + 1].tolist(),
         )
 
-    def _handle(self, part: Part, rows: int) -> Handle:
+    def _handle(self, part: Part, rows: int | None) -> Handle:
+        """Return a part as a handle; one that nobody has counted has no number of rows yet."""
         state = self.record.state(part.operator, part.state)
-        stored = part.size_bytes if rows else 0
+        has_rows = bool(part.size_bytes if rows is None else rows)
+        stored = part.size_bytes if has_rows else 0
         return Handle(
             operator=part.operator,
             state=part.state,
@@ -250,27 +250,31 @@ class ForeignCheckpoint(Checkpoint):
             edge=None,
             schema_id=state.current.id,
             # Parts in one file, or in the metadata, are distinguished by what they are.
-            path=f"{part.path or 'inline'}#{_escaped(part.operator)}/{part.state}/{part.subtask}" if rows else None,
-            rows=rows,
-            segment_rows=rows,
+            path=f"{part.path or 'inline'}#{_escaped(part.operator)}/{part.state}/{part.subtask}" if has_rows else None,
+            rows=rows or 0,
+            segment_rows=rows or 0,
             size_bytes=stored,
             uncompressed_bytes=stored,
         )
 
-    def carried(self, plan: Any) -> NoReturn:  # noqa: ARG002 - as of any checkpoint
-        """Refused: no stateformat checkpoint can refer to files of another system."""
-        raise InvalidInput(only_read(self.storage.url, self.system, "whose files no checkpoint of ours refers to"))
+    def of_store(self, why: str) -> NoReturn:
+        """Refused: no checkpoint of a store can refer to files of another system."""
+        raise InvalidInput(only_read(self.storage.url, self.system, why), url=self.storage.url)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ForeignReadTask(ReadTask):
     """Slices of one state of a foreign checkpoint. Picklable."""
 
-    source: ForeignSource = field(kw_only=True)
-    parts: tuple[Part, ...] = field(kw_only=True)
+    source: ForeignSource
+    parts: tuple[Part, ...]
     """By the number that ``slices`` have as ``handle``."""
 
-    def at_groups(self, groups: Groups) -> ReadTask:
+    def with_slices(self, slices: pa.Table) -> Self:
+        """See ``ReadTask.with_slices``."""
+        return replace(self, slices=slices)
+
+    def at_groups(self, groups: Groups) -> ForeignReadTask:
         """See ``ReadTask.at_groups``; how many rows a key group has is not known."""
         chosen = [
             {**row, "rows": None, "first_group": first, "last_group": last}
@@ -280,7 +284,7 @@ class ForeignReadTask(ReadTask):
         ]
         return self.with_slices(pa.Table.from_pylist(chosen, _SLICES))
 
-    def split(self, parts: int) -> list[ReadTask]:
+    def split(self, parts: int) -> Sequence[ForeignReadTask]:
         """See ``ReadTask.split``, but splits between the parts of the source: none is read in
         pieces.
         """
@@ -289,13 +293,12 @@ class ForeignReadTask(ReadTask):
         tables = split_between_owners(self.slices, parts)
         return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
 
-    def _holding(self, numbers: pa.Array) -> dict[str, Any]:
-        return {**super()._holding(numbers), "parts": tuple(self.parts[number] for number in numbers.to_pylist())}
-
-    def _reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> Any:
+    def reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> _ForeignReader:
+        """See ``ReadTask.reader``."""
         return _ForeignReader(self, as_schema, wanted)
 
-    def _missing(self, path: str) -> Exception:
+    def missing(self, path: str) -> Exception:
+        """See ``ReadTask.missing``."""
         return DamagedCheckpoint(
             f"{path} is missing from {self.storage.url}; `ckpt validate {self.storage.url}` lists everything that is "
             "wrong",

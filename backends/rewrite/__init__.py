@@ -26,7 +26,7 @@ from .rewrite import (
     write_move,
     write_target,
 )
-from .transforming import ColumnChange, RewriteSpec, Transform, Transformation, check_own
+from .transforming import ColumnChange, RewriteSpec, Transform, Transformation
 
 __all__ = [
     "DISTRIBUTE_BYTES",
@@ -44,7 +44,6 @@ __all__ = [
     "Transformed",
     "TransformedRows",
     "carry_out",
-    "check_own",
     "check_provable",
     "ThreadEngine",
     "Workers",

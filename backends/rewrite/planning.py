@@ -46,7 +46,7 @@ from stateformat.schema import (
 from stateformat.segments import groups_of_keys
 from stateformat.tables import python_rows
 
-from .transforming import ColumnChange, RewriteSpec, Transformation, check_own, plan_transformation
+from .transforming import ColumnChange, RewriteSpec, Transformation, plan_transformation
 
 Path = tuple[str, ...]
 """A column, or a field in it: names from the outermost to the innermost."""
@@ -417,7 +417,7 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     graph = checkpoint.record.graph
     spec.check(graph)
     if spec.transforms:
-        check_own(checkpoint)
+        checkpoint.of_store("whose state cannot be transformed")  # Before any function is called.
     rehash = _rehashed_states(checkpoint, spec)
     names = Names.planned(spec, checkpoint.record, rehash)
     view = _view_for_planner(checkpoint, spec, rehash)

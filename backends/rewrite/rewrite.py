@@ -36,7 +36,7 @@ from stateformat.inspecting import CheckpointDiff, Renames, prove_checkpoints
 from stateformat.keys import range_bounds
 from stateformat.manifest import cut_handles, handles_table
 from stateformat.model import CheckpointKind, Handle, Mode, Record, State
-from stateformat.publication import CommitPermit, PendingCheckpoint
+from stateformat.publication import CommitPermit, PendingCheckpoint, check_segments
 from stateformat.reading import Checkpoint, rekey
 from stateformat.redistribution import Rescaled, rescale
 from stateformat.rescaling import lasting_stop
@@ -330,7 +330,7 @@ def publish_rescaled(
     )
     if target is not None:
         target.adopt_objects(checkpoint, progress)
-    pending.add_handles(cut_handles(checkpoint.manifest.full(), rescaled.slices))
+    pending.add_handles(cut_handles(check_segments(checkpoint).manifest.full(), rescaled.slices))
     del rescaled
     return pending.publish()
 

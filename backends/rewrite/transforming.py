@@ -15,11 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.formats import only_read
 from stateformat.graph import JobGraph, Operator
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, check_key_types, key_group_count, key_hash
 from stateformat.model import FieldType, Kind, Mode, State, known_names
-from stateformat.reading import Checkpoint
 from stateformat.schema import KEY_GROUP, arrow_type, children, make_fields, nesting, segment_schema
 from stateformat.segments import WriteOptions, clustered, groups_of_keys, normalize_rows, row_key_codes
 from stateformat.states import rewritten, type_text
@@ -233,12 +231,6 @@ class Transformation:
                 key=key,
                 rows=len(moved),
             )
-
-
-def check_own(checkpoint: Checkpoint) -> None:
-    """Raise ``InvalidInput`` for another system's checkpoint, before any function is called."""
-    if checkpoint.system is not None:
-        raise InvalidInput(only_read(checkpoint.storage.url, checkpoint.system, "whose state cannot be transformed"))
 
 
 def plan_transformation(state: State, transform: Transform, operator: str, name: str) -> Transformation:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from stateformat.graph import Edge, JobGraph, Partitioner
 from stateformat.model import LATE_PROPERTY, ON_TOP, Handle, Mode, Record, SchemaVersion
 from stateformat.publication import CommitPermit
-from stateformat.reading import Checkpoint, ReadTask
+from stateformat.reading import Checkpoint, ReadTask, SegmentTask
 from stateformat.redistribution import RestorePlan
 from stateformat.snapshot import Snapshot
 from stateformat.states import Layer
@@ -39,7 +39,7 @@ from .rescales import Rescales
 
 
 @dataclass(frozen=True)
-class _Shared(ReadTask):
+class _Shared(SegmentTask):
     """A read task that several subtasks share; its table is read once."""
 
     key: tuple[Any, ...] = ()

@@ -26,7 +26,7 @@ from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.manifest import handles_table
 from stateformat.model import AttemptId, CheckpointId, Mode
-from stateformat.reading import ReadTask, whole_slices
+from stateformat.reading import ReadTask, SegmentTask, whole_slices
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.states import Layer
 
@@ -196,7 +196,7 @@ def read_task(
     )
     table = handles_table(handles)
     table = table.filter(pc.greater(table["rows"], 0))
-    return ReadTask(context.storage, record, table, whole_slices(table))
+    return SegmentTask(context.storage, record, table, whole_slices(table))
 
 
 def restore_points(restored: Restored) -> Mapping[ev.TaskId, RestorePoint]:

@@ -25,7 +25,7 @@ from ..errors import (
 from ..graph import brief
 from ..manifest import Manifest, codes_of, decode_manifest, first_uses, manifest_ref, read_manifest, take_rows
 from ..model import AttemptId, CheckpointId, ParentRef, Record, SchemaVersion
-from ..reading import Checkpoint, load_manifest
+from ..reading import StoreCheckpoint, load_manifest
 from ..record import MANIFEST_BYTES_MAX
 from ..storage import Leftover, ObjectInfo, Storage
 from .records import (
@@ -195,7 +195,7 @@ def _carried(storage: Storage, ids: Ids, state: str, wanted: Mapping[str, Wanted
     return found
 
 
-def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]:
+def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[StoreCheckpoint]:
     """Yield the checkpoints from an id on, then the manifests under newest + 1."""
     newest: Record | None = None
     for checkpoint_id in ids:
@@ -206,7 +206,7 @@ def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]
             check_expired(checkpoint_id, ids[-1])
             continue
         newest = record
-        yield Checkpoint(storage, record)
+        yield StoreCheckpoint(storage, record)
     if newest is None:
         return
     features = (*newest.required_features, "committables")
@@ -214,10 +214,10 @@ def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]
     for path in manifests_under(storage, unpublished.checkpoint_id):
         data = read_unpublished_bytes(storage, path)
         ref = manifest_ref(path, data)
-        yield Checkpoint(storage, replace(unpublished, manifest=ref), manifest=decode_manifest(data, ref))
+        yield StoreCheckpoint(storage, replace(unpublished, manifest=ref), manifest=decode_manifest(data, ref))
 
 
-def _rows(checkpoint: Checkpoint, state: str, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, pa.Table]]:
+def _rows(checkpoint: StoreCheckpoint, state: str, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, pa.Table]]:
     if "committables" not in checkpoint.record.required_features:
         return
     try:

@@ -21,7 +21,7 @@ from ..documents import Document, Holdings, JsonRows, objects
 from ..keys import key_group_count
 from ..manifest import Ints, integers, lists, one_chunk, spread, state_runs
 from ..model import Kind, Mode, State
-from ..reading import StateRows, Wanted
+from ..reading import Capability, StateRows, Wanted
 from ..schema import KEY_GROUP, row_schema
 from ..segments import row_key_codes
 from ..tables import HELD_BYTES, Spill, buckets_of, row_sizes, split_by_bucket, take_table
@@ -56,8 +56,7 @@ def top_document(
 
     Reading raises as ``ReadTask.batches`` does.
     """
-    reads = keys and checkpoint.system is not None
-    handles = checkpoint.handles if reads else checkpoint.outline
+    handles = checkpoint.handles if keys else checkpoint.outline
     holdings = Holdings(checkpoint.record, handles)
     runs = {key: handles.slice(start, stop - start) for key, start, stop in state_runs(handles)}
     none = handles.slice(0, 0)
@@ -152,7 +151,8 @@ def _keys(checkpoint: Checkpoint, state: State, by: str, limit: int, seen: Seen 
     even = even_keys(rows, measure)
     if even is not None:
         return {"each": even, "count": None, "rows": None, "bytes": None, "skew": 1.0, "greatest": []}
-    found = hot_keys(rows, measure, limit, by_group=checkpoint.system is None, seen=seen)
+    by_group = Capability.KEY_GROUPS in checkpoint.capabilities
+    found = hot_keys(rows, measure, limit, by_group=by_group, seen=seen)
     greatest = found.keys.select(list(state.key_columns))
     keys: list[Any] = objects(greatest.combine_chunks().to_batches(), limit)
     numbers = (found.keys[name].to_pylist() for name in (measure, ROWS, BYTES, "_key_group"))

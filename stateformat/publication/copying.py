@@ -16,10 +16,10 @@ import xxhash
 
 from .. import paths as layout
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, PublishConflict, StorageError
-from ..formats import only_read, refuse_foreign
+from ..formats import refuse_foreign
 from ..history import chain_down_to, newest_record, reachable, record_ids
 from ..model import CheckpointId, CheckpointKind, Record
-from ..reading import Checkpoint, load_manifest, missing_object
+from ..reading import Checkpoint, StoreCheckpoint, load_manifest, missing_object
 from ..record import encode_record
 from ..storage import Link, Storage, check_outside, open_storage, read_input, stores_around
 from .pending import Draft, PendingCheckpoint, require_empty
@@ -73,13 +73,9 @@ class _Object(NamedTuple):
     digest: bytes
 
 
-def check_segments(checkpoint: Checkpoint) -> None:
+def check_segments(checkpoint: Checkpoint) -> StoreCheckpoint:
     """Raise ``InvalidInput`` for another system's checkpoint, which has no segments to copy."""
-    if checkpoint.system is not None:
-        raise InvalidInput(
-            only_read(checkpoint.storage.url, checkpoint.system, "which is copied as the folder that it is (cp -r)"),
-            url=checkpoint.storage.url,
-        )
+    return checkpoint.of_store("which is copied as the folder that it is (cp -r)")
 
 
 def check_place(checkpoint: Checkpoint, target: Storage) -> None:
@@ -98,7 +94,7 @@ def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress 
     ``DamagedCheckpoint`` and ``StorageError``.
     """
     check_place(checkpoint, target)
-    needed = reachable(checkpoint.manifest.full())
+    needed = reachable(check_segments(checkpoint).manifest.full())
     stored = needed.filter(pc.invert(needed["inline"])).select(["path", "size_bytes", "digest"])
     _bring(checkpoint, target, [_Object(*row.values()) for row in stored.to_pylist()], layout.SEGMENTS, progress)
 
@@ -331,7 +327,7 @@ def begin_from(
     draft = Draft.with_content(checkpoint.record, parent=checkpoint, properties=properties or {})
     pending = PendingCheckpoint(target, draft, sleep=sleep)
     copy_objects(checkpoint, target, progress=progress)
-    pending.add_handles(checkpoint.manifest.full())
+    pending.add_handles(check_segments(checkpoint).manifest.full())
     return pending.publish()
 
 
@@ -379,7 +375,7 @@ def rollback(
     handles = load_manifest(storage, source).full()
     draft = Draft.with_content(
         source,
-        parent=Checkpoint(storage, left[0], bound_to_run=True),
+        parent=StoreCheckpoint(storage, left[0], bound_to_run=True),
         kind=CheckpointKind.ROLLBACK,
         source=source.ref,
         properties=source.lasting_properties,

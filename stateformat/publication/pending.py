@@ -26,7 +26,7 @@ from ..history import find_record, record_exists, record_ids
 from ..keys import DEFAULT_KEY_HASH, key_group_count
 from ..manifest import BATCH_ROWS
 from ..model import RESERVED_PROPERTIES, RUN_PROPERTIES, Mode, ParentRef, Record, State
-from ..reading import Checkpoint, load_manifest
+from ..reading import StoreCheckpoint, load_manifest
 from ..record import encode_record, optional_features, required_features
 from ..rules import check_content, check_duties, check_graph, check_states
 from ..segments import WriteOptions
@@ -232,7 +232,7 @@ class Draft:
     job_id: model.JobId
     graph: JobGraph
     states: tuple[State, ...]
-    parent: Checkpoint | None = None
+    parent: StoreCheckpoint | None = None
     """The parent, maybe in another store; None for the first of a job and for a repair."""
     job_name: str = ""
     kind: model.CheckpointKind = model.CheckpointKind.CHECKPOINT
@@ -454,7 +454,7 @@ class PendingCheckpoint:
             )
         return self._manifest_of(parent).full()
 
-    def _manifest_of(self, parent: Checkpoint) -> manifests.Manifest:
+    def _manifest_of(self, parent: StoreCheckpoint) -> manifests.Manifest:
         try:
             return parent.manifest
         except CheckpointExpired as error:

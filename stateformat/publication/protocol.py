@@ -46,7 +46,7 @@ from ..errors import (
 from ..history import UNREADABLE, find_record, ids_from, newest_record
 from ..manifest import Manifest
 from ..model import CheckpointId, ParentRef, Record
-from ..reading import Checkpoint
+from ..reading import StoreCheckpoint
 from ..storage import REFUSALS, CreateOutcome, Storage, stats_of
 
 logger = logging.getLogger(__name__)
@@ -350,7 +350,7 @@ class CommitPermit:
     Publishing and ``CheckpointStore.start`` return one; a sink's commit requires one.
     """
 
-    opened: Checkpoint = field(repr=False, compare=False)
+    opened: StoreCheckpoint = field(repr=False, compare=False)
     record: Record
     notes: tuple[str, ...] = ()
     """Sentences for the user: which checkpoints a rollback or repair left behind."""
@@ -365,7 +365,7 @@ class CommitPermit:
         """The id and attempt by which a child names the checkpoint."""
         return self.record.ref
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> StoreCheckpoint:
         """Return the checkpoint: the same object each time, so its manifest is read only once."""
         return self.opened
 
@@ -374,7 +374,7 @@ def permit(
     storage: Storage, record: Record, *, manifest: Manifest | None = None, notes: tuple[str, ...] = ()
 ) -> CommitPermit:
     """Return a permit. Call it only when the checkpoint has just been proved the newest."""
-    return CommitPermit(Checkpoint(storage, record, manifest=manifest, bound_to_run=True), record, notes, _PROOF)
+    return CommitPermit(StoreCheckpoint(storage, record, manifest=manifest, bound_to_run=True), record, notes, _PROOF)
 
 
 # ---- presence ------------------------------------------------------------------------------------

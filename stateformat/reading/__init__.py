@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint as Checkpoint
+    from .checkpoint import Capability as Capability, Checkpoint as Checkpoint, StoreCheckpoint as StoreCheckpoint
     from .cutting import (
         Groups as Groups,
         key_group_of as key_group_of,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
     from .overlay import Keys as Keys, Overlay as Overlay
     from .rows import StateRows as StateRows
-    from .task import ReadTask as ReadTask
+    from .task import ReadTask as ReadTask, SegmentTask as SegmentTask
     from .wanted import (
         EVERYTHING as EVERYTHING,
         Wanted as Wanted,
@@ -40,14 +40,14 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Checkpoint",
+            ".checkpoint": "Capability Checkpoint StoreCheckpoint",
             ".cutting": "Groups key_group_of split_between_owners",
             ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",
             ".merge": "evolve_table merge_layers rekey",
             ".overlay": "Keys Overlay",
             ".rows": "StateRows",
-            ".task": "ReadTask",
+            ".task": "ReadTask SegmentTask",
             ".wanted": "EVERYTHING Wanted checked_parts chosen_columns",
             ".whole_states": "whole_slices",
         },

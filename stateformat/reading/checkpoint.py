@@ -1,17 +1,20 @@
-"""An open checkpoint: its record and manifest in memory, its segments read on demand.
+"""An open checkpoint: of a store, or of another system, which ``backends.foreign`` has.
 
-Opening costs two small reads, whatever the size of the state. Later reads are described by a table
-of slices (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask.
+Opening one of a store costs two small reads, whatever the size of the state: its record and
+manifest are in memory, its segments are read on demand. Later reads are described by a table of
+slices (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,25 +36,34 @@ if TYPE_CHECKING:
     from .whole_states import WholeStates
 
 
-class Checkpoint:
-    """A published checkpoint of a store. Thread-safe and picklable.
+class Capability(StrEnum):
+    """What some checkpoints can do besides being read and planned, which all can."""
 
-    ``CheckpointStore.open`` and permits return it. ``manifest``: pass it if it is already in
-    memory. ``bound_to_run``: whether a run resumes from this checkpoint as the newest.
+    CARRY = "carry"
+    """Jobs go on from it: new checkpoints and copies refer to its segments."""
+    VERIFY = "verify"
+    """Its handles follow the rules of a manifest (SPEC.md section 4), which need no segment."""
+    KEY_GROUPS = "key_groups"
+    """All rows of a key are in one key group."""
+    FIELD_IDS = "field_ids"
+    """A column keeps its id for as long as it lives, whatever its name."""
+    RECORD = "record"
+    """Its record was published: what is made of it has the same members, or has lost some."""
+
+
+class Checkpoint(ABC):
+    """A checkpoint: its record, what its states hold, and their rows. Thread-safe and picklable.
+
+    ``CheckpointStore.open`` returns it, for a store and for the folder of another system.
     """
 
-    def __init__(
-        self, storage: Storage, record: Record, *, manifest: Manifest | None = None, bound_to_run: bool = False
-    ) -> None:
+    capabilities: frozenset[Capability] = frozenset()
+    system: str | None = None
+    """What another system's checkpoint is, in words: "a Flink savepoint"; None for a store's."""
+
+    def __init__(self, storage: Storage, record: Record) -> None:
         self.storage = storage
         self.record = record
-        self.bound_to_run = bound_to_run
-        self._manifest = manifest
-        self._reading = Lock()
-        self._found_whole: WholeStates | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Checkpoint, bound_to_run=self.bound_to_run), (self.storage, self.record)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.storage.url}@{self.record.checkpoint_id})"
@@ -87,32 +99,60 @@ class Checkpoint:
         return self.record.states
 
     @property
-    def manifest(self) -> Manifest:
-        """All handles, read and verified at first use."""
-        # Not cached_property: on Python 3.11 all checkpoints would share one lock.
-        with self._reading:
-            if self._manifest is None:
-                self._manifest = load_manifest(self.storage, self.record, bound_to_run=self.bound_to_run)
-            return self._manifest
+    @abstractmethod
+    def handles(self) -> pa.Table:
+        """The planning columns of the manifest: ``schema.MANIFEST_SCHEMA`` without ``inline``.
+
+        May read data files of another system, to count rows.
+        """
 
     @property
-    def _whole(self) -> WholeStates:
-        """What reads whole states."""
-        if self._found_whole is None:
-            from .whole_states import WholeStates
+    @abstractmethod
+    def outline(self) -> pa.Table:
+        """``handles``, but rows are null where another system's metadata does not count them."""
 
-            self._found_whole = WholeStates(self.graph, self.manifest)
-        return self._found_whole
+    @abstractmethod
+    def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
+        """Return a task that reads one state, or one subtask's part of it, as it was written.
 
-    def lend_manifest(self, other: Checkpoint) -> None:
-        """Pass the manifest read here to ``other``, the same checkpoint opened again."""
-        with self._reading:
-            manifest = self._manifest
-        if manifest is not None and other.record.manifest == self.record.manifest:
-            with other._reading:
-                other._manifest = manifest
+        ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` for an unknown
+        operator or state, and ``DamagedCheckpoint`` if its declaration or handles are invalid.
+        """
 
-    def with_expired(self) -> Checkpoint:
+    @abstractmethod
+    def task_of(self, state: State, slices: pa.Table) -> ReadTask:
+        """Return a task for slices of ``handles``, all of one state; there may be none."""
+
+    @abstractmethod
+    def of_store(self, why: str) -> StoreCheckpoint:
+        """Return this checkpoint as one of a store, whose segments others may refer to.
+
+        Raises ``InvalidInput`` for another system's, which ``why`` says more about.
+        """
+
+    def planned_by(self, *, to_show: bool) -> Plannable:  # noqa: ARG002 - a store reads less to show
+        """Return what :meth:`plan_restore` plans by."""
+        return self
+
+    def carried(self, plan: RestorePlan) -> pa.Table:
+        """Return the keyed state that ``begin(carried=...)`` takes after a restore by ``plan``.
+
+        These are the handles of all layers, in the columns of ``schema.MANIFEST_SCHEMA``, cut for
+        the new subtasks; a subtask without rows has an empty handle. Opens no segment. Raises
+        ``RestoreRefused`` if the plan has refusals, ``InvalidInput`` for one of another checkpoint.
+        """
+        return self.of_store("whose files no checkpoint of ours refers to").carried(plan)
+
+    def inline_bytes(self) -> int:
+        """Return the bytes of the distinct inline segments, before the manifest compresses them."""
+        return 0
+
+    @property
+    def notes(self) -> tuple[Any, ...]:
+        """What a reader of another system's checkpoint must know; empty for a store's."""
+        return ()
+
+    def with_expired(self) -> Self:
         """Return the same checkpoint, with rows that had expired shown too."""
         if all(state.ttl_now_us is None for state in self.states):
             return self
@@ -120,32 +160,7 @@ class Checkpoint:
         # Without a time, nothing has expired.
         states = tuple(replace(state, ttl_now_us=None) for state in self.states)
         found.record = replace(self.record, states=states)
-        self.lend_manifest(found)
         return found
-
-    @property
-    def handles(self) -> pa.Table:
-        """The planning columns of the manifest: ``schema.MANIFEST_SCHEMA`` without ``inline``."""
-        return self.manifest.handles
-
-    @property
-    def outline(self) -> pa.Table:
-        """``handles``, but rows are null where another system's metadata does not count them."""
-        return self.handles
-
-    @property
-    def system(self) -> str | None:
-        """What another system's checkpoint is, as "a Flink savepoint"; None for stateformat's."""
-        return None
-
-    @property
-    def notes(self) -> tuple[Any, ...]:
-        """What a reader of another system's checkpoint must know; empty for stateformat's."""
-        return ()
-
-    def inline_bytes(self) -> int:
-        """Return the bytes of the distinct inline segments, before the manifest compresses them."""
-        return 0 if self.system else self.manifest.inline_bytes()
 
     def operator_uid(self, given: str) -> str:
         """Return ``given`` if it is a uid, or the uid of the one operator with this name.
@@ -170,21 +185,6 @@ class Checkpoint:
         operator = self.graph.by_uid.get(OperatorId(uid))
         finished = operator is not None and operator.status is Status.FULLY_FINISHED
         return f"operator {uid!r} has finished; it has no state in checkpoint {self.id}" if finished else ""
-
-    def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
-        """Return a task that reads one state, or one subtask's part of it, as it was written.
-
-        ``operator`` is a uid, or the name of one operator. Raises ``InvalidInput`` for an unknown
-        operator or state, and ``DamagedCheckpoint`` if its declaration or handles are invalid.
-        """
-        from .task import ReadTask  # Inspecting a checkpoint reads no rows.
-
-        operator = self.operator_uid(operator)
-        declared = self.record.state(operator, state)
-        whole = self._whole.of(declared)
-        self._check_sound(declared, whole.problems())
-        handles, slices, values = whole.read(subtask)
-        return ReadTask(self.storage, self._record_of(declared), handles, slices, self.bound_to_run).with_values(values)
 
     def state(self, operator: str | State, state: str | None = None) -> StateRows:
         """Return the rows of one state, for any Arrow tool: ``duckdb.sql("from rows")``.
@@ -215,29 +215,6 @@ class Checkpoint:
             task = task if first is None else self.read(uid, name, first)
         return StateRows.of(task)
 
-    def layers(self, operator: str, state: str, subtask: int) -> tuple[Layer, ...]:
-        """Return the layers of a subtask's part of a keyed state, lowest first.
-
-        Each has its rows and stored bytes; its ``version`` is None. Layers without rows are left
-        out. Raises as :meth:`read` does.
-        """
-        from ..states import Layer
-
-        slices = self.read(operator, state, subtask).slices
-        sums = slices.group_by("layer").aggregate([("rows", "sum"), ("bytes", "sum")]).sort_by("layer")
-        columns = (sums["rows_sum"].to_pylist(), sums["bytes_sum"].to_pylist())
-        return tuple(Layer(None, rows, size_bytes) for rows, size_bytes in zip(*columns, strict=True))
-
-    def should_fold(self, operator: str, state: str, subtask: int, *, rows: int) -> bool:
-        """Return whether to write this keyed state whole next, not as a delta of ``rows`` rows.
-
-        True if the deltas would reach half the size of the base, if there are 16 of them already,
-        or if the state has no rows yet.
-        """
-        from ..states import should_fold
-
-        return should_fold(self.layers(operator, state, subtask), rows)
-
     def plan_restore(
         self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = (), to_show: bool = False
     ) -> RestorePlan:
@@ -254,15 +231,7 @@ class Checkpoint:
         """
         from stateformat.redistribution import plan_restore
 
-        source = self._outlined() if to_show else self
-        return plan_restore(source, topology, states=states, drop=drop)
-
-    def _outlined(self) -> Plannable:
-        """Return what a plan needs, without the rest of the manifest."""
-        with self._reading:
-            if self._manifest is not None or self.system is not None:
-                return self
-        return _Outline(self.record, load_outline(self.storage, self.record, bound_to_run=self.bound_to_run))
+        return plan_restore(self.planned_by(to_show=to_show), topology, states=states, drop=drop)
 
     def restore(self, plan: RestorePlan, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
         """Return what one new subtask reads by a plan: a task for each state, by name.
@@ -295,25 +264,138 @@ class Checkpoint:
                 continue
             if finished and state.mode is not Mode.COMMITTABLES:
                 continue
-            tasks[state.name] = self._task(state, plan.slices_of(operator, subtask, state.name))
+            tasks[state.name] = self.task_of(state, plan.slices_of(operator, subtask, state.name))
         return tasks
-
-    def carried(self, plan: RestorePlan) -> pa.Table:
-        """Return the keyed state that ``begin(carried=...)`` takes after a restore by ``plan``.
-
-        These are the handles of all layers, in the columns of ``schema.MANIFEST_SCHEMA``, cut for
-        the new subtasks; a subtask without rows has an empty handle. Opens no segment. Raises
-        ``RestoreRefused`` if the plan has refusals, ``InvalidInput`` for one of another checkpoint.
-        """
-        plan.check(self.record.ref)
-        states = [state for state in self.record.states if not plan.gives_up(state.operator, state.name)]
-        started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
-        return carried_by_plan(self.manifest.full(), plan.assigned, states, started)
 
     def read_slices(self, slices: pa.Table) -> ReadTask:
         """Return a task for slices of one state (``schema.SLICE_SCHEMA``, at least one row)."""
         first = slices.slice(0, 1).to_pylist()[0]
-        return self._task(self.record.state(first["operator"], first["state"]), slices)
+        return self.task_of(self.record.state(first["operator"], first["state"]), slices)
+
+    def record_for(self, state: State) -> Record:
+        """Return what a worker needs of the record to read one state."""
+        operator = self.record.graph.operator(state.operator)
+        return replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
+
+
+class StoreCheckpoint(Checkpoint):
+    """A published checkpoint of a store.
+
+    ``CheckpointStore.open`` and permits return it. ``manifest``: pass it if it is already in
+    memory. ``bound_to_run``: whether a run resumes from this checkpoint as the newest.
+    """
+
+    capabilities = frozenset(Capability)
+
+    def __init__(
+        self, storage: Storage, record: Record, *, manifest: Manifest | None = None, bound_to_run: bool = False
+    ) -> None:
+        super().__init__(storage, record)
+        self.bound_to_run = bound_to_run
+        self._manifest = manifest
+        self._reading = Lock()
+        self._found_whole: WholeStates | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(StoreCheckpoint, bound_to_run=self.bound_to_run), (self.storage, self.record)
+
+    @property
+    def manifest(self) -> Manifest:
+        """All handles, read and verified at first use."""
+        # Not cached_property: on Python 3.11 all checkpoints would share one lock.
+        with self._reading:
+            if self._manifest is None:
+                self._manifest = load_manifest(self.storage, self.record, bound_to_run=self.bound_to_run)
+            return self._manifest
+
+    @property
+    def _whole(self) -> WholeStates:
+        """What reads whole states."""
+        if self._found_whole is None:
+            from .whole_states import WholeStates
+
+            self._found_whole = WholeStates(self.graph, self.manifest)
+        return self._found_whole
+
+    def lend_manifest(self, other: StoreCheckpoint) -> None:
+        """Pass the manifest read here to ``other``, the same checkpoint opened again."""
+        with self._reading:
+            manifest = self._manifest
+        if manifest is not None and other.record.manifest == self.record.manifest:
+            with other._reading:
+                other._manifest = manifest
+
+    def with_expired(self) -> Self:
+        """See ``Checkpoint.with_expired``; the manifest is not read again."""
+        found = super().with_expired()
+        self.lend_manifest(found)
+        return found
+
+    @property
+    def handles(self) -> pa.Table:
+        """See ``Checkpoint.handles``."""
+        return self.manifest.handles
+
+    @property
+    def outline(self) -> pa.Table:
+        """See ``Checkpoint.outline``."""
+        return self.handles
+
+    def inline_bytes(self) -> int:
+        """See ``Checkpoint.inline_bytes``."""
+        return self.manifest.inline_bytes()
+
+    def of_store(self, why: str) -> StoreCheckpoint:  # noqa: ARG002 - what another system's says
+        """Return this checkpoint."""
+        return self
+
+    def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
+        """See ``Checkpoint.read``."""
+        from .task import SegmentTask  # Inspecting a checkpoint reads no rows.
+
+        operator = self.operator_uid(operator)
+        declared = self.record.state(operator, state)
+        whole = self._whole.of(declared)
+        self._check_sound(declared, whole.problems())
+        handles, slices, values = whole.read(subtask)
+        return SegmentTask(self.storage, self.record_for(declared), handles, slices, self.bound_to_run, values)
+
+    def layers(self, operator: str, state: str, subtask: int) -> tuple[Layer, ...]:
+        """Return the layers of a subtask's part of a keyed state, lowest first.
+
+        Each has its rows and stored bytes; its ``version`` is None. Layers without rows are left
+        out. Raises as :meth:`read` does.
+        """
+        from ..states import Layer
+
+        slices = self.read(operator, state, subtask).slices
+        sums = slices.group_by("layer").aggregate([("rows", "sum"), ("bytes", "sum")]).sort_by("layer")
+        columns = (sums["rows_sum"].to_pylist(), sums["bytes_sum"].to_pylist())
+        return tuple(Layer(None, rows, size_bytes) for rows, size_bytes in zip(*columns, strict=True))
+
+    def should_fold(self, operator: str, state: str, subtask: int, *, rows: int) -> bool:
+        """Return whether to write this keyed state whole next, not as a delta of ``rows`` rows.
+
+        True if the deltas would reach half the size of the base, if there are 16 of them already,
+        or if the state has no rows yet.
+        """
+        from ..states import should_fold
+
+        return should_fold(self.layers(operator, state, subtask), rows)
+
+    def planned_by(self, *, to_show: bool) -> Plannable:
+        """Return what a plan needs; without the rest of the manifest if it is only shown."""
+        with self._reading:
+            if self._manifest is not None or not to_show:
+                return self
+        return _Outline(self.record, load_outline(self.storage, self.record, bound_to_run=self.bound_to_run))
+
+    def carried(self, plan: RestorePlan) -> pa.Table:
+        """See ``Checkpoint.carried``."""
+        plan.check(self.record.ref)
+        states = [state for state in self.record.states if not plan.gives_up(state.operator, state.name)]
+        started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
+        return carried_by_plan(self.manifest.full(), plan.assigned, states, started)
 
     def _check_sound(self, state: State, of_handles: Iterable[Finding] = ()) -> None:
         """Raise ``DamagedCheckpoint`` for a declaration or handles that would give wrong rows."""
@@ -329,21 +411,16 @@ class Checkpoint:
                 state=state.name,
             )
 
-    def _task(self, state: State, slices: pa.Table) -> ReadTask:
-        """Make a task with one operator, one state, and the handles that the slices name."""
-        from .task import ReadTask
+    def task_of(self, state: State, slices: pa.Table) -> ReadTask:
+        """See ``Checkpoint.task_of``."""
+        from .task import SegmentTask
 
         self._check_sound(state)
         numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
         handles = self.manifest.rows(numbers.dictionary)
         column = slices.schema.get_field_index("handle")
         slices = slices.set_column(column, "handle", numbers.indices.cast(pa.int64()))
-        return ReadTask(self.storage, self._record_of(state), handles, slices, self.bound_to_run)
-
-    def _record_of(self, state: State) -> Record:
-        """Return what a worker needs of the record to read one state."""
-        operator = self.record.graph.operator(state.operator)
-        return replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
+        return SegmentTask(self.storage, self.record_for(state), handles, slices, self.bound_to_run)
 
 
 @dataclass(frozen=True)

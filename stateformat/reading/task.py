@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,28 +26,34 @@ if TYPE_CHECKING:
     from .scan import SliceReader
 
 
+class RowReader(Protocol):
+    """Reads the rows of a task."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of ``batches``."""
+
+    def batches(self, batch_rows: int = ...) -> Iterator[pa.RecordBatch]:
+        """Stream the rows, as ``ReadTask.batches`` says."""
+
+    def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """Stream the layers, as ``ReadTask.layers`` says."""
+
+
 @dataclass(frozen=True)
 class ReadTask(ArrowStream):
     """What one worker reads: slices of one state, with the handles that they need. Picklable."""
 
     storage: Storage
     record: Record
+    """The checkpoint's, with this operator and state alone."""
     handles: pa.Table
+    """What ``slices`` number; another system's may not count their rows."""
     slices: pa.Table
-    bound_to_run: bool = False
-    _values: Callable[[], list[Handle]] | None = field(default=None, init=False, repr=False, compare=False)
-    """The handles as values, if the slices are these whole handles. A changed task has none."""
 
     def __repr__(self) -> str:
         place = f"{self.storage.url}@{self.record.checkpoint_id}"
         return f"ReadTask({shortened(place, 40)}, {self.state!r}, {self.slices.num_rows} slices)"
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._values is None:
-            return self.__dict__
-        # A table that is a part of a larger one would be pickled with all of it.
-        own = {"handles": copy_rows(self.handles), "slices": copy_rows(self.slices), "_values": None}
-        return {**self.__dict__, **own}
 
     @property
     def state(self) -> State:
@@ -76,7 +83,7 @@ class ReadTask(ArrowStream):
         Raises ``DamagedCheckpoint``, and ``CheckpointExpired`` if the files have been deleted.
         """
         with self._missing_explained():
-            yield from self._reader(as_schema, wanted).batches(batch_rows)
+            yield from self.reader(as_schema, wanted).batches(batch_rows)
 
     def layers(self, *, as_schema: SchemaVersion | None = None) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Stream the layers of a keyed state as they were written, lowest first: number and rows.
@@ -88,14 +95,14 @@ class ReadTask(ArrowStream):
         Raises as :meth:`batches` does, and ``InvalidInput`` for a state that is not keyed.
         """
         with self._missing_explained():
-            for layer, batches in self.with_expired()._reader(as_schema).layers():
+            for layer, batches in self.with_expired().reader(as_schema).layers():
                 yield layer, self._guarded(batches)
 
     def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
         """Return the rows of :meth:`batches` as one table."""
-        return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=self._reader(as_schema).schema)
+        return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=self.reader(as_schema).schema)
 
-    def with_expired(self) -> ReadTask:
+    def with_expired(self) -> Self:
         """Return a task for the same rows, with those that had expired at the checkpoint."""
         if self.state.ttl is None or self.state.ttl_now_us is None:
             return self
@@ -103,48 +110,28 @@ class ReadTask(ArrowStream):
         states = (replace(self.state, ttl_now_us=None), *self.record.states[1:])
         return replace(self, record=replace(self.record, states=states))
 
+    @abstractmethod
+    def with_slices(self, slices: pa.Table) -> Self:
+        """Return a task for slices that are parts of this task's."""
+
+    @abstractmethod
     def at_groups(self, groups: Groups) -> ReadTask:
         """Return a task for the rows of these key groups (ascending), and perhaps a few others."""
-        from .cutting import cut_to_groups
 
-        return self.with_slices(cut_to_groups(self.handles, self.slices, groups))
-
-    def split(self, parts: int) -> list[ReadTask]:
+    @abstractmethod
+    def split(self, parts: int) -> Sequence[ReadTask]:
         """Return up to ``parts`` tasks of about equal stored bytes; in order they give the rows.
 
         A key group stays whole. Progress and broadcast state are not split.
         """
-        from .cutting import split_slices
 
-        tables = split_slices(self.state, self.handles, self.slices, parts)
-        return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
+    @abstractmethod
+    def reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> RowReader:
+        """Return what reads the rows, as ``as_schema`` (by default the current schema)."""
 
-    def with_values(self, values: Callable[[], list[Handle]] | None) -> ReadTask:
-        """Set the handles as values (the slices are these whole handles), and return this task."""
-        object.__setattr__(self, "_values", values)
-        return self
-
-    def with_slices(self, slices: pa.Table) -> ReadTask:
-        """Return a task for slices that are parts of this task's, with the handles they name."""
-        used = pc.unique(slices["handle"])
-        number = slices.schema.get_field_index("handle")
-        numbers = pc.index_in(slices["handle"], used).cast(pa.int64())
-        return replace(
-            self,
-            slices=slices.set_column(number, slices.schema.field(number), numbers).combine_chunks(),
-            **self._holding(used),
-        )
-
-    def _holding(self, numbers: pa.Array) -> dict[str, Any]:
-        """Return the fields that hold handles, with only these."""
-        return {"handles": self.handles.take(numbers)}
-
-    def _reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> SliceReader:
-        from .scan import SliceReader
-
-        return SliceReader(
-            self.storage, self.record, Manifest(self.handles), self.slices, as_schema, wanted, self._values
-        )
+    @abstractmethod
+    def missing(self, path: str) -> Exception:
+        """Return the error for an object that is gone: expired, or damage."""
 
     def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self._missing_explained():
@@ -156,11 +143,56 @@ class ReadTask(ArrowStream):
         try:
             yield
         except FileNotFoundError as error:
-            raise self._missing(str(error.filename or error)) from error
+            raise self.missing(str(error.filename or error)) from error
         except DamagedCheckpoint as error:
             if error.kind is not ErrorKind.OBJECT_MISSING:
                 raise
-            raise self._missing(str(error.details.get("path", ""))) from error
+            raise self.missing(str(error.details.get("path", ""))) from error
 
-    def _missing(self, path: str) -> Exception:
+
+@dataclass(frozen=True, repr=False)
+class SegmentTask(ReadTask):
+    """Slices of segments."""
+
+    bound_to_run: bool = False
+    values: Callable[[], list[Handle]] | None = field(default=None, compare=False)
+    """The handles as values, if the slices are these whole handles."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.values is None:
+            return self.__dict__
+        # A table that is a part of a larger one would be pickled with all of it.
+        own = {"handles": copy_rows(self.handles), "slices": copy_rows(self.slices), "values": None}
+        return {**self.__dict__, **own}
+
+    def at_groups(self, groups: Groups) -> SegmentTask:
+        """See ``ReadTask.at_groups``."""
+        from .cutting import cut_to_groups
+
+        return self.with_slices(cut_to_groups(self.handles, self.slices, groups))
+
+    def split(self, parts: int) -> Sequence[SegmentTask]:
+        """See ``ReadTask.split``."""
+        from .cutting import split_slices
+
+        tables = split_slices(self.state, self.handles, self.slices, parts)
+        return [self] if len(tables) < 2 else [self.with_slices(slices) for slices in tables]
+
+    def with_slices(self, slices: pa.Table) -> Self:
+        """See ``ReadTask.with_slices``; the task has only the handles that they name."""
+        used = pc.unique(slices["handle"])
+        number = slices.schema.get_field_index("handle")
+        numbers = pc.index_in(slices["handle"], used).cast(pa.int64())
+        slices = slices.set_column(number, slices.schema.field(number), numbers).combine_chunks()
+        return replace(self, handles=self.handles.take(used), slices=slices, values=None)
+
+    def reader(self, as_schema: SchemaVersion | None, wanted: Wanted = EVERYTHING) -> SliceReader:
+        """See ``ReadTask.reader``."""
+        from .scan import SliceReader
+
+        manifest = Manifest(self.handles)
+        return SliceReader(self.storage, self.record, manifest, self.slices, as_schema, wanted, self.values)
+
+    def missing(self, path: str) -> Exception:
+        """See ``ReadTask.missing``."""
         return missing_object(self.storage, self.record, path, bound_to_run=self.bound_to_run)

@@ -25,7 +25,7 @@ from ..errors import CheckpointError, NotFound
 from ..findings import Counts, Report, ordered
 from ..history import Survey
 from ..inspecting import savepoints_document, sizes_document
-from ..reading import Checkpoint
+from ..reading import Capability, Checkpoint
 from ..rules import check_content
 from ..storage import remembered
 from ..store import CheckpointStore
@@ -168,7 +168,8 @@ def _metadata_checked(checkpoint: Checkpoint, level: ReportLevel | None) -> Docu
     """Return what is wrong with record and manifest; None if segments are validated too."""
     totals = checkpoint.record.totals
     outside = totals.segments if totals.bytes > checkpoint.inline_bytes() else 0
-    if checkpoint.system or level in ("quick", "full") or (level is None and outside <= SEGMENTS_QUICK):
+    told = level in ("quick", "full") or (level is None and outside <= SEGMENTS_QUICK)
+    if told or Capability.VERIFY not in checkpoint.capabilities:
         return None
     record = checkpoint.record
     findings = check_content(record.graph, record.states, checkpoint.handles, record.rescaled_from)

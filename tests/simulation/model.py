@@ -28,7 +28,7 @@ from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.graph import Partitioner, Status
 from stateformat.model import CheckpointKind, Mode, Record, StopMode
-from stateformat.reading import Checkpoint
+from stateformat.reading import Checkpoint, StoreCheckpoint
 from stateformat.validation import validate
 from tests.simulation.graphs import Graph, Row, SourceSpec, passed_on
 from tests.simulation.lives import KeyHistory, Said
@@ -186,7 +186,7 @@ class Model:
         """
         if full:
             check_valid(storage, record.checkpoint_id)
-        reading = _Reading(self, Checkpoint(storage, record), parent)
+        reading = _Reading(self, StoreCheckpoint(storage, record), parent)
         reading.statuses()
         cut = reading.cut()
         drained = record.stop is not None and record.stop.mode is StopMode.DRAIN

@@ -17,6 +17,7 @@ from stateformat import paths as layout
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, ErrorKind, InvalidInput, NotFound, PublishConflict
 from stateformat.model import CheckpointKind
+from stateformat.reading import StoreCheckpoint
 from tests.stateformat.test_retention import everything, needed_by_hand
 from tests.worlds.stepping import JOB, World, contents, whole
 from tests.worlds.stores import refused
@@ -175,7 +176,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert [record.checkpoint_id for record in records] == sorted(self.held, reverse=True)
         for record in records:
             assert (record.parent.checkpoint_id if record.parent else None) == self.parents[record.checkpoint_id]
-            assert whole(sf.Checkpoint(self.world.storage, record)) == self.held[record.checkpoint_id]
+            assert whole(StoreCheckpoint(self.world.storage, record)) == self.held[record.checkpoint_id]
 
     @invariant()
     def pins_stay_as_they_were(self) -> None:

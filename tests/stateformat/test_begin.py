@@ -236,7 +236,7 @@ def test_every_value_shows_itself_in_one_short_line(url: str) -> None:
     for value in values:
         assert "\n" not in repr(value)
         assert len(repr(value)) <= 110, repr(value)
-        assert type(value).__name__ in repr(value)
+        assert any(kind.__name__ in repr(value) for kind in type(value).__mro__[:2])
 
 
 # ---- what a worker writes

@@ -32,7 +32,7 @@ from stateformat.model import (
     SchemaVersion,
     State,
 )
-from stateformat.reading import Checkpoint
+from stateformat.reading import StoreCheckpoint
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
@@ -586,7 +586,7 @@ def test_equal_bytes_are_read_where_they_are_declared_otherwise(tmp_path: Path) 
     columns = first.current.fields
     swapped = (columns[0], replace(columns[1], name="b"), replace(columns[2], name="a"))
     later = replace(first, schemas=(*first.schemas, SchemaVersion(2, swapped)))
-    after = Checkpoint(before.storage, replace(before.record, states=(later,)), manifest=before.manifest)
+    after = StoreCheckpoint(before.storage, replace(before.record, states=(later,)), manifest=before.manifest)
     [state] = diff_checkpoints(before, after).states
     assert [(one.change, one.column, one.was) for one in state.columns] == [
         ("renamed", "b", "a"),
@@ -598,7 +598,7 @@ def test_equal_bytes_are_read_where_they_are_declared_otherwise(tmp_path: Path) 
         added = (*columns, replace(columns[2], id=4, name="c", default=text))
         grown = replace(first, schemas=(*first.schemas, SchemaVersion(2, added)), last_field_id=4)
         record = replace(before.record, states=(grown,))
-        defaults.append(Checkpoint(before.storage, record, manifest=before.manifest))
+        defaults.append(StoreCheckpoint(before.storage, record, manifest=before.manifest))
     [state] = diff_checkpoints(*defaults).states
     assert ([one.change for one in state.columns], counts(state)) == (["default"], (0, 0, 2))
     assert diff_checkpoints(defaults[0], defaults[0]).read_bytes == 0

@@ -22,7 +22,7 @@ from stateformat.history import records as history, retention
 from stateformat.model import CheckpointId, CheckpointKind
 from stateformat.publication import CommitPermit
 from stateformat.publication.protocol import ENDS, MOVES, Observation, Step as Steps
-from stateformat.reading import Checkpoint, load_manifest, load_record
+from stateformat.reading import StoreCheckpoint, load_manifest, load_record
 from stateformat.store import CheckpointStore
 from tests.stateformat.publication_world import (
     Patch,
@@ -331,7 +331,7 @@ def test_f16_a_create_that_lands_late_touches_neither_newest_nor_permits_nor_out
     run = Run(world.storage, world.sink, run.permit)
     run.interval = 1
     run.publish(full=True)
-    reader = Checkpoint(world.storage, load_record(world.storage, CheckpointId(1)))
+    reader = StoreCheckpoint(world.storage, load_record(world.storage, CheckpointId(1)))
     c = world.restarter("C").until("read", "manifests/")
     run.publish(full=True)
     world.expire()
@@ -557,7 +557,7 @@ def test_f5_expire_removes_all_doomed_records_before_the_first_object() -> None:
                     expire.step()
             expire.kill()
             for checkpoint_id in world.ids():
-                whole(Checkpoint(world.storage, load_record(world.storage, CheckpointId(checkpoint_id))))
+                whole(StoreCheckpoint(world.storage, load_record(world.storage, CheckpointId(checkpoint_id))))
             world.check()
 
 

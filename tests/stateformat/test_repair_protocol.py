@@ -18,7 +18,7 @@ from stateformat.history import records as history, retention
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.publication import pending, protocol as publication, repairing as repair
 from stateformat.publication.protocol import Observation, Step
-from stateformat.reading import Checkpoint, load_record
+from stateformat.reading import StoreCheckpoint, load_record
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.stateformat.publication_world import (
@@ -83,7 +83,7 @@ def a_gap_is_a_loss(patch: Patch) -> None:
 
 def keep_what_the_newest_carries(patch: Patch) -> None:
     def carried(storage: Any, newest: Record) -> set[str]:
-        items = contents(Checkpoint(storage, newest))["prepared"]
+        items = contents(StoreCheckpoint(storage, newest))["prepared"]
         return {item["attempt"] for item in items[0]} if items else set()
 
     patch.setattr(stepping, "carried_attempts", carried)
@@ -110,7 +110,7 @@ def segments_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def check(storage: Any, checkpoint_id: CheckpointId, *, segments: Any) -> tuple[Finding, ...]:
         try:
-            contents(Checkpoint(storage, load_record(storage, checkpoint_id)))
+            contents(StoreCheckpoint(storage, load_record(storage, checkpoint_id)))
         except sf.CheckpointError as error:
             return (Finding(error.kind, "SPEC 7", str(error)),)
         return ()
@@ -165,7 +165,7 @@ def check(world: World, doubled: set[int]) -> None:
     output twice.
     """
     for record in world.store.history():
-        whole(Checkpoint(world.storage, record))
+        whole(StoreCheckpoint(world.storage, record))
     run = world.run()
     run.publish()
     outputs = world.sink.outputs

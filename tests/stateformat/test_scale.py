@@ -17,7 +17,7 @@ from stateformat import manifest as mf
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.documents import JsonColumn, JsonRows
 from stateformat.model import CheckpointId, Handle
-from stateformat.reading import Checkpoint, load_record
+from stateformat.reading import StoreCheckpoint, load_record
 from stateformat.redistribution import plan_restore, rescale
 from stateformat.store import CheckpointStore, open as sf_open
 from stateformat.tools.ckpt.json_text import LONG, pieces
@@ -135,7 +135,7 @@ def _requests(folder: Path, subtasks: int) -> dict[str, Counter[str]]:
     def counted(name: str) -> None:
         found[name], storage.asked = storage.asked, Counter()
 
-    checkpoint = Checkpoint(storage, load_record(storage, CheckpointId(2)))
+    checkpoint = StoreCheckpoint(storage, load_record(storage, CheckpointId(2)))
     assert checkpoint.handles.num_rows == 3 * subtasks
     counted("open")
     checkpoint.plan_restore(checkpoint.graph.at(subtasks + 7)).check()

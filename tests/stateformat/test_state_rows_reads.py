@@ -32,7 +32,7 @@ from stateformat.errors import DamagedCheckpoint
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_groups
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, State
-from stateformat.reading import Checkpoint, ReadTask, StateRows
+from stateformat.reading import Checkpoint, SegmentTask, StateRows, StoreCheckpoint
 from stateformat.reading.cutting import cut_to_groups, split_between_owners, split_slices
 from stateformat.schema import SLICE_SCHEMA
 from stateformat.segments import WriteOptions, groups_of_keys
@@ -82,7 +82,7 @@ def wide(keys: range, seed: int) -> pa.Table:
 
 
 def rows_of(storage: Storage, state: State, handles: list[Handle]) -> StateRows:
-    return StateRows.of(ReadTask(storage, record(state), handles_table(handles), whole_slices(handles)))
+    return StateRows.of(SegmentTask(storage, record(state), handles_table(handles), whole_slices(handles)))
 
 
 def layered(storage: Storage) -> tuple[StateRows, list[Handle], pa.Table]:
@@ -570,7 +570,7 @@ def checkpoint() -> Checkpoint:
 def again(checkpoint: Checkpoint, handles: pa.Table | None = None) -> Checkpoint:
     """The checkpoint opened anew, perhaps with other handles."""
     manifest = None if handles is None else Manifest(handles)
-    return Checkpoint(checkpoint.storage, checkpoint.record, manifest=manifest)
+    return StoreCheckpoint(checkpoint.storage, checkpoint.record, manifest=manifest)
 
 
 def found(checkpoint: Checkpoint, number: int) -> pa.Table:

@@ -24,7 +24,7 @@ from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.inspecting import diff_checkpoints, key_history, top_document
 from stateformat.model import State, TimerClock
-from stateformat.reading import key_table
+from stateformat.reading import StoreCheckpoint, key_table
 from stateformat.states import Changes, evolve_state, list_state, map_state, new_state, value_state
 from stateformat.ttl import NO_TIME_US, TIME_MAX_US, TTL_COLUMN, Ttl
 from tests.stateformat.changing_histories import KEYS, OWN, ExpiringHistory, joined, random_history
@@ -433,7 +433,7 @@ def test_a_release_that_knows_no_ttl_shows_every_row_and_refuses_to_lose_the_col
     store = published(tmp_path, state(Ttl(10)), rows((1, 100), (2, 110)), 110)
     checkpoint = store.open()
     ignored = tuple(replace(one, ttl=None, ttl_now_us=None) for one in checkpoint.states)
-    old = sf.Checkpoint(checkpoint.storage, replace(checkpoint.record, states=ignored, optional_features=()))
+    old = StoreCheckpoint(checkpoint.storage, replace(checkpoint.record, states=ignored, optional_features=()))
     assert old.state("op", "s").table().num_rows == 2
     plan = old.plan_restore(old.graph, states=[state(previous=old.states[0])])
     with pytest.raises(

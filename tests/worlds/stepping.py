@@ -33,7 +33,7 @@ from stateformat.graph import OperatorId
 from stateformat.history import manifests_under
 from stateformat.manifest import decode_manifest, manifest_ref
 from stateformat.model import ON_TOP, CheckpointId, Handle, ParentRef, Record, new_write_id
-from stateformat.reading import load_manifest, load_record
+from stateformat.reading import StoreCheckpoint, load_manifest, load_record
 from stateformat.states import committables_state, even_split_state, value_state
 from stateformat.storage import CreateOutcome, ObjectInfo, Storage
 
@@ -538,7 +538,7 @@ class World:
             (record.checkpoint_id for record in chain), reverse=True
         )
         for record in chain:
-            whole(sf.Checkpoint(self.storage, record))
+            whole(StoreCheckpoint(self.storage, record))
         run = self.run()
         if not rolled_back:
             assert sorted(self.sink.outputs) == list(range(1, run.interval + 1)), self.sink.outputs

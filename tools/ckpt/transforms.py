@@ -70,11 +70,11 @@ def transforms_of(
     Raises ``InvalidInput`` for states and columns that are not there and functions that cannot be
     had, and a usage error for options that contradict each other.
     """
-    from stateformat.backends.rewrite import Transform, check_own
+    from stateformat.backends.rewrite import Transform
     from stateformat.model import Mode
 
     if named or renames:
-        check_own(checkpoint)
+        checkpoint.of_store("whose state cannot be transformed")
     functions: dict[tuple[str, str], FunctionName] = {}
     for one in named:
         state = (

@@ -19,15 +19,14 @@ left out: rows in segments of both sides may have expired since.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
-from ...manifest import Ints, Mask, before, codes_of, integers, lists, one_chunk, spread, take_rows
+from ...manifest import Ints, Mask, before, codes_of, integers, lists, one_chunk, spread
 from ...model import Mode, SchemaVersion, State
 from ...reading import Keys
 from ...schema import SLICE_SCHEMA, segment_schema
@@ -348,11 +347,7 @@ def _cut(side: Side | None, runs: Runs) -> Side | None:
     """Return a side of these runs only: owners by key group, each with its runs in order."""
     if side is None or not len(runs.start):
         return None
-    slices = _slices(side.handles, runs)
-    numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
-    column = slices.schema.get_field_index("handle")
-    slices = slices.set_column(column, SLICE_SCHEMA.field("handle"), numbers.indices.cast(pa.int64()))
-    return side.of(replace(side.task, handles=take_rows(side.handles, numbers.dictionary), slices=slices))
+    return side.of(side.task.with_slices(_slices(side.handles, runs)))
 
 
 def _slices(handles: pa.Table, runs: Runs) -> pa.Table:

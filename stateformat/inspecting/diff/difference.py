@@ -12,6 +12,7 @@ import pyarrow as pa
 from ... import words
 from ...documents import Document, JsonRows, objects
 from ...model import CheckpointKind, Mode, Record
+from ...reading import Capability
 from ...rescaling import lasting_stop
 from .columns import ColumnChange, side_by_side
 from .counting import Counted
@@ -123,13 +124,13 @@ def _record_changes(
     old, new = before.record, after.record
     kept, found = (record.properties if copied else record.lasting_properties for record in (old, new))
     # An import adds what it knows of the source.
-    names = kept if before.system and not after.system else {*kept, *found}
+    names = kept if Capability.RECORD in after.capabilities - before.capabilities else {*kept, *found}
     for name in sorted({*names} - {*own}):
         if kept.get(name) != found.get(name):
             yield MemberChange(f"properties.{name}", kept.get(name), found.get(name))
     if copied:
         old = replace(old, kind=CheckpointKind.SAVEPOINT)
-    elif before.system is None:
+    elif Capability.RECORD in before.capabilities:
         old = replace(new, job_id=old.job_id, job_name=old.job_name, stop=lasting_stop(old))
     else:
         old = new

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from ...manifest import Ints, integers
 from ...model import Mode, State
+from ...reading import Capability
 from ..comparing import RowShape, Side, Step, keyed_runs, planned, side_of
 from .columns import ColumnChange, Columns, side_by_side
 from .counting import Counted, counted
@@ -134,7 +135,7 @@ class Pair:
         assert self.becomes is not None
         assert self.new is not None
         related = self.before.record.job_id == self.after.record.job_id and self.shape is None
-        related = related and self.before.system is None and self.after.system is None
+        related = related and Capability.FIELD_IDS in self.before.capabilities & self.after.capabilities
         self._columns = columns = side_by_side(self.becomes, self.new, by_id=related)
         state = replace(self.new, schemas=(columns.after,))
         more = {}

@@ -138,7 +138,7 @@ class Session:
         """
         from stateformat.errors import NotFound
         from stateformat.history import NO_RECORDS, record_of
-        from stateformat.reading import Checkpoint
+        from stateformat.reading import StoreCheckpoint
 
         if address.format is not None:
             return self.checkpoint(address, *others)[1]
@@ -153,7 +153,7 @@ class Session:
             storage = self._open(address, options)
         storage = self._instrumented(storage)
         try:
-            return Checkpoint(storage, record_of(storage, id_of(address)))
+            return StoreCheckpoint(storage, record_of(storage, id_of(address)))
         except NotFound as error:
             if error.kind not in NO_RECORDS:
                 raise

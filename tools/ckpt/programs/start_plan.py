@@ -67,12 +67,13 @@ def _anew(store: CheckpointStore, flow: Dataflow, options: Options) -> Document:
 def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, options: Options) -> Document:
     from stateformat.backends.runtime import at_parallelism, plan_of
     from stateformat.history import record_ids
+    from stateformat.reading import Capability
     from stateformat.redistribution import plan_document
     from stateformat.rescaling import rescale_of
 
     record = checkpoint.record
     # Of another system's checkpoints there is no newest to start from.
-    newest = checkpoint.id if checkpoint.system is not None else max(record_ids(store.storage))
+    newest = max(record_ids(store.storage)) if Capability.CARRY in checkpoint.capabilities else checkpoint.id
     wanted = rescale_of(record) if newest == checkpoint.id else None
     if wanted is not None:
         options = at_parallelism(options, flow, wanted.of(record.graph))
@@ -117,9 +118,10 @@ def _new_state(state: Mapping[str, Any]) -> Document:
 def _refusals(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow) -> Iterator[Document]:
     """What a start refuses besides the plan."""
     from stateformat.model import CheckpointKind
+    from stateformat.reading import Capability
 
     record = checkpoint.record
-    if checkpoint.system is not None:
+    if Capability.CARRY not in checkpoint.capabilities:
         return  # The job id is chosen at the import, and its store has nothing prepared.
     if record.job_id != flow.job_id:
         yield {
@@ -149,13 +151,15 @@ def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newes
     """What a start needs, does or says, a sentence each."""
     from stateformat.backends.runtime import parallelism_words
     from stateformat.model import CheckpointKind, StopMode
+    from stateformat.reading import Capability
     from stateformat.rescaling import lasting_stop, rescale_of
 
     record, number = checkpoint.record, checkpoint.id
-    if checkpoint.system is not None:
+    if Capability.CARRY not in checkpoint.capabilities:
         from stateformat.backends.foreign import advice_for
 
-        yield f"this is {checkpoint.system}: {advice_for(checkpoint.system, 'start', store.url, job_id=flow.job_id)}"
+        system = str(checkpoint.system)
+        yield f"this is {system}: {advice_for(system, 'start', store.url, job_id=flow.job_id)}"
     elif record.kind is CheckpointKind.SAVEPOINT:
         yield (
             f"this is a savepoint, which is yours: `--from {store.url}` begins an empty store with it, and --claim "

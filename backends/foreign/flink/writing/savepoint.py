@@ -313,7 +313,7 @@ def write_savepoint(checkpoint: Checkpoint, target: Storage) -> Written:
 
 
 def _check_target(target: Storage, checkpoint: Checkpoint) -> None:
-    if checkpoint.system is not None and lies_in(target.url, checkpoint.storage.url):
+    if isinstance(checkpoint, ForeignCheckpoint) and lies_in(target.url, checkpoint.storage.url):
         raise InvalidInput(
             f"{target.url} lies in {checkpoint.storage.url}, which is {checkpoint.system} and stays as it is; give a "
             "folder elsewhere",

@@ -18,7 +18,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Operator as OurOperator
 from stateformat.model import State
-from stateformat.reading import Checkpoint
+from stateformat.reading import Capability, Checkpoint
 from stateformat.states import coordinator_state
 
 from ..contents import operator_header_end
@@ -103,7 +103,7 @@ def template_of(source: FlinkSource) -> Template:
 def template_in(checkpoint: Checkpoint) -> Template:
     """Return the template that one of our checkpoints holds; ``InvalidInput`` if it has none."""
     names = {(state.operator, state.name) for state in checkpoint.states}
-    if checkpoint.system is not None:
+    if Capability.CARRY not in checkpoint.capabilities:
         raise InvalidInput(
             f"{checkpoint.storage.url} is {checkpoint.system}; a savepoint is made of what came from Flink only",
             kind=ErrorKind.UNSUPPORTED_FEATURE,

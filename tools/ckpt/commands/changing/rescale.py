@@ -79,18 +79,18 @@ def rescale(
     answered, or the savepoint is missing.
     """
     from stateformat.backends.rewrite import publish_rescaled
+    from stateformat.reading import Capability
     from stateformat.redistribution import plan_document
 
     others = () if target is None else (target.url,)
     store, checkpoint = session.checkpoint(address, *others)
-    if checkpoint.system is not None:
+    if Capability.CARRY not in checkpoint.capabilities:
         if operator_parallelism:
             raise click.UsageError("all operators of a query share one number of partitions; give --parallelism")
         if running:
             raise click.UsageError("--running asks a job of this library, and STORE is a Structured Streaming query's")
-        return rescale_foreign(
-            session, address, checkpoint, target, parallelism, provider, engine=engine, prove=prove, dry_run=dry_run
-        )
+        more: dict[str, Any] = {"engine": engine, "prove": prove, "dry_run": dry_run}
+        return rescale_foreign(session, address, checkpoint, target, parallelism, provider, **more)
     if provider is not None or engine != "local":
         raise click.UsageError("--provider and --engine are for the checkpoints of Structured Streaming queries")
     if parallelism is None and not operator_parallelism:

@@ -138,7 +138,7 @@ def _along(
     """The document of ``--all``, whose changes lie in ``files``, and the exit status."""
     from stateformat.history import record_lost
     from stateformat.inspecting import key_history, latest_declaration, newest_declaration
-    from stateformat.reading import Checkpoint, keys_from_json
+    from stateformat.reading import StoreCheckpoint, keys_from_json
     from stateformat.storage import remembered
 
     store = session.store(address)
@@ -149,7 +149,7 @@ def _along(
         store.open(address.checkpoint_id)  # Says what is wrong with it.
     storage = remembered(store.storage)
     checkpoints = [
-        session.shown(Checkpoint(storage, record) if record.manifest.path else store.checkpoint_of(record))
+        session.shown(StoreCheckpoint(storage, record) if record.manifest.path else store.checkpoint_of(record))
         for record in records
     ]
     if operator is None or name is None:
@@ -195,10 +195,9 @@ def _with_manifest(checkpoint: Checkpoint) -> Checkpoint:
 
     # A checkpoint keeps its manifest; those of a history are too many to be held.
     fresh = copy(checkpoint)
-    # Whoever uses it meets the error. Another system's would count rows first, which nobody needs.
+    # Whoever uses it meets the error.
     with suppress(CheckpointError):
-        if fresh.system is None:
-            fresh.manifest  # noqa: B018 - reads it
+        fresh.outline  # noqa: B018 - reads it
     return fresh
 
 
