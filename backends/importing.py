@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
-from stateformat.findings import Finding
 from stateformat.formats import refuse_foreign
 from stateformat.graph import Operator
 from stateformat.history import record_ids
@@ -47,7 +42,7 @@ from .foreign.flink.writing.template import (
     template_state,
 )
 from .foreign.framing import json_value
-from .foreign.source import ForeignSource, Level, Note, Part, Progress, unreadable
+from .foreign.source import Note, unreadable
 from .rewrite import (
     Engine,
     RewritePlan,
@@ -466,8 +461,16 @@ def chosen_of(checkpoint: ForeignCheckpoint, drop: Sequence[str], ttl: Mapping[s
         _check_times(record, name)
     if not drop and not ttl:
         return checkpoint
-    source = _Chosen(checkpoint.source, frozenset(drop), dict(ttl), time.time_ns() // 1000)
-    return ForeignCheckpoint(checkpoint.storage, source, checkpoint.system)
+    graph = replace(record.graph, operators=tuple(one for one in record.graph.operators if one.uid not in drop))
+    now_us, states = time.time_ns() // 1000, list[State]()
+    for state in record.states:
+        name = f"{state.operator}/{state.name}"
+        if {state.operator, name}.isdisjoint(drop):
+            states.append(replace(state, ttl=ttl[name], ttl_now_us=now_us) if name in ttl else state)
+    # What is left out is not told of, except why it could not be read.
+    notes = [note for note in checkpoint.notes if note.kind == "refused" or not _dropped(note, labels, drop)]
+    record = replace(record, graph=graph, states=tuple(states))
+    return ForeignCheckpoint(checkpoint.storage, checkpoint.source, checkpoint.system, record, notes)
 
 
 def _dropped(note: Note, uids: Iterable[str], drop: Collection[str]) -> bool:
@@ -490,51 +493,6 @@ def _check_times(record: Record, name: str) -> None:
             "without, and let the program declare the ttl: its rows then count from the restore",
             kind=ErrorKind.STATE_NOT_ALLOWED,
         )
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """A source without some operators and states, whose rows may expire; picklable."""
-
-    source: ForeignSource
-    drop: frozenset[str]
-    ttl: Mapping[str, Ttl]
-    now_us: int
-
-    def _kept(self, operator: str, state: str) -> bool:
-        return {operator, f"{operator}/{state}"}.isdisjoint(self.drop)
-
-    def _expiring(self, state: State) -> State:
-        ttl = self.ttl.get(f"{state.operator}/{state.name}")
-        return state if ttl is None else replace(state, ttl=ttl, ttl_now_us=self.now_us)
-
-    @property
-    def record(self) -> Record:
-        found = self.source.record
-        graph = replace(found.graph, operators=tuple(one for one in found.graph.operators if one.uid not in self.drop))
-        states = tuple(self._expiring(state) for state in found.states if self._kept(state.operator, state.name))
-        return replace(found, graph=graph, states=states)
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        return [part for part in self.source.parts if self._kept(part.operator, part.state)]
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """What is left out is not told of, except why it could not be read."""
-        uids = self.source.record.graph.by_uid
-        return [note for note in self.source.notes if note.kind == "refused" or not _dropped(note, uids, self.drop)]
-
-    def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
-        return self.source.group_rows(part)
-
-    def read(
-        self, part: Part, first_group: int | None = None, last_group: int | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        return self.source.read(part, first_group, last_group)
-
-    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
-        return self.source.check(level, progress)
 
 
 class Start(NamedTuple):

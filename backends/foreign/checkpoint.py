@@ -105,7 +105,10 @@ class ForeignFolder:
 
 def record_of(source: ForeignSource) -> Record:
     """Return the record of a source; its totals have no rows if nobody counted them."""
-    record, parts = source.record, source.parts
+    return _with_totals(source.record, source.parts)
+
+
+def _with_totals(record: Record, parts: Sequence[Part]) -> Record:
     known = [part.rows for part in parts if part.rows is not None]
     rows = sum(known) if len(known) == len(parts) else None
     paths = {part.path for part in parts}
@@ -129,18 +132,31 @@ class _Seen:
 
 
 class ForeignCheckpoint(Checkpoint):
-    """A checkpoint over a :class:`ForeignSource`. Thread-safe and picklable; it only reads."""
+    """A checkpoint over a :class:`ForeignSource`. Thread-safe and picklable; it only reads.
 
-    def __init__(self, folder: Storage, source: ForeignSource, system: str) -> None:
-        super().__init__(folder, record_of(source))
+    ``record`` and ``notes``, by default the source's, may lack states: nothing is read of those.
+    """
+
+    def __init__(
+        self,
+        folder: Storage,
+        source: ForeignSource,
+        system: str,
+        record: Record | None = None,
+        notes: Sequence[Note] | None = None,
+    ) -> None:
+        self.parts = source.parts
+        if record is not None:
+            self.parts = [part for part in self.parts if (part.operator, part.state) in record.by_state]
+        super().__init__(folder, _with_totals(record or source.record, self.parts))
         self.source = source
         self.system: str = system
-        self._parts = {(part.operator, part.state, part.subtask): part for part in source.parts}
+        self.notes: tuple[Note, ...] = tuple(source.notes if notes is None else notes)
         self._counting = Lock()
         self._handles: pa.Table | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForeignCheckpoint, (self.storage, self.source, self.system)
+        return ForeignCheckpoint, (self.storage, self.source, self.system, self.record, self.notes)
 
     def __repr__(self) -> str:
         return f"ForeignCheckpoint({self.storage.url}@{self.id}, {self.system})"
@@ -149,11 +165,6 @@ class ForeignCheckpoint(Checkpoint):
     def query(self) -> str:
         """The address, where ``ckpt rescale`` makes a copy that the system goes on from."""
         return self.storage.url if getattr(self.source, "goes_on_from_copies", False) else ""
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """What is renamed, opaque, refused or found elsewhere."""
-        return tuple(self.source.notes)
 
     def plan_restore(
         self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = (), to_show: bool = False
@@ -173,14 +184,14 @@ class ForeignCheckpoint(Checkpoint):
         with self._counting:
             if self._handles is None:
                 with memory_named(self.storage.url):
-                    counted = handles_table(self._counted(part) for part in self.source.parts)
+                    counted = handles_table(self._counted(part) for part in self.parts)
                 self._handles = counted.select(PLANNING_COLUMNS)
             return self._handles
 
     @property
     def outline(self) -> pa.Table:
         """The handles without reading a data file; rows that nobody has counted are null."""
-        return self._outlined(self.source.parts)
+        return self._outlined(self.parts)
 
     def _outlined(self, parts: Sequence[Part]) -> pa.Table:
         known = pa.array([part.rows for part in parts], pa.int64())
@@ -196,7 +207,7 @@ class ForeignCheckpoint(Checkpoint):
         declared = self.record.state(operator, state)
         parts = [
             part
-            for part in self.source.parts
+            for part in self.parts
             if (part.operator, part.state) == (operator, state) and subtask in (None, part.subtask)
         ]
         rows = [
@@ -212,11 +223,9 @@ class ForeignCheckpoint(Checkpoint):
     def task_of(self, state: State, slices: pa.Table) -> ReadTask:
         """See ``Checkpoint.task_of``."""
         numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
-        chosen = self.handles.take(numbers.dictionary)
         column = slices.schema.get_field_index("handle")
         slices = slices.set_column(column, "handle", numbers.indices.cast(pa.int64()))
-        names = zip(*(chosen[name].to_pylist() for name in ("operator", "state", "subtask")), strict=True)
-        return self._foreign_task(state, [self._parts[name] for name in names], slices)
+        return self._foreign_task(state, [self.parts[number] for number in numbers.dictionary.to_pylist()], slices)
 
     def _foreign_task(self, state: State, parts: Sequence[Part], slices: pa.Table) -> ForeignReadTask:
         handles, record = self._outlined(parts), self.record_for(state)

@@ -60,6 +60,8 @@ class Checkpoint(ABC):
     capabilities: frozenset[Capability] = frozenset()
     system: str | None = None
     """What another system's checkpoint is, in words: "a Flink savepoint"; None for a store's."""
+    notes: tuple[Any, ...] = ()
+    """What of another system's is renamed, opaque, refused or found elsewhere."""
 
     def __init__(self, storage: Storage, record: Record) -> None:
         self.storage = storage
@@ -107,9 +109,9 @@ class Checkpoint(ABC):
         """
 
     @property
-    @abstractmethod
     def outline(self) -> pa.Table:
         """``handles``, but rows are null where another system's metadata does not count them."""
+        return self.handles
 
     @abstractmethod
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
@@ -141,16 +143,15 @@ class Checkpoint(ABC):
         the new subtasks; a subtask without rows has an empty handle. Opens no segment. Raises
         ``RestoreRefused`` if the plan has refusals, ``InvalidInput`` for one of another checkpoint.
         """
-        return self.of_store("whose files no checkpoint of ours refers to").carried(plan)
+        own = self.of_store("whose files no checkpoint of ours refers to")
+        plan.check(self.record.ref)
+        states = [state for state in self.record.states if not plan.gives_up(state.operator, state.name)]
+        started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
+        return carried_by_plan(own.manifest.full(), plan.assigned, states, started)
 
     def inline_bytes(self) -> int:
         """Return the bytes of the distinct inline segments, before the manifest compresses them."""
         return 0
-
-    @property
-    def notes(self) -> tuple[Any, ...]:
-        """What a reader of another system's checkpoint must know; empty for a store's."""
-        return ()
 
     def with_expired(self) -> Self:
         """Return the same checkpoint, with rows that had expired shown too."""
@@ -336,11 +337,6 @@ class StoreCheckpoint(Checkpoint):
         """See ``Checkpoint.handles``."""
         return self.manifest.handles
 
-    @property
-    def outline(self) -> pa.Table:
-        """See ``Checkpoint.outline``."""
-        return self.handles
-
     def inline_bytes(self) -> int:
         """See ``Checkpoint.inline_bytes``."""
         return self.manifest.inline_bytes()
@@ -389,13 +385,6 @@ class StoreCheckpoint(Checkpoint):
             if self._manifest is not None or not to_show:
                 return self
         return _Outline(self.record, load_outline(self.storage, self.record, bound_to_run=self.bound_to_run))
-
-    def carried(self, plan: RestorePlan) -> pa.Table:
-        """See ``Checkpoint.carried``."""
-        plan.check(self.record.ref)
-        states = [state for state in self.record.states if not plan.gives_up(state.operator, state.name)]
-        started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
-        return carried_by_plan(self.manifest.full(), plan.assigned, states, started)
 
     def _check_sound(self, state: State, of_handles: Iterable[Finding] = ()) -> None:
         """Raise ``DamagedCheckpoint`` for a declaration or handles that would give wrong rows."""

@@ -22,10 +22,13 @@ from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFo
 from stateformat.backends.foreign.source import Note, Opened
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.findings import Finding
+from stateformat.reading import Capability
+from stateformat.ttl import Ttl
 from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.foreign.foreign_fakes import WORDS, FakeSource, flink_like, spark_like
 from tests.servers.fault_proxy import Fault, FaultProxy
 from tests.servers.server import BUCKET, S3Server
+from tests.worlds.stores import flights_store
 
 NOTES = (Note("renamed", "operator-0/default", "two columns are called word; the second is word_2"),)
 WORD_COUNTS = ("operator-0", "default")
@@ -70,6 +73,21 @@ def test_the_door_opens_what_it_finds(folder: Path) -> None:
     assert (checkpoint.id, checkpoint.system, checkpoint.notes) == (3, "a fake checkpoint", NOTES)
     assert [record.checkpoint_id for record in stateformat.open(folder).history()] == [3, 2]
     assert stateformat.open(folder).open(2).id == 2
+
+
+def test_what_only_a_store_can_do_is_no_capability_of_another_system(folder: Path, tmp_path: Path) -> None:
+    assert not stateformat.open(folder).open().capabilities
+    assert flights_store(str(tmp_path / "ours")).open().capabilities == {*Capability}
+
+
+def test_a_checkpoint_shows_expired_rows_wherever_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spark_like()
+    states = tuple(replace(state, ttl=Ttl(1), ttl_now_us=5) for state in source.record.states)
+    source = replace(source, record=replace(source.record, states=states))
+    checkpoint = stateformat.open(make_folder(tmp_path, monkeypatch, source)).open()
+    assert {state.ttl_now_us for state in checkpoint.states} == {5}
+    sent = pickle.loads(pickle.dumps(checkpoint.with_expired()))
+    assert {state.ttl_now_us for state in sent.states} == {None}
 
 
 def test_an_address_can_name_the_format(folder: Path, tmp_path: Path) -> None:
