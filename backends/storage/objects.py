@@ -467,10 +467,10 @@ class _Output(NewObject):
             upload = self._send()
             try:
                 upload.end()
-            except answers.client_errors() as error:
-                # A try whose answer was lost may have completed the upload, which then is gone, and
-                # the object exists. No other writer uses its name.
-                if answers.answer_of(error).status != 404 or not self._is_there(key):
+            except answers.client_errors():
+                # A try whose answer was lost may have completed the upload, and a later one then
+                # fails. No other writer uses its name.
+                if not self._is_there(key):
                     raise
 
     def _discard(self) -> None:
@@ -483,7 +483,7 @@ class _Output(NewObject):
 
         try:
             return int(self._client.call(obstore.head, key)["size"]) == self._size_bytes
-        except FileNotFoundError:
+        except answers.client_errors():
             return False
 
 
@@ -504,19 +504,29 @@ class _Upload:
         self._error: BaseException | None = None
         self._ended = Event()
         parts: Queue[bytes | None] = Queue(1)
-        abandoned, store = Event(), client.patient
+        abandoned, begun, store = Event(), Event(), client.patient
 
         def each() -> Iterator[bytes]:
             while (part := parts.get()) is not None:
+                begun.set()
                 yield part
             if abandoned.is_set():
                 raise _Abandoned
 
-        def send() -> None:
+        def attempt() -> None:
             try:
                 obstore.put(
                     store, key, each(), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
                 )
+            except BaseException as error:
+                # Parts that were taken cannot be sent again.
+                if not begun.is_set():
+                    raise
+                self._error = error
+
+        def send() -> None:
+            try:
+                client.retrying(attempt)
             except BaseException as error:
                 self._error = error
             finally:
@@ -526,7 +536,8 @@ class _Upload:
                     parts.get_nowait()
 
         self._parts, self._abandoned = parts, abandoned
-        self._thread = Thread(target=send, name="upload", daemon=True)
+        # The context has the counters of the operation.
+        self._thread = Thread(target=copy_context().run, args=(send,), name="upload", daemon=True)
         self._thread.start()
 
     def send(self, data: bytes | None, /) -> None:
@@ -580,12 +591,3 @@ class RangeFile(io.RawIOBase):
         data: bytes = self._read_range(self._position, wanted).to_pybytes()
         self._position += len(data)
         return data
-
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(view.nbytes)
-        view[: len(data)] = data
-        return len(data)

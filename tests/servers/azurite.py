@@ -41,7 +41,21 @@ class AzuriteServer(NamedTuple):
 
     def options(self, endpoint: str = "", **more: Any) -> dict[str, Any]:
         """The options of ``open_storage``; ``endpoint`` of a proxy, ``more`` to add or replace."""
-        return {"endpoint_url": endpoint or self.endpoint, "account_name": ACCOUNT, "account_key": KEY, **more}
+        place = f"{endpoint}/{ACCOUNT}" if endpoint else self.endpoint
+        return {"endpoint_url": place, "account_name": ACCOUNT, "account_key": KEY, **more}
+
+    def body(self, container: str, name: str) -> bytes | None:
+        """What the server has under a name: the oracle of tests."""
+        import obstore
+        from obstore.store import AzureStore
+
+        config: Any = {"account_name": ACCOUNT, "account_key": KEY, "endpoint": self.endpoint}
+        try:
+            return bytes(
+                obstore.get(AzureStore(container, config=config, client_options={"allow_http": True}), name).buffer()
+            )
+        except FileNotFoundError:
+            return None
 
     def make_container(self, name: str) -> None:
         date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")

@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of an S3 server that counts requests, and spoils some of them.
+"""An HTTP proxy in front of an object store that counts requests, and spoils some of them.
 
 Theory of operation. Clients take the proxy for the server. A request is read whole, numbered, and
 shown to the plan of the test, which names a fault for it or none. Headers pass unchanged, ``Host``
@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
+from tests.servers.azurite import AzuriteServer
+from tests.servers.gcs import GcsServer
 from tests.servers.server import S3Server
 
 SLOW_SECONDS = 0.2
@@ -84,8 +86,8 @@ Plan = Callable[[Request], "Fault | None"]
 class FaultProxy:
     """A proxy for a server, from ``__enter__`` to ``__exit__``; clients use :attr:`endpoint`."""
 
-    def __init__(self, server: S3Server) -> None:
-        self._client = server.client
+    def __init__(self, server: S3Server | GcsServer | AzuriteServer) -> None:
+        self._server = server
         parsed = urlsplit(server.endpoint)
         assert parsed.hostname is not None
         self._server_address = (parsed.hostname, parsed.port or 80)
@@ -162,8 +164,9 @@ class FaultProxy:
 
         The condition is signed: without it, the request would be refused.
         """
+        assert not isinstance(self._server, AzuriteServer)
         bucket, _, key = unquote(urlsplit(target).path).lstrip("/").partition("/")
-        tag = self._client.put_object(Bucket=bucket, Key=key, Body=body)["ETag"]
+        tag = self._server.overwrite(bucket, key, body)
         return Answer(200, "OK", [("ETag", tag)], b"")
 
 
@@ -202,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         body = self._body()
-        conditional = "If-None-Match" in self.headers
+        conditional = "If-None-Match" in self.headers or "x-goog-if-generation-match" in self.headers
         fault = self.server.proxy.begin(self.command, self.path, conditional=conditional)
         try:
             self._answer(fault, body)

@@ -27,6 +27,18 @@ class S3Server(NamedTuple):
         basic = {"endpoint_url": endpoint or self.endpoint, "key": self.key, "secret": self.secret}
         return {**basic, "client_kwargs": region, **more}
 
+    def body(self, bucket: str, key: str) -> bytes | None:
+        """What the server has under a key: the oracle of tests."""
+        listed = self.client.list_objects_v2(Bucket=bucket, Prefix=key)
+        if not listed.get("Contents"):
+            return None
+        found: bytes = self.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return found
+
+    def overwrite(self, bucket: str, key: str, body: bytes) -> str:
+        """Put an object whatever stands there; its tag."""
+        return str(self.client.put_object(Bucket=bucket, Key=key, Body=body)["ETag"])
+
     @property
     def client(self) -> Any:
         """An S3 client that talks to the server itself: the oracle of tests."""
