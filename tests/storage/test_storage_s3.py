@@ -23,7 +23,7 @@ from stateformat.backends.storage.object_clients import client_of, place_of
 from stateformat.backends.storage.s3 import S3Storage
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import REFUSALS, CreateOutcome, Storage, instrumented, names_after, open_storage
+from stateformat.storage import REFUSALS, CreateOutcome, Storage, instrumented, open_storage
 from stateformat.store import CheckpointStore
 from tests.ckpt.ckpt_runs import run
 from tests.servers.fake_s3 import IMPATIENT, KEY, SECRET, Fake, options_for
@@ -106,7 +106,7 @@ def test_names_after_a_record_cost_one_request_however_many_are_before_it(
     monkeypatch.setattr(objects, "_LISTED_AT_ONCE", 2)
     with FaultProxy(moto) as proxy:
         through = open_storage(storage.url, **moto.options(proxy.endpoint))
-        assert names_after(through, records[7]) == [records[8]]
+        assert through.names_after(records[7]) == [records[8]]
         assert [request.method for request in proxy.requests] == ["GET"]
         assert "start-after" in proxy.requests[0].query
     assert storage.names("checkpoints/") == records
