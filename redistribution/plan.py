@@ -311,11 +311,12 @@ def _bullet(text: str) -> list[str]:
 # A restore plan as a JSON document, with what happens to each state in words.
 
 
-def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str | None = None) -> Document:
+def plan_document(store: str, record: Record | None, plan: RestorePlan, *, system: str | None = None) -> Document:
     """Return the plan as ``RestorePlan.to_json`` writes it, what each subtask reads, and the
     states.
 
-    Whatever grows with the plan stays in columns (``documents``).
+    Whatever grows with the plan stays in columns (``documents``). Without the ``record`` there are
+    no states.
     """
     operators = {operator.uid: operator for operator in plan.operators}
     columns: dict[tuple[str, str], list[ColumnPlan]] = {}
@@ -331,8 +332,8 @@ def plan_document(store: str, record: Record, plan: RestorePlan, *, system: str 
             "rule": rule(record, plan, state.operator, state.name),
             "columns": [_column(column) for column in columns.get((state.operator, state.name)) or _kept(plan, state)],
         }
-        for state in record.states
-        if state.operator in operators
+        for state in (record.states if record else ())
+        if record and state.operator in operators
     ]
     whole = plan.to_document()
     return {
@@ -428,17 +429,13 @@ class RestorePlan(PlanDocument):
 
     def _repr_html_(self) -> str:
         """Which operators start and how, and what is refused, for notebooks."""
-        from stateformat.html import plan_html
+        from stateformat.pages.html import notebook
+        from stateformat.pages.restore import restore_page
 
-        def document() -> dict[str, Any]:
-            reads = self.load().group_by("operator").aggregate([("bytes", "sum")])
-            return {
-                "operators": [asdict(operator) for operator in self.operators],
-                "refusals": [{"message": item.message, "advice": item.advice} for item in self.refusals],
-                "reads": dict(zip(reads["operator"].to_pylist(), reads["bytes_sum"].to_pylist(), strict=True)),
-            }
-
-        return plan_html(f"Restore of checkpoint {self.source.checkpoint_id} of {self.job_id}", document)
+        return notebook(
+            f"Restore of checkpoint {self.source.checkpoint_id} of {self.job_id}",
+            lambda: restore_page(plan_document("", None, self)),
+        )
 
     @cached_property
     def by_operator(self) -> Mapping[str, OperatorPlan]:

@@ -173,6 +173,15 @@ def duration(length_us: int) -> str:
     return f"{length_us:,} µs"
 
 
+def elapsed(seconds: float) -> str:
+    """Return seconds for people: ``0.5 s``, ``42 s``, ``3 min``, ``2 h``, ``5 d``."""
+    text = f"{seconds:.1f} s"
+    for unit, length, least in (("s", 1, 9.95), ("min", 60, 100), ("h", 3600, 6000), ("d", 86_400, 172_800)):
+        if seconds >= least:
+            text = f"{seconds / length:.0f} {unit}"
+    return text
+
+
 def ttl_of(ttl: Mapping[str, Any]) -> list[str]:
     """Return how long rows live (``documents``): ``1 hour``, ``event time``, ``now …``."""
     refreshed = ["refreshed by reading too"] if ttl["refresh"] == "read_and_write" else []

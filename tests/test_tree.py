@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WINGS = ("redistribution", "backends", "tools")
 LAYERS = ("stateformat", *WINGS)
 ORDER = """
-_lazy words errors ttl graph keys model findings paths schema parquet storage tables segments record manifest rescaling states rules documents html
+_lazy words errors ttl graph keys model findings paths schema parquet storage tables segments record manifest rescaling states rules documents
+pages.blocks pages.style pages.elements pages.drawings pages.html pages.checkpoint pages.restore pages.difference pages.report pages
 redistribution snapshot reading formats history validation publication
 pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
 backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
@@ -43,7 +44,7 @@ backends.querying backends.exporting backends.origin
 backends.runtime backends.dataflow.testing backends.local
 backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.arrow backends.spark.offsets backends.spark.files backends.spark.source backends.spark.frames backends.spark.messages backends.spark.task_cache backends.spark.task_run backends.spark.epoch backends.spark.run
 backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
-tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
+tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output tools.ckpt.pages
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.proving tools.ckpt.repartitioned tools.ckpt.asking tools.ckpt.programs
 tools.ckpt.completion tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
@@ -62,6 +63,7 @@ HALLS = {
         ".backends.foreign",
         ".backends.spark",
         ".backends.storage",
+        ".pages",
         ".tools",
         ".tools.ckpt",
         ".tools.ckpt.commands",

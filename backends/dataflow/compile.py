@@ -29,11 +29,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat import model
-from stateformat.documents import in_order
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Edge, JobGraph, OperatorId, Partitioner, SubtaskSet
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_group_count, key_groups, subtask_of_key_group
 from stateformat.model import Record, State
+from stateformat.pages.blocks import in_order
 from stateformat.words import edge_of, field, label, mode_of, named, operator_of, plural
 
 from .api import Operator, Source

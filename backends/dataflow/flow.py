@@ -128,9 +128,10 @@ class Dataflow(Steps):
 
     def _repr_html_(self) -> str:
         """The graph of a first run, and its states, for notebooks."""
-        from stateformat.html import dataflow_html
+        from stateformat.pages.checkpoint import dataflow_page
+        from stateformat.pages.html import notebook
 
-        return dataflow_html(self.name or self.job_id, self.document)
+        return notebook(f"Dataflow {self.name or self.job_id}", lambda: dataflow_page(self.document()))
 
     def graph(self, **options: Unpack[GraphOptions]) -> JobGraph:
         """Return the job graph that a first run with these options starts with.

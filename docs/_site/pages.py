@@ -39,9 +39,10 @@ NAMES = {
         "progress_state timers union_state value_state"
     ),
     "stateformat.backends.importing": "ImportSpec Imported import_checkpoint prove_import",
+    "stateformat.reporting": "LEVELS ReportLevel collect_report",
     "stateformat.requests": "JobRequest RequestAnswer RequestOutcome",
 }
-"""Of a door that other rooms use too: the names for users."""
+"""Of a module, or a door that other rooms use too: the names for users."""
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Facts about checkpoints as JSON documents: the members of the record, and sums over the manifest.
+"""Facts about checkpoints as JSON documents: the members of the record, sums over the manifest, and
+what validation found.
 
 Names are those of SPEC.md. numpy computes the sums over columns of the manifest, so a checkpoint of
 a million handles takes no longer than reading its manifest.
@@ -7,7 +8,7 @@ a million handles takes no longer than reading its manifest.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..errors import CheckpointError
-    from ..findings import Finding
+    from ..findings import CheckpointResult, Finding, Recurring, Report, StoreReport
 
 Document = dict[str, Any]
 _GIVEN_UP: Final = (("operator", str), ("state", str), ("effect", str), ("rows", int), ("rows_besides", int))
@@ -67,6 +68,31 @@ def record_document(store: str, record: Record) -> Document:
         "created_at": words.moment(record.created_at_us),
         "written_by": origin_document(record.properties),
         "given_up": given_up_told(record.properties),
+    }
+
+
+def checkpoint_document(
+    checkpoint: Any,
+    chosen: Sequence[State] | None = None,
+    *,
+    operator: str | None = None,
+    state: str | None = None,
+) -> Document:
+    """Return what record and manifest of a ``Checkpoint`` say: the record, what it holds, the
+    chosen states. ``operator`` and ``state`` are what they were chosen by.
+    """
+    document = record_document(checkpoint.storage.url, checkpoint.record)
+    declared = dict(zip(checkpoint.states, document["states"], strict=True))
+    holdings = Holdings(checkpoint.record, checkpoint.outline)
+    states = checkpoint.states if chosen is None else chosen
+    return {
+        **document,
+        "inline_bytes": checkpoint.inline_bytes(),
+        "system": checkpoint.system,
+        "notes": [note._asdict() for note in checkpoint.notes],
+        "selection": {"operator": operator, "state": state},
+        "holds": holds_document(checkpoint.record, holdings),
+        "states": [holdings.document(one, declared[one]) for one in states],
     }
 
 
@@ -334,3 +360,52 @@ def problem_document(problem: Finding) -> Document:
         "state": problem.state or None,
         "subtask": problem.subtask,
     }
+
+
+def report_document(report: Report) -> Document:
+    """Return everything that is wrong with one checkpoint."""
+    return {
+        "store": report.url,
+        "checkpoint_id": report.checkpoint_id,
+        "level": report.level,
+        "ok": report.ok,
+        "checked": asdict(report.counts),
+        "problems": [problem_document(problem) for problem in report.problems],
+        "warnings": [problem_document(problem) for problem in report.warnings],
+    }
+
+
+def store_report_document(report: StoreReport) -> Document:
+    """Return what was found in each checkpoint, and each problem once, with the ids that have
+    it.
+    """
+    return {
+        "store": report.url,
+        "system": report.system,
+        "level": report.level,
+        "ok": report.ok,
+        "newest": report.newest,
+        "newest_whole": report.newest_whole,
+        "checked": asdict(report.counts),
+        "checkpoints": [_result(result) for result in report.checkpoints],
+        "problems": [_finding(finding) for finding in report.of("error")],
+        "warnings": [_finding(finding) for finding in report.of("warning")],
+    }
+
+
+def _result(result: CheckpointResult) -> Document:
+    return {
+        "checkpoint_id": result.checkpoint_id,
+        "attempt_id": result.attempt_id,
+        "kind": None if result.kind is None else result.kind.value,
+        "created_at_us": result.created_at_us,
+        "standing": result.standing,
+        "certain": result.certain,
+        "problem_count": result.problems,
+        "warning_count": result.warnings,
+    }
+
+
+def _finding(finding: Recurring) -> Document:
+    ranges = [list(pair) for pair in reversed(finding.ids)]
+    return {**problem_document(finding.problem), "checkpoints": ranges}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..documents import history_document
-from ..html import store_html
+from ..documents import fault_document, history_document
+from ..pages.checkpoint import history_page
+from ..pages.html import notebook
 
 if TYPE_CHECKING:
     from ..history import Survey
@@ -30,10 +32,14 @@ def shown(store: Surveyed) -> str:
     def document() -> dict[str, Any]:
         found = store.survey(SHOWN)
         fault = found.fault(store.storage)
+        entries = [history_document(record) for record in found.checkpoints[:SHOWN]]
         return {
-            "checkpoints": [history_document(record) for record in found.checkpoints[:SHOWN]],
+            "store": store.storage.url,
+            **{name: entries[0][name] if entries else "" for name in ("job_id", "job_name")},
+            "checkpoints": entries,
             "older": max(0, len(found.listed) - SHOWN),
-            "fault": None if fault is None else str(fault),
+            "ended_by": None if fault is None else fault_document(fault),
+            **dict.fromkeys(("cut_off", "damaged", "lost", "savepoints", "strays"), ()),
         }
 
-    return store_html(store.storage.url, document)
+    return notebook(f"Store {store.storage.url}", lambda: history_page(document(), time.time_ns() // 1000))

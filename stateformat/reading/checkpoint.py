@@ -72,18 +72,16 @@ class Checkpoint(ABC):
 
     def _repr_html_(self) -> str:
         """Return the job graph and states, for notebooks; reads the manifest but no segment."""
-        from ..documents import Holdings, record_document
-        from ..html import checkpoint_html
+        import time
 
-        def document() -> dict[str, Any]:
-            holdings = Holdings(self.record, self.outline)
-            return {
-                **record_document(self.storage.url, self.record),
-                "system": self.system,
-                "sizes": {(state.operator, state.name): holdings.totals(state) for state in self.states},
-            }
+        from ..documents import checkpoint_document
+        from ..pages.checkpoint import checkpoint_page
+        from ..pages.html import notebook
 
-        return checkpoint_html(f"{self.storage.url}@{self.id}", document)
+        return notebook(
+            f"Checkpoint {self.storage.url}@{self.id}",
+            lambda: checkpoint_page(checkpoint_document(self), time.time_ns() // 1000),
+        )
 
     @property
     def id(self) -> CheckpointId:

@@ -118,6 +118,9 @@ class Storage(ABC):
     file.
     """
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
     @property
     @abstractmethod
     def url(self) -> str:

@@ -18,7 +18,7 @@ from tests.test_tree import MODULES, ROOT, WINGS, tree
 HOLE = "\N{REPLACEMENT CHARACTER}"
 """Stands in a text where the sentence has a value."""
 NO_ADVICE = (
-    "stateformat/html/style.py",  # variables of CSS are written like options
+    "stateformat/pages/style.py",  # variables of CSS are written like options
     "tools/ckpt/completion",  # scripts of shells, which tests/ckpt/test_ckpt_completion.py runs
     "tools/ckpt/docs/",
     "backends/origin.py",  # calls git

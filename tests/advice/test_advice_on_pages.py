@@ -29,10 +29,10 @@ PAGES = [
         shows=r"garbage\s+nothing",
     ),
     Case(
-        "With --keep 1",
+        "with --keep 1",
         "report {five} --to -",
         "gc {five} --keep 1 --delete ; report {five} --to -",
-        shows="With --keep 1</dt><dd>nothing",
+        shows="with --keep 1</dt><dd>nothing",
     ),
     Case(
         "ckpt du --format json lists all",
@@ -59,7 +59,7 @@ PAGES = [
         shows="operator-308",
     ),
     Case(
-        f"ckpt repair {HOLE}",
+        f"{HOLE} `ckpt repair {HOLE}` says what to do.",
         "report {cut} --to -",
         "repair {cut}@4 --yes ; report {cut} --to -",
     ),

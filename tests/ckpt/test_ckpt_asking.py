@@ -22,8 +22,8 @@ from stateformat.errors import StorageError
 from stateformat.model import RESCALE_PROPERTY, Stop, StopMode
 from stateformat.requests import RequestAnswer, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.asking import Attempt, draw, status_of
-from stateformat.tools.ckpt.text import Look
+from stateformat.tools.ckpt.asking import Attempt, page as page_of, status_of
+from stateformat.tools.ckpt.text import Look, lines as drawn
 from tests.ckpt.ckpt_runs import document, failure, page
 from tests.worlds import stores
 from tests.worlds.local import Count, Line, rows
@@ -66,7 +66,7 @@ def ask(store: CheckpointStore, kind: str, steps: Steps | None = None, *, second
     assert store.storage.list("requests/") == []
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)
-    lines = list(draw(kind, found, Look()))
+    lines = list(drawn(page_of(kind, found), Look()))
     assert max(map(len, lines)) <= 80
     ended = found["outcome"], found["checkpoint_id"], found["answered"], status_of(kind, found)
     return {**found, "page": " ".join(" ".join(lines).split()), "ended": ended}

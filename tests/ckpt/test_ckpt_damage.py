@@ -24,9 +24,10 @@ from stateformat.backends.storage.local import LocalStorage
 from stateformat.documents.checkpoint import given_up_told
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.model import GIVEN_UP_PROPERTY
+from stateformat.pages.checkpoint import checkpoint_page
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
-from stateformat.tools.ckpt.text import Look, draw_checkpoint
+from stateformat.tools.ckpt.text import Look, lines as drawn
 from tests.ckpt.ckpt_runs import document, failure, fingerprint, page, run, words
 from tests.worlds import stores
 
@@ -478,7 +479,7 @@ def test_what_an_older_release_gave_up_is_shown(flights: Path) -> None:
     given_up = given_up_told({GIVEN_UP_PROPERTY: json.dumps(told)})
     assert given_up == {"checkpoint_id": 4, "rows": 14, "states": [state]}
     found = document("inspect", flights) | {"given_up": given_up}
-    text = " ".join(" ".join(draw_checkpoint(found, Look(), found["created_at_us"])).split())
+    text = " ".join(" ".join(drawn(checkpoint_page(found, found["created_at_us"]), Look())).split())
     assert "given up 14 rows of checkpoint 4, whose segments were lost: delays/sums 14" in text
 
 

@@ -35,7 +35,7 @@ from stateformat.model import CheckpointKind, Mode, State, Stop, StopMode
 from stateformat.publication import copying
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.text import render
+from stateformat.tools.ckpt import text as render
 from stateformat.ttl import Ttl
 from tests.ckpt.ckpt_runs import document, failure, page, run, words
 from tests.worlds.stores import KEYS, PARALLELISM, Job, flights_job, operator, owned, tail

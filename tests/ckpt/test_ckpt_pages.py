@@ -26,12 +26,13 @@ import stateformat as sf
 from stateformat import errors, words
 from stateformat.backends.storage import MemoryStorage
 from stateformat.documents import flat, json_lines, json_texts, objects
+from stateformat.pages.blocks import Block, Column, Graph, Table, Values, in_order
+from stateformat.pages.checkpoint import history_page
 from stateformat.states import broadcast_state, even_split_state
-from stateformat.tools.ckpt import exit_status as failures
+from stateformat.tools.ckpt import exit_status as failures, pages as pages_of, text as render
 from stateformat.tools.ckpt.options import Address, AddressType, options_for
 from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
-from stateformat.tools.ckpt.text import Column, Look, graph, render
-from stateformat.tools.ckpt.text.rows import draw_rows
+from stateformat.tools.ckpt.text import Look, lines as lines_of
 from tests.ckpt.ckpt_runs import page, run
 from tests.worlds import stores
 
@@ -222,13 +223,14 @@ def test_long_and_wide_names_keep_to_the_columns_of_the_page(odd: Path, status: 
         assert WIDE in text
 
 
-def test_rows_too_wide_for_a_table_are_shown_one_by_one(tmp_path: Path) -> None:
+def test_values_too_wide_for_the_page_are_cut_and_it_says_so(tmp_path: Path) -> None:
     job, words = stores.counts_job(), pa.table({"word": ["x" * 200, "y" * 200], "n": [1, 2]})
     rows = {("counter", "counts"): lambda i: stores.owned(words, ["word"], job.graph.operators[1], i)}
     stores.Job(job.job_id, job.graph, job.states, rows).publish(sf.open(str(tmp_path)), None)
     text = page("inspect", tmp_path, "--rows", 1)
-    assert "      row 1\n" in text
-    assert "x" * 60 in text
+    assert "x" * 30 in text
+    assert "… marks values that are cut" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 # ---- the graph
@@ -244,8 +246,12 @@ def edge(ends: str, partitioner: str = "rebalance", *keys: str, feedback: bool =
     return {"from": source, "to": target, "partitioner": partitioner, "key_columns": list(keys), "feedback": feedback}
 
 
+def drawn(*page: Block, look: Look) -> list[str]:
+    return list(lines_of(page, look))
+
+
 def drawing(operators: list[dict[str, Any]], edges: list[dict[str, Any]], look: Look | None = None) -> list[str]:
-    return [line.rstrip() for line in graph.draw(operators, edges, look or Look())]
+    return drawn(Graph(in_order(operators, edges), edges, {}), look=look or Look())
 
 
 PARTLY = {"finished": [[0, 1]], "finishing": [[3, 3]]}
@@ -272,7 +278,7 @@ def test_graphs_are_drawn_as_they_were(look: Look) -> None:
 
 
 def test_operators_stand_after_their_sources_even_where_they_were_defined_before() -> None:
-    ordered = graph.in_order([operator("sink"), operator("b"), operator("a")], [edge("a>b"), edge("b>sink")])
+    ordered = in_order([operator("sink"), operator("b"), operator("a")], [edge("a>b"), edge("b>sink")])
     assert [entry["uid"] for entry in ordered] == ["a", "b", "sink"]
 
 
@@ -358,8 +364,10 @@ def test_a_text_of_millions_of_characters_takes_fifty_lines_and_says_what_is_lef
 def test_a_table_that_is_too_wide_leaves_out_optional_columns_and_cuts_flexible_ones() -> None:
     columns = [Column("name", flexible=True), Column("n", right=True), Column("extra", optional=1)]
     rows = [["x" * 30, "1", "y" * 60]]
-    assert render.table(columns, rows, Look(width=80)) == ["  name" + " " * 28 + "n", "  " + "x" * 30 + "  1"]
-    assert render.table(columns[:2], rows, Look(width=20))[1] == "  " + "x" * 14 + "…  1"
+    wide = ["  name" + " " * 28 + "n", "  " + "x" * 30 + "  1"]
+    assert drawn(Table(columns, rows), look=Look(width=80)) == wide
+    narrow = Table(columns[:2], [row[:2] for row in rows])
+    assert drawn(narrow, look=Look(width=20))[1] == "  " + "x" * 14 + "…  1"
 
 
 # ---- addresses
@@ -552,8 +560,6 @@ def test_csv_reads_back_and_tells_null_from_empty(tmp_path: Any) -> None:
 
 
 def test_a_history_of_large_numbers_fits_a_narrow_page() -> None:
-    from stateformat.tools.ckpt.commands.looking.history import draw
-
     entry = {
         "checkpoint_id": 1234, "kind": "checkpoint", "created_at_us": 1795376807688150, "operators": 3, "finished": 1,
         "partially_finished": 1, "totals": {"rows": 100_671, "bytes": 500_000}, "parent": None, "stop": None,
@@ -563,7 +569,7 @@ def test_a_history_of_large_numbers_fits_a_narrow_page() -> None:
         "lost": [], "savepoints": [], "ended_by": None, "strays": None,
     }  # fmt: skip
     for width in (60, 80):
-        lines = [*draw(document, Look(width=width))]
+        lines = drawn(*history_page(document, 0), look=Look(width=width))
         assert max(map(len, lines)) <= width
         assert "100,671  488.3 KiB" in lines[-1]
 
@@ -574,8 +580,6 @@ def test_a_question_ends_as_it_is() -> None:
 
 
 def test_a_checkpoint_without_a_time_is_listed_without_one() -> None:
-    from stateformat.tools.ckpt.text.validation import _row
-
     result = {
         "checkpoint_id": 1,
         "kind": "savepoint",
@@ -584,13 +588,13 @@ def test_a_checkpoint_without_a_time_is_listed_without_one() -> None:
         "certain": True,
         "problem_count": 0,
     }
-    assert _row(result, Look())[1] == ""
+    assert pages_of._result(result)[1] == ""
 
 
 def test_a_number_in_a_narrow_table_is_whole_and_texts_are_cut() -> None:
     columns = [{"name": "n", "type": "int64"}, {"name": "text", "type": "string"}]
     rows = [{"n": -(2**63) + i, "text": "x" * 200} for i in range(2)]
-    found = "\n".join(draw_rows(columns, rows, Look(width=40)))
+    found = "\n".join(drawn(Values(columns, rows), look=Look(width=42)))
     assert all(str(row["n"]) in found for row in rows)
     assert "x" * 8 in found
     assert "x" * 40 not in found

@@ -23,11 +23,12 @@ import stateformat as sf
 from stateformat.graph import JobGraph
 from stateformat.inspecting import contents as contents_of
 from stateformat.model import Stop, StopMode
+from stateformat.pages.blocks import Facts
+from stateformat.pages.checkpoint import LINES_SHOWN as LINES, _holds, contents_facts, contents_table
 from stateformat.segments import WriteOptions
 from stateformat.states import declare, list_state
 from stateformat.store import open as open_store
-from stateformat.tools.ckpt.text import Look
-from stateformat.tools.ckpt.text.contents import LINES, contents_facts, contents_table, holds_line
+from stateformat.tools.ckpt.text import Look, lines as drawn_lines
 from stateformat.words import precise_moment
 from tests.ckpt.ckpt_runs import document, failure, page, run, state_of, topology_without, words
 from tests.forgery import Forger
@@ -214,7 +215,7 @@ def test_explain_restore_says_column_by_column_what_becomes_of_a_state(flights: 
         "added    new string (null in older rows)",
         "dropped  minutes double",
     ):
-        assert f"        {line}\n" in text
+        assert f"      {line}\n" in text
 
 
 @pytest.mark.parametrize("name", ["delays/sums", "delays/sums.n"])
@@ -487,12 +488,12 @@ def test_who_wrote_it_stands_on_the_page_and_in_json(tmp_path: Path) -> None:
 
 
 def drawn(contents: Any, look: Look = Look()) -> Sequence[str]:  # noqa: B008 - frozen
-    return [*(" ".join(pair) for pair in contents_facts(contents, look)), *contents_table(contents, look)]
+    return [*drawn_lines([Facts([*contents_facts(contents)]), *contents_table(contents)], look)]
 
 
 def test_long_lists_are_cut_and_say_so() -> None:
     prepared = [{"checkpoint_id": i, "attempt_id": "a" * 32, "rows": 1} for i in range(LINES + 3)]
-    assert len(drawn({"prepared": prepared})) == LINES + 1
+    assert len(drawn({"prepared": prepared}, Look(width=120))) == LINES + 1
     assert "and 3 more (--format json" in drawn({"prepared": prepared})[-1]
     inputs = [
         {"edge": f"{i}" * 99, "watermark_at": "none", "watermark_us": None, "ended": True} for i in range(LINES + 1)
@@ -505,15 +506,15 @@ def test_long_lists_are_cut_and_say_so() -> None:
 
 def test_strangers_texts_break_no_line() -> None:
     inputs = [{"edge": "a\nb", "watermark_at": "end", "watermark_us": None, "ended": True}]
-    assert drawn({"inputs": inputs})[-1].split("  ")[3] == "a\\nb"
-    assert drawn({"unread": "a\x1b[2Jb"}) == ["contents not read: a\\x1b[2Jb"]
+    assert drawn({"inputs": inputs})[-1].split("  ")[1] == "a\\nb"
+    assert drawn({"unread": "a\x1b[2Jb"}) == ["  contents  not read: a\\x1b[2Jb"]
 
 
 def test_one_of_each_is_in_the_singular() -> None:
     holds = {"timers": 1, "committables": 1, "in_flight": [{"rows": 1}, {"rows": 0}]}
-    assert holds_line(holds, Look(unicode=False)) == "1 timer . 1 record in flight on 1 edge . 1 committable"
+    assert _holds(holds) == "1 timer · 1 record in flight on 1 edge · 1 committable"
     times = {"timers": 1, "first_at": "2013-01-01T00:00:00Z", "last_at": "2013-01-01T00:00:00Z"}
-    assert drawn(times) == ["due 2013-01-01 00:00:00, 1 timer"]
+    assert drawn(times) == ["  due  2013-01-01 00:00:00, 1 timer"]
 
 
 @pytest.mark.parametrize(
@@ -680,7 +681,7 @@ def test_rescale_copy_and_rollback_keep_what_has_expired(store: str, tmp_path: P
 
 def test_a_report_says_how_long_rows_live_and_what_time_it_was(store: str, tmp_path: Path) -> None:
     assert run("report", store, "--to", tmp_path / "page.html").status == 0
-    told = "1 hour, processing time, refreshed by reading too, now 2026-09-21 14:43:20"
+    told = "1 hour · processing time · refreshed by reading too · now 2026-09-21 14:43:20"
     assert told in " ".join((tmp_path / "page.html").read_text().split())
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat import paths as layout
+from stateformat import paths as layout, reporting
 from stateformat.backends.storage import MemoryStorage
 from stateformat.graph import JobGraph, Partitioner
-from stateformat.html import report_page
-from stateformat.reporting import collect_report, collecting, states as reported_states
+from stateformat.pages.report import report_page
+from stateformat.reporting import collect_report
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
@@ -121,7 +121,7 @@ def test_rows_of_subtasks_and_key_groups_add_up(flights: Path) -> None:
 
 def test_neighbors_share_a_bar_that_shows_the_greatest_of_them(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = document("report", flights)["states"]
-    monkeypatch.setattr(reported_states, "BARS", 2)
+    monkeypatch.setattr(reporting, "BARS", 2)
     for state, before in zip(document("report", flights)["states"], whole, strict=True):
         for each in ("subtasks", "key_groups"):
             if before[each] is not None:
@@ -284,16 +284,16 @@ def test_a_long_history_is_cut_and_says_so(five: Path) -> None:
 
 
 def test_many_checkpoints_leave_the_garbage_to_du(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "GARBAGE_CHECKPOINTS", 4)
+    monkeypatch.setattr(reporting, "GARBAGE_CHECKPOINTS", 4)
     found = document("report", five)["sizes"]
     assert (found["garbage"], found["keep"]) == (None, None)
     assert "ckpt du" in found["left_out"]
-    monkeypatch.setattr(collecting, "TREND_BYTES", 0)
+    monkeypatch.setattr(reporting, "TREND_BYTES", 0)
     assert document("report", five)["trend"]["checkpoint_ids"] == [6]
 
 
 def test_many_segments_are_validated_when_asked(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "SEGMENTS_QUICK", 1)
+    monkeypatch.setattr(reporting, "SEGMENTS_QUICK", 1)
     assert document("report", five)["validation"]["level"] == "metadata"
     page("report", five)
     assert "metadata fine" in Path("report.html").read_text()

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from stateformat import paths
+from stateformat import paths, words
 from stateformat.backends.storage import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.history import Follower
@@ -22,7 +22,8 @@ from stateformat.publication import CommitPermit
 from stateformat.rescaling import WantedParallelism
 from stateformat.store import open as open_store
 from stateformat.tools.ckpt.commands.running import watch as command
-from stateformat.tools.ckpt.text import Look
+from stateformat.tools.ckpt.output import MakePage
+from stateformat.tools.ckpt.text import Look, lines
 from tests.ckpt.ckpt_runs import CKPT, failure, json_members, members, page, run
 from tests.worlds import stores
 
@@ -56,9 +57,9 @@ class World:
     def now_us(self) -> int:
         return int(self.now * 1e6)
 
-    def show(self, document: dict[str, Any], draw: Callable[[dict[str, Any], Look], Iterator[str]]) -> None:
+    def show(self, document: dict[str, Any], make: MakePage) -> None:
         self.documents.append(document)
-        self.lines += draw(document, self.look)
+        self.lines += lines(make(document), self.look)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -282,7 +283,7 @@ def test_a_store_that_fails_for_a_while_is_said_once_and_too_long_ends_it(
     [(0.04, "0.0 s"), (9.9, "9.9 s"), (42.4, "42 s"), (99, "99 s"), (200, "3 min"), (7200, "2 h"), (500_000, "6 d")],
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
-    assert command.duration(seconds) == text
+    assert words.elapsed(seconds) == text
 
 
 # ---- the command

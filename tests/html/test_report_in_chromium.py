@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stateformat.html import report_page
+from stateformat.pages.report import report_page
 from stateformat.reporting import collect_report
 from tests.html import chromium
 from tests.html.hostile import NAMES, hostile

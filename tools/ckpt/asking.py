@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stateformat.words import label
+from stateformat.pages.blocks import Block, Facts, Heading, Note
 
 from .exit_status import FINE, PROBLEMS, UNAVAILABLE
 from .options import Address, AddressType, SecondsType, Session
 from .output import Document, Step
-from .text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record
@@ -424,7 +423,7 @@ def ask_job(
                 session.output.note(attempt.left_behind)
             raise
     document = attempt.document(result)
-    session.output.show(document, lambda document, look: draw(kind, document, look))
+    session.output.show(document, lambda document: page(kind, document))
     return status_of(kind, document)
 
 
@@ -466,8 +465,8 @@ def status_of(kind: str, document: Document) -> int:
     return FINE if (kind, done) in (("stop", "finished"), ("savepoint", "saved")) else PROBLEMS
 
 
-def draw(kind: str, document: Document, look: Look) -> Iterator[str]:
-    """The page: the outcome, where the savepoint is, what the run said."""
+def page(kind: str, document: Document) -> Iterator[Block]:
+    """Make the page: the outcome, where the savepoint is, what the run said."""
     from stateformat.rescaling import WantedParallelism
 
     asked = ""
@@ -477,15 +476,14 @@ def draw(kind: str, document: Document, look: Look) -> Iterator[str]:
         operators = {each["uid"]: each["parallelism"] for each in document["operators"]}
         asked = f", {WantedParallelism(document['parallelism'], operators).describe()}"
     facts = [
-        ("store", label(document["store"])),
+        ("store", document["store"]),
         ("request", f"{document['request']}{asked}" if document["request"] else "none"),
-        ("savepoint", label(document["savepoint"] or "none")),
+        ("savepoint", document["savepoint"] or "none"),
         ("waited", f"{document['waited_seconds']:g} s"),
     ]
-    yield from render.page_head(_title(kind, document["outcome"], document["checkpoint_id"]), facts, look)
-    for text in filter(None, document["message"].split("\n")):
-        yield ""
-        yield from render.paragraph(label(text), look)
+    yield Heading(_title(kind, document["outcome"], document["checkpoint_id"]))
+    yield Facts(facts)
+    yield from map(Note, filter(None, document["message"].split("\n")))
 
 
 def _title(kind: str, outcome: str, number: int | None) -> str:

@@ -1,7 +1,7 @@
 """A command's result on standard output, as a page or JSON; the rest on standard error.
 
-A command makes one JSON document, and its page is drawn from that document: whatever a page shows,
-a program can read.
+A command makes one JSON document, and blocks are made of that document: whatever a page shows, a
+program can read.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
 import click
 
 from stateformat import words
+from stateformat.pages.blocks import Page
 
+from . import text
 from .exit_status import Failure
 from .json_text import pieces, unprintable_escaped
-from .text import Look, render
+from .text import Look
 
 Document = dict[str, Any]
-Draw = Callable[[Document, Look], Iterable[str]]
+MakePage = Callable[[Document], Page]
 Step = Callable[[int, int], None]
 """Takes how much is done, of how much (0 while that is unknown)."""
 _WRITE_CHARACTERS: Final = 1 << 20
@@ -32,7 +34,7 @@ _WRITE_CHARACTERS: Final = 1 << 20
 def look_of(stream: TextIO) -> Look:
     """How a page on this stream may look, by its width and encoding, COLUMNS, NO_COLOR and TERM."""
     color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    width = min(max(_terminal_columns() or render.WIDTH_DEFAULT, render.WIDTH_MIN), render.WIDTH_MAX)
+    width = min(max(_terminal_columns() or text.WIDTH_DEFAULT, text.WIDTH_MIN), text.WIDTH_MAX)
     return Look(width, _is_utf8(stream), color)
 
 
@@ -64,11 +66,11 @@ def write_json(document: Mapping[str, Any]) -> None:
     _write("".join(parts))
 
 
-def _write(text: str, *, end: bool = True) -> None:
+def _write(said: str, *, end: bool = True) -> None:
     if not _is_utf8(sys.stdout):
-        text = text.encode(sys.stdout.encoding or "ascii", "backslashreplace").decode(sys.stdout.encoding or "ascii")
+        said = said.encode(sys.stdout.encoding or "ascii", "backslashreplace").decode(sys.stdout.encoding or "ascii")
     with on_standard_output():
-        click.echo(text, color=True, nl=end)
+        click.echo(said, color=True, nl=end)
 
 
 @contextmanager
@@ -88,19 +90,19 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
 
-    def show(self, document: Document, draw: Draw) -> None:
-        """Write the command's one result: the document, or the page that ``draw`` makes of it."""
+    def show(self, document: Document, make: MakePage) -> None:
+        """Write the command's one result: the document, or the page that is made of it."""
         if self.as_json:
             write_json(document)
         else:
-            _write("\n".join(draw(document, look_of(sys.stdout))))
+            _write("\n".join(text.lines(make(document), look_of(sys.stdout))))
 
-    def line(self, document: Document, draw: Draw) -> None:
-        """Write one of many results at once: the document on one line, or what ``draw`` makes."""
+    def line(self, document: Document, make: MakePage) -> None:
+        """Write one of many results at once: the document on one line, or the page made of it."""
         if self.as_json:
             _write(unprintable_escaped(json.dumps(document, ensure_ascii=not _is_utf8(sys.stdout))))
         else:
-            _write("\n".join(draw(document, look_of(sys.stdout))))
+            _write("\n".join(text.lines(make(document), look_of(sys.stdout))))
 
     def note(self, text: str) -> None:
         """Write a sentence for the user to standard error, in either format."""

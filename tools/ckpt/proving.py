@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from stateformat.pages.blocks import Block
+
 from .exit_status import FINE, PROBLEMS
 from .options import Session
-from .output import Document, Draw
-from .text import Look, draw_proof
+from .output import Document, MakePage
 
 if TYPE_CHECKING:
     from stateformat.inspecting import CheckpointDiff
@@ -61,13 +62,15 @@ def proof(
     return document
 
 
-def show_proved(session: Session, document: Document, draw: Draw) -> int:
+def show_proved(session: Session, document: Document, make: MakePage) -> int:
     """Write the result of a command, with its ``proof`` if there is one; return the exit status."""
 
-    def whole(page: Document, look: Look) -> Iterator[str]:
-        yield from draw(page, look)
+    def whole(page: Document) -> Iterator[Block]:
+        yield from make(page)
         if page["proof"] is not None:
-            yield from draw_proof(page["proof"], look)
+            from stateformat.pages.difference import proof_blocks
+
+            yield from proof_blocks(page["proof"])
 
     session.output.show(document, whole)
     return FINE if document["proof"] is None or document["proof"]["same"] else PROBLEMS

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Table, dotted
 
 from .exit_status import FINE
 from .options import Address, Session
 from .output import Document
 from .proving import proof, show_proved
-from .text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.spark.repartition.plan import RepartitionPlan
@@ -64,7 +63,7 @@ def rescale_foreign(
         )
     check_target(folder, there)
     if dry_run:
-        session.output.show(_document(folder, there, plan, None), draw)
+        session.output.show(_document(folder, there, plan, None), page)
         return FINE
     runner: Engine = LocalEngine()
     if engine == "spark":
@@ -92,7 +91,7 @@ def rescale_foreign(
             lambda step: prove_checkpoints(checkpoint, result, progress=step),
             own=("spark.state_partitions", "spark.state_store_provider"),
         )
-    return show_proved(session, document, draw)
+    return show_proved(session, document, page)
 
 
 def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
@@ -141,74 +140,54 @@ def _store(plan: RepartitionPlan, number: int, outcome: Outcome | None) -> dict[
     return found
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: what lies where, how evenly, what is not there, and how to go on."""
+def page(document: Document) -> Iterator[Block]:
+    """Make the page: what lies where, how evenly, what is not there, and how to go on."""
     before, after = document["partitions"]["before"], document["partitions"]["after"]
     done = "Wrote" if document["written"] else "Would write"
     providers = [PROVIDER_NAMES[document["provider"][one]] for one in ("before", "after")]
-    yield from render.page_head(
-        f"{done} the query at {words.plural(after, 'partition')} instead of {words.count(before)}",
+    yield Heading(f"{done} the query at {words.plural(after, 'partition')} instead of {words.count(before)}")
+    yield Facts(
         [
-            ("from", label(document["source"]["store"])),
-            ("to", label(document["store"])),
-            ("checkpointLocation", label(document["location"])),
-            ("query", label(document["query_id"])),
+            ("from", document["source"]["store"]),
+            ("to", document["store"]),
+            ("checkpointLocation", document["location"]),
+            ("query", document["query_id"]),
             ("newest batch", f"{document['batch']}, state version {document['batch'] + 1}"),
-            ("state in", f" {look['arrow']} ".join(dict.fromkeys(providers))),
-            ("size", _size(document, look)),
-        ],
-        look,
+            ("state in", " → ".join(dict.fromkeys(providers))),
+            ("size", _size(document)),
+        ]
     )
-    yield ""
-    yield from _stores(document, look)
-    for text in _remarks(document):
-        yield ""
-        yield from render.paragraph(text, look)
+    yield _stores(document)
+    yield from map(Note, _remarks(document))
 
 
-def _size(document: Document, look: Look) -> str:
+def _size(document: Document) -> str:
     if not document["written"]:
         return f"{words.size(document['read_bytes'])} to read"
     keys = sum(one["keys"] for one in document["stores"])
-    return look.dotted(
-        words.plural(keys, "key"), words.size(document["bytes"]), words.plural(document["files"], "file")
-    )
+    return dotted(words.plural(keys, "key"), words.size(document["bytes"]), words.plural(document["files"], "file"))
 
 
-def _stores(document: Document, look: Look) -> Iterator[str]:
+def _stores(document: Document) -> Table:
     columns = [
-        render.Column("operator", flexible=True),
-        render.Column("store", flexible=True),
-        render.Column("partitions", right=True),
-        render.Column("keys", right=True),
-        render.Column("least", right=True, optional=1),
-        render.Column("most", right=True, optional=1),
-        render.Column("size", right=True, optional=2),
+        Column("operator", flexible=True),
+        Column("store", flexible=True),
+        Column("partitions", right=True),
+        Column("keys", right=True),
+        Column("least", right=True, optional=1),
+        Column("most", right=True, optional=1),
+        Column("size", right=True, optional=2),
     ]
-
-    def number(value: int | None) -> str:
-        return "-" if value is None else words.count(value)
-
-    shown = document["stores"][:STORES_SHOWN]
-    yield from render.table(
-        columns,
-        [
-            (
-                words.named(one["operator"], one["name"]),
-                label(one["store"]),
-                number(one["partitions"]),
-                number(one["keys"]),
-                number(one["min_keys"]),
-                number(one["max_keys"]),
-                "-" if one["bytes"] is None else words.size(one["bytes"]),
-            )
-            for one in shown
-        ],
-        look,
-    )
-    left = render.more(len(document["stores"]) - len(shown), look, "store")
-    if left:
-        yield f"  {left}"
+    rows = [
+        (
+            words.named(one["operator"], one["name"]),
+            one["store"],
+            *(words.count(one[name]) for name in ("partitions", "keys", "min_keys", "max_keys")),
+            "-" if one["bytes"] is None else words.size(one["bytes"]),
+        )
+        for one in document["stores"]
+    ]
+    return Table(columns, rows, STORES_SHOWN, "store")
 
 
 def _remarks(document: Document) -> Iterator[str]:

@@ -59,9 +59,12 @@ class CheckpointDiff:
 
     def _repr_html_(self) -> str:
         """What differs, for notebooks."""
-        from ...html import diff_html
+        from ...pages.difference import difference_page
+        from ...pages.html import notebook
 
-        return diff_html(f"{self.before.id} to {self.after.id}", self.document)
+        return notebook(
+            f"From checkpoint {self.before.id} to {self.after.id}", lambda: difference_page(self.document())
+        )
 
     def document(self, *, rows: int | None = None) -> dict[str, Any]:
         """Return the difference as a JSON document (docs/json.md).

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Block, Facts, Heading, Note, dotted, listed
 
 from ...output import Document, Step
-from ...text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record
@@ -38,20 +37,19 @@ class Moved:
         self._step(now.bytes_done, now.bytes_total)
 
 
-def moved_text(document: Document, look: Look) -> str:
+def moved_text(document: Document) -> str:
     """The same in words; empty where every byte was copied and verified on its way."""
     shared, by_server = document["shared_bytes"], document["server_bytes"]
-    parts = [
+    return dotted(
         f"{words.size(shared)} by links, which take no room" if shared else "",
         f"{words.size(by_server)} by the server, sizes checked" if by_server else "",
-    ]
-    return look.dotted(*filter(None, parts))
+    )
 
 
-def totals_text(totals: Document, look: Look, *more: str) -> str:
+def totals_text(totals: Document, *more: str) -> str:
     """The size of a checkpoint in words, by its totals."""
     segments = words.plural(totals["segments"], "segment")
-    return look.dotted(words.plural(totals["rows"], "row"), words.size(totals["bytes"]), segments, *more)
+    return dotted(words.plural(totals["rows"], "row"), words.size(totals["bytes"]), segments, *more)
 
 
 def published(there: CheckpointStore, permit: CommitPermit, store: CheckpointStore, source: Record) -> Document:
@@ -72,39 +70,32 @@ def published(there: CheckpointStore, permit: CommitPermit, store: CheckpointSto
     }
 
 
-def draw_published(document: Document, look: Look) -> Iterator[str]:
-    """The page: what is now where, and each operator that changed."""
-    source, changes = document["source"], document["changes"]
-    elsewhere = f" of {label(source['store'])}" if source["store"] != document["store"] else ""
-    yield from render.page_head(
-        f"Published checkpoint {document['checkpoint_id']}",
+def published_page(document: Document) -> Iterator[Block]:
+    """Make the page: what is now where, and each operator that changed."""
+    source = document["source"]
+    elsewhere = f" of {source['store']}" if source["store"] != document["store"] else ""
+    yield Heading(f"Published checkpoint {document['checkpoint_id']}")
+    yield Facts(
         [
-            ("store", label(document["store"])),
+            ("store", document["store"]),
             ("kind", document["kind"]),
             ("content of", f"checkpoint {source['checkpoint_id']}{elsewhere}"),
             ("parent", str(document["parent"]["checkpoint_id"]) if document["parent"] else "none"),
-            ("size", totals_text(document["totals"], look)),
-            *draw_changes(changes, look),
-        ],
-        look,
+            ("size", totals_text(document["totals"])),
+            *changes_facts(document["changes"]),
+        ]
     )
-    for note in document["notes"]:
-        yield ""
-        yield from render.paragraph(words.sentence(note), look)
+    yield from (Note(words.sentence(note)) for note in document["notes"])
 
 
-def draw_changes(changes: list[Document], look: Look) -> list[tuple[str, str]]:
+def changes_facts(changes: list[Document]) -> list[tuple[str, str]]:
     """A line for each operator that changed, for the head of a page."""
-    operators = [_change(change, look) for change in changes[:CHANGES_SHOWN]]
-    operators.append(render.more(len(changes) - CHANGES_SHOWN, look))
-    return [("operators" if i == 0 else "", text) for i, text in enumerate(operators)]
-
-
-def _change(change: Document, look: Look) -> str:
-    """One operator before and after."""
 
     def one(entry: Any) -> str:
         return f"{entry['parallelism']} of {entry['max_parallelism']} {entry['status'].replace('_', ' ')}"
 
-    before = change["before"]
-    return f"{label(change['uid'])}: {one(before) if before else 'new name'} {look['arrow']} {one(change['after'])}"
+    lines = [
+        f"{each['uid']}: {one(each['before']) if each['before'] else 'new name'} → {one(each['after'])}"
+        for each in changes
+    ]
+    return listed("operators", lines, CHANGES_SHOWN)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Facts, Heading, Page
 
 from ...options import Address, AddressType, Session, command
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
-from ...text import Look, render
 from ._published import Moved, moved_text, source_document, totals_text
 
 
@@ -53,17 +50,17 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
             copied=there,
             is_savepoint=True,
         )
-    return show_proved(session, document, draw)
+    return show_proved(session, document, page)
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
+def page(document: Document) -> Page:
     """The page: what was copied, from where to where."""
     manifest = f"manifest {words.size(document['manifest_bytes'])}"
     facts = [
-        ("from", label(document["source"]["store"])),
-        ("to", label(document["store"])),
+        ("from", document["source"]["store"]),
+        ("to", document["store"]),
         ("kind", document["kind"]),
-        ("size", totals_text(document["totals"], look, manifest)),
-        ("moved", moved_text(document["moved"], look)),
+        ("size", totals_text(document["totals"], manifest)),
+        ("moved", moved_text(document["moved"])),
     ]
-    return render.page_head(f"Copied checkpoint {document['checkpoint_id']}", facts, look)
+    return [Heading(f"Copied checkpoint {document['checkpoint_id']}"), Facts(facts)]

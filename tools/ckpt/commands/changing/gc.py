@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Said, Table
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, AgeType, Session, Whole, command
 from ...output import Document
-from ...text import Column, Look, render
 
 if TYPE_CHECKING:
     from stateformat.storage import Leftover, ObjectInfo
@@ -75,7 +74,7 @@ def gc(session: Session, address: Address, *, keep: int | None, older_than_us: i
         "shared_bytes": shared_bytes(found.objects, shared),
         "savepoints": storage.savepoints(),
     }
-    session.output.show(document, draw)
+    session.output.show(document, page)
     return PROBLEMS if found.stopped else FINE
 
 
@@ -102,15 +101,15 @@ def _leftovers(found: Sequence[Leftover]) -> list[Document]:
     return [{"path": item.name, "size_bytes": item.size_bytes} for item in found]
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: the sums, the objects, and what to do next."""
+def page(document: Document) -> Iterator[Block]:
+    """Make the page: the sums, the objects, and what to do next."""
     kept = _kept(document["keep"], document["older_than_us"])
     newest = f", newest {document['newest']}" if document["newest"] is not None else ""
     counts = ", ".join(words.plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
     unfinished = len(document["unfinished"])
     savepoints, shared = len(document["savepoints"]), document["shared_bytes"]
     facts = [
-        ("store", label(document["store"])),
+        ("store", document["store"]),
         ("keeps", f"{kept}{newest}"),
         (
             "freed" if document["deleted"] else "would free",
@@ -123,21 +122,14 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             f"{words.plural(unfinished, 'temporary file')} of writers that may be alive" if unfinished else "",
         ),
     ]
-    yield from render.page_head("Garbage", facts, look)
+    yield Heading("Garbage")
+    yield Facts(facts)
     for name, folder in FOLDERS.items():
-        items = document[name]
-        if items:
-            yield ""
-            title = Column(f"{name} in {folder}" if folder else name, flexible=True)
-            rows = [
-                [label(item["path"].removeprefix(folder)), words.size(item["size_bytes"])] for item in items[:SHOWN]
-            ]
-            yield from render.table([title, Column("bytes", right=True)], rows, look)
-            if len(items) > SHOWN:
-                yield f"  {render.more(len(items) - SHOWN, look)}"
+        rows = [(item["path"].removeprefix(folder), words.size(item["size_bytes"])) for item in document[name][:SHOWN]]
+        title = Column(f"{name} in {folder}" if folder else name, flexible=True)
+        if rows:
+            yield Table([title, Column("bytes", right=True)], rows, left=len(document[name]) - len(rows))
     if document["stopped"]:
-        yield ""
-        yield from render.paragraph(look.paint(words.sentence(f"stopped: {document['stopped']}"), "problem"), look)
+        yield Note(Said(words.sentence(f"stopped: {document['stopped']}"), "bad"))
     elif counts and not document["deleted"]:
-        yield ""
-        yield from render.paragraph("Nothing was changed. Run it again with --delete to delete these.", look)
+        yield Note("Nothing was changed. Run it again with --delete to delete these.")

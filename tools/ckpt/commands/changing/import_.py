@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stateformat import words
+from stateformat.pages.blocks import Block, Facts, Heading, Note, listed, more
 from stateformat.words import label
 
 from ...options import Address, AddressType, AgeType, PairType, Session, Whole, command, engine_option
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
-from ...text import Look, render
-from ._published import CHANGES_SHOWN, draw_changes, published, totals_text
+from ._published import CHANGES_SHOWN, changes_facts, published, totals_text
 
 if TYPE_CHECKING:
     from stateformat.backends.importing import Imported
@@ -144,7 +144,7 @@ def import_(
         document["proof"] = proof(
             session, lambda step: prove_import(checkpoint, result, spec, progress=step), left_out=drop
         )
-    return show_proved(session, document, draw)
+    return show_proved(session, document, page)
 
 
 def _key_hashes(record: Record) -> list[str]:
@@ -181,55 +181,40 @@ def _told(done: Imported) -> Document:
     }
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: what was imported from where, what changed, and what must be known."""
+def page(document: Document) -> Iterator[Block]:
+    """Make the page: what was imported from where, what changed, and what must be known."""
     source = document["source"]
     watermark = document["watermark_ms"]
-    job = words.named(document["job_id"], document["job_name"])
-    more = document["totals"]["rows"] - document["written"]["rows"]
+    besides = document["totals"]["rows"] - document["written"]["rows"]
     # What --source and --key-hash keep add: positions, and what a savepoint of Flink's needs.
-    added = [f"{words.plural(more, 'row')} of the import's own"] if more else []
-    yield from render.page_head(
-        f"Imported checkpoint {source['checkpoint_id']} as checkpoint {document['checkpoint_id']}",
+    added = [f"{words.plural(besides, 'row')} of the import's own"] if besides else []
+    finished = [
+        f"{one['uid']}: {words.ranges(one['subtasks'])} of {one['parallelism']}" for one in document["finished"]
+    ]
+    yield Heading(f"Imported checkpoint {source['checkpoint_id']} as checkpoint {document['checkpoint_id']}")
+    yield Facts(
         [
-            ("from", label(source["store"])),
-            ("which is", label(document["system"])),
-            ("store", label(document["store"])),
-            ("job", job),
-            ("key hash", label(", ".join(document["key_hashes"]))),
-            ("size", totals_text(document["totals"], look, *added)),
-            ("left out", label(", ".join(document["dropped"]))),
-            *draw_changes([one for one in document["changes"] if one["uid"] != "flink-savepoint"], look),
-            *(("finished" if i == 0 else "", text) for i, text in enumerate(_finished(document, look))),
-            *((("watermark", words.precise_moment(watermark * 1000)),) if watermark else ()),
-            *((label(one["uid"]), f"goes on {label(one['behind'])}") for one in document["positions"]),
-        ],
-        look,
+            ("from", source["store"]),
+            ("which is", document["system"]),
+            ("store", document["store"]),
+            ("job", words.named(document["job_id"], document["job_name"])),
+            ("key hash", ", ".join(document["key_hashes"])),
+            ("size", totals_text(document["totals"], *added)),
+            ("left out", ", ".join(document["dropped"])),
+            *changes_facts([one for one in document["changes"] if one["uid"] != "flink-savepoint"]),
+            *listed("finished", finished, CHANGES_SHOWN),
+            ("watermark", words.precise_moment(watermark * 1000) if watermark else ""),
+            *((one["uid"], f"goes on {one['behind']}") for one in document["positions"]),
+        ]
     )
     for one in document["offsets"]:
-        yield ""
-        text = (
+        yield Note(
             f"Source {one['source']} of the query stays at {label(one['offset'])[:300]}, kept as property "
             f"spark.offsets.{one['source']}. Begin the source that goes on there."
         )
-        yield from render.paragraph(text, look)
     for note in document["remarks"][:NOTES_SHOWN]:
-        yield ""
-        subject = f" ({label(note['subject'])})" if note["subject"] else ""
-        yield from render.paragraph(f"{note['kind'].capitalize()}{subject}: {words.sentence(note['message'])}", look)
-    left = render.more(len(document["remarks"]) - NOTES_SHOWN, look, "remark")
-    if left:
-        yield ""
-        yield left
-    for text in document["notes"]:
-        yield ""
-        yield from render.paragraph(words.sentence(text), look)
-
-
-def _finished(document: Document, look: Look) -> list[str]:
-    """A line for each operator of which subtasks had finished."""
-    found = [
-        f"{label(one['uid'])}: {words.ranges(one['subtasks'])} of {one['parallelism']}" for one in document["finished"]
-    ]
-    left = render.more(len(found) - CHANGES_SHOWN, look)
-    return [*found[:CHANGES_SHOWN], *([left] if left else [])]
+        subject = f" ({note['subject']})" if note["subject"] else ""
+        yield Note(f"{note['kind'].capitalize()}{subject}: {words.sentence(note['message'])}")
+    if len(document["remarks"]) > NOTES_SHOWN:
+        yield Note(more(len(document["remarks"]) - NOTES_SHOWN, "remark"))
+    yield from (Note(words.sentence(text)) for text in document["notes"])

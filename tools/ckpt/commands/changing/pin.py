@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 
-from stateformat.words import label
+from stateformat.pages.blocks import Facts, Heading, Page
 
 from ...options import Address, Session, command
 from ...output import Document
-from ...text import Look, render
 from ._published import Moved, moved_text, source_document, totals_text
 
 
@@ -40,16 +37,16 @@ def pin(session: Session, address: Address, *, name: str) -> None:
         "source": source_document(store, checkpoint.record),
         "moved": moved.document,
     }
-    session.output.show(document, draw)
+    session.output.show(document, page)
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
+def page(document: Document) -> Page:
     """The page: which checkpoint, and the address that it has now."""
     facts = [
-        ("address", label(f"{document['source']['store']}@{document['name']}")),
-        ("lies in", label(document["store"])),
-        ("size", totals_text(document["totals"], look)),
-        ("moved", moved_text(document["moved"], look)),
+        ("address", f"{document['source']['store']}@{document['name']}"),
+        ("lies in", document["store"]),
+        ("size", totals_text(document["totals"])),
+        ("moved", moved_text(document["moved"])),
     ]
     done = "Pinned" if document["made"] else "Pinned before:"
-    return render.page_head(f"{done} checkpoint {document['checkpoint_id']} as {document['name']}", facts, look)
+    return [Heading(f"{done} checkpoint {document['checkpoint_id']} as {document['name']}"), Facts(facts)]

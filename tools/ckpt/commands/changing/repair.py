@@ -11,13 +11,13 @@ import click
 
 from stateformat import words
 from stateformat.documents import problem_document, reference
+from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Page, Table, more
 from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, AddressType, Session, command
 from ...output import Document
-from ...text import Column, Look, render
-from ._published import draw_published, published
+from ._published import published, published_page
 
 if TYPE_CHECKING:
     from stateformat.findings import Finding
@@ -88,13 +88,13 @@ def repair(
         assert diagnosis.chosen is not None, "a repair has a source"
         document = published(store, permit, store, diagnosis.chosen.record)
         document["content_of"] = reference(permit.record.content_of)
-        session.output.show(document, draw_published)
+        session.output.show(document, published_page)
         return FINE
     document = _document(store.url, diagnosis, level)
     document["lost_segments"] = None
     if losses is not None:
         document["lost_segments"] = _lost(losses, [*others, *savepoints_of(store.storage)])
-    session.output.show(document, draw)
+    session.output.show(document, page)
     return FINE if document["ok"] and losses is None else PROBLEMS
 
 
@@ -119,7 +119,7 @@ def _put_back(
         "published": False,
         "put_back": [{"path": path} for path in again],
     }
-    session.output.show(document, draw_put_back)
+    session.output.show(document, put_back_page)
     return FINE
 
 
@@ -201,55 +201,47 @@ def _way(way: WayOut) -> Document:
     }
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: what is wrong, the ways out, what to run."""
+def page(document: Document) -> Iterator[Block]:
+    """Make the page: what is wrong, the ways out, what to run."""
     state = "undecided" if document["undecided"] else "cannot be run from" if document["closed"] else "whole"
-    facts = [("store", label(document["store"])), ("newest", f"{document['newest']}, {state}")]
-    yield from render.page_head("Repair", facts, look)
+    yield Heading("Repair")
+    yield Facts([("store", document["store"]), ("newest", f"{document['newest']}, {state}")])
     faults = [fault["message"] for fault in document["damaged"]]
     faults += [
         f"the record of checkpoint {ref['checkpoint_id']} was lost: other records name it, and older ones exist"
         for ref in document["lost"]
     ]
     faults += [problem["message"] for problem in document["problems"]]
-    mark = look.paint(look["fail"], "problem")
-    for fault in faults[:SHOWN]:
-        yield ""
-        yield from render.paragraph(words.sentence(fault), look, indent="    ", first=f"  {mark} ")
+    yield from (Note(words.sentence(fault), "✗", "bad") for fault in faults[:SHOWN])
     if len(faults) > SHOWN:
-        yield f"  {render.more(len(faults) - SHOWN, look)}"
-    if document["lost_segments"] is not None and document["lost_segments"]["copies"]:
-        yield ""
-        yield from _copies(document, look)
+        yield Note(more(len(faults) - SHOWN))
+    lost = document["lost_segments"]
+    if lost is not None and lost["copies"]:
+        yield Note([*_copies(document)])
     if document["closed"] and not document["undecided"] and document["ways"]:
-        yield ""
-        yield from _ways(document["ways"], look)
-    yield ""
-    for line in _advice(document):
-        yield from render.paragraph(line, look)
-    if document["lost_segments"] is not None:
-        for line in _advice_on_losses(document):
-            yield from render.paragraph(line, look)
+        yield _ways(document["ways"])
+    yield Note([*_advice(document), *(_advice_on_losses(document) if lost is not None else ())])
 
 
-def draw_put_back(document: Document, look: Look) -> Iterator[str]:
-    """The page of a checkpoint that is whole again."""
-    facts = [("store", label(document["store"])), ("put back", words.plural(len(document["put_back"]), "segment"))]
-    yield from render.page_head(f"Checkpoint {document['checkpoint_id']} is whole again", facts, look)
-    yield ""
-    yield from render.paragraph("Nothing was published, and nothing is lost.", look)
+def put_back_page(document: Document) -> Page:
+    """Make the page of a checkpoint that is whole again."""
+    facts = [("store", document["store"]), ("put back", words.plural(len(document["put_back"]), "segment"))]
+    return [
+        Heading(f"Checkpoint {document['checkpoint_id']} is whole again"),
+        Facts(facts),
+        Note("Nothing was published, and nothing is lost."),
+    ]
 
 
-def _copies(document: Document, look: Look) -> Iterator[str]:
+def _copies(document: Document) -> Iterator[str]:
     """Who else has lost segments, and how they are put back."""
     lost, address = document["lost_segments"], _address(document)
     for copy in lost["copies"]:
         count, of = copy["segments"], len(lost["segments"])
         all_of = "what is lost" if count == of else f"{words.count(count)} of the {words.count(of)} lost segments"
-        yield from render.paragraph(
-            f"{label(copy['url'])} has {all_of}, by name and size. `ckpt repair {address} --restore-from "
-            f"{label(copy['url'])} --yes` reads it, and puts back what matches its digest.",
-            look,
+        yield (
+            f"{copy['url']} has {all_of}, by name and size. `ckpt repair {address} --restore-from {copy['url']} --yes` "
+            "reads it, and puts back what matches its digest."
         )
 
 
@@ -277,7 +269,7 @@ def _advice_on_losses(document: Document) -> Iterator[str]:
         )
 
 
-def _ways(ways: list[Document], look: Look) -> Iterator[str]:
+def _ways(ways: list[Document]) -> Table:
     columns = [
         Column("content of", right=True),
         Column("published (UTC)", optional=1),
@@ -286,19 +278,17 @@ def _ways(ways: list[Document], look: Look) -> Iterator[str]:
         Column("repeats output of", flexible=True),
     ]
     rows = [
-        [
+        (
             str(way["checkpoint_id"]),
             words.clock(way["created_at_us"], seconds=False),
             words.size(way["totals"]["bytes"]),
             {None: "not checked", True: "whole", False: "damaged"}[way["whole"]]
             + ("" if way["certain"] else ", perhaps a stray"),
             _ids(way["doubled"]),
-        ]
-        for way in ways[:SHOWN]
+        )
+        for way in ways
     ]
-    yield from render.table(columns, rows, look)
-    if len(ways) > SHOWN:
-        yield f"  {render.more(len(ways) - SHOWN, look)}"
+    return Table(columns, rows, SHOWN)
 
 
 def _ids(ascending: list[int]) -> str:

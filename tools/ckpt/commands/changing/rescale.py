@@ -20,10 +20,10 @@ from ...options import (
     parallelism_options,
     per_operator,
 )
+from ...pages import restore_page
 from ...proving import proof, prove_option, show_proved
 from ...repartitioned import rescale_foreign
-from ...text import draw_plan
-from ._published import draw_published, published
+from ._published import published, published_page
 
 
 @command("rescale")
@@ -107,7 +107,7 @@ def rescale(
     if dry_run:
         plan = checkpoint.plan_restore(topology, to_show=True)
         plan.check()
-        session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), draw_plan)
+        session.output.show(plan_document(store.url, checkpoint.record, plan, system=checkpoint.system), restore_page)
         return FINE
     if target is None:
         session.publishes(store.url)
@@ -133,4 +133,4 @@ def rescale(
             lambda step: prove_checkpoints(checkpoint, result, progress=step),
             copied=None if target is None else there,
         )
-    return show_proved(session, document, draw_published)
+    return show_proved(session, document, published_page)

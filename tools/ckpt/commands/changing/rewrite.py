@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Block, Column, Heading, Table
 
 from ...options import (
     Address,
@@ -26,17 +26,16 @@ from ...options import (
 )
 from ...output import Document
 from ...proving import proof, prove_option, show_proved
-from ...text import Look, render
 from ...transforms import TransformName, renames_of, transform_options, transforms_of
-from ._published import draw_published, published
+from ._published import published, published_page
 
 if TYPE_CHECKING:
     from stateformat.backends.rewrite import TransformedRows
 
 _COLUMNS: Final = (
-    render.Column("column", flexible=True),
-    render.Column("what became of it", flexible=True),
-    render.Column("type", flexible=True),
+    Column("column", flexible=True),
+    Column("what became of it", flexible=True),
+    Column("type", flexible=True),
 )
 
 
@@ -142,7 +141,7 @@ def rewrite(
     if prove:
         result = done.permit.checkpoint()
         document["proof"] = proof(session, lambda step: prove_rewrite(checkpoint, result, spec, progress=step))
-    return show_proved(session, document, _draw)
+    return show_proved(session, document, page)
 
 
 def _transformed(one: TransformedRows) -> Document:
@@ -159,24 +158,22 @@ def _transformed(one: TransformedRows) -> Document:
     }
 
 
-def _draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: what was published, and what became of the columns of transformed states."""
-    yield from draw_published(document, look)
+def page(document: Document) -> Iterator[Block]:
+    """Make the page: what was published, and what became of the columns of transformed states."""
+    yield from published_page(document)
     for one in document["transformed"]:
-        yield ""
-        rows = f"{words.count(one['rows_before'])} {look['arrow']} {words.plural(one['rows_after'], 'row')}"
+        rows = f"{words.count(one['rows_before'])} → {words.plural(one['rows_after'], 'row')}"
         rehashed = ", rehashed" if one["rekeyed"] else ""
-        yield render.heading(label(f"{one['operator']}/{one['state']} by {one['function']}"), look, rows + rehashed)
-        yield ""
-        yield from render.table(_COLUMNS, [_change(change, look) for change in one["columns"]], look)
+        yield Heading(f"{one['operator']}/{one['state']} by {one['function']}", rows + rehashed)
+        yield Table(_COLUMNS, [_change(change) for change in one["columns"]])
 
 
-def _change(change: Document, look: Look) -> tuple[str, str, str]:
+def _change(change: Document) -> tuple[str, str, str]:
     """A line about a column."""
     what = change["change"]
     if change["was"] not in (None, change["column"]) and change["column"]:
-        what = f"{what}, was {label(change['was'])}"
+        what = f"{what}, was {change['was']}"
     kind = change["type"] or change["type_was"]
     if change["type"] and change["type_was"] not in (None, change["type"]):
-        kind = f"{change['type_was']} {look['arrow']} {change['type']}"
-    return label(change["column"] or change["was"]), what, label(kind)
+        kind = f"{change['type_was']} → {change['type']}"
+    return change["column"] or change["was"], what, kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...options import Address, AddressType, Session, command, other_store
-from ._published import draw_published, published
+from ._published import published, published_page
 
 
 @command("rollback", checkpoint="always")
@@ -27,4 +27,4 @@ def rollback(session: Session, address: Address, *, target: Address | None) -> N
         session.publishes(there.url)
         with session.output.progress(f"Copying checkpoint {source.id}") as step:
             permit = there.start_from(source, progress=lambda now: step(now.bytes_done, now.bytes_total))
-    session.output.show(published(there, permit, store, source.record), draw_published)
+    session.output.show(published(there, permit, store, source.record), published_page)

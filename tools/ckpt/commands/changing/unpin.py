@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 
-from stateformat.words import label
+from stateformat.pages.blocks import Facts, Heading, Page
 
 from ...options import Address, Session, command
 from ...output import Document
-from ...text import Look, render
 
 
 @command("unpin")
@@ -39,12 +36,12 @@ def unpin(session: Session, address: Address, *, name: str | None) -> None:
         "name": named,
         "removed": None if record is None else reference(record.ref),
     }
-    session.output.show(document, draw)
+    session.output.show(document, page)
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
+def page(document: Document) -> Page:
     """The page: what was removed."""
     removed = document["removed"]
     of = f"checkpoint {removed['checkpoint_id']}" if removed else "what an interrupted pin or unpin had left"
-    facts = [("store", label(document["store"])), ("removed", f"savepoints/{document['name']}/: {of}")]
-    return render.page_head(f"Unpinned {document['name']}", facts, look)
+    facts = [("store", document["store"]), ("removed", f"savepoints/{document['name']}/: {of}")]
+    return [Heading(f"Unpinned {document['name']}"), Facts(facts)]

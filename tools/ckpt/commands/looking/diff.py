@@ -9,7 +9,6 @@ import click
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, AddressType, Session, Whole, command
-from ...text import draw_diff
 
 if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
@@ -39,6 +38,7 @@ def diff(
     as content: parallelism, key hashes, layers, encodings, files.
     """
     from stateformat.inspecting import diff_checkpoints
+    from stateformat.pages.difference import difference_page
 
     context = click.get_current_context()
     text = f"{_store_of(session, address)}{other}" if other.startswith("@") else other
@@ -46,7 +46,7 @@ def diff(
     before, after = map(session.shown, _opened(session, address, second))
     with session.output.progress("Comparing") as step:
         found = diff_checkpoints(before, after, operator=operator, state=state, rows=rows or 0, progress=step)
-    session.output.show(found.document(rows=rows), draw_diff)
+    session.output.show(found.document(rows=rows), difference_page)
     return FINE if found.same else PROBLEMS
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import click
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Said, Table, dotted
+from stateformat.pages.checkpoint import freed
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, SecondsType, Session, Whole, command
 from ...output import Document
-from ...text import Column, Look, render
 
 SHOWN: Final = 20
 """Checkpoints, states and folders on a page; JSON has all."""
 GIGABYTE: Final = 1e9
-
-Month = Callable[[int | None], list[str]]
-"""The cell of what bytes cost in a month; none without a price."""
 
 
 class PriceType(SecondsType):
@@ -50,60 +47,49 @@ def du(session: Session, address: Address, *, keep: int | None, price: float | N
     store = session.store(address)
     with session.output.progress("Adding up"):
         document = sizes_document(store, keep=keep, price=price)
-    session.output.show(document, draw)
+    session.output.show(document, page)
     garbage = document["garbage"]
     return PROBLEMS if garbage is not None and garbage["stopped"] else FINE
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: the sums, then folders, checkpoints and states."""
-    price = document["price"]
-
-    def month(size_bytes: int | None) -> list[str]:
-        if price is None:
-            return []
-        return ["" if size_bytes is None else money(size_bytes / GIGABYTE * price["per_gb_month"])]
-
-    yield from render.page_head("Sizes", _facts(document, look), look)
-    for part in (_folders, _checkpoints, _states):
-        yield ""
-        yield from part(document, month, look)
+def page(document: Document) -> Iterator[Block]:
+    """Make the page: the sums, then folders, checkpoints and states."""
+    yield Heading("Sizes")
+    yield Facts(_facts(document))
+    for columns, rows in (_folders(document), _checkpoints(document), _states(document)):
+        yield _priced(document, columns, rows)
     garbage = document["garbage"]
     if garbage and garbage["stopped"]:
-        yield ""
-        yield from render.paragraph(look.paint(words.sentence(f"stopped: {garbage['stopped']}"), "problem"), look)
+        yield Note(Said(words.sentence(f"stopped: {garbage['stopped']}"), "bad"))
 
 
-def _facts(document: Document, look: Look) -> list[tuple[str, str]]:
+def _priced(document: Document, columns: list[Column], rows: list[tuple[int | None, list[str]]]) -> Table:
+    """A table whose rows come with the bytes that they are priced by."""
+    price = document["price"]
+    if price is None:
+        return Table(columns, [cells for _, cells in rows], SHOWN)
+    month = price["per_gb_month"] / GIGABYTE
+    priced = [[*cells, "" if size_bytes is None else money(size_bytes * month)] for size_bytes, cells in rows]
+    return Table([*columns, Column("a month", right=True)], priced, SHOWN)
+
+
+def _facts(document: Document) -> list[tuple[str, str]]:
     price, keep, begun = document["price"], document["keep"], document["unfinished"]
     facts = [
-        ("store", label(document["store"])),
+        ("store", document["store"]),
         ("system", document["system"] or ""),
-        ("holds", look.dotted(words.size(document["bytes"]), words.plural(document["objects"], "object"))),
+        ("holds", dotted(words.size(document["bytes"]), words.plural(document["objects"], "object"))),
         ("shared", f"{words.size(document['shared_bytes'])} under two names" if document["shared_bytes"] else ""),
-        ("garbage", _freed(document["garbage"], look)),
-        *([(f"--keep {keep['keep']}", _freed(keep, look))] if keep else []),
+        ("garbage", freed(document["garbage"])),
+        *([(f"--keep {keep['keep']}", freed(keep))] if keep else []),
         ("being written", words.size(begun["bytes"]) if begun and begun["objects"] else ""),
     ]
     if price:
         paid = [money(price["month"])]
         paid += [f"garbage {money(price['garbage_month'])}"] if price["garbage_month"] else []
         paid += [f"--keep {keep['keep']} saves {money(price['keep_month'])}"] if price["keep_month"] is not None else []
-        facts.append(("a month", look.dotted(*paid)))
+        facts.append(("a month", dotted(*paid)))
     return facts
-
-
-def _freed(found: Document | None, look: Look) -> str:
-    """What deleting would free, and what of it stays under other names."""
-    if found is None:
-        return ""
-    if found["stopped"]:
-        return "not known"
-    if not found["objects"]:
-        return "nothing"
-    freed = f"frees {words.size(found['bytes'] - found['shared_bytes'])}"
-    stays = f"{words.size(found['shared_bytes'])} stay under other names" if found["shared_bytes"] else ""
-    return look.dotted(*filter(None, (freed, words.plural(found["objects"], "object"), stays)))
 
 
 def money(amount: float) -> str:
@@ -111,48 +97,30 @@ def money(amount: float) -> str:
     return "<0.01" if 0 < amount < 0.01 else f"{amount:,.2f}"
 
 
-def _folders(document: Document, month: Month, look: Look) -> Iterator[str]:
+def _folders(document: Document) -> tuple[list[Column], list[tuple[int | None, list[str]]]]:
     without = "begun, not ended" if document["system"] is None else "the folder itself"
-    yield from _table(
-        [
-            Column("folder", flexible=True),
-            Column("objects", right=True),
-            Column("bytes", right=True),
-            Column("shared", right=True, optional=2),
-            Column("garbage", right=True, optional=1),
-        ],
-        [
+    columns = [
+        Column("folder", flexible=True),
+        Column("objects", right=True),
+        Column("bytes", right=True),
+        Column("shared", right=True, optional=2),
+        Column("garbage", right=True, optional=1),
+    ]
+    return columns, [
+        (
+            one["bytes"],
             [
-                label(one["folder"] or without),
+                one["folder"] or without,
                 words.count(one["objects"]),
-                words.size(one["bytes"]),
-                _some(one["shared_bytes"]),
-                _some(one["garbage_bytes"]),
-                *month(one["bytes"]),
-            ]
-            for one in document["folders"]
-            if one["objects"]
-        ],
-        month,
-        look,
-    )
+                *map(_some, (one["bytes"], one["shared_bytes"] or None, one["garbage_bytes"] or None)),
+            ],
+        )
+        for one in document["folders"]
+        if one["objects"]
+    ]
 
 
-def _checkpoints(document: Document, month: Month, look: Look) -> Iterator[str]:
-    rows = {
-        one["checkpoint_id"]: [
-            str(one["checkpoint_id"]),
-            one["kind"],
-            words.count(one["objects"]),
-            _some(one["inline_bytes"]),
-            words.size(one["bytes"]),
-            "" if one["own_bytes"] is None else words.size(one["own_bytes"]),
-            *month(one["own_bytes"]),
-        ]
-        for one in document["checkpoints"]
-    }
-    for one in document["unreadable"]:
-        rows[one["checkpoint_id"]] = [str(one["checkpoint_id"]), "damaged", *[""] * (4 + len(month(0)))]
+def _checkpoints(document: Document) -> tuple[list[Column], list[tuple[int | None, list[str]]]]:
     columns = [
         Column("checkpoint", right=True),
         Column("kind", flexible=True),
@@ -161,41 +129,44 @@ def _checkpoints(document: Document, month: Month, look: Look) -> Iterator[str]:
         Column("named", right=True),
         Column("own", right=True),
     ]
-    yield from _table(columns, [rows[number] for number in sorted(rows, reverse=True)], month, look)
-
-
-def _states(document: Document, month: Month, look: Look) -> Iterator[str]:
-    order = sorted(document["states"], key=lambda one: -(one["bytes"] or one["newest_bytes"]))
-    yield from _table(
-        [
-            Column("state", flexible=True),
-            Column("newest", right=True),
-            Column("inline", right=True, optional=1),
-            Column("named", right=True),
-            Column("own", right=True),
-        ],
-        [
+    rows: dict[int, tuple[int | None, list[str]]] = {
+        one["checkpoint_id"]: (
+            one["own_bytes"],
             [
-                label(f"{one['operator']}/{one['state']}"),
-                words.size(one["newest_bytes"]),
-                _some(one["newest_inline_bytes"]),
-                "" if one["bytes"] is None else words.size(one["bytes"]),
-                "" if one["own_bytes"] is None else words.size(one["own_bytes"]),
-                *month(one["own_bytes"]),
-            ]
-            for one in order
-        ],
-        month,
-        look,
-    )
+                str(one["checkpoint_id"]),
+                one["kind"],
+                words.count(one["objects"]),
+                *map(_some, (one["inline_bytes"] or None, one["bytes"], one["own_bytes"])),
+            ],
+        )
+        for one in document["checkpoints"]
+    }
+    for one in document["unreadable"]:
+        rows[one["checkpoint_id"]] = None, [str(one["checkpoint_id"]), "damaged", *[""] * 4]
+    return columns, [rows[number] for number in sorted(rows, reverse=True)]
+
+
+def _states(document: Document) -> tuple[list[Column], list[tuple[int | None, list[str]]]]:
+    columns = [
+        Column("state", flexible=True),
+        Column("newest", right=True),
+        Column("inline", right=True, optional=1),
+        Column("named", right=True),
+        Column("own", right=True),
+    ]
+    order = sorted(document["states"], key=lambda one: -(one["bytes"] or one["newest_bytes"]))
+    sizes = ("newest_bytes", "newest_inline_bytes", "bytes", "own_bytes")
+    return columns, [
+        (
+            one["own_bytes"],
+            [
+                f"{one['operator']}/{one['state']}",
+                *(_some(one[name] or (None if "inline" in name else one[name])) for name in sizes),
+            ],
+        )
+        for one in order
+    ]
 
 
 def _some(size_bytes: int | None) -> str:
-    return words.size(size_bytes) if size_bytes else ""
-
-
-def _table(columns: list[Column], rows: list[list[str]], month: Month, look: Look) -> Iterator[str]:
-    paid = [Column("a month", right=True)] if month(0) else []
-    yield from render.table([*columns, *paid], rows[:SHOWN], look)
-    if len(rows) > SHOWN:
-        yield f"  {render.more(len(rows) - SHOWN, look)}"
+    return "" if size_bytes is None else words.size(size_bytes)

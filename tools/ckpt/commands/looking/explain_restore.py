@@ -11,8 +11,8 @@ import click
 
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, Session, Whole, command, parallelism_options, per_operator
+from ...pages import restore_page
 from ...programs import JobType
-from ...text import draw_plan
 
 if TYPE_CHECKING:
     from stateformat.backends.dataflow.flow import Dataflow
@@ -73,7 +73,7 @@ def explain_restore(
             other = "--topology" if topology is not None else "--max-parallelism"
             raise click.UsageError(f"--flow names a program, which says what {other} would; leave one of them out")
         document = _of_program(session, address, flow, parallelism, dict(operator_parallelism), drop, unaligned)
-        session.output.show(document, draw_plan)
+        session.output.show(document, restore_page)
         return PROBLEMS if document["refused"] else FINE
     if unaligned:
         raise click.UsageError("--unaligned is an option of a run; name the program with --flow")
@@ -95,7 +95,7 @@ def explain_restore(
         chosen, states, drop = read_topology(topology, checkpoint.record, drop)
     plan = checkpoint.plan_restore(chosen, states=states, drop=drop, to_show=True)
     document = plan_document(store.url, checkpoint.record, plan, system=checkpoint.system)
-    session.output.show({**document, "start": None}, draw_plan)
+    session.output.show({**document, "start": None}, restore_page)
     return PROBLEMS if plan.refused else FINE
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stateformat import words
+from stateformat.pages.blocks import Block, Cell, Column, Facts, Heading, Note, Page, Table, dotted, more
 from stateformat.words import label
 
 from ...files import FORMATS, SUFFIXES, check_outside, format_of, remote_folder, write_file, write_rows
 from ...options import Address, CheckpointsType, Session, Whole, command
 from ...output import Document, Step
-from ...text import draw_file, draw_folder, draw_savepoint
 
 if TYPE_CHECKING:
     from stateformat.backends.exporting import Exported, Place, Source
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SAVEPOINT: Final = "flink-savepoint"
 TABLES: Final = ("iceberg", "delta")
+SHOWN: Final = 20
+"""States, and notes, that a page lists."""
+_IDS_SHOWN: Final = 6
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,7 @@ def _export_folder(session: Session, address: Address, request: Request) -> None
                 alone=request.alone,
                 step=step,
             )
-    session.output.show(_folder_document(store, request, to, sources, found), draw_folder)
+    session.output.show(_folder_document(store, request, to, sources, found), folder_page)
 
 
 def _folder_document(
@@ -331,7 +334,7 @@ def _export_file(session: Session, address: Address, request: Request) -> None:
         "rows": rows,
         "bytes": length,
     }
-    session.output.show(document, draw_file)
+    session.output.show(document, file_page)
 
 
 def _export_savepoint(session: Session, address: Address, target: str) -> None:
@@ -357,4 +360,88 @@ def _export_savepoint(session: Session, address: Address, target: str) -> None:
         "bytes": done.bytes,
         "left_out": list(done.left_out),
     }
-    session.output.show(document, draw_savepoint)
+    session.output.show(document, savepoint_page)
+
+
+# ---- pages
+
+
+def file_page(document: Document) -> Page:
+    """Make the page of one file: what was written where."""
+    owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
+    length = f"{words.size(document['bytes'])} of {document['format']}"
+    facts = [
+        ("store", document["store"]),
+        ("state", f"{document['operator']} / {document['state']}, {owner}"),
+        ("where", document["where"] or ""),
+        ("file", document["path"]),
+        ("size", dotted(words.plural(document["rows"], "row"), length)),
+    ]
+    return [_title(document), Facts(facts)]
+
+
+def folder_page(document: Document) -> Iterator[Block]:
+    """Make the page of a folder: what became of each state, and what is not as it was."""
+    states = document["states"]
+    size = dotted(
+        words.plural(document["rows"], "row"),
+        words.plural(document["files"], "file"),
+        f"{words.size(document['bytes'])} of {document['format']}",
+    )
+    is_written = any(len(state["added"]) > 0 for state in states)
+    yield _title(document)
+    yield Facts(
+        [
+            ("store", document["store"]),
+            ("where", document["where"] or ""),
+            ("folder", document["path"]),
+            ("catalog", document["catalog"] or ""),
+            ("added", size if is_written else "nothing: all of it was already there"),
+        ]
+    )
+    columns = [
+        Column("state", flexible=True),
+        Column("rows", right=True),
+        Column("bytes", right=True),
+        Column("checkpoints added", optional=1),
+        Column("in", flexible=True),
+    ]
+    rows = [_state_row(state, document["path"]) for state in states]
+    # One state lies in the folder itself, and the title names its checkpoint.
+    needed = len(columns) if any(row[-1] for row in rows[:SHOWN]) else len(columns) - 1
+    yield Table(columns[:needed], [row[:needed] for row in rows], SHOWN)
+    notes: list[Cell] = [
+        f"{state['operator']}/{state['state']}: {note['column']} {note['message']}"
+        for state in states
+        for note in state["notes"]
+    ]
+    if notes:
+        yield Note([*notes[:SHOWN], *([more(len(notes) - SHOWN)] if len(notes) > SHOWN else [])])
+
+
+def savepoint_page(document: Document) -> Page:
+    """Make the page: what was written where, and what Flink's savepoint had that is left out."""
+    names = (("rows", "row"), ("operators", "operator"), ("files", "file"))
+    counts = [words.plural(document[name], noun) for name, noun in names]
+    facts = [
+        ("store", document["store"]),
+        ("savepoint", document["path"]),
+        ("size", dotted(*counts, words.size(document["bytes"]))),
+        ("left out", ", ".join(document["left_out"])),
+    ]
+    return [Heading(f"Savepoint of checkpoint {document['checkpoint_id']}"), Facts(facts)]
+
+
+def _title(document: Document) -> Heading:
+    ids = document["checkpoint_ids"]
+    which = f"checkpoint {ids[0]}" if len(ids) == 1 else f"checkpoints {ids[0]} to {ids[-1]}"
+    return Heading(f"Exported from {which}")
+
+
+def _state_row(state: Document, folder: str) -> list[str]:
+    there = state["path"].removeprefix(folder).strip("/")
+    name, added = f"{state['operator']} / {state['state']}", state["added"]
+    if not added:
+        return [name, "", "", "was there", there]
+    ids = ", ".join(map(str, added)) if len(added) <= _IDS_SHOWN else f"{len(added)}, {added[0]} to {added[-1]}"
+    return [name, words.count(state["rows"]), words.size(state["bytes"]), ids, there]

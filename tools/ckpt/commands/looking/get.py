@@ -15,7 +15,7 @@ from stateformat import words
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, Session, command
 from ...output import Document, Step
-from ...text import KEY_ROWS_SHOWN, draw_key, draw_key_history
+from ...pages import KEY_ROWS_SHOWN, key_history_page, key_page
 from .inspect import chosen_states
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
     with ExitStack() as files:
         if along:
             document, status = _along(session, address, operator, state, key, files)
-            session.output.show(document, draw_key_history)
+            session.output.show(document, key_history_page)
             return status
         from stateformat.reading import keys_from_json
 
@@ -67,7 +67,7 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
         for batch in checkpoint.state(chosen).at_keys(keys).batches():
             kept.add(batch)
         document = {**_head(checkpoint, chosen, keys), "row_count": kept.count, "rows": kept.document}
-        session.output.show(document, draw_key)
+        session.output.show(document, key_page)
         return FINE if kept.count else PROBLEMS
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ...options import Address, Session, Whole, command
-from ...text import draw_checkpoint
 
 if TYPE_CHECKING:
     from stateformat.model import State
@@ -33,20 +32,13 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     subtask relative to the largest; a dash is a subtask that has finished. With --operator or
     --state the page also says what timers, progress, committables and records in flight hold.
     """
-    from stateformat.documents import Holdings, holds_document, record_document
+    from stateformat.documents import checkpoint_document, objects
+    from stateformat.pages.checkpoint import checkpoint_page
 
     checkpoint = session.read_only(address)
     uid = None if operator is None else checkpoint.operator_uid(operator)
     states = chosen_states(checkpoint, uid, state)
-    document = record_document(checkpoint.storage.url, checkpoint.record)
-    document["inline_bytes"] = checkpoint.inline_bytes()
-    document["system"] = checkpoint.system
-    document["notes"] = [note._asdict() for note in checkpoint.notes]
-    document["selection"] = {"operator": uid, "state": state}
-    declared = dict(zip(checkpoint.states, document["states"], strict=True))
-    holdings = Holdings(checkpoint.record, checkpoint.outline)
-    document["holds"] = holds_document(checkpoint.record, holdings)
-    document["states"] = [holdings.document(chosen, declared[chosen]) for chosen in states]
+    document = checkpoint_document(checkpoint, states, operator=uid, state=state)
     for entry, chosen in zip(document["states"], states, strict=True):
         if uid is not None or state is not None:
             from stateformat.inspecting import contents
@@ -54,13 +46,10 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
             rows_about = entry["bytes"] // ROW_BYTES if entry["rows"] is None else entry["rows"]
             entry["contents"] = contents(checkpoint, chosen, rows_about)
         if rows is not None:
-            from stateformat.documents import objects
-
             # Layers are merged, and subtasks are in order.
             task = session.shown(checkpoint).read(chosen.operator, chosen.name)
-            batches = task.batches(batch_rows=max(rows, 1024))
-            entry["sample"] = objects(batches, rows)
-    session.output.show(document, lambda page, look: draw_checkpoint(page, look, time.time_ns() // 1000))
+            entry["sample"] = objects(task.batches(batch_rows=max(rows, 1024)), rows)
+    session.output.show(document, lambda page: checkpoint_page(page, time.time_ns() // 1000))
 
 
 def chosen_states(checkpoint: Checkpoint, operator: str | None, name: str | None) -> list[State]:

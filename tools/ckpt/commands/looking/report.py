@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stateformat import words
+from stateformat.pages.blocks import Block, Facts, Heading, Note, Said, dotted
 from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
 from ...files import check_outside, new_file, remote_folder
 from ...options import Address, Session, Whole, command, id_of, is_local
 from ...output import Document
-from ...text import Look, render
+from ...pages import verdict
 
 if TYPE_CHECKING:
     from stateformat.reporting import ReportLevel
@@ -62,7 +63,7 @@ def report(
     printed, and a page is written only with --to. Exit status: 1 if anything is damaged or wrong;
     the page is written all the same.
     """
-    from stateformat.html import report_page
+    from stateformat.pages.report import report_page
     from stateformat.reporting import collect_report
 
     if target is None and not session.output.as_json:
@@ -81,22 +82,22 @@ def report(
     size_bytes = None
     if target is not None:
         check_outside(target, store.url, document["system"])
-        page = "".join(report_page(document)).encode()
+        html = "".join(report_page(document)).encode()
         session.changes(
             "standard output has a part of the page" if target == "-" else f"{label(target)} was not written"
         )
         with new_file(target, place, force=force or _is_report(target)) as file:
-            file.write(page)
-        size_bytes = len(page)
+            file.write(html)
+        size_bytes = len(html)
     if target != "-":
         written = None if target is None else str(Path(target).absolute()) if is_local(target) else target
-        session.output.show({**document, "path": written, "size_bytes": size_bytes}, draw)
+        session.output.show({**document, "path": written, "size_bytes": size_bytes}, page)
     return PROBLEMS if document["faults"] or not document["validation"]["ok"] else FINE
 
 
 def _is_report(target: str) -> bool:
     """Whether a local file is a page that an earlier call has written, so that it may go."""
-    from stateformat.html import GENERATOR
+    from stateformat.pages.elements import GENERATOR
 
     try:
         with Path(target).open("rb") as file:
@@ -105,36 +106,25 @@ def _is_report(target: str) -> bool:
         return False
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page on the terminal: where the other one is, and the most urgent of it."""
+def page(document: Document) -> Iterator[Block]:
+    """Make the page on the terminal: where the other one is, and the most urgent of it."""
     checkpoint, found = document["checkpoint"], document["validation"]
-    older = document["history"]["older"]
+    there, older = len(document["history"]["checkpoints"]), document["history"]["older"]
     shown = [
         f"checkpoint {checkpoint['checkpoint_id']}" if checkpoint else "no checkpoint",
-        words.plural(len(document["history"]["checkpoints"]), "checkpoint")
-        + (f" of {words.count(len(document['history']['checkpoints']) + older)}" if older else "")
-        + " of history",
+        words.plural(there, "checkpoint") + (f" of {words.count(there + older)}" if older else "") + " of history",
         words.plural(len(document["states"]), "state"),
     ]
-    yield from render.page_head(
-        "Report",
+    yield Heading("Report")
+    yield Facts(
         [
-            ("store", label(document["store"])),
-            ("page", label(document["path"] or "")),
+            ("store", document["store"]),
+            ("page", document["path"] or ""),
             ("size", words.size(document["size_bytes"] or 0)),
-            ("shows", look.dotted(*shown)),
-        ],
-        look,
+            ("shows", dotted(*shown)),
+        ]
     )
-    yield ""
     faults = [fault["message"] for fault in document["faults"]]
     if faults:
-        yield from render.paragraph(look.paint(words.sentence(faults[0]), "problem"), look)
-        yield ""
-    problems, warnings = len(found["problems"]), len(found["warnings"])
-    if problems or faults:
-        verdict = words.plural(max(problems, len(faults)), "problem")
-        yield f"  {look.paint(look['fail'], 'problem')} {look.paint(verdict, 'problem')}"
-    else:
-        verdict = f"no errors, {words.plural(warnings, 'warning')}" if warnings else "no problems"
-        yield f"  {look.paint(look['good'], 'finished')} {look.paint(verdict, 'finished')}"
+        yield Note(Said(words.sentence(faults[0]), "bad"))
+    yield verdict(max(len(found["problems"]), len(faults)), len(found["warnings"]))

@@ -12,13 +12,12 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from stateformat import words
-from stateformat.words import label
+from stateformat.pages.blocks import Facts, Heading, Lines, Margin, Note, Page, Values, dotted
 
 from ...files import FORMATS, check_outside, format_of, remote_folder, write_file
 from ...json_text import JsonTexts
 from ...options import Address, Session, Whole, command
 from ...output import Document
-from ...text import Look, draw_rows, render
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +119,7 @@ def sql(
                 document["more"] = _spooled(batches, rows, spool)
             else:
                 document["rows"], document["more"] = _objects(batches, rows or ROWS_SHOWN)
-        session.output.show(document, draw)
+        session.output.show(document, page)
 
 
 def _write(
@@ -147,7 +146,7 @@ def _write(
         session.output.note(words.plural(rows, "row"))
         return
     session.output.show(
-        {**document, "format": file_format, "path": target, "rows": rows, "bytes": length}, draw_written
+        {**document, "format": file_format, "path": target, "rows": rows, "bytes": length}, written_page
     )
 
 
@@ -177,27 +176,24 @@ def _spooled(batches: Iterator[pa.RecordBatch], limit: int | None, file: IO[byte
     return False
 
 
-def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: a table; rows one below the other where it would be too wide."""
-    names = [column["name"] for column in document["columns"]]
-    if names == PLAN:
-        for row in document["rows"]:
-            yield from words.lines_label(row["explain_value"]).rstrip().split("\n")
-        return
-    yield from draw_rows(document["columns"], document["rows"], look)
-    yield ""
+def page(document: Document) -> Page:
+    """Make the page: a table, and how much of the answer it is."""
+    if [column["name"] for column in document["columns"]] == PLAN:
+        plans = [words.lines_label(row["explain_value"]).rstrip() for row in document["rows"]]
+        return [Lines([line for plan in plans for line in plan.split("\n")])]
     count = len(document["rows"])
     hint = "--rows N shows more, --to FILE writes all"
-    yield f"the first {words.plural(count, 'row')} ({hint})" if document["more"] else words.plural(count, "row")
+    said = f"the first {words.plural(count, 'row')} ({hint})" if document["more"] else words.plural(count, "row")
+    return [Margin([Values(document["columns"], document["rows"]), Note(said)])]
 
 
-def draw_written(document: Document, look: Look) -> Iterator[str]:
-    """The page: what was written where."""
+def written_page(document: Document) -> Page:
+    """Make the page: what was written where."""
     length = f"{words.size(document['bytes'])} of {document['format']}"
     facts = [
-        ("store", label(document["store"])),
-        ("file", label(document["path"])),
-        ("columns", ", ".join(label(column["name"]) for column in document["columns"])),
-        ("size", look.dotted(words.plural(document["rows"], "row"), length)),
+        ("store", document["store"]),
+        ("file", document["path"]),
+        ("columns", ", ".join(column["name"] for column in document["columns"])),
+        ("size", dotted(words.plural(document["rows"], "row"), length)),
     ]
-    return render.page_head("Answer written", facts, look)
+    return [Heading("Answer written"), Facts(facts)]

@@ -7,7 +7,7 @@ import click
 from stateformat import words
 
 from ...options import Address, Session, command
-from ...text import draw_top
+from ...pages import top_page
 from .inspect import chosen_states
 
 
@@ -61,4 +61,4 @@ def top(
         "limit": limit,
         "states": found,
     }
-    session.output.show(document, draw_top)
+    session.output.show(document, top_page)

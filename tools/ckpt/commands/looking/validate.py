@@ -9,7 +9,7 @@ import click
 from ...exit_status import FINE, PROBLEMS, UNAVAILABLE
 from ...options import Address, Session, command, id_of
 from ...output import Document, Step
-from ...text import draw_all, draw_newest_whole, draw_one
+from ...pages import checkpoint_findings_page, newest_whole_page, store_findings_page
 
 if TYPE_CHECKING:
     from stateformat.findings import Level
@@ -61,9 +61,9 @@ def validate(session: Session, address: Address, *, level: str, everything: bool
         else:
             document = report_document(run(store, id_of(address), level=chosen, progress=step))
     if not search:
-        session.output.show(document, draw_all if everything else draw_one)
+        session.output.show(document, store_findings_page if everything else checkpoint_findings_page)
         return FINE if document["ok"] else PROBLEMS
-    session.output.show(document, draw_newest_whole)
+    session.output.show(document, newest_whole_page)
     if document["newest_whole"] is None:
         return UNAVAILABLE
     return FINE if document["newest_whole"] == document["newest"] else PROBLEMS

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stateformat.words import label
+from stateformat.pages.blocks import Under
 
 from ...exit_status import FINE, trace_of
 from ...options import Address, Session, command
-from ...output import Document, complain
+from ...output import complain
 from ...programs import JobType, dataflow_of, run_options, runtime_options
-from ...text import Look, render
 
 if TYPE_CHECKING:
     from stateformat.store import CheckpointStore
@@ -76,12 +75,8 @@ def run(
         if reporter.as_json:
             return reporter.outcome(outcome)
         reporter.end()
-        session.output.show(outcome_document(outcome), _draw)
+        session.output.show(outcome_document(outcome), lambda document: [Under(document["sentence"], (), top=True)])
     return FINE
-
-
-def _draw(document: Document, look: Look) -> list[str]:
-    return render.paragraph(label(document["sentence"]), look, indent="")
 
 
 @contextlib.contextmanager

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from stateformat import words
+from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Said, Table, Under
 
 from ...exit_status import FINE
 from ...options import Address, SecondsType, Session, Whole, command
-from ...output import Document
-from ...text import Look, render
+from ...output import Document, MakePage
 
 if TYPE_CHECKING:
     from stateformat.history import Came, Seen
@@ -68,7 +68,7 @@ def watch(session: Session, address: Address, *, interval: float, count: int | N
 
 
 class Watching:
-    """Follows one store. ``show`` takes each document with what draws it.
+    """Follows one store. ``show`` takes each document with what makes a page of it.
 
     ``wait``, ``clock`` (seconds, monotonic) and ``now_us`` (µs since 1970) replace time.
     """
@@ -77,7 +77,7 @@ class Watching:
         self,
         url: str,
         follower: Any,
-        show: Callable[[Document, Callable[[Document, Look], Iterator[str]]], None],
+        show: Callable[[Document, MakePage], None],
         *,
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -236,8 +236,8 @@ class Watching:
         self._said_silent = silence
         number = self._follower.newest.checkpoint_id
         text = (
-            f"no checkpoint for {duration(silence)}, though they came every {duration(usual)}: nothing has changed, or "
-            "the job does not run"
+            f"no checkpoint for {words.elapsed(silence)}, though they came every {words.elapsed(usual)}: nothing has "
+            "changed, or the job does not run"
         )
         self._event("silent", number, text)
 
@@ -249,67 +249,44 @@ def _change(record: Record, before: Record | None, name: str) -> int | None:
     return None if before is None else getattr(record.totals, name) - getattr(before.totals, name)
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: ``0.5 s``, ``42 s``, ``3 min``, ``2 h``, ``5 d``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    for unit, length, least in (("s", 1, 1), ("min", 60, 100), ("h", 3600, 6000), ("d", 86_400, 172_800)):
-        if seconds >= least:
-            text = f"{seconds / length:.0f} {unit}"
-    return text
-
-
 # ---- lines
 
 
-def _widths(look: Look) -> tuple[int, int]:
-    """The columns of a number of rows, and of the last column."""
-    wide = look.width >= render.NARROW
-    return (12, look.width - 64) if wide else (9, 0)
-
-
-def _columns(look: Look, *cells: str) -> str:
-    """One line of the table; its columns never move, since the lines before are written already."""
-    rows, last = _widths(look)
-    widths = (5, 8, 6, rows, rows, 9)
-    line = "  " + "  ".join(render.pad(text, width, right=True) for text, width in zip(cells, widths, strict=False))
-    rest = cells[len(widths)] if last > 0 else ""
-    return f"{line}  {render.shorten(rest, last, look)}".rstrip()
-
-
-def _head(document: Document, look: Look) -> Iterator[str]:
-    pairs = [
-        ("store", words.label(document["store"])),
-        ("job", words.named(document["job_id"], document["job_name"])),
+def _table(rows: Sequence[Sequence[str]], *, titled: bool = False) -> Table:
+    """A part of the table; its columns never move, since the lines before are written already."""
+    figures = [
+        Column(title, right=True, least=least, narrow=Column(title, right=True, least=min(least, 9)))
+        for title, least in (("id", 5), ("UTC", 8), ("after", 6), ("rows", 11), ("change", 11), ("bytes", 9))
     ]
-    yield from render.page_head("Watching", pairs, look)
-    yield ""
-    yield look.paint(_columns(look, "id", "UTC", "after", "rows", "change", "bytes", "finished"), "dim")
+    finished = Column("finished", flexible=True, narrow=Column("finished", optional=1))
+    return Table([*figures, finished], rows, titled=titled)
 
 
-def _line(document: Document, look: Look, *, day: str) -> Iterator[str]:
+def _head(document: Document) -> Iterator[Block]:
+    yield Heading("Watching")
+    job = words.named(document["job_id"], document["job_name"])
+    yield Facts([("store", document["store"]), ("job", job)])
+    yield _table([], titled=True)
+
+
+def _line(document: Document, *, day: str) -> Iterator[Block]:
     """The line of a checkpoint, below the ``day``, if that is another than before."""
-    if day:
-        yield look.paint(f"  {day}", "dim")
     after, change, totals = document["after_us"], document["rows_change"], document["totals"]
     partly = f", {document['partially_finished']} partly" if document["partially_finished"] else ""
     ended = f"{document['finished']} of {document['operators']}{partly}"
     other = "" if document["kind"] == "checkpoint" else f", {document['kind']}"
-    yield _columns(
-        look,
+    row = (
         str(document["checkpoint_id"]),
         words.clock(document["created_at_us"])[11:],
-        "" if after is None else duration(max(after, 0) / 1e6),
+        "" if after is None else words.elapsed(max(after, 0) / 1e6),
         words.count(totals["rows"]),
         "" if change is None else f"{change:+,}",
         words.size(totals["bytes"]),
         ended + other,
     )
+    yield Under("", [*([Note(Said(day, "dim"))] if day else []), _table([row])])
 
 
-def _sentence(document: Document, look: Look) -> Iterator[str]:
-    role = "problem" if document["event"] in ("damaged", "overtaken", "silent", "unreachable") else "plain"
-    mark = look["fail"] if role == "problem" else look["dot"]
-    first = f"  {look.paint(mark, role)} "
-    indent = " " * render.text_width(first)
-    yield from render.paragraph(words.sentence(document["message"]), look, indent=indent, first=first)
+def _sentence(document: Document) -> Iterator[Block]:
+    is_problem = document["event"] in ("damaged", "overtaken", "silent", "unreachable")
+    yield Note(words.sentence(document["message"]), "✗" if is_problem else "·", "bad" if is_problem else "")

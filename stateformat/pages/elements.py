@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final, TypeAlias
 
-from ..words import label
+from .. import words
 from .style import STYLE
 
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9-]*")
 _TAGS: Final = frozenset(
     (
-        *("abbr", "body", "caption", "code", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "footer"),
+        *("abbr", "body", "code", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "footer"),
         *("h1", "h2", "h3", "header", "main", "meta", "p", "section", "small", "span", "strong", "summary"),
         *("table", "tbody", "td", "th", "thead", "title", "tr"),
         *("circle", "g", "path", "polygon", "rect", "svg", "text"),
@@ -30,7 +30,6 @@ _EMPTY: Final = "meta"
 _DRAWN: Final = frozenset(("circle", "path", "polygon", "rect"))
 _LOADING: Final = ("href", "src", "srcset", "style", "action", "formaction", "background", "data", "poster")
 """Attributes that no element has: they would load something, or be code."""
-
 Node: TypeAlias = "Element | str | int | float | None"
 """A part of a page. Text and numbers are text; None adds nothing."""
 Children: TypeAlias = "Node | Iterable[Children]"
@@ -69,6 +68,9 @@ def element(tag: str, *children: Children, **attributes: str | float | bool | No
     return Element(tag, tuple(named), tuple(_flat(children)))
 
 
+e = element
+
+
 def _flat(children: Iterable[Children]) -> Iterator[Node]:
     for child in children:
         if child is None or isinstance(child, (Element, str, int, float)):
@@ -86,11 +88,11 @@ def markup(node: Node) -> Iterator[str]:
     if node is None:
         return
     if not isinstance(node, Element):
-        yield escape(label(_number(node) if isinstance(node, float) else node))
+        yield escape(words.label(_number(node) if isinstance(node, float) else node))
         return
     yield f"<{node.tag}"
     for name, value in node.attributes:
-        yield f' {name}="{escape(label(value))}"' if value else f" {name}"
+        yield f' {name}="{escape(words.label(value))}"' if value else f" {name}"
     if node.tag in _DRAWN and not node.children:
         yield "/>"
         return
@@ -112,14 +114,14 @@ def document(title: str, *body: Children) -> Iterator[str]:
     """Return a page that needs nothing else, as pieces of HTML."""
     yield "<!DOCTYPE html>\n"
     yield '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    yield from markup(element("meta", name="generator", content=GENERATOR))
-    yield from markup(element("meta", http_equiv="Content-Security-Policy", content=POLICY))
-    yield from markup(element("meta", name="viewport", content="width=device-width, initial-scale=1"))
-    yield from markup(element("meta", name="color-scheme", content="light dark"))
-    yield from markup(element("meta", name="referrer", content="no-referrer"))
-    yield from markup(element("title", title))
+    yield from markup(e("meta", name="generator", content=GENERATOR))
+    yield from markup(e("meta", http_equiv="Content-Security-Policy", content=POLICY))
+    yield from markup(e("meta", name="viewport", content="width=device-width, initial-scale=1"))
+    yield from markup(e("meta", name="color-scheme", content="light dark"))
+    yield from markup(e("meta", name="referrer", content="no-referrer"))
+    yield from markup(e("title", title))
     yield f"\n<style>{STYLE}</style>\n</head>\n"
-    yield from markup(element("body", *body, class_="sf"))
+    yield from markup(e("body", *body, class_="sf"))
     yield "\n</html>\n"
 
 
