@@ -44,6 +44,8 @@ class Spark:
     after: str = ""
     """Words beside it."""
     about: str = ""
+    is_trend: bool = False
+    """Whether the values follow each other in time."""
 
 
 Cell: TypeAlias = "str | Said | Bar | Spark | tuple[Cell, ...] | None"

@@ -73,20 +73,20 @@ def _bars(found: Chart, top: int) -> tuple[list[Element], int]:
 
 
 def spark(cell: Spark) -> Element:
-    """Return an area as high as text."""
+    """Return bars as high as text, or an area for a trend."""
     points = [(i, value) for i, value in enumerate(cell.values) if value is not None]
     top = max((value for _, value in points), default=0) or 1
-    step = 96 / max(1, len(cell.values) - 1)
-    path = " ".join(f"{i * step:.1f},{20 - 18 * value / top:.1f}" for i, value in points)
-    area = f"{points[0][0] * step:.1f},22 {path} {points[-1][0] * step:.1f},22" if points else ""
-    return e(
-        "svg",
-        e("title", cell.about or ", ".join("none" if value is None else f"{value:,}" for value in cell.values[:64])),
-        e("polygon", class_="b", points=area) if len(points) > 1 else None,
-        class_="spark",
-        viewBox="0 0 96 22",
-        role="img",
-    )
+    step = 96 / max(1, len(cell.values) - cell.is_trend)
+    if cell.is_trend:
+        path = " ".join(f"{i * step:.1f},{20 - 18 * value / top:.1f}" for i, value in points)
+        area = f"{points[0][0] * step:.1f},22 {path} {points[-1][0] * step:.1f},22" if points else ""
+        shape = e("polygon", class_="b", points=area) if len(points) > 1 else None
+    else:
+        heights = [(i * step, max(1, 20 * value / top)) for i, value in points]
+        bars = "".join(f"M{x:.1f} 22v{-high:.1f}h{0.8 * step:.2f}v{high:.1f}z" for x, high in heights)
+        shape = e("path", class_="b", d=bars) if bars else None
+    values = ", ".join("none" if value is None else f"{value:,}" for value in cell.values[:64])
+    return e("svg", e("title", cell.about or values), shape, class_="spark", viewBox="0 0 96 22", role="img")
 
 
 def share(value: int, top: int, about: str) -> Element:

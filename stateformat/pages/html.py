@@ -188,7 +188,7 @@ def _table(table: Table) -> Iterator[Element]:
     rows = [row if isinstance(row, Row) else Row(row) for row in table.rows]
     shown = rows[: table.limit]
     if any(row.below for row in shown):
-        titles = e("div", (e("span", column.title) for column in table.columns), class_="line titles")
+        titles = e("div", (e("span", column.title) for column in table.columns), class_=f"{_grid(table)} titles")
         yield e("div", titles, _lines(table, shown), class_="states")
     else:
         heads = (e("th", column.title, scope="col", class_=_look(column)) for column in table.columns)
@@ -215,6 +215,10 @@ def _rows(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[Element]:
         )
 
 
+def _grid(table: Table) -> str:
+    return "line" if len(table.columns) > 5 else "line few"
+
+
 def _lines(table: Table, rows: Sequence[Row]) -> Iterator[Element]:
     """Yield each row as a line; what is below it shows when a reader opens it."""
     group = ""
@@ -227,7 +231,7 @@ def _lines(table: Table, rows: Sequence[Row]) -> Iterator[Element]:
             for j, (column, cell) in enumerate(zip(table.columns, row.cells, strict=True))
         )
         inside = e("div", draw(row.below), class_="inside")
-        yield e("details", e("summary", e("div", cells, class_="line")), inside, open=i < table.opened)
+        yield e("details", e("summary", e("div", cells, class_=_grid(table))), inside, open=i < table.opened)
 
 
 def _values(block: Values) -> Table:

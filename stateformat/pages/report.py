@@ -276,7 +276,9 @@ def _states(report: Json) -> Iterator[Block]:
             None if state["rows"] is None else count(state["rows"]),
             size(state["bytes"]),
             Bar(state["bytes"], held[0]["bytes"], f"{size(state['bytes'])}; the greatest has {size(held[0]['bytes'])}"),
-            Spark(trend, about=f"{_ends(trend)} at checkpoints {ids[0]} to {ids[-1]}") if trend else None,
+            Spark(trend, about=f"{_ends(trend)} at checkpoints {ids[0]} to {ids[-1]}", is_trend=True)
+            if trend
+            else None,
             _skew(state),
         )
         charts = [*_charts(state, trend, report)] if i < CHARTED else []

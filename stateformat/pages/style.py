@@ -61,7 +61,7 @@ font-variant-numeric:tabular-nums}
 font-variant-numeric:tabular-nums}
 .sf svg{display:block}
 .sf svg.plot{width:100%;height:80px;border-bottom:1px solid var(--line)}
-.sf svg.spark{width:96px;height:22px}
+.sf svg.spark{width:96px;height:22px;display:inline-block;vertical-align:middle}
 .sf svg.share{width:100%;min-width:64px;height:8px;border-radius:4px;background:var(--soft)}
 .sf .b{fill:var(--bar)}.sf .n{fill:var(--accent)}.sf .e{fill:var(--hot)}.sf .z{fill:var(--line)}
 .sf .hit{fill:transparent}
@@ -84,6 +84,9 @@ background:none;color:inherit;overflow-wrap:anywhere}
 .sf .inside{padding:8px 0 2px}
 .sf .line{display:grid;grid-template-columns:minmax(0,1fr) 104px 84px 84px 110px 100px 62px;gap:0 14px;
 align-items:center;font-size:14px;color:var(--text);flex:1;min-width:0}
+.sf .few{grid-template-columns:minmax(0,1fr) 104px 84px 84px 190px}
+.sf .group{font-weight:600;margin-top:8px}
+div.sf>.spread:not(:first-of-type),.sf dl+table,.sf dl+.states,.sf table+div{margin-top:12px}
 .sf .titles{color:var(--quiet);font-size:13px;font-weight:600;padding:0 0 4px 20px;border-bottom:1px solid var(--line)}
 .sf .line>:nth-child(3),.sf .line>:nth-child(4),.sf .line>:nth-child(7){text-align:right;
 font-variant-numeric:tabular-nums}
