@@ -254,7 +254,7 @@ def test_ctrl_c_ends_it_with_the_newest_checkpoint_from_which_it_goes_on(place: 
     ) as program:
         stream: Any = program.stdout if form == "json" else program.stderr
         for line in stream:
-            if re.search(r'checkpoint 1?\d |"checkpoint_id": \d', line):
+            if re.search(r'checkpoint \d+ |"checkpoint_id": \d', line):
                 break
         program.send_signal(signal.SIGINT)
         rest, err = program.communicate(timeout=60)

@@ -54,14 +54,13 @@ class Case(NamedTuple):
         return f"{self.kind}: {sort}" if self.kind in (FLIP, CUT, OLDER) else self.kind
 
 
-class Objects:
-    """A read-only store of given bytes. Implements
-    :class:`stateformat.storage.protocol.Storage`.
-    """
+class Objects(Storage):
+    """A read-only store of given bytes."""
+
+    url = "damaged://store"
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = objects
-        self.url = "damaged://store"
 
     def _get(self, path: str) -> bytes:
         try:
@@ -235,7 +234,7 @@ class Bench:
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = dict(objects)
-        store = CheckpointStore(cast("Storage", Objects(objects)))
+        store = CheckpointStore(Objects(objects))
         self.ids = sorted(record.checkpoint_id for record in store.history())
         self.reads = {number: list(reads_of(store.open(number))) for number in self.ids}
         self.expected = {
@@ -255,7 +254,7 @@ class Bench:
         if case.kind == REMOVE and case.path == layout.record_path(self.ids[-1]) and len(self.ids) > 1:
             line = NEWEST
         found.counts[line, "tried"] += 1
-        storage = cast("Storage", Objects(damaged(self.objects, case)))
+        storage = Objects(damaged(self.objects, case))
         touched = {case.path, case.other} - {""} if case.kind == SWAP else {case.path}
         try:
             unnoticed = [

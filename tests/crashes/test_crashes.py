@@ -223,7 +223,7 @@ def test_a_publish_of_which_a_call_fails_tells_the_truth(
             break
         tried += 1
         where = f"{code} at {fails.hit.verb} {fails.hit.path}: {told!r}"
-        assert descriptors() == before, where
+        assert descriptors() <= before, where  # Others may close theirs meanwhile.
         ids = record_ids(LocalStorage(base / STORE)) if (base / STORE).exists() else []
         # Published: it exists. Outcome unknown: either. Another error: it does not exist.
         assert published is None or ids == [1], where

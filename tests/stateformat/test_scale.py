@@ -289,7 +289,7 @@ def test_plans_cuts_and_rules_are_the_same_in_blocks_of_any_size(
         return plan.assigned, cut
 
     whole = derived()
-    for name in ("redistribution.tables._BLOCK_ROWS", "manifest.slicing._TOGETHER", "manifest.rules.BATCH_ROWS"):
+    for name in ("redistribution.tables._BLOCK_ROWS", "manifest.table._TOGETHER", "manifest.rules.BATCH_ROWS"):
         monkeypatch.setattr(f"stateformat.{name}", rows)
     for before, after in zip(whole, derived(), strict=True):
         # Each block has dictionaries of its own, so tables are compared by their values.
