@@ -191,6 +191,7 @@ class LocalStorage(Storage):
         if not isinstance(source, LocalStorage):
             return None
         parents, name = _split(self._check(path))
+        gone = False
         with (
             source._reading("link", path) as (file, _),
             source._tree.opened(parents) as there,
@@ -203,14 +204,21 @@ class LocalStorage(Storage):
                 os.link(name, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
             except FileExistsError as error:
                 raise name_taken(self._tree.root, path) from error
+            except FileNotFoundError:
+                # Another process may have removed it since it was opened.
+                if name in os.listdir(there):  # noqa: PTH208
+                    raise
+                gone = True
             except OSError as error:
                 if error.errno in _NO_LINK:
                     return None
                 raise
-            if not os.path.samestat(os.stat(name, dir_fd=here, follow_symlinks=False), os.fstat(file)):
+            if not gone and not os.path.samestat(os.stat(name, dir_fd=here, follow_symlinks=False), os.fstat(file)):
                 # The name was replaced since it was looked at.
                 os.unlink(name, dir_fd=here)
                 return None
+        if gone:
+            raise missing(source.url, path)
         return Link.SHARED
 
     def shared(self, prefix: str) -> dict[str, tuple[str, int]]:

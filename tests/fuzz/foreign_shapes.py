@@ -188,7 +188,9 @@ def spark_type(choices: Choices, depth: int = 0) -> Any:
     inner = spark_type(choices, depth + 1) if depth < 4 else "long"
     names = [choices.of(TEXTS) if choices.below(2) else "same" for _ in range(1 + some(choices, 20))]
     repeated = names * (1 + some(choices, 400))
-    fields = [{"name": name, "type": inner, "nullable": True, "metadata": {}} for name in repeated[:3_000]]
+    # Wide structs of wide structs would be gigabytes, of the generator and not of what it tests.
+    room = min(3_000, 1 + 4_000_000 // len(json.dumps(inner)))
+    fields = [{"name": name, "type": inner, "nullable": True, "metadata": {}} for name in repeated[:room]]
     return {"type": "struct", "fields": fields}
 
 

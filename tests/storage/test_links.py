@@ -84,6 +84,23 @@ def test_what_is_linked_is_verified_and_taken_back(harm: str, store: CheckpointS
     assert str(path.relative_to(tmp_path / "store")) not in paths(store.storage.savepoint("p"), "segments/")  # type: ignore[attr-defined]
 
 
+def test_a_file_that_another_process_removes_while_it_is_linked_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = LocalStorage(tmp_path / "a"), LocalStorage(tmp_path / "b")
+    put(source, SEGMENT, b"x")
+    link = os.link
+
+    def late(*args: Any, **options: Any) -> None:
+        source.delete([SEGMENT])
+        link(*args, **options)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(FileNotFoundError, match=r"a-0001\.parquet"):
+        target.link_from(source, SEGMENT, 1)
+    assert paths(target, "") == []
+
+
 def test_a_link_of_another_name_a_link_in_the_way_and_a_taken_name_are_told(tmp_path: Path) -> None:
     source, target = LocalStorage(tmp_path / "a"), LocalStorage(tmp_path / "b")
     put(source, SEGMENT, b"x")
