@@ -12,6 +12,7 @@ if __name__ != "stateformat.redistribution":
         "import stateformat.redistribution: redistribution is a part of the package stateformat since 0.2.0"
     )
 
+from stateformat._lazy import former
 from stateformat.errors import ErrorKind
 from stateformat.findings import Finding
 
@@ -22,23 +23,24 @@ from .restore_plan import Plannable, Rescaled, plan_restore, rescale
 from .rules import warning
 from .tables import States, assemble, read_handles
 
-# The former names, until 0.3.
-Refusal = PlanWarning = Finding
-RefusalCode = WarningCode = ErrorKind
+__getattr__ = former(
+    __name__,
+    {
+        **dict.fromkeys(("Refusal", "PlanWarning"), (Finding, "it is stateformat.Finding now, with other arguments")),
+        **dict.fromkeys(("RefusalCode", "WarningCode"), (ErrorKind, "it is stateformat.ErrorKind now")),
+    },
+    leaves_in="0.3",
+)
 
 __all__ = [
     "Action",
     "ColumnPlan",
     "OperatorPlan",
     "PlanDocument",
-    "PlanWarning",
     "Plannable",
-    "Refusal",
-    "RefusalCode",
     "Rescaled",
     "RestorePlan",
     "States",
-    "WarningCode",
     "assemble",
     "cut_keyed",
     "plan_document",

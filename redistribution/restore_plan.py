@@ -26,7 +26,7 @@ from stateformat.findings import Finding
 from stateformat.graph import JobGraph, Partitioner, Status
 from stateformat.keys import MAX_PARALLELISM_LIMIT
 from stateformat.manifest import Ints, integers, spread
-from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode, Record, RescaledFrom, State
+from stateformat.model import PER_SUBTASK_MODES, Capability, FormerStatus, Mode, Record, RescaledFrom, State
 from stateformat.rules import saved_statuses
 from stateformat.schema import SLICE_SCHEMA
 
@@ -70,6 +70,12 @@ class Plannable(Protocol):
     @property
     def handles(self) -> pa.Table: ...
 
+    @property
+    def capabilities(self) -> Collection[Capability]: ...
+
+    @property
+    def query(self) -> str: ...
+
 
 def plan_restore(
     checkpoint: Plannable, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
@@ -98,8 +104,8 @@ def plan_restore(
         rows={(state.operator, state.name): found.rows for state, found in zip(ordered, checked, strict=True)},
         wanted={(state.operator, state.name): state for state in states},
         drop=frozenset((drop,) if isinstance(drop, str) else drop),
-        foreign=getattr(checkpoint, "system", None) is not None,
-        query=getattr(checkpoint, "query", ""),
+        foreign=Capability.CARRY not in checkpoint.capabilities,
+        query=checkpoint.query,
     )
     rules.check_drop(match)
     beyond = tuple(found for found in rules.parallelism_refusals(match) if found.kind is ErrorKind.INVALID_PARALLELISM)

@@ -194,7 +194,7 @@ def topology_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Ite
     """Refuse repeated uids and edges, unknown operators, cycles, and unequal parallelisms."""
     invalid = ErrorKind.INVALID_TOPOLOGY
     for found in rules.repeated_names(topology):
-        if found.operator:
+        if "uid" in found.details:
             message = f"operator {found.operator!r} is twice in the topology"
             yield _said(found, invalid, found.operator, "give each operator a uid of its own", message)
         else:
@@ -205,10 +205,9 @@ def topology_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Ite
         for found in [*rules.missing_ends(edge, topology)][:1]:
             message = f"edge {edge.id!r} joins operator {found.operator!r}, which the topology does not have"
             yield _said(found, invalid, found.operator, "add the operator or remove the edge", message)
-    for found in rules.cycles(topology):
-        message = found.message.replace("the graph", "the topology", 1)
+    for found in rules.cycles(topology, "the topology"):
         advice = "mark the edge that closes the loop as a feedback edge"
-        yield _said(found, invalid, found.details["cycle"][0], advice, message)
+        yield _said(found, invalid, found.details["cycle"][0], advice)
     for found in rules.unequal_parallelism(topology, statuses):
         first = found.details["operators"][0]
         yield _said(found, ErrorKind.PARALLELISM_DIFFERS, first, "give them one parallelism")

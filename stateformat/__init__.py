@@ -87,7 +87,7 @@ else:
         },
         leaves_in="0.3",
         moved={
-            ".findings": "Problem",
+            ".": "Problem=Finding",
             ".inspecting": "CheckpointDiff StateChanges StateRange diff_checkpoints",
             ".keys": "register_key_hash",
             ".requests": "JobRequest RequestAnswer RequestOutcome RescaleRequest SavepointRequest StopRequest",

@@ -75,7 +75,7 @@ class Finding:
     def __str__(self) -> str:
         if self.clause:
             return f"{self.severity}: {self.message} ({self.clause})"
-        return f"{self.message}; {self.advice} [{self.kind}]"
+        return f"{self.message}{self.advice and f'; {self.advice}'} [{self.kind}]"
 
     def to_json(self) -> dict[str, Any] | str:
         """Return the finding as plain values, without ``details``; empty ones are left out.
@@ -88,10 +88,6 @@ class Finding:
         return {
             name: str(value) if name == "kind" else value for name, value in found.items() if value not in ("", None)
         }
-
-
-Problem = Finding
-"""The former name, until 0.3."""
 
 
 @dataclass(frozen=True, slots=True)

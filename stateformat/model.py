@@ -271,6 +271,25 @@ class RescaledFrom:
         return f"RescaledFrom(checkpoint {self.source.checkpoint_id}, {len(self.operators)} operators)"
 
 
+class Capability(StrEnum):
+    """What some checkpoints can do besides being read and planned, which all can."""
+
+    CARRY = "carry"
+    """Jobs go on from it: new checkpoints and copies refer to its segments."""
+    VERIFY = "verify"
+    """Its handles follow the rules of a manifest (SPEC.md section 4), which need no segment."""
+    KEY_GROUPS = "key_groups"
+    """All rows of a key are in one key group."""
+    FIELD_IDS = "field_ids"
+    """A column keeps its id for as long as it lives, whatever its name."""
+    RECORD = "record"
+    """Its record was published: what is made of it has the same members, or has lost some."""
+
+
+def _told(rows: int | None) -> str:
+    return "rows not counted" if rows is None else f"{rows} rows"
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over the manifest; ``segments`` and ``bytes`` count distinct segments."""
@@ -282,7 +301,7 @@ class Totals:
     bytes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.rows} rows, {self.segments} segments, {self.bytes} bytes"
+        return f"{_told(self.rows)}, {self.segments} segments, {self.bytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +340,7 @@ class Record:
     def __repr__(self) -> str:
         return (
             f"Record({self.checkpoint_id}, {self.kind} of {shortened(self.job_id)}, "
-            f"{len(self.graph.operators)} operators, {self.totals.rows} rows)"
+            f"{len(self.graph.operators)} operators, {_told(self.totals.rows)})"
         )
 
     @property

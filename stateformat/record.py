@@ -46,7 +46,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class RecordFault(Exception):
-    """What is wrong with a record, and where. ``codec`` turns it into ``DamagedCheckpoint``."""
+    """What is wrong with a record, and where. Readers of one raise it as ``DamagedCheckpoint``."""
 
     def __init__(self, where: str, message: str, kind: ErrorKind = ErrorKind.DAMAGED_RECORD, **details: Any) -> None:
         super().__init__(f"{where} {message}" if where else message)
@@ -544,7 +544,7 @@ def _field_type(members: Members) -> model.FieldType:
 # 3. Check ``format`` and ``version``: a newer version ends here as ``UnsupportedFormat``.
 # 4. Raise for what step 2 noted, and verify the digest over the exact bytes before it.
 # 5. Check ``required_features``: an unknown one ends here as ``UnsupportedFormat``.
-# 6. Read the members by the codec of the version (``record.v1``).
+# 6. Read the members by the codec of the version.
 #
 # Users' requests (``requests``) are framed the same way, by :func:`sealed` and :func:`unsealed`.
 # Members that contradict each other are left to ``validation``, unless the value would be unsafe to

@@ -29,8 +29,8 @@ from .findings import Counts, Report, ordered
 from .history import Survey
 from .inspecting import savepoints_document, sizes_document
 from .manifest import Ints, integers, lists, one_chunk, spread, state_runs
-from .model import Mode, State
-from .reading import Capability, Checkpoint
+from .model import Capability, Mode, State
+from .reading import Checkpoint
 from .rules import check_content
 from .storage import remembered
 from .store import CheckpointStore
@@ -196,7 +196,7 @@ def _history(found: Survey) -> Document:
         apart = None
         if before is not None and record.parent is not None and before.ref == record.parent:
             apart = record.created_at_us - before.created_at_us
-        entries.append({**history_document(record), "since_parent_us": apart if (apart or -1) >= 0 else None})
+        entries.append({**history_document(record), "since_parent_us": apart if apart is None or apart >= 0 else None})
     seen = {record.checkpoint_id for record in records}
     least = min(seen, default=0)
     return {

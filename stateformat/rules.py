@@ -111,14 +111,14 @@ def missing_ends(edge: Edge, graph: JobGraph) -> Iterator[Finding]:
             yield Finding(ErrorKind.UNKNOWN_OPERATOR, "SPEC 3.5", message, operator=uid, details=details)
 
 
-def cycles(graph: JobGraph) -> Iterator[Finding]:
+def cycles(graph: JobGraph, what: str = "the graph") -> Iterator[Finding]:
     """Find one cycle without a feedback edge."""
     upstream = {target: {edge.source for edge in edges} for target, edges in inputs_by_target(graph).items()}
     try:
         TopologicalSorter(upstream).prepare()
     except CycleError as error:
         circle: list[str] = error.args[1]
-        message = f"the graph has a cycle without a feedback edge: {' → '.join(circle)}"
+        message = f"{what} has a cycle without a feedback edge: {' → '.join(circle)}"
         yield Finding(_GRAPH, "SPEC 3.5", message, details={"cycle": circle})
 
 
@@ -538,7 +538,7 @@ class _StateHandles:
             return
         outside, ended, _ = self.reporters
         for subtasks, what in ((operator.finished, "finished"), (operator.finishing, "finishing")):
-            found = SubtaskSet.of({*subtasks}.intersection(ended)) if ended else ended
+            found = subtasks & ended
             if found:
                 message = f"has handles of subtasks {found}, which are {what} and may contribute committables only"
                 yield self.problem(_NOT_ALLOWED, "SPEC 4.6", message, found.ranges[0][0])

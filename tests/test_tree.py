@@ -260,7 +260,7 @@ def test_no_name_of_a_door_is_that_of_a_module_behind_it() -> None:
     doubles = {
         f"{package}.{alias.name}"
         for package in PACKAGES
-        if "_lazy" in MODULES[package].read_text()
+        if "= lazy(" in MODULES[package].read_text()
         for node in ast.walk(tree(package))
         if isinstance(node, ast.ImportFrom) and node.module is not None
         for alias in node.names
@@ -522,6 +522,26 @@ def test_a_name_that_has_moved_works_and_says_where_it_is(home: str) -> None:
         with pytest.warns(DeprecationWarning, match=said):
             assert getattr(root, name) is getattr(new, name)
         assert name not in root.__all__
+
+
+FORMER = {
+    "stateformat.Problem": "it is stateformat.Finding now",
+    "stateformat.redistribution.Refusal": "it is stateformat.Finding now, with other arguments",
+    "stateformat.redistribution.WarningCode": "it is stateformat.ErrorKind now",
+    "stateformat.requests.StopRequest": r"write JobRequest\(RequestKind.STOP, ...\)",
+    "stateformat.storage.folders_in": "every Storage has all methods now, so call them",
+    "stateformat.storage.ListsNames": "every Storage has all methods now, so call them",
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_name_that_another_replaces_works_and_says_which(name: str) -> None:
+    home, _, old = name.rpartition(".")
+    module = importlib.import_module(home)
+    with pytest.warns(DeprecationWarning, match=rf"{name} leaves in 0\.3: {FORMER[name]}") as warned:
+        assert getattr(module, old) is not None
+    assert len(warned) == 1
+    assert old not in getattr(module, "__all__", ())
 
 
 def test_the_root_offers_what_the_author_of_a_runtime_needs() -> None:

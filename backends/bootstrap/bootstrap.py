@@ -51,7 +51,7 @@ from ..dataflow.api import Source, StartingPoint
 from ..dataflow.compile import Job
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import ENUMERATOR, SPLITS, SPLITS_SCHEMA
-from ..rewrite import DISTRIBUTE_BYTES, Place, Workers, by_owner, gathered, segment_place
+from ..rewrite import DISTRIBUTE_BYTES, Place, Workers, by_owner, counted, gathered, segment_place
 from .inputs import (
     ORDER,
     SEQUENCE,
@@ -172,7 +172,7 @@ def write_place(
     """
     place = segment_place(context, Place(input.state.operator, input.state.name, subtask))
     options = replace(context.options, trust_key_groups=True, check_unique=not input.last)
-    rows = _counted(batches, done)
+    rows = counted(batches, done)
     try:
         keys = input.sorted_by(in_order=in_order)
         if keys:
@@ -202,12 +202,6 @@ def _write_last(
     if latest.undecided:
         return Written(None, tuple(latest.undecided))
     return Written(handle)
-
-
-def _counted(batches: Iterable[pa.RecordBatch], done: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch
-        done(batch.num_rows)
 
 
 def _without(batches: Iterable[pa.RecordBatch], *names: str) -> Iterator[pa.RecordBatch]:

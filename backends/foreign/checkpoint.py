@@ -151,6 +151,7 @@ class ForeignCheckpoint(Checkpoint):
         super().__init__(folder, _with_totals(record or source.record, self.parts))
         self.source = source
         self.system: str = system
+        self.query = folder.url if source.goes_on_from_copies else ""
         self.notes: tuple[Note, ...] = tuple(source.notes if notes is None else notes)
         self._counting = Lock()
         self._handles: pa.Table | None = None
@@ -160,11 +161,6 @@ class ForeignCheckpoint(Checkpoint):
 
     def __repr__(self) -> str:
         return f"ForeignCheckpoint({self.storage.url}@{self.id}, {self.system})"
-
-    @property
-    def query(self) -> str:
-        """The address, where ``ckpt rescale`` makes a copy that the system goes on from."""
-        return self.storage.url if getattr(self.source, "goes_on_from_copies", False) else ""
 
     def plan_restore(
         self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = (), to_show: bool = False

@@ -74,9 +74,6 @@ class Cursor:
     def u16(self) -> int:
         return int.from_bytes(self.take(2), "big")
 
-    def i16(self) -> int:
-        return int.from_bytes(self.take(2), "big", signed=True)
-
     def i32(self) -> int:
         return int.from_bytes(self.take(4), "big", signed=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,9 @@ def unreadable(subject: str, why: str) -> str:
 
 class ForeignSource(Protocol):
     """One checkpoint of a foreign system."""
+
+    goes_on_from_copies: ClassVar[bool]
+    """Whether ``ckpt rescale`` makes a copy of it that the system goes on from."""
 
     @property
     def record(self) -> Record:

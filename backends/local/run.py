@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
@@ -143,8 +142,6 @@ class ReadySet:
         """Return when to ask the first worker that waits for the clock again."""
         return self._timed[0][0] if self._timed else None
 
-
-logger = logging.getLogger(__name__)
 
 RETRY_US = 1_000_000
 """Without an interval, an aborted checkpoint that tasks wait for begins again after this time."""

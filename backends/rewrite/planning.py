@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,9 +29,9 @@ import pyarrow.compute as pc
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId, Status, shortened
 from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_group_count
-from stateformat.model import Field, Mode, Record, RescaledFrom, SchemaVersion, State, known_names
+from stateformat.model import Capability, Field, Mode, Record, RescaledFrom, SchemaVersion, State, known_names
 from stateformat.reading import Checkpoint, ReadTask
-from stateformat.redistribution import States, assemble, cut_keyed, plan_restore, read_handles, rescale
+from stateformat.redistribution import Plannable, States, assemble, cut_keyed, plan_restore, read_handles, rescale
 from stateformat.schema import (
     KEY_GROUP,
     MANIFEST_SCHEMA,
@@ -475,7 +474,17 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
     return found
 
 
-def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Any:
+@dataclass(frozen=True)
+class _View:
+    """A checkpoint, as a plan sees it (``Plannable``)."""
+
+    record: Record
+    handles: pa.Table
+    capabilities: frozenset[Capability]
+    query: str
+
+
+def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Plannable:
     """Return the checkpoint with the new key groups, and without rows of rehashed states."""
     if spec.max_parallelism is None and spec.key_hash is None and not rehash:
         return checkpoint
@@ -487,7 +496,8 @@ def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping
             wanted = operator.max_parallelism
         changed[operator.uid] = replace(operator, max_parallelism=wanted, key_hash=spec.key_hash or operator.key_hash)
     record = replace(checkpoint.record, graph=graph.with_operators(changed))
-    return SimpleNamespace(record=record, handles=_without_rows(checkpoint.handles, rehash))
+    handles = _without_rows(checkpoint.handles, rehash)
+    return _View(record, handles, checkpoint.capabilities, checkpoint.query)
 
 
 def _without_rows(handles: pa.Table, states: Iterable[tuple[str, str]]) -> pa.Table:

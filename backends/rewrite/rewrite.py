@@ -71,7 +71,7 @@ def write_move(context: WriteContext, move: Move, done: Done = _ignore, seen: Do
     ``seen`` is called with the rows read. Holds a row group and a few batches in memory; rows that
     are written several times wait in a temporary file.
     """
-    batches = _counted(shaped(move.read, move.shape, move.written_by, seen), done)
+    batches = counted(shaped(move.read, move.shape, move.written_by, seen), done)
     options = _options(context, check_unique=isinstance(move.shape, Transformation))
     if not move.copies:
         yield write_segment(context.storage, segment_place(context, move.place), batches, options)
@@ -143,10 +143,11 @@ def write_target(
     ``InvalidState``, which names three of them; otherwise they are known to be unique.
     """
     options = _options(context, check_unique=check_unique)
-    return write_unsorted(context.storage, segment_place(context, place), _counted(batches, done), options)
+    return write_unsorted(context.storage, segment_place(context, place), counted(batches, done), options)
 
 
-def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
+def counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
+    """Yield batches; ``done`` gets the rows of each once it is taken."""
     for batch in batches:
         yield batch
         done(batch.num_rows)

@@ -105,7 +105,7 @@ class RestorePoint:
     replays: bool = False
     """Whether the snapshot has in-flight records, which the task processes first."""
     pickled: Mapping[str, bytes] = field(default_factory=dict)
-    """By uid, the pickled operators that continue (``operator_pickling``)."""
+    """By uid, the pickled operators that continue (``task_cache``)."""
 
     def layers(self, uid: str) -> Mapping[str, Sequence[Layer]]:
         """Return the layers of the keyed states of an operator, lowest first."""
@@ -330,7 +330,7 @@ class TaskReport:
     reported: dict[str, ReportedProgress] = field(default_factory=dict)
     """By uid, the progress of its inputs."""
     pickled: dict[str, bytes] = field(default_factory=dict)
-    """By uid, the pickled operators that continue in the next epoch (``operator_pickling``)."""
+    """By uid, the pickled operators that continue in the next epoch (``task_cache``)."""
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
     consumed: dict[frames.Address, tuple[bytes, int]] = field(default_factory=dict)
     rows_read: int = 0

@@ -8,7 +8,7 @@ a million handles takes no longer than reading its manifest.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -260,17 +260,23 @@ def clock_members(state: State) -> Document:
 
 def holds_document(record: Record, holdings: Holdings) -> Document:
     """Return what a run uses up: rows (of all layers) of timers and committables, in-flight
-    records.
+    records. None where another system's metadata does not count them.
     """
-    rows = [(state, holdings.totals(state)[0] or 0) for state in record.states]
+    rows = [(state, holdings.totals(state)[0]) for state in record.states]
+
+    def together(counts: Iterable[int | None]) -> int | None:
+        found = [*counts]
+        known = [count for count in found if count is not None]
+        return sum(known) if len(known) == len(found) else None
+
     return {
-        "timers": sum(count for state, count in rows if state.kind is Kind.TIMERS),
+        "timers": together(count for state, count in rows if state.kind is Kind.TIMERS),
         "in_flight": [
             {"edge": state.edge, "operator": state.operator, "rows": count}
             for state, count in rows
             if state.mode is Mode.IN_FLIGHT
         ],
-        "committables": sum(count for state, count in rows if state.mode is Mode.COMMITTABLES),
+        "committables": together(count for state, count in rows if state.mode is Mode.COMMITTABLES),
     }
 
 

@@ -434,7 +434,7 @@ def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:
 
 
 def remove_records(storage: Storage, records: Iterable[ObjectInfo]) -> None:
-    """Delete records one by one, lowest id first; the proof of losses in ``surveying`` needs it."""
+    """Delete records one by one, lowest id first; the proof that records were lost needs it."""
     for item in records:
         storage.delete([item.path])
         logger.info("expired %s of %s", item.path, storage.url)

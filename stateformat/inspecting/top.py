@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from ..documents import Document, Holdings, JsonRows, objects
 from ..keys import key_group_count
 from ..manifest import Ints, integers, lists, one_chunk, spread, state_runs
-from ..model import Kind, Mode, State
-from ..reading import Capability, StateRows, Wanted
+from ..model import Capability, Kind, Mode, State
+from ..reading import StateRows, Wanted
 from ..schema import KEY_GROUP, row_schema
 from ..segments import row_key_codes
 from ..tables import HELD_BYTES, Spill, buckets_of, row_sizes, split_by_bucket, take_table

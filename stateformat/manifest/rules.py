@@ -146,9 +146,9 @@ def as_numpy(mask: Any) -> Mask:
 #
 # Opening a checkpoint raises at the first fault (``manifest.decode_manifest``); validation collects
 # all of them. The rules do not see the record: ``stateformat.rules`` compares handles with
-# operators and states, and ``segment_rules`` compares handles of one segment. A rule is a mask of
-# the rows that break it, computed for one batch of rows at a time, small enough for the processor's
-# cache.
+# operators and states, and :func:`sharing_faults` compares handles of one segment. A rule is a
+# mask of the rows that break it, computed for one batch of rows at a time, small enough for the
+# processor's cache.
 
 
 _Runs: TypeAlias = "tuple[pa.Array, Ints]"

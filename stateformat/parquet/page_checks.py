@@ -28,7 +28,7 @@ from .footer import (
 
 # ---- page headers --------------------------------------------------------------------------------
 #
-# The headers of the pages of a Parquet file, parsed without Arrow; ``page_checks`` judges them.
+# The headers of the pages of a Parquet file, parsed without Arrow.
 
 
 DATA: Final = 0

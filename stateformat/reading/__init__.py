@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoint import Capability as Capability, Checkpoint as Checkpoint, StoreCheckpoint as StoreCheckpoint
+    from .checkpoint import Checkpoint as Checkpoint, StoreCheckpoint as StoreCheckpoint
     from .cutting import (
         Groups as Groups,
         key_group_of as key_group_of,
@@ -40,7 +40,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            ".checkpoint": "Capability Checkpoint StoreCheckpoint",
+            ".checkpoint": "Checkpoint StoreCheckpoint",
             ".cutting": "Groups key_group_of split_between_owners",
             ".key_values": "key_table keys_from_json",
             ".loading": "load_manifest load_record missing_object",

@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from ..graph import JobGraph, OperatorId, Status
 from ..manifest import Manifest, carried_by_plan
-from ..model import CheckpointId, Mode, Record, State
+from ..model import Capability, CheckpointId, Mode, Record, State
 from ..storage import Storage
 from .loading import load_manifest, load_outline
 
@@ -36,21 +35,6 @@ if TYPE_CHECKING:
     from .whole_states import WholeStates
 
 
-class Capability(StrEnum):
-    """What some checkpoints can do besides being read and planned, which all can."""
-
-    CARRY = "carry"
-    """Jobs go on from it: new checkpoints and copies refer to its segments."""
-    VERIFY = "verify"
-    """Its handles follow the rules of a manifest (SPEC.md section 4), which need no segment."""
-    KEY_GROUPS = "key_groups"
-    """All rows of a key are in one key group."""
-    FIELD_IDS = "field_ids"
-    """A column keeps its id for as long as it lives, whatever its name."""
-    RECORD = "record"
-    """Its record was published: what is made of it has the same members, or has lost some."""
-
-
 class Checkpoint(ABC):
     """A checkpoint: its record, what its states hold, and their rows. Thread-safe and picklable.
 
@@ -60,6 +44,8 @@ class Checkpoint(ABC):
     capabilities: frozenset[Capability] = frozenset()
     system: str | None = None
     """What another system's checkpoint is, in words: "a Flink savepoint"; None for a store's."""
+    query: str = ""
+    """The address of a query of which `ckpt rescale` makes a copy that its system goes on from."""
     notes: tuple[Any, ...] = ()
     """What of another system's is renamed, opaque, refused or found elsewhere."""
 
@@ -416,6 +402,8 @@ class _Outline:
 
     record: Record
     handles: pa.Table
+    capabilities = StoreCheckpoint.capabilities
+    query: ClassVar = ""
 
 
 _OPERATORS_LISTED: Final = 20

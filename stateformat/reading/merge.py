@@ -2,9 +2,9 @@
 
 Theory of operation of :func:`merge_layers`. The layers are concatenated, lowest first. A small hash
 table tells which rows of the lowest have keys that other layers touch; the rest stand. The row keys
-of the touched rows become numbers (``segments.unique_keys``), and so do the keys if a layer clears
-one. The last row of a row key wins, by one assignment of row numbers to codes, unless a later layer
-cleared its key. Rows that stand are sorted by key group.
+of the touched rows become numbers (``row_key_codes``), and so do the keys if a layer clears one.
+The last row of a row key wins, by one assignment of row numbers to codes, unless a later layer
+cleared its key. The rows that stand are returned sorted by key group.
 """
 
 from __future__ import annotations

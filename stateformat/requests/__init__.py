@@ -18,10 +18,10 @@ logged once for each that cannot be read. Read ``values``, ``encoding``, ``objec
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .._lazy import former
 from .answering import answer_request as answer_request, waiting_requests as waiting_requests
 from .asking import ask as ask, request_answer as request_answer, withdraw_request as withdraw_request
 from .encoding import (
@@ -45,14 +45,14 @@ from .values import (
 )
 
 if not TYPE_CHECKING:
-    _KINDS = {f"{kind.value.capitalize()}Request": kind for kind in RequestKind}
-
-    def __getattr__(name: str) -> Any:
-        if name not in _KINDS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{__name__}.{name} leaves in 0.3: write JobRequest(RequestKind.{_KINDS[name].name}, ...)",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return partial(JobRequest, _KINDS[name])
+    __getattr__ = former(
+        __name__,
+        {
+            f"{kind.value.capitalize()}Request": (
+                partial(JobRequest, kind),
+                f"write JobRequest(RequestKind.{kind.name}, ...)",
+            )
+            for kind in RequestKind
+        },
+        leaves_in="0.3",
+    )

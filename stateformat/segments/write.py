@@ -425,7 +425,7 @@ def _leaves(path: str, kind: Any) -> Iterator[tuple[str, bool]]:
 # Theory of operation. A table is normalized and hashed (``normalize``), sorted (``sort``) and cut
 # into row groups (``row_groups``). While Arrow encodes one, a thread assembles the next and checks
 # its row keys. A stream in known order (no groups, or keyed rows with ``_key_group``) is written as
-# it comes. Any other is sorted first (``external_sort``), in bounded memory.
+# it comes. Any other is sorted first (``write_unsorted``), in bounded memory.
 
 
 # Tables in smaller chunks than this, in rows and in bytes, are copied into larger ones.

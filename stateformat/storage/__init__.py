@@ -5,9 +5,10 @@ Read ``protocol`` first, then ``addresses``, ``stats`` and ``instrumented``.
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from typing import Any
 
+from .._lazy import former
 from .addresses import (
     CONTAINER_SCHEMES,
     absolute,
@@ -80,30 +81,34 @@ __all__ = [
     "without_secrets",
 ]
 
-_OLD: dict[str, Any] = {
-    "HasFolder": Storage,
-    "HoldsSavepoints": Storage,
-    "LinksObjects": Storage,
-    "ListsNames": Storage,
-    "MakesDurable": Storage,
-    "ReadsAtOnce": Storage,
-    "SharesBytes": Storage,
-    "TellsLeftovers": Storage,
+
+def _former_folders(storage: Any) -> Iterator[tuple[str, Storage]]:
+    folder = whole(storage).folder()
+    return iter(()) if folder is None else folder.folders()
+
+
+_FORMER: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            "HasFolder",
+            "HoldsSavepoints",
+            "LinksObjects",
+            "ListsNames",
+            "MakesDurable",
+            "ReadsAtOnce",
+            "SharesBytes",
+            "TellsLeftovers",
+        ),
+        Storage,
+    ),
     "folder_of": lambda storage: whole(storage).folder(),
+    "folders_in": _former_folders,
     "make_durable": lambda storage, paths: whole(storage).make_durable(paths),
     "names": lambda storage, folder: whole(storage).names(folder),
     "names_after": lambda storage, path: whole(storage).names_after(path),
     "reads_at_once": lambda storage: whole(storage).reads_at_once,
 }
 """What 0.1 had for methods that only some storages had."""
+_NOW = "every Storage has all methods now, so call them"
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _OLD:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"{__name__}.{name} leaves in 0.3: every Storage has all methods now, so call them",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return _OLD[name]
+__getattr__ = former(__name__, {name: (value, _NOW) for name, value in _FORMER.items()}, leaves_in="0.3")

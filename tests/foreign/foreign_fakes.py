@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ class FakeSource:
     another, as for a hash that nobody knows. ``moved``: by how many key groups each row lies beside
     its own, to forge exchanged files.
     """
+
+    goes_on_from_copies: ClassVar[bool] = False
 
     record: Record
     rows: Mapping[tuple[str, str], Rows]

@@ -22,7 +22,7 @@ from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFo
 from stateformat.backends.foreign.source import Note, Opened
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.findings import Finding
-from stateformat.reading import Capability
+from stateformat.model import Capability
 from stateformat.ttl import Ttl
 from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.foreign.foreign_fakes import WORDS, FakeSource, flink_like, spark_like

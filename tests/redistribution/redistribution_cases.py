@@ -8,7 +8,7 @@ a restore, :func:`deliver` reads its slices.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from stateformat import model
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet
 from stateformat.manifest import handles_table
-from stateformat.model import Field, Handle, Kind, Mode, Record, RescaledFrom, State
+from stateformat.model import Capability, Field, Handle, Kind, Mode, Record, RescaledFrom, State
 from stateformat.redistribution import RestorePlan, plan_restore
 from stateformat.schema import PLANNING_COLUMNS
 
@@ -46,6 +46,8 @@ class FakeCheckpoint:
     handles: pa.Table
     parts: tuple[Part, ...]
     segments: dict[str, list[Hashable]] = field(default_factory=dict)
+    capabilities: Collection[Capability] = tuple(Capability)
+    query: str = ""
 
 
 def op(uid: str, parallelism: int = 2, max_parallelism: int | None = 16, **rest: Any) -> Operator:

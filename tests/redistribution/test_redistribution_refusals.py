@@ -165,13 +165,20 @@ def test_keyed_state_behind_a_pointwise_edge_cannot_be_rescaled(partitioner: str
     ("operators", "edges", "message"),
     [
         ("aa", [], "'a' is twice"),
+        (["", ""], [], "operator '' is twice"),
         ("a", [edge("nobody", "a")], "joins operator 'nobody'"),
         ("ab", [edge("a", "b")] * 2, "edge 'a->b' is twice"),
-        ("ab", [edge("a", "b"), edge("b", "a")], "cycle without a feedback edge: (a → b → a|b → a → b)"),
+        (
+            "ab",
+            [edge("a", "b"), edge("b", "a")],
+            "the topology has a cycle without a feedback edge: (a → b → a|b → a → b)",
+        ),
         ("ab", [edge("a", "b"), edge("b", "a", feedback=True)], None),
     ],
 )
-def test_a_topology_that_is_no_graph_is_refused(operators: str, edges: list[Edge], message: str | None) -> None:
+def test_a_topology_that_is_no_graph_is_refused(
+    operators: str | list[str], edges: list[Edge], message: str | None
+) -> None:
     topology = graph(*(op(uid, 2, None) for uid in operators), edges=edges)
     plan = planned(stateless(), topology, *(["invalid_topology"] if message else []))
     if message:

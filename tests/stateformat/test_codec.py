@@ -545,3 +545,12 @@ def test_operators_that_have_all_finished_cost_nothing_per_subtask_and_are_limit
     assert error.kind is ErrorKind.LIMIT_EXCEEDED
     assert "4,194,304 subtasks" in str(error)
     assert time.process_time() - start < 1
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
+def test_what_two_sets_of_subtasks_share_is_found_by_ranges(one: set[int], other: set[int]) -> None:
+    assert SubtaskSet.of(one) & SubtaskSet.of(other) == SubtaskSet.of(one & other)
+
+
+def test_a_set_of_all_subtasks_there_could_be_costs_nothing() -> None:
+    assert SubtaskSet.all(1 << 60) & SubtaskSet.of([3, 1 << 50]) == SubtaskSet.of([3, 1 << 50])

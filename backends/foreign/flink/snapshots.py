@@ -194,10 +194,6 @@ def _row(found: list[Serializer], own: object) -> Serializer:
     return undecodable(found) or Row(found, kinds=bool(own))
 
 
-def _sequence(*names: str) -> Callable[[list[Serializer], object], Serializer]:
-    return lambda found, _own: undecodable(found) or Sequential(names, found)
-
-
 def _timer(found: list[Serializer], _own: object) -> Serializer:
     return undecodable(found) or Timer(found[0].as_key(), found[1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,8 @@ def _head(folder: Storage, path: str) -> bytes | None:
 
 class FlinkSource:
     """One checkpoint of Flink. Picklable; reads metadata and headers once, on first use."""
+
+    goes_on_from_copies: ClassVar[bool] = False
 
     def __init__(self, folder: Storage, checkpoint_id: int | None = None, outside: Outside | None = None) -> None:
         self.folder: Storage = folder

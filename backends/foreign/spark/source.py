@@ -66,7 +66,7 @@ class SparkSource:
     Opening reads logs and schemas and lists files; data files are read by what yields rows.
     """
 
-    goes_on_from_copies: ClassVar = True
+    goes_on_from_copies: ClassVar[bool] = True
     """``repartition`` writes a copy at another number of partitions."""
 
     def __init__(

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from ... import words
 from ...documents import Document, JsonRows, objects
-from ...model import CheckpointKind, Mode, Record
-from ...reading import Capability
+from ...model import Capability, CheckpointKind, Mode, Record
 from ...rescaling import lasting_stop
 from .columns import ColumnChange, side_by_side
 from .counting import Counted

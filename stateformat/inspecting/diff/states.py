@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ...manifest import Ints, integers
-from ...model import Mode, State
-from ...reading import Capability
+from ...model import Capability, Mode, State
 from ..comparing import RowShape, Side, Step, keyed_runs, planned, side_of
 from .columns import ColumnChange, Columns, side_by_side
 from .counting import Counted, counted

@@ -67,7 +67,7 @@ def _anew(store: CheckpointStore, flow: Dataflow, options: Options) -> Document:
 def _planned(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, options: Options) -> Document:
     from stateformat.backends.runtime import at_parallelism, plan_of
     from stateformat.history import record_ids
-    from stateformat.reading import Capability
+    from stateformat.model import Capability
     from stateformat.redistribution import plan_document
     from stateformat.rescaling import rescale_of
 
@@ -117,8 +117,7 @@ def _new_state(state: Mapping[str, Any]) -> Document:
 
 def _refusals(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow) -> Iterator[Document]:
     """What a start refuses besides the plan."""
-    from stateformat.model import CheckpointKind
-    from stateformat.reading import Capability
+    from stateformat.model import Capability, CheckpointKind
 
     record = checkpoint.record
     if Capability.CARRY not in checkpoint.capabilities:
@@ -150,8 +149,7 @@ def _taken_place(store: CheckpointStore, record: Record, flow: Dataflow) -> Inva
 def _notes(store: CheckpointStore, checkpoint: Checkpoint, flow: Dataflow, newest: int, topology: Any) -> Iterator[str]:
     """What a start needs, does or says, a sentence each."""
     from stateformat.backends.runtime import parallelism_words
-    from stateformat.model import CheckpointKind, StopMode
-    from stateformat.reading import Capability
+    from stateformat.model import Capability, CheckpointKind, StopMode
     from stateformat.rescaling import lasting_stop, rescale_of
 
     record, number = checkpoint.record, checkpoint.id

@@ -158,7 +158,7 @@ _PATTERN = r"^(?P<sign>[-+]?)(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?(?:[eE](?P<
 def encode_big_integer(values: pa.Array) -> pa.Array:
     """Encode whole numbers: 0 for null, else the number of bytes + 4, and the bytes."""
     chosen = present(values)
-    return _with_lengths(_with_scale(values.filter(pa.array(chosen))), chosen)
+    return _with_lengths(_fewest_of_digits(values.filter(pa.array(chosen))), chosen)
 
 
 def encode_big_decimal(values: pa.Array) -> pa.Array:
@@ -174,7 +174,7 @@ def encode_big_decimal(values: pa.Array) -> pa.Array:
     scale = scale - exponents.cast(pa.int64()).to_numpy(zero_copy_only=False)
     digits = pc.binary_join_element_wise(pc.replace_substring(sign, "+", ""), whole, part, "")
     scales = scattered(of_numbers(scale, ">i4"), chosen)
-    return joined(_with_lengths(_with_scale(digits), chosen), scales)
+    return joined(_with_lengths(_fewest_of_digits(digits), chosen), scales)
 
 
 def _with_lengths(octets: pa.Array, chosen: npt.NDArray[np.bool_]) -> pa.Array:
@@ -189,7 +189,7 @@ def _with_lengths(octets: pa.Array, chosen: npt.NDArray[np.bool_]) -> pa.Array:
     return joined(of_numbers(code, ">i4"), scattered(octets, chosen))
 
 
-def _with_scale(digits: pa.Array) -> pa.Array:
+def _fewest_of_digits(digits: pa.Array) -> pa.Array:
     """Return whole numbers as the fewest bytes of big-endian two's complement."""
     if not len(digits):
         return repeated(b"", 0)

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Operator as OurOperator
-from stateformat.model import State
-from stateformat.reading import Capability, Checkpoint
+from stateformat.model import Capability, State
+from stateformat.reading import Checkpoint
 from stateformat.states import coordinator_state
 
 from ..contents import operator_header_end

@@ -79,7 +79,7 @@ def rescale(
     answered, or the savepoint is missing.
     """
     from stateformat.backends.rewrite import publish_rescaled
-    from stateformat.reading import Capability
+    from stateformat.model import Capability
     from stateformat.redistribution import plan_document
 
     others = () if target is None else (target.url,)
