@@ -211,3 +211,14 @@ def stopped(stop: Mapping[str, Any]) -> str:
     if stop["goes_on_at"] is not None:
         return f"stopped to go on at {stop['goes_on_at']}"
     return f"stopped ({stop['mode'].replace('_', ' ')})"
+
+
+def folder_of(name: str, system: str | None) -> str:
+    """Return what a folder of a store, or of another system's checkpoint, is called."""
+    return name or ("begun, not ended" if system is None else "the folder itself")
+
+
+def operators_finished(entry: Mapping[str, Any]) -> str:
+    """Return how many operators of a checkpoint in a history have finished, wholly or partly."""
+    partly = f", {entry['partially_finished']} partly" if entry["partially_finished"] else ""
+    return f"{entry['finished']} of {entry['operators']}{partly}"

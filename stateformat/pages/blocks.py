@@ -8,6 +8,7 @@ are Unicode, and ``text`` has others for terminals without it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -224,6 +225,9 @@ class Graph:
     edges: Sequence[Json]
     notes: Mapping[str, str]
     """A few words on some operators, by uid."""
+    limit: int | None = None
+    """How many operators a page of text shows; the others are counted."""
+    hint: str = ""
 
 
 Block: TypeAlias = (
@@ -237,8 +241,14 @@ def dotted(*parts: str) -> str:
     return " · ".join(filter(None, parts))
 
 
+IN_A_NOTEBOOK: ContextVar[bool] = ContextVar("in a notebook", default=False)
+"""Whether the page has no command line beside it, so that options of ``ckpt`` help nobody."""
+
+
 def more(left: int, noun: str = "", *, hint: str = "--format json lists all") -> str:
     """Say that a page leaves something out and how to see it; empty if it leaves nothing out."""
+    if IN_A_NOTEBOOK.get() and hint.startswith(("--", "ckpt")):
+        hint = ""
     what = words.plural(left, f"more {noun}", f"more {noun}s") if noun else f"{words.count(left)} more"
     return f"{ELLIPSIS} and {what}{hint and f' ({hint})'}" if left > 0 else ""
 

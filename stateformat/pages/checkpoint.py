@@ -98,11 +98,8 @@ def dataflow_page(document: Json) -> Iterator[Block]:
 def graph_blocks(
     operators: Sequence[Json], edges: Sequence[Json], *, hint: str = "--format json lists all"
 ) -> Iterator[Block]:
-    """Make a job graph; of a large one only the first operators."""
-    first = in_order(operators, edges)[:OPERATORS_SHOWN]
-    yield Graph(first, edges, {})
-    if len(operators) > len(first):
-        yield Note(more(len(operators) - len(first), "operator", hint=hint))
+    """Make a job graph; of a large one a page of text shows only the first operators."""
+    yield Graph(in_order(operators, edges), edges, {}, OPERATORS_SHOWN, hint)
 
 
 def graph_summary(operators: Sequence[Json]) -> str:
@@ -376,7 +373,7 @@ def history_page(document: Json, now_us: int) -> Iterator[Block]:
         if entry["stop"]:
             yield Note(f"At checkpoint {entry['checkpoint_id']} the job {words.stopped(entry['stop'])}.")
     if document["ended_by"]:
-        yield Note(Said(f"✗ {words.sentence(document['ended_by']['message'])}", "bad"))
+        yield Note(words.sentence(document["ended_by"]["message"]), "✗", "bad")
     strays = document["strays"]
     if strays:
         names = ", ".join(
@@ -388,7 +385,6 @@ def history_page(document: Json, now_us: int) -> Iterator[Block]:
 
 
 def _entry(entry: Json, now_us: int) -> list[Cell]:
-    partly = f", {entry['partially_finished']} partly" if entry["partially_finished"] else ""
     made_us = entry["created_at_us"]
     return [
         str(entry["checkpoint_id"]),
@@ -396,7 +392,7 @@ def _entry(entry: Json, now_us: int) -> list[Cell]:
         # Flink's metadata has no time.
         words.clock(made_us, seconds=False) if made_us else "-",
         words.age(made_us, now_us) if made_us else "",
-        f"{entry['finished']} of {entry['operators']}{partly}",
+        words.operators_finished(entry),
         count(entry["totals"]["rows"]),
         size(entry["totals"]["bytes"]),
         str(entry["parent"]["checkpoint_id"]) if entry["parent"] else "",
@@ -424,7 +420,7 @@ def _savepoints(found: Sequence[Json], now_us: int) -> Iterator[Block]:
     for each in found:
         if each["fault"]:
             fault = words.sentence(f"savepoint {each['name']}: {each['fault']['message']}")
-            yield Note(Said(f"✗ {fault}", "bad"))
+            yield Note(fault, "✗", "bad")
         elif each["claimed"]:
             yield Note(f"Savepoint {each['name']} is claimed: a job has gone on in it.")
 

@@ -10,6 +10,7 @@ from typing import Final
 from .. import words
 from . import drawings
 from .blocks import (
+    IN_A_NOTEBOOK,
     Bar,
     Block,
     Cards,
@@ -37,9 +38,7 @@ from .blocks import (
     more,
     plain,
 )
-from .elements import GENERATOR, Children, Element, Node, document, element as e, fragment
-
-__all__ = ["GENERATOR", "draw", "draw_graph", "notebook", "whole_page"]
+from .elements import Children, Element, Node, document, element as e, fragment
 
 _DASH: Final = "–"
 """Shown for what is unknown."""
@@ -64,10 +63,13 @@ def notebook(title: str, make: Callable[[], Page]) -> str:
     A notebook shows nothing for a value whose ``_repr_html_`` raises: here an empty or damaged
     store becomes a sentence.
     """
+    before = IN_A_NOTEBOOK.set(True)
     try:
         return fragment(draw(make()))
     except Exception as error:
         return fragment(e("h2", short(title)), e("p", words.sentence(str(error) or type(error).__name__)))
+    finally:
+        IN_A_NOTEBOOK.reset(before)
 
 
 def whole_page(title: str, head: Page, main: Page, foot: str) -> Iterator[str]:
@@ -271,7 +273,7 @@ def _words(ordered: Sequence[Json], edges: Sequence[Json]) -> Table:
             words.count(operator["parallelism"]),
             words.count(operator["max_parallelism"]),
             words.status_of(operator),
-            Said("; ".join(inputs[operator["uid"]]) or "–"),
+            tuple("; " * (i > 0) + one for i, one in enumerate(inputs[operator["uid"]])) or None,
         ]
         for operator in ordered[:LISTED_MAX]
     ]

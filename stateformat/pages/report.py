@@ -229,7 +229,6 @@ def _history_table(entries: Sequence[Json]) -> Table:
     ]
     rows: list[list[Cell]] = []
     for entry in entries[:HISTORY_SHOWN]:
-        partly = f", {entry['partially_finished']} partly" if entry["partially_finished"] else ""
         apart, totals = entry["since_parent_us"], entry["totals"]
         rows.append(
             [
@@ -237,7 +236,7 @@ def _history_table(entries: Sequence[Json]) -> Table:
                 entry["kind"] + (", stopped" if entry["stop"] else ""),
                 words.clock(entry["created_at_us"]) if entry["created_at_us"] > 0 else None,
                 None if apart is None else words.elapsed(apart / 1e6),
-                f"{entry['finished']} of {entry['operators']}{partly}",
+                words.operators_finished(entry),
                 None if totals["rows"] is None else count(totals["rows"]),
                 size(totals["bytes"]),
             ]
@@ -359,10 +358,10 @@ def _storage(report: Json) -> Iterator[Block]:
         columns = [Column("folder"), *(Column(title, right=True) for title in ("objects", "bytes", "garbage"))]
         rows: list[list[Cell]] = [
             [
-                folder["folder"] or "temporary files",
+                words.folder_of(folder["folder"], report["system"]),
                 count(folder["objects"]),
                 size(folder["bytes"]),
-                size(folder["garbage_bytes"]) if folder.get("garbage_bytes") else None,
+                None if folder.get("garbage_bytes") is None else size(folder["garbage_bytes"]),
             ]
             for folder in folders
         ]

@@ -396,3 +396,8 @@ def test_a_key_with_many_rows_is_told_from_a_file_and_json_has_all(tmp_path: Pat
     assert [(entry["checkpoint_id"], entry["change_count"]) for entry in along["history"]] == [(2, 30_000), (1, 70_000)]
     assert sorted(change["before"]["n"] for change in along["history"][0]["changes"]) == [*range(40_000, 70_000)]
     assert "and 29,980 more changes" in page("get", tmp_path / "store", "--key", '"a"', "--all")
+
+
+def test_a_state_whose_declaration_is_damaged_is_told_so() -> None:
+    broken = Path(__file__).resolve().parents[1] / "corpus" / "broken" / "3.6-field-named-twice"
+    assert "two fields of one name" in failure("get", broken, "--key", "1", status=1)["message"]

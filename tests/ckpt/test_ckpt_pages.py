@@ -25,15 +25,16 @@ import pytest
 import stateformat as sf
 from stateformat import errors, words
 from stateformat.backends.storage import MemoryStorage
-from stateformat.documents import flat, json_lines, json_texts, objects
+from stateformat.documents import checkpoint_document, flat, json_lines, json_texts, objects
 from stateformat.pages.blocks import Block, Column, Graph, Table, Values, in_order
-from stateformat.pages.checkpoint import history_page
+from stateformat.pages.checkpoint import checkpoint_page, history_page
 from stateformat.states import broadcast_state, even_split_state
 from stateformat.tools.ckpt import exit_status as failures, pages as pages_of, text as render
 from stateformat.tools.ckpt.options import Address, AddressType, options_for
 from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
 from stateformat.tools.ckpt.text import Look, lines as lines_of
 from tests.ckpt.ckpt_runs import page, run
+from tests.html.hostile import hostile
 from tests.worlds import stores
 
 PAGES = Path(__file__).parent / "pages"
@@ -317,6 +318,33 @@ def test_bars_are_in_proportion_and_a_shared_one_shows_the_greatest(
 def test_every_color_can_be_left_out() -> None:
     assert render.spark([1], Look(color=True), width=1) != render.spark([1], Look(), width=1)
     assert click.unstyle(render.spark([1], Look(color=True), width=1)) == render.spark([1], Look(), width=1)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("names", [False, True], ids=["plain", "hostile"])
+def test_colors_change_no_line_and_none_runs_on_into_the_next(flights: Path, names: bool, width: int) -> None:
+    document = checkpoint_document(sf.open(str(flights)).open())
+    shown = hostile(document) if names else document
+
+    def drawn(*, color: bool) -> list[str]:
+        return [*lines_of(checkpoint_page(shown, 0), Look(width, color=color))]
+
+    painted = drawn(color=True)
+    assert [click.unstyle(line) for line in painted] == drawn(color=False)
+    assert any("\x1b" in line for line in painted)
+    for line in painted:
+        styles = re.findall(r"\x1b\[(\d+)m", line)
+        assert not styles or styles[-1] == "0"
+        assert "\x1b" not in re.sub(r"\x1b\[\d+m", "", line)
+
+
+def test_a_painted_text_that_is_cut_or_wrapped_keeps_its_colors() -> None:
+    text = f"one {click.style('two three four', fg='red')} five"
+    assert render.wrap(f"{text} {'x' * 12}", 20) == [
+        f"one {click.style('two three four', fg='red')}",
+        f"five {'x' * 12}",
+    ]
+    assert render.shorten(text, 9) == f"one {click.style('two ', fg='red')}…"
 
 
 DAY_US = 86_400 * 10**6

@@ -36,10 +36,11 @@ from stateformat.backends.foreign.flink.metadata import (
     encode_metadata,
 )
 from stateformat.backends.foreign.flink.source import checkpoint_ids
+from stateformat.documents import checkpoint_document
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
 from stateformat.findings import Finding
 from stateformat.keys import hash_keys, key_groups
-from stateformat.model import Mode, State
+from stateformat.model import Kind, Mode, State
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage, open_storage
 from tests.ckpt.ckpt_runs import document, failure
@@ -743,3 +744,10 @@ def test_it_goes_on_with_the_key_groups_of_flink_too(
     assert moves.move(moves.FIXTURE / "savepoint", moves.FIXTURE / "expected.jsonl", tmp_path / "store", 5)
     kept = stateformat.open(tmp_path / "store").open().graph.operator("totals")
     assert (kept.key_hash, kept.parallelism) == ("flink-java-hashcode-murmur", 5)
+
+
+def test_timers_that_the_metadata_does_not_count_are_not_told_as_none() -> None:
+    opened = stateformat.open(str(FIXTURES / "brief-rocksdb-native" / "savepoint")).open()
+    assert any(state.kind is Kind.TIMERS for state in opened.states)
+    assert checkpoint_document(opened)["holds"]["timers"] is None
+    assert "rows not counted" in repr(opened.record)

@@ -221,6 +221,7 @@ def test_inspect_shows_it_without_counting_rows(folder: Path, monkeypatch: pytes
     document = json.loads(run("inspect", folder, "--format", "json").out)
     assert (document["system"], document["totals"]["rows"]) == ("a fake checkpoint", None)
     assert document["notes"][0]["kind"] == "renamed"
+    assert document["holds"]["timers"] == 0  # It declares none.
     state = document["states"][0]
     assert state["rows"] is None
     assert [entry["rows"] for entry in state["subtasks"]] == [None] * 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -190,6 +191,26 @@ def test_foreign_checkpoints_are_shown_as_ours_are() -> None:
         opened = open_store(str(FIXTURES / folder))
         assert "History" in text_of(opened)
         assert "svg" in html(opened.open()).tags
+
+
+def test_the_whole_sentence_about_damage_wraps_beside_its_sign(store: CheckpointStore, tmp_path: Path) -> None:
+    (tmp_path / "store" / layout.record_path(2)).write_bytes(b"{")
+    shown = open_store(store.url)._repr_html_()
+    (badge,) = re.findall(r'<span class="badge bad">([^<]*)</span>', shown)
+    assert badge == "✗"
+    assert "`ckpt repair` says what can be done." in shown
+
+
+def test_a_notebook_has_all_of_a_graph_and_no_options_of_a_command() -> None:
+    shown = text_of(open_store(str(FIXTURES / "flink-2.3.0/sql-hashmap-canonical/savepoint")).open())
+    assert "All 54 operators and their edges in words" in shown
+    assert "(--" not in shown.partition("Checkpoint")[2]
+
+
+def test_each_input_of_an_operator_is_told_in_words(store: CheckpointStore) -> None:
+    shown = " ".join(html(store.open()).text)
+    for told in ("planes hash by tailnum", "rates broadcast", "alerts hash by tailnum (feedback)"):
+        assert told in shown
 
 
 def test_names_are_text_in_notebooks_too() -> None:

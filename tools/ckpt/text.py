@@ -6,6 +6,7 @@ terminal, and a terminal without Unicode gets other signs.
 
 from __future__ import annotations
 
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,6 +67,8 @@ _CELL_MAX: Final = 240
 _CUTTABLE: Final = ("binary", "list", "map", "string", "struct")
 _NUMBERS: Final = ("int", "uint", "float", "double", "decimal", "halffloat")
 
+_ESCAPE: Final = re.compile(r"(\x1b\[[\d;]*m)")
+_RESET: Final = "\x1b[0m"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BARS_ASCII: Final = "12345678"
 _SIGNS: Final = {"←": "<-", "→": "->", "↺": "loop", "✓": "ok", "≤": "<="}
@@ -130,15 +133,15 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def shorten(text: str, width: int, ellipsis: str = ELLIPSIS) -> str:
-    """Cut the text (without colors) to a width, with an ellipsis."""
+    """Cut the text to a width, with an ellipsis."""
     if text_width(text) <= width:
         return text
     kept = ""
-    for char in text:
+    for char in click.unstyle(text):
         if text_width(kept + char) > width - len(ellipsis):
             break
         kept += char
-    return kept + ellipsis
+    return _painted_as(text, [kept])[0] + ellipsis
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -147,11 +150,42 @@ def wrap(text: str, width: int) -> list[str]:
     A text that would fill pages is cut, and the last line says how much is left out.
     """
     width = max(width, 20)
-    if len(text) > _WRAPPED_MAX:
-        text = f"{text[:_WRAPPED_MAX]} (and {words.count(len(text) - _WRAPPED_MAX)} more characters)"
-    found = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    bare = click.unstyle(text)
+    if len(bare) > _WRAPPED_MAX:
+        bare = f"{bare[:_WRAPPED_MAX]} (and {words.count(len(bare) - _WRAPPED_MAX)} more characters)"
+    found = textwrap.wrap(bare, width, break_on_hyphens=False) or [""]
     # textwrap counts characters, which is wrong for those that take two columns.
-    return found if all(text_width(line) <= width for line in found) else _wrap_wide(text, width)
+    found = found if all(text_width(line) <= width for line in found) else _wrap_wide(bare, width)
+    return _painted_as(text, found)
+
+
+def _painted_as(text: str, parts: list[str]) -> list[str]:
+    """Return parts of the text, in its order, in the colors that they have there; each is complete,
+    so that none runs on into what comes after it.
+    """
+    if _ESCAPE.search(text) is None:
+        return parts
+    style, source = "", []
+    for piece in _ESCAPE.split(text):
+        if _ESCAPE.fullmatch(piece):
+            style = "" if piece == _RESET else style + piece
+        else:
+            source += [(char, style) for char in piece]
+    at, painted = 0, []
+    for part in parts:
+        line, current = "", ""
+        for char in part:
+            # Between lines, spaces were left out.
+            while at < len(source) and source[at][0] != char and source[at][0].isspace():
+                at += 1
+            wanted = source[at][1] if at < len(source) and source[at][0] == char else ""
+            at += 1
+            if wanted != current:
+                line += (_RESET if current else "") + wanted
+                current = wanted
+            line += char
+        painted.append(line + (_RESET if current else ""))
+    return painted
 
 
 def _wrap_wide(text: str, width: int) -> list[str]:
@@ -261,6 +295,10 @@ class _Drawing:
                 yield f"{indent}{title}{spark(block.values, look, width=room)}"
             case Graph():
                 yield from self.graph(block)
+                if left := more(
+                    len(block.operators) - (block.limit or len(block.operators)), "operator", hint=block.hint
+                ):
+                    yield from ("", indent + look.text(left))
 
     def close(self, blocks: Page, indent: str) -> Iterator[str]:
         """Draw blocks with nothing between them."""
@@ -322,8 +360,9 @@ class _Drawing:
         rows = all_rows[: table.limit]
         is_grouped = any(row.group for row in rows)
         indent += "  " * is_grouped
-        laid = _Laid(self, columns, rows, look.width - len(indent))
-        if table.titled and any(column.title for column in columns):
+        titles = [look.text(column.title) if table.titled else "" for column in columns]
+        laid = _Laid(self, columns, titles, rows, look.width - len(indent))
+        if any(titles):
             yield indent + look.paint(laid.titles().rstrip(), "dim")
         group, is_spaced = None, any(_stands_apart(block) for row in rows for block in row.below)
         for i, row in enumerate(rows):
@@ -396,7 +435,7 @@ class _Drawing:
 
         Feedback edges would tangle the lanes, so they are described in words.
         """
-        look, ordered = self.look, graph.operators
+        look, ordered = self.look, graph.operators[: graph.limit]
         gutters = _gutters(ordered, graph.edges)
         gutter_width = max((text_width(line) for drawn in gutters for line in drawn), default=2)
         max_width = max([3, *(len(str(operator["max_parallelism"])) for operator in ordered)])
@@ -408,7 +447,7 @@ class _Drawing:
         yield look.paint(pad("", 2 + gutter_width) + pad("operator", name_width) + f"  {numbers}status", "dim")
         for operator, name, (above, own, below) in zip(ordered, names, gutters, strict=True):
             if above:
-                yield "  " + self.lanes(above).rstrip()
+                yield "  " + self.lanes(above.rstrip())
             sign, tone = _STATUS.get(operator["status"], ("○", ""))
             before, _, after = own.partition("*")
             lane = self.lanes(before) + look.paint(look.text(sign), tone) + self.lanes(after)
@@ -435,7 +474,9 @@ def _stands_apart(block: Block) -> bool:
 class _Laid:
     """A table with its cells drawn, and its columns as wide as they will be."""
 
-    def __init__(self, drawing: _Drawing, columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
+    def __init__(
+        self, drawing: _Drawing, columns: Sequence[Column], titles: Sequence[str], rows: Sequence[Row], width: int
+    ) -> None:
         self._columns, ellipsis = columns, drawing.look.text(ELLIPSIS)
         self._kept = kept = list(range(len(columns)))
         drawn = [i for i in kept if any(_is_drawn(row.cells[i]) for row in rows)]
@@ -443,7 +484,7 @@ class _Laid:
             ["" if _is_drawn(cell) else drawing.inline("" if cell is None else cell) for cell in row.cells]
             for row in rows
         ]
-        self._titles = [drawing.look.text(column.title) for column in columns]
+        self._titles = titles
         widths = [
             max([columns[i].least, text_width(self._titles[i]), *(text_width(row[i]) for row in body)]) for i in kept
         ]
@@ -463,7 +504,7 @@ class _Laid:
         while too_wide() > 0 and any(columns[i].optional for i in kept):
             kept.remove(max(kept, key=lambda i: (columns[i].optional, i)))
         for i in sorted((i for i in kept if columns[i].flexible), key=lambda i: -widths[i]):
-            least = max(text_width(self._titles[i]), min(widths[i], _FLEXIBLE_MIN), needed.get(i, 0))
+            least = max(columns[i].least, text_width(self._titles[i]), min(widths[i], _FLEXIBLE_MIN), needed.get(i, 0))
             widths[i] = max(least, widths[i] - max(0, too_wide()))
             for row in body:
                 row[i] = shorten(row[i].rstrip(), widths[i], ellipsis)

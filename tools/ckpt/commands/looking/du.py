@@ -98,7 +98,6 @@ def money(amount: float) -> str:
 
 
 def _folders(document: Document) -> tuple[list[Column], list[tuple[int | None, list[str]]]]:
-    without = "begun, not ended" if document["system"] is None else "the folder itself"
     columns = [
         Column("folder", flexible=True),
         Column("objects", right=True),
@@ -110,7 +109,7 @@ def _folders(document: Document) -> tuple[list[Column], list[tuple[int | None, l
         (
             one["bytes"],
             [
-                one["folder"] or without,
+                words.folder_of(one["folder"], document["system"]),
                 words.count(one["objects"]),
                 *map(_some, (one["bytes"], one["shared_bytes"] or None, one["garbage_bytes"] or None)),
             ],

@@ -60,11 +60,12 @@ def get(session: Session, address: Address, *, operator: str | None, state: str 
 
         checkpoint = session.shown(session.read_only(address))
         chosen = chosen_state(checkpoint, operator, state)
+        rows = checkpoint.state(chosen)  # Says what is wrong with its declaration.
         keys = keys_from_json(chosen, key)
         if said := checkpoint.without_state(chosen.operator):
             session.output.note(said)
         kept = files.enter_context(Kept(_most(session)))
-        for batch in checkpoint.state(chosen).at_keys(keys).batches():
+        for batch in rows.at_keys(keys).batches():
             kept.add(batch)
         document = {**_head(checkpoint, chosen, keys), "row_count": kept.count, "rows": kept.document}
         session.output.show(document, key_page)

@@ -272,8 +272,7 @@ def _head(document: Document) -> Iterator[Block]:
 def _line(document: Document, *, day: str) -> Iterator[Block]:
     """The line of a checkpoint, below the ``day``, if that is another than before."""
     after, change, totals = document["after_us"], document["rows_change"], document["totals"]
-    partly = f", {document['partially_finished']} partly" if document["partially_finished"] else ""
-    ended = f"{document['finished']} of {document['operators']}{partly}"
+    ended = words.operators_finished(document)
     other = "" if document["kind"] == "checkpoint" else f", {document['kind']}"
     row = (
         str(document["checkpoint_id"]),
