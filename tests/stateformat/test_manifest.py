@@ -680,7 +680,12 @@ def test_a_plan_to_show_is_the_plan_of_a_restore(
 ) -> None:
     checkpoint = store.open()
     data, ref = stored(checkpoint.manifest.full(), row_group_size)
-    outlined = SimpleNamespace(record=checkpoint.record, handles=decode_outline(data, ref))
+    outlined = SimpleNamespace(
+        record=checkpoint.record,
+        handles=decode_outline(data, ref),
+        capabilities=checkpoint.capabilities,
+        query=checkpoint.query,
+    )
     topology = checkpoint.graph.at(parallelism)
 
     assert plan_restore(outlined, topology).to_json() == checkpoint.plan_restore(topology).to_json()
