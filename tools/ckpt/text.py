@@ -71,8 +71,8 @@ _ESCAPE: Final = re.compile(r"(\x1b\[[\d;]*m)")
 _RESET: Final = "\x1b[0m"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BARS_ASCII: Final = "12345678"
-_SIGNS: Final = {"←": "<-", "→": "->", "↺": "loop", "✓": "ok", "≤": "<="}
-_ASCII: Final = str.maketrans(dict(zip("●◐○·✗×–−█…│─├┴┼┬╯╮", "#+o.xx--#~|-++++'.", strict=True)) | _SIGNS)
+_SIGNS: Final = {"←": "<-", "→": "->", "↺": "loop", "✓": "ok", "≤": "<=", "…": "..."}
+_ASCII: Final = str.maketrans(dict(zip("●◐○·✗×–−█│─├┴┼┬╯╮", "#+o.xx--#|-++++'.", strict=True)) | _SIGNS)
 _STRAIGHT: Final = str.maketrans("├┬╮┼─", "││││ ")
 _COLORS: Final[Mapping[Tone, Mapping[str, Any]]] = {
     "": {},
@@ -113,7 +113,8 @@ def lines(page: Page, look: Look) -> Iterator[str]:
     yield from drawing.page(page)
     if drawing.has_cut:
         yield ""
-        yield f"  {look.text(ELLIPSIS)} marks values that are cut (--format json has them whole)"
+        said = f"{ELLIPSIS} marks values that are cut (--format json has them whole)"
+        yield from drawing.paragraph(look.text(said), "  ")
 
 
 def text_width(text: str) -> int:
