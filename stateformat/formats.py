@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
 
 from .errors import ErrorKind, InvalidInput, NotFound
 from .storage import Storage, open_storage
@@ -50,14 +51,17 @@ def split_format(address: str) -> tuple[str | None, str]:
     """Return the format and the rest of ``flink:PATH``; None if the address names no format.
 
     Only formats that are installed count; ``other:PATH`` is a path. The file ``_metadata`` stands
-    for its folder, as it does for Flink.
+    for its folder, as it does for Flink, which also takes spaces around it and slashes after it.
     """
     match = _PREFIX.fullmatch(address)
     name, place = (match[1], match[2]) if match and match[1] in _formats() else (None, address)
-    folder, slash, last = place.rpartition("/")
-    scheme, _, path = place.rpartition("://")
-    if last == "_metadata" and (scheme not in ("", "file") or Path(path).is_file()):
-        place = folder or slash or "."
+    file = place.strip().rstrip("/")
+    folder, slash, last = file.rpartition("/")
+    if last == "_metadata":
+        is_url = file.startswith("file:")
+        path = unquote("/" + file.removeprefix("file:").lstrip("/")) if is_url else file
+        if ("://" in file and not is_url) or Path(path).is_file():
+            place = folder or slash or "."
     return name, place
 
 

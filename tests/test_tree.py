@@ -48,7 +48,7 @@ tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.tex
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.proving tools.ckpt.repartitioned tools.ckpt.asking tools.ckpt.programs
 tools.ckpt.completion tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
-tools.ckpt.confined tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs
+tools.ckpt.confined tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs __main__
 """
 """Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of
 its own.
@@ -70,9 +70,12 @@ HALLS = {
     )
 }
 """Folders of rooms: a file in one is a room of its own."""
-UPWARD = {("stateformat.reading.checkpoint", "stateformat.redistribution")}
-"""The imports upward: ``Checkpoint.plan_restore`` asks the planner. The door of the whole
-package may name everything.
+UPWARD = {
+    ("stateformat.reading.checkpoint", "stateformat.redistribution"),
+    ("stateformat.__main__", "stateformat.tools.ckpt.__main__"),
+}
+"""The imports upward: ``Checkpoint.plan_restore`` asks the planner, and ``python -m stateformat``
+is a program. The door of the whole package may name everything.
 """
 FUNCTION_LINES_MAX = 70
 SLACK = 60

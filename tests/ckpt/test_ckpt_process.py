@@ -75,6 +75,19 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert modules_of(*arguments).isdisjoint(HEAVY)
 
 
+def test_python_runs_the_package_as_ckpt_and_its_help_names_itself_so(counts: Path) -> None:
+    def said(*arguments: object) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "stateformat", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert said("history", counts) == (0, program("history", counts).stdout, "")
+    assert "Usage: python -m stateformat history [OPTIONS] STORE" in said("history", "--help")[1]
+    assert said("--version")[1] == program("--version").stdout
+    status, _, told = said("histery", counts)
+    assert (status, "`python -m stateformat --help` shows how to use it" in told) == (2, True)
+
+
 def test_inspecting_a_directory_imports_arrow_and_nothing_that_it_does_not_need(counts: Path) -> None:
     assert modules_of("inspect", counts) & HEAVY == {"pyarrow", "numpy"}
     assert modules_of("get", counts, "--key", '"w7"') & HEAVY == {"pyarrow", "numpy"}

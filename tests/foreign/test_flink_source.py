@@ -333,6 +333,11 @@ def test_the_path_of_the_file_metadata_stands_for_its_folder(copied):
     whole = document("inspect", path)
     assert document("inspect", path / "_metadata") == whole
     assert document("inspect", f"file://{path}/_metadata") == whole
+    assert document("inspect", f" {path}/_metadata/ ") == whole, "as Flink takes it"
+    spaced = path.with_name("a savepoint")
+    path.rename(spaced)
+    assert document("inspect", f"{spaced.as_uri()}/_metadata")["checkpoint_id"] == whole["checkpoint_id"]
+    spaced.rename(path)
     assert stateformat.open(path / "_metadata").open().id == stateformat.open(path).open().id
 
 

@@ -138,8 +138,11 @@ def ckpt() -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``ckpt``, return its exit status. Never raises; a stack trace is for ``--verbose``."""
+def main(arguments: Sequence[str] | None = None, program: str = "ckpt") -> int:
+    """Run ``ckpt``, return its exit status. Never raises; a stack trace is for ``--verbose``.
+
+    ``program`` is what a user types for it, as its help says it.
+    """
     alone = arguments is None
     if alone:
         # What the imports allocate lives until the end: a garbage collection would take longer than
@@ -161,12 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if ended is not None:
             return ended
     with Interrupts() as interrupts:
-        return _run(arguments, Watch(), interrupts)
+        return _run(arguments, program, Watch(), interrupts)
 
 
-def _run(arguments: Sequence[str], watch: Watch, interrupts: Interrupts) -> int:
+def _run(arguments: Sequence[str], program: str, watch: Watch, interrupts: Interrupts) -> int:
     try:
-        status = ckpt.main(list(arguments), prog_name="ckpt", standalone_mode=False, obj=watch)
+        status = ckpt.main(list(arguments), prog_name=program, standalone_mode=False, obj=watch)
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_left()
