@@ -55,7 +55,13 @@ class TableExport:
     """
 
     def __init__(self, sources: Sequence[Source], file_format: Format, to: Place, *, alone: bool) -> None:
-        to.storage  # noqa: B018 - an address that is none is refused before anything else
+        # An address that is none is refused before anything else.
+        if to.storage.url.partition("://")[0] not in ("file", "s3"):
+            raise InvalidInput(
+                f"{to} cannot hold {Format(file_format).value} tables: they are written to a path or to s3:// only. "
+                "Export Parquet or CSV files there, or tables elsewhere",
+                kind=ErrorKind.INVALID_URL,
+            )
         self._open = ExitStack()
         self.targets: list[IcebergTarget | DeltaTarget] = []
         try:

@@ -1,5 +1,5 @@
-"""The folder that an export writes into, local or on S3, as each library wants it named, and its
-Parquet files.
+"""The folder that an export writes into, local or in an object store, as each library wants it
+named, and its Parquet files.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import Storage, open_storage, without_secrets
 from stateformat.tables import rebatch, release_memory_after
+
+from ..storage.object_clients import s3_access
 
 
 class CountedOutput:
@@ -73,7 +75,7 @@ class Place:
         storage = open_storage(self.address, **self.options).folder()
         if storage is None:
             raise InvalidInput(
-                f"{self} cannot hold tables; give a path, or a URL that begins with s3://",
+                f"{self} cannot hold tables; give a path, or a URL of a folder, as s3://bucket/folder",
                 kind=ErrorKind.INVALID_URL,
             )
         if storage.url.startswith("file://") and _path_of(storage.url).is_file():
@@ -276,7 +278,7 @@ def delta_options(place: Place) -> dict[str, str]:
         "token": "AWS_SESSION_TOKEN",
         "region": "AWS_REGION",
     }
-    access = {"region": "us-east-1", **_access(place.options)}
+    access = _access(place.options)
     found = {names[name]: value for name, value in access.items() if name in names}
     plain = {"AWS_ALLOW_HTTP": "true"} if access.get("endpoint", "").startswith("http://") else {}
     anonymous = {"AWS_SKIP_SIGNATURE": "true"} if place.options.get("anon") else {}
@@ -286,25 +288,15 @@ def delta_options(place: Place) -> dict[str, str]:
 
 
 def _access(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the server is, and the credentials: options take precedence over the
-    environment.
+    """Return where the server of S3 is, and the credentials, as the store's own client finds
+    them.
     """
-    client = options.get("client_kwargs") or {}
-    found = {
-        "endpoint": options.get("endpoint_url") or client.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL"),
-        "key": options.get("key"),
-        "secret": options.get("secret"),
-        "token": options.get("token"),
-        "region": client.get("region_name") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-    }
-    profile = options.get("profile")
-    if profile is not None or not (found["key"] or options.get("anon")):
-        from botocore.session import Session
-
-        session = Session(profile=profile)
-        credentials = session.get_credentials()
+    given = s3_access(options)
+    found = {name: given.get(name) for name in ("region", "key", "secret", "token")}
+    found["endpoint"] = given["endpoint_url"]
+    if given["session"] is not None and not (given.get("key") or given.get("anon")):
+        credentials = given["session"].get_credentials()
         if credentials is not None:
             frozen = credentials.get_frozen_credentials()
             found |= {"key": frozen.access_key, "secret": frozen.secret_key, "token": frozen.token}
-        found["region"] = found["region"] or session.get_config_variable("region")
     return {name: str(value) for name, value in found.items() if value}

@@ -32,6 +32,7 @@ _CONDITION_REFUSED: Final = "BlobAlreadyExists"
 
 _STATUS: Final = re.compile(r"status code: (\d{3})|\(code: (\d{3})\)")
 _CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>")
+_SIGNATURE: Final = re.compile(r"(?i)\b((?:sig|x-amz-[\w-]+|[\w-]*(?:signature|token))=|bearer\s+)[^\s&,;'\"`<>]+")
 _KIND: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
 
 
@@ -162,6 +163,13 @@ def is_missing_object(error: StorageError) -> bool:
     return error.details.get("status") == 404 and error.details.get("code") in _NO_OBJECT
 
 
+def is_unreadable_name(error: StorageError) -> bool:
+    """Return whether an error of :func:`storage_error` is about an object whose name obstore does
+    not read.
+    """
+    return type(error.__cause__).__name__ == "InvalidPathError"
+
+
 def storage_error(
     error: BaseException, operation: str, right: str, *, where: str, bucket: str, server: str, secrets: Iterable[str]
 ) -> StorageError:
@@ -179,8 +187,8 @@ def storage_error(
         why = f"the credentials were refused ({name}). Check the options and the environment"
     elif answer.code in _REGION:
         why = (
-            f"the bucket {bucket!r} is in another region ({name}). Set AWS_DEFAULT_REGION, or pass "
-            "client_kwargs={'region_name': ...}"
+            f"the bucket {bucket!r} is in another region ({name}). Pass its name as the option region, or set "
+            "AWS_DEFAULT_REGION"
         )
     elif 300 <= answer.status < 400:
         why = f"the request was redirected ({name}). Check the region and endpoint_url, and whether it is https://"
@@ -217,10 +225,13 @@ def _first_line(error: BaseException) -> str:
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without these secrets, and without users and queries in its URLs."""
+    """Return a text without these secrets, without signatures and tokens, and without users and
+    queries in its URLs.
+    """
     for secret in secrets:
         text = text.replace(secret, "***")
     text = re.sub(r"//[^/@\s]+@", "//***@", text)
+    text = _SIGNATURE.sub(r"\1***", text)
     return re.sub(r"(://[^\s?#'\"`]*)[?#][^\s'\"`]*", r"\1?***", text)
 
 

@@ -48,7 +48,8 @@ _REQUEST_TIMEOUT: Final = timedelta(hours=1)
 _CREDENTIALS_FOR: Final = timedelta(minutes=10)
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]{1,254}")
-_ACCOUNT: Final = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(?:core|fabric)\.[a-z0-9.-]+")
+_ACCOUNT: Final = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(core\.[a-z0-9.-]+)")
+_DOMAIN: Final = "core.windows.net"
 _ENDPOINT: Final = re.compile(r"https?://[^/?#]")
 
 _COMMON: Final = ("anon", "connect_timeout", "endpoint_url", "read_timeout", "tries")
@@ -139,12 +140,20 @@ _SERVICES: Final = {
 }
 
 
+def service_of(scheme: str) -> Service | None:
+    """Return the service whose addresses begin so; None for other schemes."""
+    return _SERVICES.get(scheme.lower())
+
+
 class Place(NamedTuple):
-    """A bucket or container; ``account`` of Azure, empty if options or the environment name it."""
+    """A bucket or container; ``account`` of Azure, empty if options or the environment name it, in
+    the cloud that has this ``domain``.
+    """
 
     scheme: str
     bucket: str
     account: str = ""
+    domain: str = _DOMAIN
 
     @property
     def service(self) -> Service:
@@ -153,7 +162,7 @@ class Place(NamedTuple):
     @property
     def url(self) -> str:
         if self.account:
-            return f"abfss://{self.bucket}@{self.account}.dfs.core.windows.net"
+            return f"abfss://{self.bucket}@{self.account}.dfs.{self.domain}"
         return f"{self.scheme}://{self.bucket}"
 
 
@@ -162,15 +171,30 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
     ``InvalidInput``.
     """
     scheme, _, rest = url.partition("://")
-    service = _SERVICES[scheme.lower()]
+    scheme = scheme.lower()
+    service = _SERVICES[scheme]
     check_options(f"{scheme}://", options, (*_COMMON, *service.options))
     _check_types(service, options)
+    _check_credentials(service, options)
+    if re.search(r"[?#].*=", rest, re.DOTALL):
+        # The address is not repeated: what follows may be a signature.
+        raise InvalidInput(
+            f"a {scheme}:// address goes on with a query, after a ? or #. Addresses are stored and shown: pass "
+            f"credentials as options ({', '.join(service.secrets)}) or in the environment",
+            kind=ErrorKind.INVALID_URL,
+        )
     bucket, _, prefix = rest.partition("/")
-    account = ""
+    account, domain = "", _DOMAIN
     if service is AZURE and "@" in bucket:
         bucket, _, host = bucket.partition("@")
+        if host.endswith(".fabric.microsoft.com"):
+            raise InvalidInput(
+                f"a {scheme}:// address in Microsoft Fabric (OneLake) is no store: it is no storage account. Give a "
+                "container of Azure Storage, as CONTAINER@ACCOUNT.dfs.core.windows.net",
+                kind=ErrorKind.INVALID_URL,
+            )
         found = _ACCOUNT.fullmatch(host)
-        account = found[1] if found else "@"
+        account, domain = found.groups() if found else ("@", "")
     if "@" in bucket or ":" in bucket or account == "@":
         # The address is not repeated: there may be a secret before the @.
         raise InvalidInput(
@@ -182,7 +206,14 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
         raise InvalidInput(
-            f"{without_secrets(url)!r} is no address of a store. Write {scheme}://bucket/prefix",
+            f"{without_secrets(url)!r} is no address of a store. Write {scheme}://bucket/prefix, with a bucket of 2 to "
+            "255 characters",
+            kind=ErrorKind.INVALID_URL,
+        )
+    if account and options.get("account_name") not in (None, account):
+        raise InvalidInput(
+            f"the address is in the account {account!r}, and the option account_name is "
+            f"{options['account_name']!r:.80}. Leave the option out, or write {scheme}://{bucket}/prefix",
             kind=ErrorKind.INVALID_URL,
         )
     _check_endpoint(service, options)
@@ -191,16 +222,15 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
             f"{without_secrets(url)} needs obstore, which is not installed: pip install 'stateformat[{service.extra}]'",
             kind=ErrorKind.MISSING_DEPENDENCY,
         )
-    return Place(service.scheme, bucket, account), "/".join(parts)
+    return Place(service.scheme, bucket, account, domain), "/".join(parts)
 
 
 def endpoint_of(service: Service, options: Mapping[str, Any]) -> str:
     """Return the endpoint of options or environment; empty for the service's own."""
     if service is not S3:
         return str(options.get("endpoint_url") or "")
-    from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
     from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return str(options.get("endpoint_url") or from_client or from_environment or "")
+    return str(s3_options(options).get("endpoint_url") or from_environment or "")
 
 
 def server_name(service: Service, options: Mapping[str, Any]) -> str:
@@ -225,12 +255,32 @@ def _check_types(service: Service, options: Mapping[str, Any]) -> None:
     """Refuse options of a wrong type. Values are not repeated: they may be secrets."""
     mappings = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
     for name, value in options.items():
-        kind, called = (str, "text") if name in {*service.secrets, "profile"} else (object, "")
+        kind, called = (str, "text") if name in {*service.secrets, "account_name", "profile"} else (object, "")
         kind, called = (Mapping, "a mapping from names to values") if name in mappings else (kind, called)
         if value is not None and not isinstance(value, kind):
             raise InvalidInput(
                 f"the option {name} of {service.scheme}:// storage is of type {type(value).__name__}. It takes {called}"
             )
+
+
+def _check_credentials(service: Service, options: Mapping[str, Any]) -> None:
+    """Refuse credentials that are not whole: clients would silently take others, of the
+    environment.
+    """
+    given = s3_options(options) if service is S3 else options
+    if empty := [name for name in service.secrets if given.get(name) == ""]:
+        raise InvalidInput(
+            f"the option {empty[0]} of {service.scheme}:// storage is empty. Give it, or leave it out to take the "
+            "environment's",
+            options=empty,
+        )
+    there = [name for name in S3.secrets if given.get(name)] if service is S3 else []
+    if there and (lacking := [name for name in ("key", "secret") if name not in there]):
+        raise InvalidInput(
+            f"the options of s3:// storage have {' and '.join(there)} and no {' and no '.join(lacking)}. Give key and "
+            "secret, or leave all out to take the environment's",
+            options=there,
+        )
 
 
 def _check_endpoint(service: Service, options: Mapping[str, Any]) -> None:
@@ -358,6 +408,12 @@ class Client:
         except CheckpointError:
             raise
         except (BaseError, TypeError, ValueError) as error:
+            if "Account must be specified" in str(error):
+                raise InvalidInput(
+                    f"{self.place.url} names no account of Azure. Write abfss://{self.place.bucket}@ACCOUNT.dfs."
+                    "core.windows.net/prefix, pass the option account_name, or set AZURE_STORAGE_ACCOUNT_NAME",
+                    kind=ErrorKind.INVALID_URL,
+                ) from error
             shown = answers.redacted(str(error).partition("\n")[0], secrets_of(service, self._options))
             raise InvalidInput(
                 f"no {service.name} client can be made with these options ({shown}). Check them, and the environment"
@@ -374,7 +430,7 @@ def _patience(options: Mapping[str, Any]) -> tuple[dict[str, timedelta], int]:
     try:
         tries = int(options.get("tries", TRIES_MAX))
         if retries:
-            tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
+            tries = int(retries.get("total_max_attempts", retries.get("max_attempts", TRIES_MAX - 1) + 1))
     except (AttributeError, TypeError, ValueError):
         raise InvalidInput(f"{asked}. It takes {takes}") from None
     if tries < 1:
@@ -386,6 +442,8 @@ def _patience(options: Mapping[str, Any]) -> tuple[dict[str, timedelta], int]:
             timeouts[name] = timedelta(seconds=float(given))
         except (TypeError, ValueError, OverflowError):
             raise InvalidInput(f"{name} is {given!r:.80}. It takes seconds") from None
+        if timeouts[name] <= timedelta(0):
+            raise InvalidInput(f"{name} is {given!r:.80}. It takes seconds, more than 0")
     return timeouts, tries
 
 
@@ -404,44 +462,27 @@ def _gcs_settings(_: Place, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _azure_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if token := options.get("sas_token"):
+        # Otherwise a key of the environment would go before it.
+        settings["credential_provider"] = lambda: {"sas_token": token.removeprefix("?"), "expires_at": None}
     config = {theirs: options[name] for name, theirs in AZURE.options.items() if options.get(name)}
     endpoint = endpoint_of(AZURE, options)
     if place.account:
         config["account_name"] = place.account
+        # Otherwise obstore goes to the public cloud, or where the environment says.
+        endpoint = endpoint or f"https://{place.account}.blob.{place.domain}"
     if endpoint:
         config["endpoint"] = endpoint
     if options.get("anon"):
         config["skip_signature"] = True
-    return {"config": config, "client_options": {"allow_http": endpoint.startswith("http://")}}
+    return {"config": config, "client_options": {"allow_http": endpoint.startswith("http://")}, **settings}
 
 
 def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
-    given = s3_options(options)
-    session, config = None, given.get("config_kwargs") or {}
-    endpoint = endpoint_of(S3, options)
-    region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    keys = bool(given.get("key") and given.get("secret"))
-    if find_spec("botocore") and not (endpoint and region and (keys or given.get("anon"))):
-        from botocore.session import Session
-
-        session = Session(profile=given.get("profile"))
-        scoped = session.get_scoped_config()
-        endpoint = endpoint or scoped.get("endpoint_url") or ""
-        region = region or session.get_config_variable("region")
-        if endpoint and not _ENDPOINT.match(endpoint):
-            raise StorageError(
-                f"cannot use {place.url}: Invalid endpoint: {endpoint.rpartition('@')[2]}. Check the options, the "
-                "variables AWS_... and the AWS configuration"
-            )
-    elif given.get("profile"):
-        raise InvalidInput(
-            "the option profile needs botocore, which is not installed: pip install botocore",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        )
-    if endpoint and given.get("use_ssl") is False:
-        endpoint = endpoint.replace("https://", "http://", 1)
-    region = region if region and region != "aws-global" else "us-east-1"
-    settings = {"region": region, "conditional_put": "etag", "skip_signature": bool(given.get("anon"))}
+    given = s3_access(options)
+    session, endpoint, config = given["session"], given["endpoint_url"], given.get("config_kwargs") or {}
+    settings = {"region": given["region"], "conditional_put": "etag", "skip_signature": bool(given.get("anon"))}
     settings |= {_OF_OBJECTS[name]: value for name, value in (given.get("s3_additional_kwargs") or {}).items()}
     settings |= _addressing(place.bucket, endpoint, (config.get("s3") or {}).get("addressing_style", "auto"))
     client: dict[str, Any] = {"allow_http": endpoint.startswith("http://")}
@@ -453,7 +494,7 @@ def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
     elif isinstance(verify, str):
         client["root_certificate"] = Path(verify).read_bytes()
     provider: Callable[[], dict[str, Any]] | None = None
-    if keys:
+    if given.get("key"):
         # Otherwise the environment's token would go with them.
         mine = {"access_key_id": given["key"], "secret_access_key": given["secret"], "token": given.get("token")}
         provider = lambda: {**mine, "expires_at": None}  # noqa: E731
@@ -485,7 +526,46 @@ def s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if unknown := sorted(map(str, set(options.get(option) or ()) - set(names))):
             raise InvalidInput(f"{option} has no {unknown[0]!r}. It takes {', '.join(sorted(names))}", options=unknown)
     of_client = {_OF_CLIENT[name]: value for name, value in (options.get("client_kwargs") or {}).items()}
-    return {**{name: value for name, value in options.items() if value is not None}, **of_client}
+    return {name: value for given in (of_client, options) for name, value in given.items() if value is not None}
+
+
+def s3_access(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return :func:`s3_options` as every client of S3 takes them: with what the environment and
+    the AWS configuration say of ``endpoint_url`` and ``region``, and botocore's ``session`` if one
+    had to be asked for them or for credentials.
+    """
+    given = s3_options(options)
+    endpoint, session = endpoint_of(S3, options), None
+    region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if find_spec("botocore") is None:
+        if given.get("profile"):
+            raise InvalidInput(
+                "the option profile needs botocore, which is not installed: pip install botocore",
+                kind=ErrorKind.MISSING_DEPENDENCY,
+            )
+    elif not (endpoint and region and (given.get("key") or given.get("anon"))):
+        from botocore.session import Session
+
+        session = Session(profile=given.get("profile"))
+        endpoint = endpoint or session.get_scoped_config().get("endpoint_url") or ""
+        region = region or session.get_config_variable("region")
+        if endpoint and not _ENDPOINT.match(endpoint):
+            raise StorageError(
+                f"cannot use s3://: Invalid endpoint: {endpoint.rpartition('@')[2]}. Check the options, the variables "
+                "AWS_... and the AWS configuration"
+            )
+    if given.get("use_ssl") is False:
+        if not endpoint:
+            raise InvalidInput(
+                "the option use_ssl is false without an endpoint: Amazon is asked by https:// only. Give endpoint_url"
+            )
+        endpoint = endpoint.replace("https://", "http://", 1)
+    return {
+        **given,
+        "endpoint_url": endpoint,
+        "region": region if region and region != "aws-global" else "us-east-1",
+        "session": session,
+    }
 
 
 def _credentials(session: Any) -> Callable[[], dict[str, Any]]:

@@ -97,6 +97,8 @@ class ObjectStorage(ObjectPlace, Storage):
         except StorageError as error:
             if answers.is_missing_bucket(error):
                 return False
+            if answers.is_unreadable_name(error):
+                return True
             raise
         return not self._prefix or any(item.path != _PROBE for item in found)
 
@@ -175,13 +177,15 @@ class ObjectStorage(ObjectPlace, Storage):
         # Clients list folders. Services list in the order of names, so the rest of a prefix is
         # where to begin, and where to end.
         offset = after or (prefix[:-1] if prefix != folder and len(prefix) - 1 > len(folder) else "")
-        skipped_length = len(self._key(""))
+        above = self._key("")
         more = {"offset": self._key(offset)} if offset else {}
 
         def pages(store: Any) -> builtins.list[ObjectInfo]:
             found: builtins.list[ObjectInfo] = []
             for page in obstore.list(store, self._key(folder).rstrip("/") or None, chunk_size=_LISTED_AT_ONCE, **more):
-                named = [ObjectInfo(item["path"][skipped_length:], int(item["size"])) for item in page]
+                # Some servers ignore the prefix.
+                inside = [item for item in page if item["path"].startswith(above)]
+                named = [ObjectInfo(item["path"].removeprefix(above), int(item["size"])) for item in inside]
                 # "Directory" markers and savepoints below our prefix are not objects of this store.
                 found += [item for item in named if item.path.startswith(prefix) and self._is_listed(item.path)]
                 last = named[-1].path if named else ""
@@ -200,9 +204,6 @@ class ObjectStorage(ObjectPlace, Storage):
         :func:`stateformat.storage.folder_of`.
         """
         return ObjectFolder(self._place, self._prefix, self._options)
-
-    def names(self, folder: str) -> builtins.list[str]:
-        return [item.path for item in self.list(folder) if "/" not in item.path[len(folder) :]]
 
     def names_after(self, path: str) -> builtins.list[str]:
         folder = self._check(path)[: path.rindex("/") + 1]
@@ -256,7 +257,8 @@ class ObjectStorage(ObjectPlace, Storage):
         begin = self._key(place)
         with self._translated("list", place):
             page = self._client.call(obstore.list_with_delimiter, begin.rstrip("/") or None)
-        yield from filter(is_object_name, (folder[len(begin) :] for folder in page["common_prefixes"]))
+        inside = (folder for folder in page["common_prefixes"] if folder.startswith(begin))
+        yield from filter(is_object_name, (folder[len(begin) :] for folder in inside))
 
     def savepoint(self, name: str) -> ObjectStorage:
         return type(self)(self._place, self._key(layout.SAVEPOINTS + check_name(name)), self._options)

@@ -20,7 +20,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import Leftover, Link, Storage, is_object_path
 
 from . import object_answers as answers
-from .object_clients import Client, ObjectPlace, place_of, s3_options
+from .object_clients import Client, ObjectPlace, place_of, s3_access, s3_options
 from .objects import PARTS_AT_ONCE, ObjectStorage, Upload
 
 COPIED_AT_ONCE_BYTES: Final = 512 * 2**20
@@ -49,8 +49,12 @@ class S3Uploads(ObjectPlace):
             return client.call(_head, arguments["Key"])
         single = client.made("botocore", lambda: _botocore(client, self._options))
 
+        operation = single.meta.service_model.operation_model(single.meta.method_to_api_mapping[method])
+        additional = s3_options(self._options).get("s3_additional_kwargs") or {}
+        known = {name: value for name, value in additional.items() if name in operation.input_shape.members}
+
         def attempt() -> Any:
-            answer = getattr(single, method)(Bucket=self._place.bucket, **arguments)
+            answer = getattr(single, method)(Bucket=self._place.bucket, **known, **arguments)
             if method.startswith("upload_part") and "ETag" not in answer.get("CopyPartResult", answer):
                 raise answers.BrokenAnswer("an answer to a part without its tag")
             return answer
@@ -69,7 +73,12 @@ class S3Uploads(ObjectPlace):
                     yield upload["Key"][skipped_length:], upload["UploadId"]
             if not page.get("IsTruncated"):
                 return
-            arguments |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            # Some servers leave out where the next page begins.
+            last = {"Key": page.get("NextKeyMarker"), "UploadId": page.get("NextUploadIdMarker")}
+            last = last if last["Key"] else (page.get("Uploads") or [{}])[-1]
+            if not last.get("Key"):
+                raise answers.BrokenAnswer("a page of a listing that does not say where the next one begins")
+            arguments |= {"KeyMarker": last["Key"], "UploadIdMarker": last["UploadId"]}
 
     def _complete(self, path: str, upload_id: str, tags: Sequence[str]) -> None:
         """Make the object of an upload whose parts have these tags."""
@@ -217,21 +226,20 @@ def _botocore(client: Client, options: Mapping[str, Any]) -> Any:
     from botocore.config import Config
     from botocore.session import Session
 
-    given = s3_options(options)
+    given = s3_access(options)
     config: dict[str, Any] = {
+        "max_pool_connections": _CONNECTIONS,
         **(given.get("config_kwargs") or {}),
         **{name: timeout.total_seconds() for name, timeout in client.timeouts.items()},
-        "max_pool_connections": _CONNECTIONS,
         "retries": {"total_max_attempts": 1, "mode": "standard"},
     }
     if given.get("anon"):
         config["signature_version"] = UNSIGNED
-    return Session(profile=given.get("profile")).create_client(
+    return (given["session"] or Session()).create_client(
         "s3",
         config=Config(**config),
-        endpoint_url=given.get("endpoint_url"),
-        region_name=given.get("region"),
-        use_ssl=given.get("use_ssl", True),
+        endpoint_url=given["endpoint_url"] or None,
+        region_name=given["region"],
         verify=given.get("verify"),
         aws_access_key_id=given.get("key"),
         aws_secret_access_key=given.get("secret"),

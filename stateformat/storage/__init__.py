@@ -5,8 +5,9 @@ Read ``protocol`` first, then ``addresses``, ``stats`` and ``instrumented``.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from .._lazy import former
 from .addresses import (
@@ -87,20 +88,12 @@ def _former_folders(storage: Any) -> Iterator[tuple[str, Storage]]:
     return iter(()) if folder is None else folder.folders()
 
 
+_PROTOCOLS: Final = (
+    *("HasFolder", "HoldsSavepoints", "LinksObjects", "ListsNames"),
+    *("MakesDurable", "ReadsAtOnce", "SharesBytes", "TellsLeftovers"),
+)
 _FORMER: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            "HasFolder",
-            "HoldsSavepoints",
-            "LinksObjects",
-            "ListsNames",
-            "MakesDurable",
-            "ReadsAtOnce",
-            "SharesBytes",
-            "TellsLeftovers",
-        ),
-        Storage,
-    ),
+    **{name: ABCMeta(name, (), {}) for name in _PROTOCOLS},
     "folder_of": lambda storage: whole(storage).folder(),
     "folders_in": _former_folders,
     "make_durable": lambda storage, paths: whole(storage).make_durable(paths),
@@ -109,6 +102,9 @@ _FORMER: dict[str, Any] = {
     "reads_at_once": lambda storage: whole(storage).reads_at_once,
 }
 """What 0.1 had for methods that only some storages had."""
+for _name in _PROTOCOLS:
+    # A class may name them as bases beside Storage.
+    _FORMER[_name].register(Storage)
 _NOW = "every Storage has all methods now, so call them"
 
 __getattr__ = former(__name__, {name: (value, _NOW) for name, value in _FORMER.items()}, leaves_in="0.3")

@@ -8,13 +8,16 @@ reads a native file without the interpreter's lock; :func:`read_input` counts th
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable
+from inspect import signature
 from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import paths as layout
+from ..errors import InvalidInput
 from .protocol import CreateOutcome, OutputObject, Storage
 from .stats import OPERATIONS, Stats, current_stats, stats_of
 
@@ -33,13 +36,25 @@ def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedSt
     """
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
+    storage = whole(storage)
     inner = storage._inner if type(storage) is InFront else storage
     return InstrumentedStorage(inner, Stats() if stats is None else stats)
 
 
 def whole(storage: Any) -> Storage:
-    """Return a storage of any class with the abstract methods of ``Storage`` as a ``Storage``."""
-    return storage if isinstance(storage, Storage) else InFront(storage)
+    """Return a storage of any class with the abstract methods of ``Storage`` as a ``Storage``.
+
+    Raises ``InvalidInput`` for anything else.
+    """
+    if isinstance(storage, Storage):
+        return storage
+    if isinstance(storage, str | os.PathLike):
+        raise InvalidInput("a storage is wanted here, and this is an address: open it with open_storage")
+    if lacking := sorted(name for name in Storage.__abstractmethods__ if not hasattr(storage, name)):
+        raise InvalidInput(
+            f"{type(storage).__name__} is no storage: it has no {', '.join(lacking)}. See docs/storages.md"
+        )
+    return InFront(storage)
 
 
 def plain(storage: Storage) -> Storage:
@@ -77,7 +92,9 @@ def _run(stats: Stats, call: Callable[..., Any], given: tuple[Any, ...], done: D
 
 
 def _passed(name: str) -> Any:
-    def method(self: InFront, *given: Any) -> Any:
+    def method(self: InFront, *given: Any, **named: Any) -> Any:
+        if named:
+            given = signature(getattr(Storage, name)).bind(self, *given, **named).args[1:]
         return self._ask(name, *given)
 
     return method
@@ -116,8 +133,11 @@ class InFront(Storage):
             return default(self, *given)
         return self._call(name, method, given)
 
-    def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:  # noqa: ARG002
-        return method(*given)
+    def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        found = method(*given)
+        if name == "folders":
+            return ((folder, whole(inside)) for folder, inside in found)
+        return whole(found) if name in ("folder", "savepoint") and found is not None else found
 
     exists = _passed("exists")
     read = _passed("read")
@@ -154,10 +174,10 @@ class InstrumentedStorage(InFront):
 
     def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         if name in ("folder", "savepoint"):
-            found = method(*given)
+            found = super()._call(name, method, given)
             return None if found is None else instrumented(found, self.stats)
         if name == "folders":
-            return ((folder, instrumented(inside, self.stats)) for folder, inside in method())
+            return ((folder, instrumented(inside, self.stats)) for folder, inside in super()._call(name, method, ()))
         if name == "open_output":
             return _ObservedOutput(given[0], method, self)
         operation = {"remove_savepoint": "delete"}.get(name, name if name in OPERATIONS else "list")

@@ -179,7 +179,7 @@ class Storage(ABC):
         """Return the paths directly in a folder (``"checkpoints/"``), sorted; as complete as a
         listing.
         """
-        return [item.path for item in self.list(folder)]
+        return [item.path for item in self.list(folder) if "/" not in item.path[len(folder) :]]
 
     def names_after(self, path: str) -> builtins.list[str]:
         """Return the paths greater than ``path`` in its folder, sorted, from one look.
@@ -187,7 +187,7 @@ class Storage(ABC):
         It has every name that existed throughout the look: look twice before concluding anything
         from a missing name.
         """
-        return [item.path for item in self.list(path[: path.rindex("/") + 1]) if item.path > path]
+        return [name for name in self.names(path[: path.rindex("/") + 1]) if name > path]
 
     def leftovers(self) -> builtins.list[Leftover]:
         """Return everything begun and not ended, by dead and living writers, sorted, so that gc can

@@ -410,8 +410,12 @@ def test_every_compression_that_is_known_is_written(inside: Inside, compression:
         ("out", {"endpoint_url": "http://localhost"}, "no option endpoint_url. It takes none"),
         ("out", {"rows_per_file": 0}, "rows_per_file is 0"),
         ("memory://out", {}, "no file sink for memory://.*Known are file, s3"),
+        ("gs://bucket/out", {}, "no file sink for gs://.*Known are file, s3, s3a, s3n"),
         (Path("s3://bucket/out"), {}, "one slash fewer. Give the URL as a str"),
-        ("s3://bucket/out", {"endpoint_ulr": "http://localhost"}, "no option endpoint_ulr. Known are.*endpoint_url"),
+        *(
+            (f"{scheme}://bucket/out", {"endpoint_ulr": "x"}, "no option endpoint_ulr. Known are.*endpoint_url")
+            for scheme in ("s3", "s3a", "S3N")
+        ),
         ("s3://user:word@bucket/out", {}, "names a bucket and nothing else"),
         ("s3://bucket/a//b", {}, "no address"),
     ],

@@ -13,8 +13,17 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs, parquet as pq
 
-from stateformat.backends.exporting import Format, Place, TableExport, one_checkpoint, several_checkpoints
-from stateformat.errors import StorageError
+from stateformat.backends.exporting import (
+    Format,
+    Place,
+    TableExport,
+    export_files,
+    one_checkpoint,
+    several_checkpoints,
+)
+from stateformat.backends.exporting.files import delta_options, iceberg_properties
+from stateformat.errors import InvalidInput, StorageError
+from stateformat.tools.ckpt.files import write_rows
 from tests.ckpt.ckpt_runs import document, failure, run
 from tests.exporting.export_readers import FORMATS
 from tests.servers.server import BUCKET, S3Server
@@ -163,6 +172,62 @@ def test_the_command_writes_to_s3_with_the_options_of_the_store(
     table = pq.read_table(f"{plain}/folders", filesystem=s3, partitioning="hive")
     assert len(table) == len(expected(*SPENT))
     assert "is new or empty" in failure(*spent, f"{bucket}/folders", "--partition-by", "city", status=2)["message"]
+
+
+@pytest.mark.parametrize(("scheme", "server"), [("gs", "gcs"), ("az", "azurite")])
+def test_elsewhere_tables_are_refused_before_anything_is_written_and_files_are(
+    scheme: str, server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    store = data_store(str(tmp_path / "store"), checkpoints=1)
+    checkpoint = store.open()
+    source = one_checkpoint(checkpoint, checkpoint.record.state("totals", "rates"))
+    to = Place(f"{scheme}://{BUCKET}/{uuid.uuid4().hex}", request.getfixturevalue(server).options())
+    for file_format in FORMATS:
+        with pytest.raises(InvalidInput, match=f"{scheme}://.* cannot hold {file_format.value} tables.*or to s3://"):
+            TableExport([source], file_format, to, alone=True)
+    assert to.files() == []
+    export_files([source], to, ".parquet", lambda file, schema, rows: write_rows(file, "parquet", schema, rows))
+    body = to.storage.read("totals/rates.parquet")
+    assert same_rows(pq.read_table(pa.BufferReader(body)), expected("totals", "rates", 1))
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        (
+            {"AWS_ENDPOINT_URL": "http://none", "AWS_ENDPOINT_URL_S3": "http://here:1", "AWS_REGION": "eu-south-2"},
+            {"key": "k", "secret": "s"},
+        ),
+        (
+            {"AWS_REGION": "none"},
+            {"endpoint_url": "https://here:1", "use_ssl": False, "region": "eu-south-2", "key": "k", "secret": "s"},
+        ),
+        (
+            {"AWS_DEFAULT_REGION": "eu-south-2", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"},
+            {
+                "client_kwargs": {
+                    "endpoint_url": "http://here:1",
+                    "aws_access_key_id": "k",
+                    "aws_secret_access_key": "s",
+                }
+            },
+        ),
+    ],
+    ids=["environment", "options", "client_kwargs"],
+)
+def test_tables_are_written_where_and_as_whom_the_store_is(
+    environment: dict[str, str], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    place = Place("s3a://bucket/lake", options)
+    assert place.location == "s3://bucket/lake"
+    found = iceberg_properties(place)
+    names = ("endpoint", "access-key-id", "secret-access-key", "region")
+    assert [found[f"s3.{name}"] for name in names] == ["http://here:1", "k", "s", "eu-south-2"]
+    found = delta_options(place)
+    wanted = {"ENDPOINT_URL": "http://here:1", "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "REGION": "eu-south-2"}
+    assert {name: found[f"AWS_{name}"] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

@@ -104,6 +104,9 @@ class Fake:
             self.reply(
                 request, 412 if taken else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if taken else b""
             )
+        elif method == "POST":
+            # An upload in parts begins, or ends.
+            self.reply(request, 200, b"<Result><UploadId>u</UploadId></Result>")
         elif method == "GET" and path in self.objects:
             self.answer_range(request, self.objects[path], self.fault)
         elif method == "DELETE":

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stateformat.backends.storage import LocalStorage, MemoryStorage, local, local_tree, memory
 from stateformat.backends.storage.testing import StorageConformance
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
+from stateformat.storage import REFUSALS, CreateOutcome, ObjectInfo, Storage, instrumented, open_storage, whole
 from stateformat.store import CheckpointStore
 from tests.worlds.stores import counts_job, counts_store
 
@@ -586,6 +587,92 @@ def test_the_storage_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\d\d passed", done.stdout, re.MULTILINE), done.stdout
+
+
+# ---- What stands in front of a storage of any class
+
+
+class Bare:
+    """A storage of a class of its own, with folders that are of it too."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.asked = url, [""]
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return [
+            ObjectInfo(path, 1) for path in ("segments/1/a", "segments/1/b/c", "segments/2") if path.startswith(prefix)
+        ]
+
+    def read(self, path: str) -> pa.Buffer:
+        self.asked.append(path)
+        return pa.py_buffer(b"0123")
+
+    def folder(self) -> Bare:
+        return Bare(f"{self.url}/folder")
+
+    def folders(self) -> Iterator[tuple[str, Bare]]:
+        return iter([("in", Bare(f"{self.url}/in"))])
+
+    def savepoint(self, name: str) -> Bare:
+        return Bare(f"{self.url}/savepoints/{name}")
+
+    create = delete = exists = open_output = read
+
+
+@pytest.mark.parametrize("front", [whole, instrumented], ids=["whole", "counted"])
+def test_folders_and_savepoints_of_a_bare_storage_are_whole_storages(front: Callable[[Any], Storage]) -> None:
+    storage = front(whole(Bare("bare://x")))
+    folder = storage.folder()
+    assert folder is not None
+    for inside, url in (
+        (folder, "folder"),
+        (storage.savepoint("a"), "savepoints/a"),
+        (next(folder.folders())[1], "folder/in"),
+    ):
+        assert isinstance(inside, Storage)
+        assert inside.url == f"bare://x/{url}"
+        assert inside.leftovers() == []
+
+
+def test_methods_in_front_of_a_storage_take_keywords() -> None:
+    storage = instrumented(whole(Bare("bare://x")))
+    assert bytes(storage.read_range(path="segments/1/a", offset=1, length=2)) == b"12"
+    assert [item.path for item in storage.list(prefix="segments/2")] == ["segments/2"]
+    with pytest.raises(TypeError, match="argument: 'path'"):
+        storage.read(paht="segments/1/a")
+
+
+def test_names_of_a_folder_are_only_those_directly_in_it() -> None:
+    storage = whole(Bare("bare://x"))
+    assert storage.names("segments/1/") == ["segments/1/a"]
+    assert storage.names_after("segments/1/A") == ["segments/1/a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("s3://bucket/a", "this is an address: open it with open_storage"),
+        (Path("/a"), "this is an address"),
+        (None, "NoneType is no storage: it has no create, delete, exists, list, open_output, read, url"),
+        (type("Half", (Bare,), {"delete": property()})("x"), "Half is no storage: it has no delete"),
+    ],
+    ids=["a URL", "a path", "nothing", "half"],
+)
+def test_what_is_no_storage_is_refused_by_what_it_lacks(given: Any, sentence: str) -> None:
+    for take in (whole, CheckpointStore):
+        with pytest.raises(InvalidInput, match=sentence):
+            take(given)
+
+
+@pytest.mark.filterwarnings("ignore:stateformat.storage:DeprecationWarning")
+def test_a_class_may_have_former_protocols_beside_storage() -> None:
+    import stateformat.storage as module
+
+    names = ("HasFolder", "HoldsSavepoints", "LinksObjects", "ListsNames")
+    names += ("MakesDurable", "ReadsAtOnce", "SharesBytes", "TellsLeftovers")
+    former = [getattr(module, name) for name in names]
+    made = type("Made", (MemoryStorage, *former), {})("former")
+    assert all(isinstance(made, each) and isinstance(MemoryStorage("other"), each) for each in former)
 
 
 # ---- A storage of another package, written against ``stateformat.storage`` of 0.1, works unchanged

@@ -6,16 +6,20 @@ import multiprocessing
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
+import obstore
 import pytest
 
 from stateformat.backends.storage import object_clients
+from stateformat.backends.storage.object_answers import redacted
 from stateformat.backends.storage.object_clients import client_of, place_of
 from stateformat.backends.storage.testing import StorageConformance
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, Storage, open_storage, without_secrets
+from tests.servers.fault_proxy import FaultProxy
 from tests.servers.gcs import GcsServer
 from tests.servers.server import BUCKET
 
@@ -60,6 +64,7 @@ class TestAzure(ObjectStoreConformance):
         ("abfs://container/a", "az://container/a"),
         ("abfss://c-1@account1.dfs.core.windows.net/a%20b", "abfss://c-1@account1.dfs.core.windows.net/a%20b"),
         ("wasbs://c-1@account1.blob.core.windows.net", "abfss://c-1@account1.dfs.core.windows.net"),
+        ("wasb://c-1@account1.blob.core.chinacloudapi.cn/a", "abfss://c-1@account1.dfs.core.chinacloudapi.cn/a"),
     ],
 )
 def test_each_address_is_shown_as_one_that_opens_again(url: str, shown: str) -> None:
@@ -77,6 +82,11 @@ def test_each_address_is_shown_as_one_that_opens_again(url: str, shown: str) -> 
         ("gs://user:hunter2@bucket/a", "names a bucket and nothing else"),
         ("abfss://c:hunter2@account1.dfs.core.windows.net/a", "or CONTAINER@ACCOUNT.dfs.core.windows.net"),
         ("abfss://c@hunter2/a", "or CONTAINER@ACCOUNT.dfs.core.windows.net"),
+        ("abfss://space@onelake.dfs.fabric.microsoft.com/a", "in Microsoft Fabric"),
+        ("s3://b/a", "with a bucket of 2 to 255 characters"),
+        ("az://container/a?sv=2024&sig=hunter2", "goes on with a query.*sas_token"),
+        ("s3://bucket/a?X-Amz-Signature=hunter2", "goes on with a query"),
+        ("gs://bucket?token=hunter2", "goes on with a query"),
     ],
 )
 def test_an_address_that_names_no_bucket_is_refused_and_no_secret_repeated(url: str, sentence: str) -> None:
@@ -84,6 +94,15 @@ def test_an_address_that_names_no_bucket_is_refused_and_no_secret_repeated(url: 
         open_storage(url)
     assert raised.value.kind is ErrorKind.INVALID_URL
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("domain", ["windows.net", "chinacloudapi.cn", "usgovcloudapi.net"])
+def test_an_account_of_another_cloud_is_asked_there(domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "https://elsewhere.example")
+    given = {"account_key": "aHVudGVyMg=="}
+    place, _ = place_of(f"abfss://container@account1.dfs.core.{domain}/a", given)
+    signed = obstore.sign(client_of(place, given).once, "GET", "k", timedelta(minutes=1))
+    assert signed.startswith(f"https://account1.blob.core.{domain}/container/k?")
 
 
 @pytest.mark.parametrize(("scheme", "extra"), [("gs", "gcs"), ("az", "azure")])
@@ -242,6 +261,8 @@ def test_stores_of_one_bucket_share_a_client_and_other_options_do_not(gcs: GcsSe
         ({"service_account_key": "{"}, "no Google Cloud Storage client can be made with these options"),
         ({"endpoint_url": "localhost:1"}, "is no URL"),
         ({"token": 3}, r"token of gs:// storage is of type int\. It takes text"),
+        ({"token": ""}, r"token of gs:// storage is empty\. Give it, or leave it out"),
+        ({"read_timeout": -1}, r"read_timeout is -1\. It takes seconds, more than 0"),
     ],
     ids=str,
 )
@@ -249,6 +270,47 @@ def test_options_that_no_client_takes_are_told_in_a_sentence(options: dict[str, 
     given = {"endpoint_url": "http://127.0.0.1:1", "token": "x", **options}
     with pytest.raises(InvalidInput, match=sentence):
         open_storage("gs://bucket/job", **given).list("checkpoints/")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "sentence"),
+    [
+        ("az://container/a", {}, r"names no account of Azure\. Write abfss://container@ACCOUNT"),
+        ("az://container/a", {"account_name": 3}, "account_name of az:// storage is of type int. It takes text"),
+        ("az://container/a", {"account_name": "account1", "account_key": ""}, "account_key of az:// storage is empty"),
+        (
+            "abfss://container@account1.dfs.core.windows.net/a",
+            {"account_name": "account2"},
+            "in the account 'account1', and the option account_name is 'account2'",
+        ),
+    ],
+    ids=str,
+)
+def test_an_account_that_is_missing_or_another_is_told(url: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        open_storage(url, **options).list("checkpoints/")
+
+
+def test_a_signature_that_is_given_goes_before_a_key_of_the_environment(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVudGVyMg==")
+    with FaultProxy(gcs) as proxy:
+        given = {
+            "endpoint_url": proxy.endpoint,
+            "account_name": "account1",
+            "sas_token": "?sv=2024&sig=abc",
+            "tries": 1,
+        }
+        with pytest.raises(StorageError, match="the credentials were refused"):
+            open_storage("az://container/a", **given).list("checkpoints/")
+        assert "sig=abc" in proxy.requests[0].query
+
+
+def test_no_message_of_a_client_shows_a_signature() -> None:
+    text = 'Bearer hunter2, "sig=hunter2" X-Amz-Signature=hunter2&X-Amz-Credential=hunter2 (access_token=hunter2)'
+    assert redacted(text, ()).count("***") == 5
+    assert "hunter2" not in redacted(text, ())
 
 
 def test_opening_a_store_imports_no_client() -> None:

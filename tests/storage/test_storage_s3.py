@@ -20,9 +20,11 @@ import pytest
 
 from stateformat.backends.storage import object_clients, objects
 from stateformat.backends.storage.object_clients import client_of, place_of
-from stateformat.backends.storage.s3 import S3Storage
+from stateformat.backends.storage.s3 import S3Storage, _botocore
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.graph import JobGraph
+from stateformat.history import collect_garbage
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, instrumented, open_storage
 from stateformat.store import CheckpointStore
 from tests.ckpt.ckpt_runs import run
@@ -30,6 +32,7 @@ from tests.servers.fake_s3 import IMPATIENT, KEY, SECRET, Fake, options_for
 from tests.servers.fault_proxy import Fault, FaultProxy
 from tests.servers.server import BUCKET, S3Server
 from tests.servers.suite import MockConformance
+from tests.worlds.stores import operator
 
 pytestmark = pytest.mark.s3
 SOON_SECONDS = 30
@@ -95,6 +98,50 @@ def test_a_key_with_an_empty_part_is_told(moto: S3Server, prefix: str, storage: 
     moto.client.put_object(Bucket=BUCKET, Key=f"{prefix}/segments/a//b", Body=b"x")
     with pytest.raises(StorageError, match=r"segments/a//b. contained empty path segment\)\. Rename or remove it"):
         storage.list("segments/")
+
+
+def test_a_key_with_an_empty_part_beside_a_store_is_passed_over(
+    moto: S3Server, prefix: str, storage: S3Storage
+) -> None:
+    moto.client.put_object(Bucket=BUCKET, Key=f"{prefix}//other", Body=b"x")
+    assert storage.exists()
+    store = CheckpointStore(storage)
+    store.begin(job_id="job", graph=JobGraph((operator("a", 1),)), states=(), parent=None).publish()
+    assert [record.checkpoint_id for record in store.history()] == [1]
+    assert collect_garbage(storage, delete=True).stopped is None
+
+
+def test_what_a_server_lists_beside_the_prefix_is_passed_over(storage: S3Storage, prefix: str) -> None:
+    import obstore
+
+    def ignoring(*_: Any, **__: Any) -> list[list[dict[str, Any]]]:
+        return [[{"path": f"{above}/{SEGMENT}", "size": 1} for above in ("x" * len(prefix), prefix)]]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(obstore, "list", ignoring)
+        assert paths(storage, "segments/") == [SEGMENT]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_page_of_uploads_that_does_not_say_where_the_next_begins_is_followed_by_its_last(
+    storage: S3Storage, prefix: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = [{"Key": f"{prefix}/segments/{name}", "UploadId": name} for name in "ab"]
+    asked: list[str] = []
+
+    def call(_: S3Storage, method: str, **given: Any) -> Any:
+        if method == "list_parts":
+            return {"Parts": [{"Size": 1}]}
+        asked.append(given.get("UploadIdMarker", ""))
+        uploads = begun[len(asked) - 1 : len(asked)] if told else []
+        return {"Uploads": uploads, "IsTruncated": len(asked) < 2}
+
+    monkeypatch.setattr(S3Storage, "_call", call)
+    if told:
+        assert [item.name for item in storage.leftovers()] == ["a", "b"]
+        assert asked == ["", "a"]
+    else:
+        refused(storage.leftovers, "the response was cut off")
 
 
 def test_names_after_a_record_cost_one_request_however_many_are_before_it(
@@ -170,6 +217,12 @@ def every_call(storage: Storage) -> list[Callable[[], object]]:
     ]
 
 
+def test_the_number_of_connections_can_be_chosen(storage: S3Storage) -> None:
+    for given, connections in (({}, 32), ({"max_pool_connections": 3}, 3)):
+        client = _botocore(storage._client, {**storage._options, "config_kwargs": given})
+        assert client.meta.config.max_pool_connections == connections
+
+
 def in_child(pickled: bytes) -> tuple[str, bytes]:
     """Run in a child: use a storage that was used before in the parent."""
     storage = pickle.loads(pickled)
@@ -242,6 +295,12 @@ def test_an_address_that_names_no_bucket_or_server_is_refused_and_no_secret_repe
         ({"config_kwargs": {"retries": 3}}, r"config_kwargs\['retries'\] is 3\. It takes a mapping"),
         ({"config_kwargs": {"retries": {"max_attempts": "x"}}}, r"config_kwargs\['retries'\] is .* It takes a mapping"),
         ({"config_kwargs": {"retries": {"max_attempts": -1}}}, "which allows 0 tries"),
+        ({"config_kwargs": {"retries": {"total_max_attempts": 0}}}, "which allows 0 tries"),
+        ({"secret": None}, r"have key and no secret\. Give key and secret, or leave all out"),
+        ({"key": None, "secret": None, "token": "t"}, "have token and no key and no secret"),
+        ({"key": None, "secret": None, "client_kwargs": {"aws_access_key_id": "k"}}, "have key and no secret"),
+        ({"key": ""}, "key of s3:// storage is empty"),
+        ({"endpoint_url": "", "use_ssl": False}, "use_ssl is false without an endpoint"),
     ],
     ids=str,
 )
@@ -464,6 +523,10 @@ def test_missing_credentials_are_told(fake: Fake, monkeypatch: pytest.MonkeyPatc
     for name, value in elsewhere(tmp_path, "").items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
+    assert fake.log == []
+    whole = options_for(fake.endpoint, profile="x", config_kwargs=IMPATIENT)
+    assert open_storage("s3://bucket/job", **whole).create(RECORD, b"x") is CreateOutcome.CREATED
+    fake.log.clear()
     for options, words in (({}, r"no usable credentials .*AWS_ACCESS_KEY_ID"), ({"profile": "x"}, "ProfileNotFound")):
         storage = open_storage("s3://bucket/job", endpoint_url=fake.endpoint, config_kwargs=IMPATIENT, **options)
         for call in (lambda: storage.list(""), lambda: storage.create(RECORD, b"x")):  # noqa: B023 - called at once
@@ -484,7 +547,7 @@ def test_credentials_and_the_region_that_are_asked_for_are_what_was_missing(
     refused(lambda: open_storage("s3://bucket/a", **where).read(RECORD), "there are no usable credentials")
     keys = {"key": KEY, "secret": SECRET}
     refused(lambda: open_storage("s3://bucket/b", **where, **keys).read(RECORD), "is in another region")
-    given = {"client_kwargs": {"region_name": "eu-south-2"}}
+    given = {"region": "eu-south-2"}
     assert bytes(open_storage("s3://bucket/c", **where, **keys, **given).read(RECORD)) == b"there"
     for name, value in {**elsewhere(tmp_path, SECRET), "AWS_DEFAULT_REGION": "eu-south-2"}.items():
         monkeypatch.setenv(name, value)
@@ -532,6 +595,8 @@ def test_credentials_come_from_options_then_the_profile_then_the_environment(
     assert sent(fake) == (KEY, "us-east-1", None)
     assert sent(fake, token="t1") == (KEY, "us-east-1", "t1")
     assert sent(fake, **none) == ("AKIDENV", "us-east-1", "t2")
+    empty = {"aws_access_key_id": None, "region_name": "us-east-1"}
+    assert sent(fake, client_kwargs=empty) == (KEY, "us-east-1", None)
     assert sent(fake, **none, profile="mine", client_kwargs={}) == ("AKIDPROFILE", "us-west-2", "t3")
     assert sent(fake, **none, anon=True) == ("-", "-", None)
 
@@ -651,12 +716,45 @@ def test_anonymous_requests_are_not_signed(fake: Fake) -> None:
     assert {headers.get("authorization") for _, _, headers in fake.log} == {None}
 
 
-def test_additional_arguments_reach_the_conditional_request(fake: Fake) -> None:
-    additional = {"ServerSideEncryption": "AES256"}
+def test_additional_arguments_reach_the_conditional_request_and_each_of_an_upload(fake: Fake) -> None:
+    additional = {"ServerSideEncryption": "AES256", "RequestPayer": "requester"}
     options = options_for(fake.endpoint, config_kwargs=IMPATIENT, s3_additional_kwargs=additional)
-    open_storage("s3://bucket/job", **options).create(RECORD, b"x")
+    storage = open_storage("s3://bucket/job", **options)
+    storage.create(RECORD, b"x")
     assert fake.log[-1][2]["x-amz-server-side-encryption"] == "AES256"
     assert fake.log[-1][2]["if-none-match"] == "*"
+    with storage.open_output(SEGMENT) as output:
+        output.write(bytes(objects.PART_BYTES))
+    begin, *others = fake.log[-3:]
+    assert begin[2]["x-amz-server-side-encryption"] == "AES256"
+    assert [each[2]["x-amz-request-payer"] for each in (begin, *others)] == ["requester"] * 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://none.invalid", "AWS_ENDPOINT_URL_S3": "{}"}, {}),
+        ({"AWS_ENDPOINT_URL": "http://none.invalid"}, {"endpoint_url": "{}"}),
+        ({"AWS_REGION": "eu-south-2", "AWS_DEFAULT_REGION": "us-east-1"}, {"endpoint_url": "{}"}),
+        ({}, {"endpoint_url": "{}", "client_kwargs": {"endpoint_url": "http://none.invalid"}}),
+        ({}, {"endpoint_url": "{s}", "use_ssl": False}),
+    ],
+    ids=str,
+)
+def test_uploads_go_where_every_other_request_goes(
+    fake: Fake, environment: dict[str, str], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"": fake.endpoint, "s": fake.endpoint.replace("http:", "https:")}
+    there = {"{}": place[""], "{s}": place["s"]}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, there.get(value, value))
+    given = {name: there.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
+    storage = open_storage("s3://bucket/job", key=KEY, secret=SECRET, config_kwargs=IMPATIENT, **given)
+    fake.everything = (403, "AccessDenied")
+    for ask in (lambda: storage.list(""), storage.leftovers):
+        refused(ask, "not permitted")
+    regions = [re.findall(r"Credential=[^/]+/\d+/([^/]+)/", each[2]["authorization"]) for each in fake.log]
+    assert regions == [[environment.get("AWS_REGION", "us-east-1")]] * 2
 
 
 def test_a_server_that_ignores_ranges_is_refused(fake: Fake) -> None:

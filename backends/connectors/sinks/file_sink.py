@@ -27,6 +27,7 @@ from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ...storage import check_options
+from ...storage.object_clients import S3, service_of
 from ..sources.basic import check_at_least, not_null
 from .directory import NewFile, OutputDirectory, PreparedFile
 from .local_directory import LocalDirectory
@@ -180,13 +181,14 @@ class FileSink(TwoPhaseCommitSink):
 
 def _open_directory(address: str | os.PathLike[str], durable: bool, options: Mapping[str, Any]) -> OutputDirectory:
     scheme, separator, rest = str(address).partition("://")
-    if scheme == "s3" and separator:
+    if separator and service_of(scheme) is S3:
         from .s3_directory import S3Directory
 
         return S3Directory.at(str(address), options)
     if separator and scheme != "file":
         raise InvalidInput(
-            f"no file sink for {scheme}:// (in {without_secrets(str(address))}). Known are file, s3, and paths",
+            f"no file sink for {scheme}:// (in {without_secrets(str(address))}). Known are file, s3, s3a, s3n, and "
+            "paths",
             kind=ErrorKind.UNKNOWN_SCHEME,
         )
     if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
