@@ -15,8 +15,6 @@ from tests.advice.test_advice_tried import CASES
 from tests.test_tree import ROOT
 
 ELSEWHERE: dict[str, str] = {
-    "is in another region": "tests/storage/test_storage_s3.py::"
-    "test_credentials_and_the_region_that_are_asked_for_are_what_was_missing",
     "there are no usable credentials": "tests/storage/test_storage_s3.py::"
     "test_credentials_and_the_region_that_are_asked_for_are_what_was_missing",
     "exists; give another name, or replace it (--force)": "tests/ckpt/test_ckpt_s3.py::"
