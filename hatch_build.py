@@ -1,13 +1,33 @@
-"""Refuses a build in which a link of ``stateformat/`` is no folder: the wheel would lack most of
-the package, silently.
+"""What a build does beside copying: it gives README.md links for the page of an index, and refuses
+a checkout in which a link of ``stateformat/`` is no folder.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+
+class ReadmeOfAnIndex(MetadataHookInterface):
+    """Relative links of README.md lead to the tag of this version."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Sets ``readme``."""
+        source = metadata["urls"]["Source"]
+        tag = f"v{metadata['version']}"
+
+        def absolute(link: re.Match[str]) -> str:
+            image, target = link["image"] or "", link["target"]
+            page = source.replace("//github.com", "//raw.githubusercontent.com") if image else f"{source}/blob"
+            return f"{image}[{link['text']}]({page}/{tag}/{target})"
+
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        relative = r"(?P<image>!)?\[(?P<text>[^\]]*)\]\((?!#|[a-z]+:)(?P<target>[^)]+)\)"
+        metadata["readme"] = {"content-type": "text/markdown", "text": re.sub(relative, absolute, text)}
 
 
 class LinksAreFolders(BuildHookInterface):

@@ -465,9 +465,9 @@ def modules_after(statement: str, cwd: Path) -> set[str]:
                 "import contextlib\nfrom stateformat.tools.ckpt.main import main\nimport sys; sys.argv = ['ckpt', '--help']\n"
                 "with contextlib.suppress(SystemExit): main()"
             ),
-            "pyarrow numpy pyspark s3fs fsspec rich",
+            "pyarrow numpy pyspark s3fs fsspec",
         ),
-        ("import stateformat", "pyarrow click rich pyspark s3fs fsspec pandas stateformat.backends stateformat.tools"),
+        ("import stateformat", "pyarrow click pyspark s3fs fsspec pandas stateformat.backends stateformat.tools"),
         ("import stateformat.backends.exporting.export", "pyiceberg deltalake duckdb sqlalchemy pandas"),
         ("import stateformat.backends.spark", "pyspark pandas"),
         # Spark does so in each session that uses a data source, ours or not.

@@ -8,6 +8,7 @@ secret in a URL is refused or cut: it stands in no message, record, request, ans
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -37,7 +38,7 @@ from stateformat.paths import request_path
 from stateformat.requests import JobRequest, RequestKind, RequestOutcome, encode_request
 from stateformat.states import value_state
 from stateformat.store import open as open_store
-from stateformat.tools.ckpt import main as program_module
+from stateformat.tools.ckpt import main as program_module, output as output_module
 from stateformat.tools.ckpt.exit_status import failure_of, interrupted
 from stateformat.tools.ckpt.files import new_file
 from stateformat.tools.ckpt.interrupts import Interrupts
@@ -49,7 +50,7 @@ from tests.ckpt.ckpt_runs import CKPT, DOCS, Run, failure, program, run, words
 from tests.worlds.local import SUSPEND, Bench, Job, settle
 from tests.worlds.stores import counts_store
 
-HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore", "rich"}
+HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore"}
 NASTY = "\x1b[31mred\x07\r\x9b2J\u202etxt.exe"
 """A name that colors, rings, goes back to the line's start, clears the screen (C1), and turns the
 reading direction."""
@@ -81,7 +82,7 @@ def test_python_runs_the_package_as_ckpt_and_its_help_names_itself_so(counts: Pa
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    assert said("history", counts) == (0, program("history", counts).stdout, "")
+    assert said("validate", counts) == (0, program("validate", counts).stdout, "")
     assert "Usage: python -m stateformat history [OPTIONS] STORE" in said("history", "--help")[1]
     assert said("--version")[1] == program("--version").stdout
     status, _, told = said("histery", counts)
@@ -91,6 +92,44 @@ def test_python_runs_the_package_as_ckpt_and_its_help_names_itself_so(counts: Pa
 def test_inspecting_a_directory_imports_arrow_and_nothing_that_it_does_not_need(counts: Path) -> None:
     assert modules_of("inspect", counts) & HEAVY == {"pyarrow", "numpy"}
     assert modules_of("get", counts, "--key", '"w7"') & HEAVY == {"pyarrow", "numpy"}
+
+
+# ---- progress
+
+
+def test_progress_is_one_line_of_a_terminal_that_goes_before_anything_else_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(output_module, "_REDRAWN_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    output = output_module.Output()
+    with output.progress("Copying") as step:
+        step(1 << 20, 4 << 20)
+        output.note("half")
+        step(4 << 20, 4 << 20)
+    first, begun, said, done, last = terminal.getvalue().split("\r\x1b[K")[1:]
+    assert (first, begun, said, last) == ("Copying", "Copying ████             1.0 MiB of 4.0", "half\n", "")
+    assert done == "Copying ████████████████ 4.0 MiB of 4.0"
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "unit", "shown"),
+    [
+        (1 << 20, 3 << 20, "bytes", "1.0 MiB of 3.0 MiB, 512.0 KiB/s, 4 s left"),
+        (1_000, 0, "rows", "1,000 rows, 500/s"),
+    ],
+)
+def test_progress_says_how_much_how_fast_and_how_long(done: int, total: int, unit: str, shown: str) -> None:
+    assert output_module.amount_text(done, total, unit, 2.0) == shown
 
 
 # ---- interrupts

@@ -9,7 +9,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -308,19 +307,6 @@ def test_a_damaged_segment_is_told_as_by_other_commands(tmp_path: Path) -> None:
         status=1,
     )
     assert (error["kind"], error["message"]) == (export["kind"], export["message"])
-
-
-def test_without_duckdb_the_extra_is_named(counts: Path) -> None:
-    code = (
-        "import sys\nsys.modules['duckdb'] = None\nfrom stateformat.tools.ckpt.main import main\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "sql", counts, "select 1"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "pip install 'stateformat[sql]'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 # ---- other systems' checkpoints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -507,18 +506,6 @@ def test_a_folder_that_is_a_table_holds_no_others(tmp_path: Path, file_format: F
 
     refused(InvalidInput, export_all, "all states to another folder|is itself a Delta table")
     assert files_in(tmp_path / "lake") == before
-
-
-@pytest.mark.parametrize(("file_format", "library"), [(Format.ICEBERG, "pyiceberg"), (Format.DELTA, "deltalake")])
-def test_a_library_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: Format, library: str
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
-    error = refused(InvalidInput, lambda: export_one(counts(tmp_path), file_format, tmp_path / "table", COUNTS))
-    assert f"pip install 'stateformat[{file_format}]'" in str(error)
-    assert not (tmp_path / "table").exists()
 
 
 @formats

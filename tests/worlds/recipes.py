@@ -86,9 +86,11 @@ class RecipePage:
         self.path.write_text(page)
 
 
-def shell(code: str, environment: Mapping[str, str], *, errors: bool = False) -> str:
-    """What a block of shell prints, with ``errors`` also to standard error."""
-    path = f"{Path(sys.executable).parent}:{environment['PATH']}"
+def shell(code: str, environment: Mapping[str, str], *, errors: bool = False, first: Path | None = None) -> str:
+    """What a block of shell prints, with ``errors`` also to standard error. ``first``: where its
+    programs are looked for, instead of this environment.
+    """
+    path = f"{first or Path(sys.executable).parent}:{environment['PATH']}"
     expected = _STATUS.search(code)
     done = subprocess.run(
         ["bash", "-euc", code],

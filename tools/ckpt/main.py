@@ -1,6 +1,6 @@
 """The ``ckpt`` command: a group that imports a subcommand only when it runs.
 
-``ckpt --help`` imports no pyarrow, numpy, pyspark, s3fs or rich. :func:`main` is the one place
+``ckpt --help`` imports no pyarrow, numpy, pyspark or s3fs. :func:`main` is the one place
 where exceptions end: each becomes a sentence and an exit status (``exit_status``).
 """
 

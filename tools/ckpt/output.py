@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, TextIO
 
 import click
@@ -29,6 +30,9 @@ MakePage = Callable[[Document], Page]
 Step = Callable[[int, int], None]
 """Takes how much is done, of how much (0 while that is unknown)."""
 _WRITE_CHARACTERS: Final = 1 << 20
+_BAR: Final = 16
+_REDRAWN_S: Final = 0.1
+_ERASED: Final = "\r\x1b[K"
 
 
 def look_of(stream: TextIO) -> Look:
@@ -111,41 +115,50 @@ class Output:
     @contextmanager
     def progress(self, title: str, *, unit: str = "bytes") -> Iterator[Step]:
         """A progress bar on standard error, if that is a terminal. ``unit`` is what is counted."""
-        if not sys.stderr.isatty():
+        if not _shows_progress():
             yield lambda _done, _total: None
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        look, width, begun = look_of(sys.stderr), (_terminal_columns() or text.WIDTH_DEFAULT) - 1, time.monotonic()
+        drawn = begun - _REDRAWN_S
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[amount]}"),
-            TimeRemainingColumn(compact=True),
-        )
-        begun = time.monotonic()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task(words.label(title), total=None, amount="")
+        def step(done: int, total: int) -> None:
+            nonlocal drawn
+            now = time.monotonic()
+            if now - drawn < _REDRAWN_S:
+                return
+            drawn = now
+            bar = text.bar(min(done, total), total, replace(look, color=False), width=_BAR).ljust(_BAR if total else 0)
+            parts = words.label(title), bar, amount_text(done, total, unit, now - begun) if done else ""
+            sys.stderr.write(_ERASED + " ".join(filter(None, parts))[:width])
+            sys.stderr.flush()
 
-            def step(done: int, total: int) -> None:
-                amount = amount_text(done, total, unit, time.monotonic() - begun)
-                bars.update(task, completed=done, total=total or None, amount=amount)
-
+        step(0, 0)
+        try:
             yield step
+        finally:
+            sys.stderr.write(_ERASED)
+            sys.stderr.flush()
+
+
+def _shows_progress() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
-    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s``."""
+    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s, 2 s left``."""
     text = words.size if unit == "bytes" else words.count
     amount = f"{text(done)} of {text(total)}" if total else text(done)
     rate = f", {text(int(done / seconds))}/s" if done and seconds >= 1 else ""
-    return amount + (f" {unit}" if unit != "bytes" else "") + rate
+    left = f", {seconds * (total - done) / done:,.0f} s left" if 0 < done < total and rate else ""
+    return amount + (f" {unit}" if unit != "bytes" else "") + rate + left
 
 
 def complain(text: str) -> None:
     """Write text to standard error, with every unprintable character but line ends spelled out."""
     encoding = sys.stderr.encoding or "ascii"
-    click.echo(words.lines_label(text).encode(encoding, "backslashreplace").decode(encoding), err=True)
+    said = words.lines_label(text).encode(encoding, "backslashreplace").decode(encoding)
+    # A progress bar may stand on the line.
+    click.echo((_ERASED if _shows_progress() else "") + said, err=True)
 
 
 def show_failure(failure: Failure, *, as_json: bool) -> None:
