@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.servers.fixtures import azurite, gcs, models_of_services_are_read_once, moto, rgw  # noqa: F401
+from tests.servers.fixtures import (  # noqa: F401
+    azurite,
+    fake,
+    fake_server,
+    gcs,
+    models_of_services_are_read_once,
+    moto,
+    rgw,
+)
 from tests.tally import Tally
 
 TALLY = pytest.StashKey[Tally]()

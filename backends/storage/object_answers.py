@@ -19,6 +19,8 @@ _CREDENTIALS: Final = re.compile(
     "|TokenRefreshRequired|AuthenticationFailed|AuthenticationRequired|InvalidAuthenticationInfo"
 )
 _CLOCK: Final = frozenset(("RequestTimeTooSkewed", "RequestExpired"))
+# What Azure and Google say of it, under codes that mean more.
+_SKEW: Final = re.compile("Request date header too old|in a reasonable timeframe")
 _REGION: Final = frozenset(("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"))
 _NO_BUCKET: Final = frozenset(("NoSuchBucket", "ContainerNotFound"))
 # The codes with which a 404 reports a missing object; the answer to a HEAD has none.
@@ -181,7 +183,7 @@ def storage_error(
     kind = ErrorKind.STORAGE_REFUSED if refused else ErrorKind.STORAGE_FAILED
     if answer.code in _NO_BUCKET:
         why = f"there is no bucket {bucket!r}. Create it, or check the URL and the endpoint"
-    elif answer.code in _CLOCK:
+    elif answer.code in _CLOCK or _SKEW.search(str(error)):
         why = f"the clocks of this machine and of the server differ too much ({name}). Set the clock here, by NTP"
     elif _CREDENTIALS.fullmatch(answer.code) or answer.status == 401:
         why = f"the credentials were refused ({name}). Check the options and the environment"
@@ -197,7 +199,10 @@ def storage_error(
         why = f"not permitted ({name}). Check that the {who} the right {right} on {bucket!r}"
     elif "Credential" in answer.failure or answer.failure in ("ProfileNotFound", "TokenRetrievalError"):
         why = f"there are no usable credentials ({name}). Pass them as options, anon=True, or set the variables of "
-        why += {"S3": "AWS (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"}.get(server, server)
+        why += {
+            "S3": "AWS (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
+            "Azure": "Azure (AZURE_STORAGE_ACCOUNT_KEY, or AZURE_CLIENT_ID and others)",
+        }.get(server, f"{server} (GOOGLE_APPLICATION_CREDENTIALS)")
     elif answer.status == 501:
         kind = ErrorKind.STORAGE_UNSUITABLE
         why = f"the server does not know this request ({name}). Use a server with conditional writes (If-None-Match)"

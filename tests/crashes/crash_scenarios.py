@@ -32,6 +32,7 @@ from stateformat.model import CheckpointId
 from stateformat.publication import CommitPermit, copying as copied_objects
 from stateformat.reading import load_manifest, load_record
 from stateformat.segments import WriteOptions, write as segment_writer
+from stateformat.storage import Storage
 from stateformat.store import CheckpointStore
 from tests.crashes.crash_calls import STORE
 from tests.crashes.crash_disk import Call, Disk, Tree, put
@@ -55,7 +56,7 @@ def storage_at(place: Path, *, durable: bool = True) -> LocalStorage:
     return LocalStorage(place, durable=durable)
 
 
-def publish(storage: LocalStorage, permit: CommitPermit | None, mark: Mark = str) -> CommitPermit:
+def publish(storage: Storage, permit: CommitPermit | None, mark: Mark = str) -> CommitPermit:
     """Publish one checkpoint on the permit held, with every segment in a separate object."""
     store = CheckpointStore(storage, sleep=lambda seconds: None)
     permit = job().publish(store, permit, options=WriteOptions(inline_bytes_max=0))
@@ -92,7 +93,7 @@ def in_small_steps(mark: Mark) -> Iterator[None]:
         yield
 
 
-def restart(storage: LocalStorage, mark: Mark = str) -> CommitPermit | None:
+def restart(storage: Storage, mark: Mark = str) -> CommitPermit | None:
     """Start as a run does. With the permit it may commit, so from now on the checkpoint must not
     vanish.
     """
@@ -102,7 +103,7 @@ def restart(storage: LocalStorage, mark: Mark = str) -> CommitPermit | None:
     return permit
 
 
-def go_on(storage: LocalStorage, mark: Mark = str) -> None:
+def go_on(storage: Storage, mark: Mark = str) -> None:
     """Run from the newest checkpoint and publish once."""
     publish(storage, restart(storage, mark), mark)
 
@@ -262,7 +263,7 @@ def _objects(tree: Tree) -> Iterator[tuple[str, bytes]]:
             yield path, data
 
 
-def whole(storage: LocalStorage, strays: Iterable[int] = ()) -> str:
+def whole(storage: Storage, strays: Iterable[int] = ()) -> str:
     """Validate every checkpoint in full; return what is wrong, empty if nothing is.
 
     ``strays`` are known: they are not validated, and findings about them do not count.
@@ -285,8 +286,12 @@ def _broken_off(storage: LocalStorage) -> str:
     return f"{strays} are strays" if strays else ""
 
 
-def temporary_files(storage: LocalStorage) -> list[tuple[str, int | None]]:
-    """Return temporary files below the store, with the id in their path; without the library."""
+def temporary_files(storage: Storage) -> list[tuple[str, int | None]]:
+    """Return what is below the store and was begun only, with the id in its path. On disk without
+    the library.
+    """
+    if not isinstance(storage, LocalStorage):
+        return [(item.name, layout.owner_id(item.path)) for item in storage.leftovers()]
     root = Path(storage._tree.root)
     found = []
     for path in root.rglob(".tmp-*"):
@@ -297,7 +302,7 @@ def temporary_files(storage: LocalStorage) -> list[tuple[str, int | None]]:
     return found
 
 
-def needed(storage: LocalStorage) -> set[str]:
+def needed(storage: Storage) -> set[str]:
     """Return the records of a store and the objects that they need, by the rows of manifests."""
     found = set()
     for number in record_ids(storage):

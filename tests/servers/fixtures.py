@@ -9,6 +9,7 @@ import pytest
 
 from tests.servers import azurite as emulator, rgw as ceph
 from tests.servers.azurite import AzuriteServer
+from tests.servers.fake_s3 import Fake
 from tests.servers.gcs import GcsServer, running_gcs
 from tests.servers.moto_server import running_moto
 from tests.servers.server import BUCKET, S3Server
@@ -76,3 +77,18 @@ def azurite(tally: Tally) -> Iterator[AzuriteServer]:
     with emulator.running_azurite() as server:
         server.make_container(BUCKET)
         yield server
+
+
+@pytest.fixture(scope="session")
+def fake_server() -> Iterator[Fake]:
+    """One that fails as told."""
+    server = Fake()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def fake(fake_server: Fake) -> Fake:
+    """The same, as new."""
+    fake_server.reset()
+    return fake_server

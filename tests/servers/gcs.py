@@ -46,9 +46,8 @@ class _Bucket:
 class GcsServer:
     """Buckets by name; ``endpoint`` is what clients are given as ``endpoint_url``."""
 
-    def __init__(self, *buckets: str, honors_condition: bool = True) -> None:
+    def __init__(self, *buckets: str) -> None:
         self.buckets = {name: _Bucket() for name in buckets}
-        self.honors_condition = honors_condition
         self._lock = threading.Lock()
         self._generation = 0
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), type("_Bound", (_Handler,), {"gcs": self}))
@@ -83,7 +82,7 @@ class GcsServer:
         with self._lock:
             objects = self.buckets[bucket].objects
             there = objects[name].generation if name in objects else 0
-            if generation is not None and self.honors_condition and there != int(generation):
+            if generation is not None and there != int(generation):
                 raise _Refused(412, "PreconditionFailed")
             self._generation += 1
             objects[name] = _Object(body, self._generation)

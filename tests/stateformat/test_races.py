@@ -35,7 +35,7 @@ from stateformat.segments import WriteOptions
 from stateformat.states import value_state
 from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
-from tests.servers.server import BUCKET, S3Server
+from tests.servers.server import BUCKET
 from tests.tally import Tally
 from tests.worlds.stepping import JOB, Run, Sink, World, whole
 from tests.worlds.stores import rescale_newest
@@ -188,12 +188,14 @@ def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_disk(
 
 @pytest.mark.truth
 @pytest.mark.s3
+@pytest.mark.parametrize(("scheme", "server"), [("s3", "rgw"), ("gs", "gcs"), ("az", "azurite")])
 @pytest.mark.parametrize("pair", PAIRS, ids=names)
-def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_a_real_s3_server(
-    pair: Any, rgw: S3Server, tally: Tally
+def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_an_object_store(
+    pair: Any, scheme: str, server: str, request: pytest.FixtureRequest, tally: Tally
 ) -> None:
-    with tally.trying(kind("real S3, all pairs")):
-        meet(open_storage(f"s3://{BUCKET}/races/{names(pair).replace(' ', '-')}", **rgw.options()), *pair)
+    options = request.getfixturevalue(server).options()
+    with tally.trying(kind(f"{server}, all pairs")):
+        meet(open_storage(f"{scheme}://{BUCKET}/races/{names(pair).replace(' ', '-')}", **options), *pair)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=pytest.mark.truth)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -19,6 +20,7 @@ from stateformat.backends.storage.testing import StorageConformance
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, Storage, open_storage, without_secrets
+from tests.servers.fake_s3 import Fake
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.gcs import GcsServer
 from tests.servers.server import BUCKET
@@ -177,26 +179,88 @@ def test_credentials_that_are_refused_are_told_and_not_shown(
         assert not [value for value in wrong.values() if value in f"{raised.value!s}{storage!r}"]
 
 
-@pytest.fixture
-def heedless() -> Iterator[GcsServer]:
-    server = GcsServer(BUCKET, honors_condition=False)
-    yield server
-    server.stop()
+def failing(scheme: str, fake: Fake, **more: Any) -> Storage:
+    """A store on a server that fails as told."""
+    options = {
+        "gs": {"endpoint_url": fake.endpoint, "token": "x"},
+        "az": {
+            "endpoint_url": f"{fake.endpoint}/account1",
+            "account_name": "account1",
+            "account_key": "aHVudGVyMg==",
+        },
+    }
+    return open_storage(f"{scheme}://bucket/job", tries=1, **{**options[scheme], **more})
 
 
-def test_a_server_that_ignores_the_condition_is_refused_before_anything_is_created(heedless: GcsServer) -> None:
-    storage = open_storage(f"gs://{BUCKET}/job", **heedless.options())
+@pytest.mark.parametrize("scheme", SERVERS)
+@pytest.mark.parametrize("there", [False, True], ids=["new", "a probe was copied here"])
+def test_a_server_that_ignores_the_condition_is_refused_before_anything_is_created(
+    scheme: str, there: bool, fake: Fake
+) -> None:
+    place = {"gs": "/bucket/job/.probe", "az": "/account1/bucket/job/.probe"}[scheme]
+    fake.honors_condition = False
+    fake.objects |= {place: b"probe\n"} if there else {}
+    storage = failing(scheme, fake)
     for _ in range(2):
         with pytest.raises(StorageError, match=r"it created job/\.probe twice") as raised:
             storage.create(RECORD, b"x")
         assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
-    assert [*heedless.buckets[BUCKET].objects] == ["job/.probe"]
+    assert [*fake.objects] == [place]
 
 
-def test_a_probe_that_was_copied_here_proves_nothing(heedless: GcsServer) -> None:
-    heedless.put(BUCKET, "job/.probe", b"probe\n")
-    with pytest.raises(StorageError, match="twice"):
-        open_storage(f"gs://{BUCKET}/job", **heedless.options()).create(RECORD, b"x")
+OLD = "AuthenticationFailed</Code><Detail>Request date header too old</Detail><Code>"
+"""What Azure says of a clock."""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "kind", "sentence"),
+    [
+        ("gs", (403, "AccessDenied"), ErrorKind.STORAGE_REFUSED, "the credentials have the right storage.objects."),
+        (
+            "az",
+            (403, "AuthorizationPermissionMismatch"),
+            ErrorKind.STORAGE_REFUSED,
+            "the credentials have the right Storage Blob Data ",
+        ),
+        ("az", (403, OLD), ErrorKind.STORAGE_REFUSED, "the clocks of this machine and of the server"),
+        ("gs", (400, "invalid_grant: not in a reasonable timeframe"), ErrorKind.STORAGE_REFUSED, "the clocks of this"),
+        *(
+            (scheme, (501, "NotImplemented"), ErrorKind.STORAGE_UNSUITABLE, "Use a server with conditional writes")
+            for scheme in SERVERS
+        ),
+    ],
+)
+def test_a_listing_and_a_create_that_are_refused_are_told(
+    scheme: str, answer: tuple[int, str], kind: ErrorKind, sentence: str, fake: Fake
+) -> None:
+    fake.everything = answer
+    storage = failing(scheme, fake)
+    for call in (storage.exists, lambda: storage.list(""), lambda: storage.create(RECORD, b"x")):
+        with pytest.raises(StorageError, match=re.escape(sentence)) as raised:
+            call()
+        assert raised.value.kind is kind
+    assert fake.sent("PUT", RECORD) == 0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "variable"),
+    [
+        ("gs", {"token": None}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az", {"account_key": None, "msi_endpoint": "http://127.0.0.1:1/"}, "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
+)
+def test_missing_credentials_are_told_before_anything_is_sent(
+    scheme: str, options: dict[str, Any], variable: str, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "HOME": str(tmp_path),
+        "GCE_METADATA_HOST": "127.0.0.1:1",
+        "GCE_METADATA_IP": "127.0.0.1:1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StorageError, match=f"there are no usable credentials .*{variable}"):
+        failing(scheme, fake, **options).list("")
+    assert fake.log == []
 
 
 def test_a_listing_of_several_pages_is_whole_and_ends_with_its_prefix(

@@ -11,14 +11,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateformat.backends.storage import object_clients, objects
+from stateformat.backends.storage import object_clients, objects, s3
 from stateformat.backends.storage.object_clients import client_of, place_of
 from stateformat.backends.storage.s3 import S3Storage, _botocore
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
@@ -317,6 +318,23 @@ def test_without_obstore_the_line_that_installs_it_is_told(monkeypatch: pytest.M
     assert raised.value.kind is ErrorKind.MISSING_DEPENDENCY
 
 
+def test_without_botocore_what_needs_it_is_told_with_the_line_that_installs_it(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (object_clients, s3):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name == "botocore" else find_spec(name))
+    storage = opened(fake)
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    given = options_for(fake.endpoint, profile="mine")
+    for call, words in (
+        (storage.leftovers, "pip install 'stateformat[s3]'"),
+        (lambda: open_storage("s3://bucket/job", **given).list(""), "pip install botocore"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(words)) as raised:
+            call()
+        assert raised.value.kind is ErrorKind.MISSING_DEPENDENCY
+
+
 def test_opening_a_store_imports_no_client() -> None:
     code = (
         "import sys; from stateformat.storage import open_storage; print(open_storage('s3://bucket/prefix').url);"
@@ -335,19 +353,6 @@ def test_a_used_storage_shows_no_credentials(moto: S3Server, prefix: str) -> Non
 
 
 # Against servers that fail in every way
-
-
-@pytest.fixture(scope="module")
-def fake_server() -> Iterator[Fake]:
-    server = Fake()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def fake(fake_server: Fake) -> Fake:
-    fake_server.reset()
-    return fake_server
 
 
 def opened(fake: Fake, **config: Any) -> Storage:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
+import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,11 +18,14 @@ from stateformat import paths as layout
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError
 from stateformat.history import record_ids
+from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
 from tests.crashes.crash_calls import traced
 from tests.crashes.crash_disk import Call
 from tests.crashes.crash_scenarios import STORE, needed, publish, restart, temporary_files, whole
 from tests.crashes.crash_sinks import SinkRecording
+from tests.servers.fault_proxy import FaultProxy
+from tests.servers.server import BUCKET
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(900)]
@@ -32,12 +37,12 @@ KEPT = 3
 # -------------------------------------------------------------------------------------------
 
 
-def work(root: str, told: Connection, seed: int) -> None:
+def work(url: str, options: dict[str, Any], told: Connection, seed: int) -> None:
     """Run in a child until it is killed: publish, expire, collect; report each checkpoint once its
     permit is held.
     """
     draw = random.Random(seed)
-    storage = LocalStorage(root)
+    storage = open_storage(url, **options)
     store = CheckpointStore(storage, sleep=lambda seconds: None)
     while True:
         try:
@@ -54,7 +59,9 @@ def work(root: str, told: Connection, seed: int) -> None:
             told.send(("error", f"{type(error).__name__}: {error}"))
 
 
-def run_and_kill(root: Path, rivals: int, draw: random.Random) -> tuple[list[tuple[Any, str]], int]:
+def run_and_kill(
+    url: str, options: dict[str, Any], rivals: int, draw: random.Random
+) -> tuple[list[tuple[Any, str]], int]:
     """Start ``rivals`` children, kill them at a random time after the first child's first
     checkpoint, and return what they reported.
     """
@@ -63,7 +70,7 @@ def run_and_kill(root: Path, rivals: int, draw: random.Random) -> tuple[list[tup
     children, ends = [], []
     for _ in range(rivals):
         end, told = context.Pipe(duplex=False)
-        child = context.Process(target=work, args=(str(root), told, draw.randrange(2**32)))
+        child = context.Process(target=work, args=(url, options, told, draw.randrange(2**32)))
         child.start()
         told.close()
         children.append(child)
@@ -94,17 +101,46 @@ def _rest(end: Connection) -> list[tuple[Any, str]]:
         return found
 
 
-@pytest.mark.parametrize(("rivals", "rounds"), [(1, 60), (2, 25)], ids=["one", "two rivals"])
+class Site(NamedTuple):
+    """Where publishers are killed; ``settle`` returns when no request of theirs is under way."""
+
+    url: str
+    options: dict[str, Any]
+    storage: Storage
+    settle: Callable[[], None] = lambda: None
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """A folder, or a place on the server that the parameter names."""
+    if request.param == "local":
+        yield Site(str(tmp_path / STORE), {}, LocalStorage(tmp_path / STORE, durable=False))
+        return
+    server, url = request.getfixturevalue(request.param), f"{SCHEMES[request.param]}://{BUCKET}/{uuid.uuid4().hex}"
+    with FaultProxy(server) as proxy:
+        yield Site(url, server.options(proxy.endpoint), open_storage(url, **server.options()), proxy.settle)
+
+
+SCHEMES = {"rgw": "s3", "gcs": "gs", "azurite": "az"}
+ROUNDS = {"local": (60, 25), **dict.fromkeys(SCHEMES, (12, 8))}
+KILLS = [
+    pytest.param(name, rivals, ROUNDS[name][rivals - 1], id=f"{name}, {'one' if rivals == 1 else 'two rivals'}")
+    for name in ROUNDS
+    for rivals in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("site", "rivals", "rounds"), KILLS, indirect=["site"])
 def test_a_killed_publisher_leaves_whole_checkpoints_and_the_next_goes_on(
-    tmp_path: Path, rivals: int, rounds: int, tally: Tally
+    site: Site, rivals: int, rounds: int, tally: Tally, request: pytest.FixtureRequest
 ) -> None:
-    root = tmp_path / STORE
-    storage = LocalStorage(root, durable=False)
+    storage = site.storage
     store = CheckpointStore(storage)
     draw = random.Random(SEED + rivals)
     kills, told, left_behind = 0, {}, Counter[str]()
     for _ in range(rounds):
-        found, killed = run_and_kill(root, rivals, draw)
+        found, killed = run_and_kill(site.url, site.options, rivals, draw)
+        site.settle()
         kills += killed
         errors = [text for number, text in found if number == "error"]
         assert rivals > 1 or not errors, errors
@@ -134,7 +170,7 @@ def test_a_killed_publisher_leaves_whole_checkpoints_and_the_next_goes_on(
         assert objects == needed(storage)
     after = record_ids(storage)[-1]
     tally.add(
-        f"SIGKILL at a random moment, {'one publisher' if rivals == 1 else 'two rivals'}",
+        f"SIGKILL at a random moment, {request.node.callspec.id}",
         tried=kills,
         wrong=0,
         note=f"{after} checkpoints; left behind: {dict(left_behind)}",
