@@ -192,14 +192,22 @@ def test_union_state_is_shared_out_and_holds_checkpoints_up_while_some_have_ende
 
 
 @EVERYWHERE
-def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part(stage: PlayedStage, executor: str) -> None:
+@pytest.mark.parametrize("mode", list(StopMode))
+def test_a_stop_of_union_state_that_has_ended_in_part_is_refused_or_drains_it(
+    stage: PlayedStage, executor: str, mode: StopMode
+) -> None:
     job = Union(stage)
     job.source.let(0)
     run = stage.begin(executor, job.flow, requests_every_us=None)
     until(run, lambda: "op/0 finish" in stage.calls.calls and run.rows_read == 20)
     run.progress()
-    run.request_stop(StopMode.NO_DRAIN)
-    until(run, lambda: any("the stop has failed" in said for said in run.progress().warnings))
+    run.request_stop(mode)
+    if mode is StopMode.DRAIN:
+        assert to_end(run).stop is not None
+        assert job.counted == Counter(value % 8 for value in range(0, 60, 3))
+        return
+    refused = "the stop has failed, and the job goes on: some subtasks of operator 'op'"
+    until(run, lambda: any(said.startswith(refused) for said in run.progress().warnings))
     job.source.let_all()
     assert to_end(run).stop is None
     assert job.counted == COUNTED

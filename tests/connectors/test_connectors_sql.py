@@ -353,30 +353,6 @@ def test_a_job_over_ticks_gives_what_arithmetic_says(tmp_path: Path, shards: int
     assert collected_windows(sink) == expected_windows(shards)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_job_that_is_lost_again_and_again_writes_every_row_once(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    sink, totals = CollectSink(), {}
-    for row in expected_windows(4):
-        totals[row["name"]] = totals.get(row["name"], 0) + row["rows"]
-    for life in range(100):
-        # The driver's memory survives here; everything else of a run is lost between two steps.
-        flow = ticks_job(tmp_path, sink, 4)
-        run = runtime(tmp_path, parallelism=draw.randrange(1, 4), seed=life).begin(flow)
-        if isinstance(run, JobOutcome):
-            break
-        for _ in range(draw.randrange(20, 260)):
-            if not run.step():
-                break
-        assert visible_rows(tmp_path / "totals") in ({}, totals)
-    else:
-        raise AssertionError("a hundred lives were not enough")
-    assert life > 2
-    assert visible_rows(tmp_path / "totals") == totals
-    assert collected_windows(sink) == expected_windows(4)
-    assert not list((tmp_path / "totals").rglob("*.open"))
-
-
 class CollectsLargeText(CollectSink):
     """A sink of release 0.1, which kept large types, in a process that is lost as it commits."""
 
@@ -400,14 +376,6 @@ def test_rows_that_release_0_1_prepared_with_large_text_are_collected_with_the_t
     runtime(tmp_path).run(flow(sink))
     assert sink.table().schema == pa.schema({"n": pa.int64(), "text": pa.string()})
     assert sink.table()["text"].to_pylist() == [str(n) for n in range(1000)]
-
-
-def visible_rows(directory: Path) -> dict[str, int]:
-    if not directory.exists():
-        return {}
-    rows = pq.read_table(directory).to_pylist()
-    assert len({row["name"] for row in rows}) == len(rows)
-    return {row["name"]: row["rows"] for row in rows}
 
 
 def files_job(directory: Path) -> Dataflow:

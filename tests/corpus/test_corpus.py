@@ -41,27 +41,8 @@ def test_the_corpus_is_what_its_script_writes(tmp_path: Path) -> None:
 
 def test_every_section_that_can_be_broken_has_a_case_and_every_feature_a_sound_store() -> None:
     sections = {case.section for case in CASES}
-    assert sections >= {
-        *("2.2", "2.3", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "4.1", "4.2", "4.3", "4.4", "4.5", "4.6"),
-        *(
-            "5.1",
-            "5.2",
-            "5.3",
-            "5.4",
-            "5.5",
-            "5.6",
-            "5.7",
-            "6.2",
-            "6.4",
-            "6.5",
-            "6.6",
-            "7.2",
-            "7.4",
-            "8.1",
-            "8.2",
-            "8.4",
-        ),
-    }
+    told = "2.2 2.3 3.1 3.2 3.3 3.4 3.5 3.6 3.7 4.1 4.2 4.3 4.4 4.5 4.6 5.1 5.2 5.3 5.4 5.5 5.6 5.7 6.2 6.4 6.5 6.6 7.2 7.4"
+    assert sections >= {*told.split(), "8.1", "8.2", "8.4"}
     records = [record for name in BASES for record in sf.open(CORPUS / "sound" / name).history()]
     features = {feature for record in records for feature in record.required_features}
     assert features == {

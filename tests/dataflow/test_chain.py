@@ -434,17 +434,6 @@ def test_messages_go_to_coordinators_and_come_from_them() -> None:
         chain.receive("source", b"")
 
 
-def test_who_has_no_coordinator_cannot_send_to_it() -> None:
-    class Sends(Pass):
-        def process(self, batch: pa.RecordBatch, input: int) -> Any:
-            self.context.send_to_coordinator(b"")
-
-    chain, outside = opened(chained(Sends()), "op0")
-    with pytest.raises(OperatorError, match="operator 'op0' has no coordinator"):
-        chain.process("source->op0.0", rows([1]))
-    assert not outside.sent
-
-
 def test_what_a_vertex_does_not_begin_with_is_refused() -> None:
     job = chained(Pass())
     with pytest.raises(InvalidInput, match="'op0' begins with an operator"):

@@ -463,8 +463,9 @@ def test_every_state_has_the_entries_that_flink_restored(path: Path):
 @pytest.mark.parametrize("path", SAVED, ids=NAMES)
 def test_operators_are_as_flink_reads_them(path: Path):
     source = opened_fixture(path)
-    _, *operators = lines(path / "expected_metadata.jsonl")
+    whole, *operators = lines(path / "expected_metadata.jsonl")
     graph = source.record.graph
+    assert source.record.checkpoint_id == whole["checkpoint_id"]
     for said in operators:
         found = graph.operator(said["uid"] or said["operator"])
         assert (found.parallelism, found.max_parallelism) == (said["parallelism"], said["max_parallelism"])

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import logging
 import random
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
-from stateformat.backends.connectors import FileSink
 from stateformat.backends.dataflow import Dataflow, Descriptor, Output, UnionList, ValueState, events as ev
-from stateformat.backends.dataflow.chained_operator import OperatorError
 from stateformat.backends.dataflow.graph import SPLITS
 from stateformat.backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import PublishConflict
@@ -29,7 +25,6 @@ from stateformat.model import StopMode
 from tests.worlds.local import (
     KEY,
     Bench,
-    Boom,
     Line,
     Out,
     Tap,
@@ -103,18 +98,6 @@ def test_a_job_whose_tasks_end_while_checkpoints_begin_comes_to_its_end_in_any_o
     assert all(reason.endswith("ended before it had acknowledged") for reason in reasons)
 
 
-@pytest.mark.parametrize("hook", ["out/0 prepare", "op/0 snapshot"])
-def test_a_snapshot_that_fails_is_a_failure_of_the_job(hook: str) -> None:
-    line = Line(shut=True, tolerable_failures=0)
-    run = line.begin()
-    line.log.failing.append(hook)
-    line.bench.due(run)
-    with pytest.raises(RunDiscarded, match=r"the snapshot of (op|out)\[0\] failed: .*Boom") as raised:
-        settle(run)
-    assert raised.value.counted
-    assert line.bench.newest_id == 0
-
-
 def test_tolerated_failures_are_counted_in_a_row(caplog: Caplog) -> None:
     line = Line(endless=True, tolerable_failures=2)
     run = line.begin()
@@ -129,7 +112,7 @@ def test_tolerated_failures_are_counted_in_a_row(caplog: Caplog) -> None:
     fail_one(line, run)
     fail_one(line, run)
     line.bench.due(run)
-    with pytest.raises(RunDiscarded):
+    with pytest.raises(RunDiscarded, match=r"the snapshot of op\[0\] failed: .*Boom"):
         settle(run)
     assert len(aborted(caplog)) == 8
 
@@ -216,78 +199,18 @@ def test_union_state_that_may_prevent_checkpoints_is_warned_of_when_the_job_star
     assert run.progress().warnings == ()
 
 
-def test_no_checkpoint_is_taken_of_union_state_that_has_ended_in_part_and_the_third_refusal_warns() -> None:
-    line = Line([rows(1)], [rows(2)], op=Union, shut=True, parallelism=2, tolerable_failures=0)
-    bench, run = line.bench, line.begin()
-    run.progress()
-    bench.checkpoint(run)
-    line.tap.let(0)
-    until(run, lambda: state_of(run, "op", 0) == "waiting")
-    settle(run)
-    warned: dict[int, str] = {}
-    for number in range(1, 13):
-        bench.clock.wait_until(bench.clock.now_us() + bench.options["checkpoint_interval_us"])
-        settle(run, 60)
-        if warnings := run.progress().warnings:
-            warned[number] = warnings[0]
-    assert bench.newest_id == 1
-    assert list(warned) == [3, 6, 12]
-    assert warned[3].startswith("3 checkpoints in a row could not be taken, the last because some subtasks of operator")
-    assert state_of(run, "op", 1) == "running"
-    line.tap.let(1)
-    to_end(run)
-    assert line.out.seen == [1, 2]
-    assert bench.newest_id == 2
-
-
-@pytest.mark.parametrize("mode", list(StopMode))
-def test_a_stop_of_union_state_that_has_ended_in_part_is_refused_or_drains_it(mode: StopMode) -> None:
-    line = Line([rows(1)], [rows(2), rows(3)], op=Union, shut=True, parallelism=2, requests_every_us=None)
-    run = line.begin()
-    line.tap.let(0)
-    line.tap.let(1, 1)
-    until(run, lambda: state_of(run, "op", 0) == "waiting" and run.rows_read == 2)
-    settle(run)
-    run.progress()
-    run.request_stop(mode)
-    if mode is StopMode.NO_DRAIN:
-        settle(run)
-        (warning,) = run.progress().warnings
-        assert warning.startswith("the stop has failed, and the job goes on: some subtasks of operator 'op'")
-        line.tap.let(1)
-    assert (to_end(run).stop is None) == (mode is StopMode.NO_DRAIN)
-    assert line.out.seen == ([1, 2, 3] if mode is StopMode.NO_DRAIN else [1, 2])
-
-
-def test_too_many_failures_fail_the_job_with_the_last_as_the_cause() -> None:
-    line = Line(max_restarts=2)
-    line.log.failing += ["op/0 open", "op/0 process 0: 1", "op/0 finish"]
-    sentence = r"job 'job' failed 3 times within a few checkpoints, and 2 restarts are allowed; .*'op'.*Boom"
-    with pytest.raises(JobFailed, match=sentence) as raised:
-        line.run()
-    assert isinstance(raised.value.__cause__, OperatorError)
-    assert isinstance(raised.value.__cause__.__cause__, Boom)
-
-
-def test_a_job_that_fails_less_often_starts_again_and_says_how_often(caplog: Caplog) -> None:
-    line = Line([rows(1)], [rows(2)], max_restarts=2)
-    line.log.failing += ["op/0 process 0: 1", "op/0 finish"]
-    assert line.run().restarts == 2
-    assert line.out.seen == [1, 2]
-    assert caplog.text.count("job 'job' starts again from its newest checkpoint: ") == 2
-
-
 @pytest.mark.parametrize(("rows_apart", "fails"), [(50, False), (3, True)])
 def test_failures_with_ten_checkpoints_in_between_do_not_add_up_and_with_one_they_do(
-    rows_apart: int, fails: bool
+    rows_apart: int, fails: bool, caplog: Caplog
 ) -> None:
     line = Line([rows(n) for n in range(130)], max_restarts=1, checkpoint_rows=1, checkpoint_interval_us=None)
     line.log.failing += [f"op/0 process 0: {10 + rows_apart * n}" for n in range(3)]
     if fails:
-        with pytest.raises(JobFailed, match="failed 2 times within a few checkpoints"):
+        with pytest.raises(JobFailed, match=r"failed 2 times within a few checkpoints, and 1 .* allowed; .*'op'.*Boom"):
             line.run()
         return
     assert line.run().restarts == 3
+    assert caplog.text.count("job 'job' starts again from its newest checkpoint: ") == 3
     assert line.log.failing == []
     assert line.out.seen == list(range(130))
 
@@ -627,49 +550,3 @@ def test_a_runtime_that_was_overtaken_does_not_start_again() -> None:
         runtime.run(line.flow())
     assert line.log.calls.count("op/0 open") == 2
     assert opened
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_two_runs_that_go_on_side_by_side_commit_every_row_once(seed: int) -> None:
-    line = Line([rows(n) for n in range(40)], checkpoint_interval_us=30_000)
-    runs = [line.begin(seed=seed), line.begin(2, seed=seed + 1)]
-    ends: list[object] = []
-    while runs:
-        for run in list(runs):
-            try:
-                if run.step():
-                    continue
-                ends.append(run.outcome)
-            except (PublishConflict, RunDiscarded) as error:
-                ends.append(error)
-            runs.remove(run)
-    assert sum(isinstance(end, PublishConflict) for end in ends) == 1
-    line.run()
-    assert line.out.seen == list(range(40))
-
-
-def test_files_of_a_job_that_is_killed_and_resumed_on_a_local_store_hold_every_row_once(tmp_path: Path) -> None:
-    bench = Bench(str(tmp_path / "store"), checkpoint_interval_us=40_000)
-    folder = tmp_path / "out"
-    tap = Tap([rows(n) for n in range(0, 60, 2)], [rows(n) for n in range(1, 60, 2)])
-
-    def flow(parallelism: int) -> Dataflow:
-        made = Dataflow("job", parallelism=parallelism)
-        made.source(tap, uid="in").key_by("key").apply(Told(bench.log), uid="op").apply(FileSink(folder), uid="files")
-        return made
-
-    def visible() -> list[int]:
-        return sorted(value for path in folder.glob("*.parquet") for value in pq.read_table(path)["value"].to_pylist())
-
-    shown: list[int] = []
-    for kill in range(3):
-        begun = bench.begin(flow(2 + kill % 2), seed=kill)
-        for _ in range(90):
-            assert begun.step()
-            now = visible()
-            assert set(shown) <= set(now)
-            assert len(now) == len(set(now))
-            assert bench.newest_id or not now
-            shown = now
-    bench.run(flow(1))
-    assert visible() == list(range(60))

@@ -170,20 +170,6 @@ def test_a_message_sent_between_the_trigger_and_the_snapshot_of_its_sender_is_in
     assert found, "no seed has tried it"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_messages_are_received_exactly_once_wherever_the_run_is_killed(seed: int) -> None:
-    job = Job(checkpoint_interval_us=15_000)
-    for kill in range(5):
-        begun = job.bench.runtime(seed=seed * 10 + kill).begin(job.flow())
-        for _ in range(25 + 12 * kill):
-            if not getattr(begun, "step", lambda: False)():
-                break
-        job.parallelism = 1 + (kill + seed) % 3
-    job.run()
-    assert job.told() == ALL
-    assert job.out.seen == [*range(4), *range(10, 14)]
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_coordinator_says_while_a_checkpoint_is_in_flight_comes_behind_the_barrier(seed: int) -> None:
     job = Job(says="later", shut=True, seed=seed)

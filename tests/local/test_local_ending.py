@@ -21,7 +21,7 @@ from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
 from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from stateformat.backends.dataflow.operators.window import TumblingWindow
-from stateformat.backends.local import JobFailed, JobOutcome, LocalRun, RunDiscarded
+from stateformat.backends.local import JobFailed, LocalRun, RunDiscarded
 from stateformat.model import StopMode
 from tests.worlds.local import (
     KEY,
@@ -46,12 +46,7 @@ LEFT = ["complete", "close"]
 
 
 class Timed(Told):
-    """Sets a timer at the end of time for the first row that it gets.
-
-    ``again``: sets another one so often.
-    """
-
-    again = 0
+    """Sets a timer at the end of time for the first row that it gets."""
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
         return [Timers("wake", KEY)]
@@ -59,19 +54,6 @@ class Timed(Told):
     def process(self, batch: pa.RecordBatch, input: int) -> Output:
         self.context.timers("wake").set_one((batch["key"][0].as_py(),), ev.MAX_WATERMARK)
         return super().process(batch, input)
-
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
-        output = super().on_timer(timers, name)
-        if self.again:
-            self.again -= 1
-            self.context.timers("wake").set_one((timers["key"][0].as_py(),), ev.MAX_WATERMARK)
-        return output
-
-
-def timed(again: int, log: Log) -> Timed:
-    op = Timed(log)
-    op.again = again
-    return op
 
 
 class Through(Out):
@@ -112,21 +94,6 @@ def test_a_logic_that_has_ended_prepares_commits_and_closes_and_takes_no_snapsho
     calls = [call for call in bench.log.calls if call.split()[1] in about]
     assert calls == ["sink0/0 prepare 1", "out commit 1", "out committed 1", "sink0/0 complete", "sink0/0 close"]
     assert not bench.log.of("sink0/0", "snapshot")
-
-
-def test_each_operator_of_a_chain_comes_to_its_end_before_the_end_of_the_next_begins() -> None:
-    bench = Bench()
-    flow = Dataflow("job")
-    first = Timed(bench.log, finish=lambda _: rows(9))
-    stream = flow.source(Tap([rows(1, 2)]), uid="in", event_time="at").key_by("key").apply(first, uid="first")
-    stream.apply(Told(bench.log), uid="second").apply(Out(bench.log), uid="out")
-    run = bench.begin(flow)
-    assert run.job.vertex("first").operators == ("first", "second", "out")
-    to_end(run)
-    calls = bench.log.calls[bench.log.calls.index("first/0 timers: end") :]
-    assert calls[1:3] == ["first/0 end_input 0", "first/0 finish"]
-    assert calls[3:5] == ["second/0 process 0: 9", "out/0 process 0: 9"]
-    assert calls[5:9] == ["second/0 end_input 0", "second/0 finish", "out/0 end_input 0", "out/0 finish"]
 
 
 @pytest.mark.parametrize("length", [1, 3, 6])
@@ -221,19 +188,6 @@ def test_what_an_operator_emits_at_its_end_is_late_for_no_window_behind_it(hook:
     out = windowed(stream)
     bench.run(flow)
     assert sorted(out.table()["window_start"].to_pylist()) == [90, 100, 110]
-
-
-def test_a_timer_that_sets_timers_at_the_end_of_time_fires_until_there_is_none() -> None:
-    line = Line(op=lambda log: timed(5, log), how="key_by")
-    line.run()
-    assert line.log.of("op/0", "timers", "finish") == ["timers: end"] * 6 + ["finish"]
-
-
-def test_a_timer_that_is_set_again_for_ever_fails_the_job_with_the_name_of_its_operator() -> None:
-    line = Line(op=lambda log: timed(10**9, log), how="key_by", max_restarts=0)
-    with pytest.raises(JobFailed, match=r"timers of operator 'op' have set timers .* for 1000 rounds"):
-        line.run()
-    assert "op/0 finish" not in line.log.calls
 
 
 def test_an_empty_source_ends_the_job_as_any_other_does() -> None:
@@ -432,23 +386,6 @@ def test_a_loop_that_does_not_come_to_an_end_fails_with_the_name_of_its_head(dra
     sentence = "the loop of 'head' ran 20 rounds after its inputs ended, and still has records in it"
     with pytest.raises(RunDiscarded, match=sentence):
         to_end(run)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("unaligned", [False, True])
-def test_a_loop_that_is_killed_anywhere_and_goes_on_at_other_parallelisms_comes_to_the_same(
-    seed: int, unaligned: bool
-) -> None:
-    job = Job(head=Late, checkpoint_interval_us=25_000, unaligned=unaligned)
-    bench = job.bench
-    for kill in range(5):
-        begun = bench.runtime(seed=seed * 100 + kill).begin(job.flow())
-        if isinstance(begun, JobOutcome):
-            break
-        settle(begun, 50 + 25 * kill + 7 * seed)
-        job.parallel = (1 + (kill + seed) % 3, 1 + kill % 2)
-    job.run(seed=seed)
-    assert job.out.seen == [*job.all, 100, 101]
 
 
 def test_an_operator_may_not_emit_into_its_loop_when_it_has_finished() -> None:

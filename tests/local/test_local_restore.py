@@ -269,25 +269,6 @@ def test_a_job_that_died_between_its_last_publication_and_the_commit_is_committe
     assert line.out.seen == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kill_every", [37, 61, 103])
-def test_nothing_is_lost_or_repeated_wherever_the_run_is_killed(kill_every: int) -> None:
-    job = Bounded(checkpoint_interval_us=25_000)
-    job.let_both()
-    kills, steps = 0, kill_every
-    begun = job.bench.runtime(seed=kill_every).begin(job.flow())
-    while isinstance(begun, LocalRun) and begun.outcome is None:
-        for _ in range(steps):
-            if not begun.step():
-                break
-        else:
-            kills += 1
-            # Later kills come later, or the job would never come to its first checkpoint.
-            steps += 20
-            begun = job.bench.runtime(seed=kills).begin(job.flow(1 + kills % 3))
-    assert kills >= 3
-    assert job.out.seen == list(range(40))
-
-
 def keyed(bench: Bench, tap: Tap, uid: str = "count", **more: Any) -> df.Dataflow:
     flow = df.Dataflow("job")
     flow.source(tap, uid="in").key_by("key").apply(Count(bench.log), uid=uid, **more)

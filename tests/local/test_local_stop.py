@@ -551,27 +551,6 @@ def test_a_task_that_fails_while_a_stop_without_drain_is_saved_is_a_failure_of_t
     assert bench.newest_id == 1
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_stop_at_any_moment_is_a_stop_or_the_end(seed: int) -> None:
-    splits = [[rows(n) for n in range(0, 24, 2)], [rows(n) for n in range(1, 24, 2)]]
-    job = Job(*splits, parallelism=2, seed=seed, checkpoint_interval_us=30_000)
-    for turn in range(12):
-        begun = job.bench.runtime(seed=seed + turn, resume=True).begin(job.flow())
-        if isinstance(begun, JobOutcome):
-            break
-        settled = 10 + 13 * turn + seed
-        for _ in range(settled):
-            if not begun.step():
-                break
-        if begun.outcome is None:
-            begun.request_stop(SUSPEND)
-            to_end(begun)
-        job.parallelism = 1 + (seed + turn) % 3
-    else:
-        raise AssertionError("it does not come to an end")
-    assert job.out.seen == sorted([*range(24), *(1000 * key + 6 for key in range(4))])
-
-
 @pytest.mark.parametrize("stops", [1, 2])
 def test_going_on_after_a_stop_does_not_mean_going_on_after_the_next_one(stops: int) -> None:
     job = Job()

@@ -9,11 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from stateformat.backends.dataflow import Dataflow, Stream, events as ev
-from stateformat.backends.dataflow.operators.row_steps import Filter, Map
 from stateformat.backends.local import LocalRun
 from stateformat.backends.runtime import Worker
 from stateformat.errors import RestoreRefused
@@ -375,41 +373,6 @@ def test_a_late_barrier_that_was_aborted_does_not_end_the_log_of_an_unaligned_on
             out0.step(random.Random(0))
         step_driver(run)
     assert values(in_flight(bench, "mid1->op.1")) == [10, 11, 12]
-
-
-@pytest.mark.parametrize("after_us", [None, 0, 2_000, 8_000])
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(2, 12))])
-def test_an_unaligned_job_that_is_killed_anywhere_comes_to_what_an_aligned_one_does(
-    seed: int, after_us: int | None
-) -> None:
-    splits = [[rows(n, n + 1) for n in range(start, 80, 4)] for start in (0, 2)]
-    options: dict[str, Any] = {"seed": seed, "unaligned_after_us": after_us, "checkpoint_interval_us": 25_000}
-    job = Job(*splits, way="rebalance" if seed % 2 else "hash", sizes=(2, 2), **options)
-    for kill in range(4):
-        unaligned = after_us is not None or kill != 2
-        settle(job.begin(seed=seed + kill, unaligned=unaligned), 40 + 30 * kill)
-        job.sizes = (1 + (kill + seed) % 3, 1 + kill % 3)
-    job.run()
-    assert job.out.seen == list(range(80))
-
-
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(2, 12))])
-def test_a_loop_whose_barriers_overtake_late_turns_and_ends(seed: int) -> None:
-    bench = Bench(seed=seed, unaligned=True, unaligned_after_us=(0, 3_000)[seed % 2], checkpoint_interval_us=15_000)
-    flow, out = Dataflow("loop", parallelism=2), Out(bench.log)
-    loop = flow.loop(ROWS)
-
-    def less(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.set_column(2, ROWS.field("at"), pc.subtract(batch["at"], 1))
-
-    head = flow.source(Tap([rows(n, at=3) for n in range(12)]), uid="in", parallelism=1).key_by("key")
-    body = head.apply(Told(bench.log), loop.key_by("key"), uid="head").rebalance().apply(Map(less), uid="body")
-    loop.close(body.apply(Filter(lambda batch: pc.greater(batch["at"], 0)), uid="again"))
-    body.apply(Filter(lambda batch: pc.less_equal(batch["at"], 0)), uid="done").apply(out, uid="out", parallelism=1)
-    for kill in range(3):
-        settle(bench.begin(flow, seed=seed + kill), 60 + 40 * kill)
-    bench.run(flow)
-    assert out.seen == list(range(12))
 
 
 def test_savepoints_and_the_barriers_of_ends_are_aligned() -> None:

@@ -336,50 +336,19 @@ def test_a_savepoint_is_the_checkpoint_of_the_next_epoch_and_epochs_go_on(world:
     assert out.values == list(range(run.rows_read))
 
 
-def test_a_savepoint_is_heard_while_an_idle_job_waits(world: World) -> None:
+@pytest.mark.parametrize("outcome", [RequestOutcome.SAVED, RequestOutcome.STOPPED])
+def test_a_request_is_heard_while_an_idle_job_waits(world: World, outcome: RequestOutcome) -> None:
     clock, flow = VirtualClock(), Dataflow("job")
     growing(flow, [[rows(1)]]).apply(Out(), uid="out")
     run = world.begin(flow, clock=clock, idle_us=3_600_000_000, requests_every_us=1)
     while clock.now_us() < 10_000_000:
         run.step()
-    asked, at = world.store.request_savepoint(), clock.now_us()
-    while world.store.request_answer(asked.id) is None:
+    store, at = world.store, clock.now_us()
+    asked = store.request_savepoint() if outcome is RequestOutcome.SAVED else store.request_stop(StopMode.DRAIN)
+    while store.request_answer(asked.id) is None:
         run.step()
     assert clock.now_us() < at + 10_000_000
-    assert world.answer(asked.id) is RequestOutcome.SAVED
-
-
-def test_a_savepoint_whose_epoch_fails_is_left_to_the_next_run(world: World) -> None:
-    source = Gated(world.directory / "in", [rows(n) for n in range(3)])
-    source.let(0, 1)
-
-    def flow() -> Dataflow:
-        made = Dataflow("job", parallelism=1)
-        made.source(source, uid="in").key_by("key").apply(Told(world.calls), uid="op").apply(Out(), uid="out")
-        return made
-
-    run = world.begin(flow(), clock=SystemClock(), requests_every_us=1)
-    run.step()
-    asked = world.store.request_savepoint()
-    source.let_all()
-    world.calls.fails("op/0 row 1")
-    with pytest.raises(stateformat.CheckpointError):
-        to_end(run)
-    assert world.store.request_answer(asked.id) is None
-    to_end(world.begin(flow(), clock=SystemClock(), requests_every_us=1))
-    assert world.answer(asked.id) is RequestOutcome.SAVED
-
-
-def test_a_stop_is_heard_while_an_idle_job_waits(world: World) -> None:
-    clock, flow = VirtualClock(), Dataflow("job")
-    growing(flow, [[rows(1)]]).apply(Out(), uid="out")
-    run = world.begin(flow, clock=clock, idle_us=3_600_000_000, requests_every_us=1)
-    while clock.now_us() < 10_000_000:
-        run.step()
-    asked, at = world.store.request_stop(StopMode.DRAIN), clock.now_us()
-    to_end(run)
-    assert clock.now_us() < at + 10_000_000
-    assert world.answer(asked.id) is RequestOutcome.STOPPED
+    assert world.answer(asked.id) is outcome
 
 
 def test_epochs_begin_so_far_apart_as_was_asked_and_a_stop_waits_for_none(world: World) -> None:

@@ -31,7 +31,6 @@ from tests.worlds.spark import Stand
 
 EXECUTORS = ("local", "spark")
 STEPS_MAX = 20_000
-FOREVER_US = 1_000_000_000_000
 
 
 class Calls(local_jobs.Log):
