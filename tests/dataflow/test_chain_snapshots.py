@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
-from stateformat.backends.dataflow import Dataflow, Operator, Split, SplitList, Stream, Timers, ValueState, events as ev
+from stateformat.backends.dataflow import Dataflow, Split, Stream, events as ev
 from stateformat.backends.dataflow.chain import OperatorChain, in_flight_batches
 from stateformat.backends.dataflow.compile import Job, Router, compile_job
 from stateformat.backends.dataflow.graph import graph_of, in_flight_name, states_of
@@ -100,85 +99,11 @@ def push(job: Job, tasks: Tasks, edge_id: str, batch: pa.RecordBatch, sender: in
         tasks[edge.target, receiver][0].process(edge_id, part)
 
 
-# Keyed state and timers ---------------------------------------------------------------------------
-
-
-class Summing(Operator):
-    """Adds values up by key and emits the sums; a timer at each value; entries of what it has seen,
-    put there at snapshots.
-    """
-
-    def states(self, *inputs: pa.Schema) -> Sequence[Any]:
-        return [ValueState("sum", KEY, {"n": pa.int64()}), Timers("due", KEY), SplitList("seen", {"value": pa.int64()})]
-
-    def open(self, context: Any) -> None:
-        super().open(context)
-        self.seen = context.entries("seen").rows()["value"].to_pylist()
-
-    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
-        self.seen += batch.column("value").to_pylist()
-        added = pa.Table.from_batches([batch]).group_by("key", use_threads=False).aggregate([("value", "sum")])
-        state = self.context.value_state("sum")
-        new = added.select(["key"]).combine_chunks().to_batches()[0]
-        old = state.get(new)[0].column("n")
-        total = pc.add(pc.fill_null(old, 0), added["value_sum"].combine_chunks())
-        state.put(new, pa.record_batch({"n": total}))
-        self.context.timers("due").set(
-            pa.record_batch({"key": batch.column("key"), "_timestamp": batch.column("value")})
-        )
-        return pa.record_batch({"key": new.column("key"), "value": total})
-
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch:
-        return pa.record_batch({"key": timers.column("key"), "value": timers.column("_timestamp")})
-
-    def snapshot(self) -> None:
-        self.context.entries("seen").replace(pa.table({"value": pa.array(self.seen, pa.int64())}))
-
-
-def summing() -> Dataflow:
-    flow = Dataflow("sums", parallelism=2)
-    summed = flow.source(Chunks(), uid="source").key_by("key").apply(Summing(), uid="sums")
-    summed.apply(Pass(), uid="behind").rebalance().apply(Pass(), uid="far")
-    return flow
-
-
 def emitted(tasks: Tasks, edge: str) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for _, outside in tasks.values():
         found += zip(outside.values(edge, "key"), outside.values(edge), strict=True)
     return sorted(found)
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
-def test_keyed_state_timers_and_entries_go_on_at_any_parallelism(store: CheckpointStore, parallelism: int) -> None:
-    flow = summing()
-    job = job_of(flow)
-    tasks = started(job)
-    keys = [*range(40)]
-    push(job, tasks, "source->sums.0", rows(keys, [key + 100 for key in keys]))
-    push(job, tasks, "source->sums.0", rows([5, 5, 39], [200, 300, 400]), sender=1)
-    for subtask in range(2):
-        tasks["sums", subtask][0].advance_watermark(120)
-    assert emitted(tasks, "behind->far.0")[:3] == [(0, 100), (0, 100), (1, 101)]
-    marks = {"source->sums.0": 120}
-    permit = publish(store, job, tasks, watermarks=marks, ended={"source->sums.0": False})
-
-    job, tasks, _ = restarted(flow, permit, parallelism)
-    members = [tasks["sums", subtask][0].operators for subtask in range(parallelism)]
-    for uid in ("sums", "behind"):
-        assert {found[uid].logic.context.watermark for found in members} == {120}
-        assert all(found[uid].logic.context.restored for found in members)
-    assert sorted(value for found in members for value in found["sums"].logic.seen) == sorted(
-        [*range(100, 140), 200, 300, 400]
-    )
-    for subtask in range(parallelism):
-        tasks["sums", subtask][0].advance_watermark(ev.MAX_WATERMARK)
-    assert emitted(tasks, "behind->far.0") == sorted(
-        [*((key, key + 100) for key in range(21, 40)), (5, 200), (5, 300), (39, 400)]
-    )
-    push(job, tasks, "source->sums.0", rows(keys, [1] * 40))
-    expected = {key: key + 101 for key in keys} | {5: 5 + 601, 39: 39 + 501}
-    assert {*expected.items()} < {*emitted(tasks, "behind->far.0")}
 
 
 def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store: CheckpointStore) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -16,11 +15,9 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends import dataflow as df, local
-from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
+from stateformat.backends.connectors import MemorySource
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.errors import CheckpointError, InvalidInput
-from stateformat.model import StopMode
 from tests.worlds.local import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until
 
 
@@ -58,63 +55,6 @@ def test_what_comes_out_does_not_depend_on_chains(chain: bool) -> None:
     assert out.seen == [1, 2, 3]
     for uid in ("a", "b"):
         assert bench.log.of(f"{uid}/0") == ["open", "process 0: 1 2", "end_input 0", "finish", "complete", "close"]
-
-
-def test_timers_fire_in_order_of_time_when_event_time_has_passed_them() -> None:
-    class Wakes(Told):
-        def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
-            return [df.Timers("wake", KEY)]
-
-        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
-            for value in batch["value"].to_pylist():
-                self.context.timers("wake").set_one((value % 4,), value + 10)
-            return super().process(batch, input)
-
-    line = Line([rows(5, 1, 3, at=3), rows(30), rows(31)], op=Wakes, how="key_by", timed=True, shut=True)
-    run = line.begin()
-    line.tap.let(0, 1)
-    settle(run)
-    assert line.log.of("op/0", "timers") == []
-    line.tap.let(0, 2)
-    until(run, lambda: line.log.of("op/0", "timers"))
-    assert line.log.of("op/0", "timers") == ["timers: 11, 13, 15"]
-    line.tap.let(0)
-    to_end(run)
-    assert line.log.of("op/0", "timers") == ["timers: 11, 13, 15", "timers: 40, 41"]
-
-
-def test_the_time_of_a_task_is_the_least_of_its_inputs() -> None:
-    seen: list[int] = []
-
-    class Watch(Told):
-        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
-            seen.append(self.context.watermark)
-            return super().process(batch, input)
-
-    bench, flow = Bench(), df.Dataflow("job")
-    slow, fast = Tap([rows(10), rows(20), rows(21)], shut=True), Tap([rows(1000), rows(2000)], shut=True)
-    one = flow.source(slow, uid="one", event_time="at").rebalance()
-    one.apply(Watch(bench.log), flow.source(fast, uid="two", event_time="at").rebalance(), uid="op")
-    run = bench.begin(flow)
-    for tap, chunks in ((slow, 1), (fast, 1), (slow, 2), (fast, 2), (slow, 3)):
-        tap.let(0, chunks)
-        settle(run, 60)
-    assert seen[2:] == [10, 20, 20]
-    assert max(seen) == 20
-    assert seen == sorted(seen)
-
-
-def test_an_unbounded_rate_source_is_windowed_until_the_job_is_stopped() -> None:
-    bench, out, flow = Bench(checkpoint_interval_us=500_000), CollectSink(), df.Dataflow("job", parallelism=2)
-    ticks = flow.source(RateSource(rows_per_second=100, shards=2, step_us=10_000), uid="ticks", event_time="at")
-    window = TumblingWindow("shard", 100_000, "at", {"n": ("*", "count")})
-    ticks.key_by("shard").apply(window, uid="window").apply(out, uid="out")
-    run = bench.begin(flow)
-    until(run, lambda: out.table().num_rows >= 6)
-    assert set(out.table()["n"].to_pylist()) == {10}
-    run.request_stop(StopMode.DRAIN)
-    to_end(run)
-    assert sum(out.table()["n"].to_pylist()) == run.rows_read
 
 
 class Later(df.SplitEnumerator):
@@ -214,14 +154,6 @@ def test_a_url_in_the_place_of_a_store_is_refused_with_a_sentence() -> None:
 def test_options_can_be_given_as_one_value() -> None:
     runtime = local.LocalRuntime(sf.open("memory://options"), parallelism=3, seed=7)
     assert runtime.options == local.Options(parallelism=3, seed=7)
-
-
-@pytest.mark.parametrize("call", ["open", "process 0: 1", "end_input 0", "finish"])
-def test_what_an_operator_raises_is_reported_with_its_name_subtask_and_hook(call: str) -> None:
-    line = Line(max_restarts=0)
-    line.log.failing.append(f"op/0 {call}")
-    with pytest.raises(local.JobFailed, match=rf"{call.split()[0]} of 'op', subtask 0, failed: Boom: op/0 {call}"):
-        line.run()
 
 
 def test_a_job_in_which_no_task_can_do_anything_says_what_each_of_them_is_doing() -> None:
@@ -343,18 +275,3 @@ def test_progress_is_a_line_for_each_checkpoint_elsewhere() -> None:
         for number in (1, 2)
     )
     assert file.getvalue().splitlines() == [one, "warning: look out", two]
-
-
-@pytest.mark.parametrize("bounded", [True, False])
-def test_a_job_whose_sources_end_while_others_go_on_reads_everything_once(bounded: bool) -> None:
-    bench = Bench(checkpoint_interval_us=20_000)
-    flow, out = df.Dataflow("job", parallelism=2), Out(bench.log)
-    short = flow.source(Tap([rows(1)], [rows(2)]), uid="short").rebalance()
-    long = flow.source(Tap([rows(n) for n in range(10, 40)], endless=not bounded), uid="long").rebalance()
-    short.apply(Told(bench.log), long, uid="op").apply(out, uid="out")
-    run = bench.begin(flow)
-    if not bounded:
-        until(run, lambda: run.rows_read == 32 and len(out.seen) == 32)
-        run.request_stop(StopMode.DRAIN)
-    to_end(run)
-    assert Counter(out.seen) == Counter([1, 2, *range(10, 40)])

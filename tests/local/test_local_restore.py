@@ -16,7 +16,6 @@ from stateformat.backends.connectors import CollectSink
 from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.graph import parallelism_of
 from stateformat.backends.dataflow.operators.join import BroadcastJoin
-from stateformat.backends.dataflow.operators.window import TumblingWindow
 from stateformat.backends.local import LocalRun, RunDiscarded
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import Mode, Record
@@ -191,21 +190,6 @@ def test_the_time_of_subtasks_that_are_merged_is_the_least_of_theirs(parallelism
         assert line.log.of(f"op/{subtask}", "opens") == ["opens at 5"]
         assert line.log.of(f"behind/{subtask}", "opens") == ["opens at 5"]
         assert run.tasks[ev.TaskId("op", subtask)].watermark == 5
-
-
-def test_late_rows_are_late_again_after_a_restore() -> None:
-    bench, out, flow = Bench(), CollectSink(), df.Dataflow("job")
-    tap = Tap([rows(100), rows(3, at=3), rows(200)], shut=True)
-    stream = flow.source(tap, uid="in", event_time="at").key_by("key")
-    stream.apply(TumblingWindow("key", 10, "at", {"n": ("*", "count")}), uid="window").apply(out, uid="out")
-    run = bench.begin(flow)
-    tap.let(0, 1)
-    until_read(run, 1)
-    settle(run)
-    bench.checkpoint(run)
-    tap.let(0)
-    bench.run(flow)
-    assert sorted(out.table()["window_start"].to_pylist()) == [100, 200]
 
 
 @pytest.mark.parametrize("parallelism", [3, 2, 1, 4])
