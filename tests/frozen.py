@@ -18,7 +18,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -94,14 +94,16 @@ def without_sizes(text: str) -> str:
     return re.sub(r"\b[\d,.]+ ?([KMG]i?)?B\b", "<size>", re.sub(r'"(\w*bytes)": \d+', r'"\1": <size>', text))
 
 
-def called(form: str, store: Path, folder: Path, *, writes: bool) -> str:
+def called(
+    form: str, store: Path, folder: Path, *, writes: bool, say: Callable[[Sequence[str], Path], str] = said
+) -> str:
     """What a command says of the store; one that writes gets a copy."""
     work = folder / "work"
     work.mkdir()
     try:
         at = shutil.copytree(store, work / "store") if writes else store
         places = {"S": str(at), "S@1": f"{at}@1", "OUT": str(work / "out"), "PAGE": str(work / "page.html")}
-        text = said([places.get(word, word) for word in shlex.split(form)], work if writes else folder)
+        text = say([places.get(word, word) for word in shlex.split(form)], work if writes else folder)
         return without_sizes(text) if writes else text
     finally:
         shutil.rmtree(work)

@@ -6,29 +6,24 @@ import hashlib
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
 from stateformat.tools.ckpt.main import main
 
 CKPT = Path(sys.executable).with_name("ckpt")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-FREE = {"properties", "sample", "details", "rows", "key", "before", "after"}
-"""Members whose own members are the user's, or depend on what happened."""
-
-REFERS = {
-    **dict.fromkeys(("copy", "import", "rewrite"), ("diff", "validate")),
-    "repair": ("validate",),
-    "report": ("inspect", "history", "validate", "du"),
-    "rescale": ("explain-restore", "diff", "validate"),
-}
-"""Commands whose section of docs/json.md refers to those of others."""
+SCHEMA: Any = json.loads((DOCS.parent / "stateformat/schemas/ckpt.json").read_text(encoding="utf-8"))
+"""Of all that ``ckpt`` prints as JSON."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +94,24 @@ def words(*arguments: object, status: int = 0, **environment: str) -> str:
     return " ".join((found.out + found.err).split())
 
 
+@cache
+def _validator(name: str) -> Draft202012Validator:
+    place = name if name == "error" else f"ckpt-{name}"
+    return Draft202012Validator({"$ref": f"#/$defs/{place}", "$defs": SCHEMA["$defs"]})
+
+
+def conforms(name: str, document: Any) -> None:
+    """A document is as the schema of the command (or of an error) says, which allows no other
+    member."""
+    fault = best_match(_validator(name).iter_errors(document))
+    assert fault is None, f"{name}: {fault.json_path}: {fault.message:.1000}"
+
+
 def document(*arguments: object, status: int = 0) -> Any:
-    """The JSON of a command; docs/json.md describes every member in the command's section."""
+    """The JSON of a command, which conforms to its schema."""
     found = run(*arguments, "--format", "json")
     assert found.status == status, found
-    undocumented = sorted(set(members(found.document)) - json_members(str(arguments[0])))
-    assert not undocumented, f"docs/json.md does not describe {undocumented} of {arguments[0]}"
+    conforms(str(arguments[0]), found.document)
     return found.document
 
 
@@ -113,9 +120,8 @@ def failure(*arguments: object, status: int) -> dict[str, Any]:
     output."""
     found = run(*arguments, "--format", "json")
     assert found.status == status, found
-    assert set(found.document) == {"error"}
+    conforms("error", found.document)
     error: dict[str, Any] = found.document["error"]
-    assert set(error) == {"kind", "message", "exit_status", "details"}
     assert error["exit_status"] == status
     assert found.err.startswith(f"ckpt: {error['message']}")
     return error
@@ -136,28 +142,6 @@ def topology_without(uid: str, store: Path, file: Path) -> Path:
     }
     file.write_text(json.dumps(graph))
     return file
-
-
-def members(value: Any) -> Iterator[str]:
-    """The names of all members of a JSON value, at any depth, save below :data:`FREE`."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield name
-            if name not in FREE:
-                yield from members(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from members(inner)
-
-
-def json_members(command: str) -> set[str]:
-    """Every name in code in a command's section of docs/json.md, and in the sections that it refers
-    to."""
-    parts = re.split(r"(?m)^## ", (DOCS / "json.md").read_text())
-    sections = {part.split("\n", 1)[0]: part for part in parts}
-    text = sections["Shared objects"] + sections[command]
-    text += "".join(sections[other] for other in REFERS.get(command, ()))
-    return {name.strip(".…").split(".")[-1].removesuffix("[]") for name in re.findall(r"`([^`\n]+)`", text)}
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

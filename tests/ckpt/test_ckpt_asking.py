@@ -24,7 +24,7 @@ from stateformat.requests import RequestAnswer, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.asking import Attempt, page as page_of, status_of
 from stateformat.tools.ckpt.text import Look, lines as drawn
-from tests.ckpt.ckpt_runs import document, failure, page
+from tests.ckpt.ckpt_runs import conforms, document, failure, page
 from tests.worlds import stores
 from tests.worlds.local import Count, Line, rows
 from tests.worlds.requests import EVERYTHING, OTHER, FakeRun, Steps, elsewhere, interrupted
@@ -63,6 +63,7 @@ def ask(store: CheckpointStore, kind: str, steps: Steps | None = None, *, second
     shown: list[tuple[int, int]] = []
     asking = attempt(store, kind, steps, step=lambda done, total: shown.append((done, total)), **how)
     found = asking.document(asking.run(seconds))
+    conforms(kind, found)
     assert store.storage.list("requests/") == []
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)

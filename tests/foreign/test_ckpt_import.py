@@ -102,6 +102,14 @@ def test_spark_offsets_that_are_left_are_in_the_json(tmp_path: Path) -> None:
     assert found["offsets"] == [{"source": 0, "offset": '{"logOffset":2}'}]
 
 
+@pytest.mark.usefixtures("_fakes")
+def test_sources_that_continue_and_subtasks_that_had_finished_are_in_the_json(tmp_path: Path) -> None:
+    found = document("import", place(tmp_path, "spark"), "--to", tmp_path / "one", "--source", "ticks=rate@7")
+    assert [one["uid"] for one in found["positions"]] == ["ticks"]
+    found = document("import", place(tmp_path, "told"), "--to", tmp_path / "two")
+    assert [(one["uid"], one["subtasks"]) for one in found["finished"]] == [("source", [[1, 1]])]
+
+
 FAILURES: list[tuple[list[str], int, str]] = [
     (["--map", "count=totals"], 2, "did you mean 'counts'"),
     (["--map", "counts=sink"], 2, "two operators would be called 'sink'"),

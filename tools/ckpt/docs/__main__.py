@@ -1,4 +1,4 @@
-"""Rewrites docs/cli.md and docs/ckpt.1 in place."""
+"""Rewrites docs/cli.md, docs/ckpt.1 and the schemas in place."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import sys
 
 import click
 
-from . import CLI_PAGE, MAN_PAGE, man_page, missing, refreshed
+from . import CLI_PAGE, MAN_PAGE, SCHEMAS, man_page, missing, refreshed, schemas
 
 
 def main() -> int:
-    """Write both files. Returns exit status 1 if a command has no block."""
+    """Write all files. Returns exit status 1 if a command has no block."""
     page = CLI_PAGE.read_text(encoding="utf-8")
     CLI_PAGE.write_text(refreshed(page), encoding="utf-8")
     MAN_PAGE.write_text(man_page(), encoding="ascii")
+    for file, text in schemas().items():
+        (SCHEMAS / file).write_text(text, encoding="utf-8")
     for name in missing(page):
         click.echo(f"docs/cli.md has no block for {name}", err=True)
     return 1 if missing(page) else 0
