@@ -71,7 +71,7 @@ mutations: $(READY) ## mistakes planted in every room, each of which the tests m
 PYTHONS ?= python3.11 python3.12 python3.13
 matrix: ## the library's fast tests on each Python: PYTHONS="python3.11 /opt/python3.13/bin/python"
 	@tried=; for python in $(PYTHONS); do \
-	  command -v $$python >/dev/null || { echo "$$python is not installed here: not tried"; continue; }; \
+	  $$python -c '' 2>/dev/null || { echo "$$python is not installed here: not tried"; continue; }; \
 	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && place=build/matrix/$$version && \
 	  echo "Python $$version" && { test -x $$place/bin/pytest || { $$python -m venv $$place && \
 	  $$place/bin/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[dev]'; }; } && \

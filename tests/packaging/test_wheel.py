@@ -5,6 +5,7 @@ files, and each extra is what its commands need.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import stateformat
+from tests.servers.server import BUCKET
 from tests.worlds.recipes import shell
 from tests.worlds.stores import counts_store
 
@@ -343,8 +345,15 @@ SqlSink('postgresql://localhost:1/db', 'counts', key='word', staging='staged')" 
     ),
 }
 """Of each extra, what needs it, and how the sentence begins that names it where it is missing."""
-ALONE = [extra for extra in EXTRAS if extra not in ("s3", "gcs", "azure")]
-"""The others need a server: tests/storage has them."""
+SERVERS = {"s3": ("s3", "moto"), "gcs": ("gs", "gcs"), "azure": ("az", "azurite")}
+"""Of each extra for object stores, the scheme and the fixture of the server."""
+PUBLISH = """
+import json, sys
+from stateformat.storage import open_storage
+storage = open_storage(sys.argv[1], **json.loads(sys.argv[2]))
+print(*(storage.create("checkpoints/00000000000000000001.json", body).name for body in (b"one", b"two")))
+print(bytes(storage.read("checkpoints/00000000000000000001.json")).decode())
+"""
 
 
 def test_the_readme_says_what_each_extra_is_for() -> None:
@@ -369,10 +378,22 @@ def test_what_needs_an_extra_names_it_where_it_is_missing(extra: str, core: Path
 
 
 @pytest.mark.truth
-@pytest.mark.parametrize("extra", ALONE)
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - SERVERS.keys()))
 def test_what_needs_an_extra_needs_no_other(extra: str, wheels: dict[str, Path], tmp_path: Path) -> None:
     counts_store(str(tmp_path / "store"))
     place = environment(tmp_path / "place", wheels["sdist"], extra)
     path = f"{place}{os.pathsep}{os.environ['PATH']}"
     done = run("bash", "-c", EXTRAS[extra][0], cwd=tmp_path, PATH=path, PYSPARK_PYTHON=str(place / "python"))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("extra", SERVERS)
+def test_an_object_store_needs_no_other_extra(
+    extra: str, wheels: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    scheme, server = SERVERS[extra]
+    options = json.dumps(request.getfixturevalue(server).options())
+    place = environment(tmp_path / "place", wheels["sdist"], extra)
+    done = run(place / "python", "-c", PUBLISH, f"{scheme}://{BUCKET}/alone", options, cwd=tmp_path)
+    assert done.stdout == "CREATED CONFLICT\none\n", done.stderr
