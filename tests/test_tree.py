@@ -39,7 +39,7 @@ backends.dataflow.api backends.dataflow.casting backends.dataflow.operators back
 backends.dataflow.flow backends.dataflow backends.dataflow.events backends.dataflow.chained_operator backends.dataflow.source_reader backends.dataflow.chain backends.dataflow.task_tracker backends.dataflow.coordinator
 backends.dataflow.task_inputs backends.dataflow.task_states backends.dataflow.task
 backends.connectors.sources backends.connectors.sinks backends.connectors.sql
-backends.connectors backends.rewrite backends.bootstrap backends.importing
+backends.connectors backends.tasks backends.rewrite backends.bootstrap backends.importing
 backends.querying backends.exporting backends.origin
 backends.runtime backends.dataflow.testing backends.local
 backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.arrow backends.spark.offsets backends.spark.files backends.spark.source backends.spark.frames backends.spark.messages backends.spark.task_cache backends.spark.task_run backends.spark.epoch backends.spark.run

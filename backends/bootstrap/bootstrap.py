@@ -51,7 +51,8 @@ from ..dataflow.api import Source, StartingPoint
 from ..dataflow.compile import Job
 from ..dataflow.flow import Dataflow
 from ..dataflow.graph import ENUMERATOR, SPLITS, SPLITS_SCHEMA
-from ..rewrite import DISTRIBUTE_BYTES, Place, Workers, by_owner, counted, gathered, segment_place
+from ..rewrite import DISTRIBUTE_BYTES, Place, by_owner, counted, gathered, segment_place
+from ..tasks import Workers
 from .inputs import (
     ORDER,
     SEQUENCE,
@@ -162,6 +163,7 @@ def write_place(
     input: StateInput,
     subtask: int,
     batches: Iterable[pa.RecordBatch],
+    _noted: int,
     done: Callable[[int], None],
     *,
     in_order: bool = False,
@@ -275,9 +277,8 @@ class ThreadEngine:
                 for subtask, batch in parts:
                     buckets.add(subtask, pa.Table.from_batches([batch]))
             with Workers() as workers:
-                return workers.run_buckets(
-                    buckets, lambda subtask, mine: write_place(context, input, subtask, mine, done, in_order=True)
-                )
+                write = partial(write_place, context, input, in_order=True)
+                return workers.write_buckets(buckets, write, range(input.operator.parallelism), {}, done)
 
 
 def _deals(rows: Iterator[pa.RecordBatch], input: StateInput) -> Generator[Callable[[], Dealt], None, None]:

@@ -5,7 +5,7 @@ Users call ``rewrite`` with a ``RewriteSpec``, which may have a ``Transform`` fo
 names. Read ``transforming`` (what may be requested), ``planning``, ``rewrite``.
 """
 
-from .planning import Move, Place, RehashSource, RewritePlan, Transformed, is_hashable, plan_rewrite
+from .planning import Place, RewritePlan, Transformed, is_hashable, plan_rewrite
 from .rewrite import (
     DISTRIBUTE_BYTES,
     Engine,
@@ -13,19 +13,16 @@ from .rewrite import (
     Seen,
     ThreadEngine,
     TransformedRows,
-    Workers,
     by_owner,
     carry_out,
     check_provable,
     counted,
-    distribute,
     gathered,
     prove_rewrite,
     publish_rescaled,
     rewrite,
+    run_plan,
     segment_place,
-    write_move,
-    write_target,
 )
 from .transforming import ColumnChange, RewriteSpec, Transform, Transformation
 
@@ -33,33 +30,28 @@ __all__ = [
     "DISTRIBUTE_BYTES",
     "ColumnChange",
     "Engine",
-    "Move",
     "Place",
-    "RehashSource",
     "RewritePlan",
     "RewriteSpec",
     "Rewritten",
     "Seen",
+    "ThreadEngine",
     "Transform",
     "Transformation",
     "Transformed",
     "TransformedRows",
+    "by_owner",
     "carry_out",
     "check_provable",
     "counted",
-    "ThreadEngine",
-    "Workers",
-    "by_owner",
-    "distribute",
     "gathered",
     "is_hashable",
     "plan_rewrite",
     "prove_rewrite",
     "publish_rescaled",
     "rewrite",
+    "run_plan",
     "segment_place",
-    "write_move",
-    "write_target",
 ]
 
 

@@ -7,25 +7,17 @@ leaves the store as it was, except for some segments that nothing refers to.
 The functions of a task need only their arguments, which are small and can be pickled; their only
 effect is on the storage. A task that runs twice writes one more segment, which nothing refers to
 (``gc`` finds it), so an engine may repeat tasks freely if it takes one result per place.
-
-:class:`ThreadEngine` runs tasks in threads. Arrow reads, hashes, sorts and compresses without the
-interpreter's lock, so threads are enough. A large task holds some row groups in memory, and large
-tasks run one after another. If max parallelism changes, rows on the way to their new subtask wait
-in a temporary file.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from threading import Condition
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -45,16 +37,12 @@ from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
 from stateformat.tables import Spill
 
+from ..tasks import Done, Note, Sized, Tasks, Workers
 from .planning import Move, Names, Place, RehashSource, RewritePlan, Transformed, plan_rewrite, shaped
 from .transforming import RewriteSpec, Transformation
 
-Done: TypeAlias = Callable[[int], None]
-"""Called with the number of rows of each piece on its way to storage, from any thread."""
-
 Seen: TypeAlias = Callable[[Place, int], None]
-"""Called with a place of a state and how many rows of the state were read for it, from any
-thread.
-"""
+"""Called with a place of a state and how many rows of the state were read for it."""
 
 DISTRIBUTE_BYTES: Final = 8 * 2**20
 """How many bytes of rows a source hashes and sorts at once."""
@@ -174,10 +162,39 @@ def _options(context: WriteContext, *, check_unique: bool = False) -> WriteOptio
     return replace(context.options, check_unique=check_unique, trust_key_groups=True)
 
 
-T = TypeVar("T")
+def run_plan(tasks: Tasks, context: WriteContext, plan: RewritePlan, done: Done, seen: Seen) -> list[Handle]:
+    """Return a handle for each place of a move and each target with rows, in any order."""
+    moves = [(move.bytes, (context.only(move.place.operator), move)) for move in plan.moves]
+    handles = []
+    for place, read, written in tasks.map(_moved, moves, done):
+        seen(place, read)
+        handles += written
+    groups: dict[int, list[Sized[RehashSource]]] = defaultdict(list)
+    for source in plan.sources:
+        groups[source.first_target].append((source.bytes, source))
+    targets = [(context.only(place.operator), place, plan.is_transformed(place)) for place in plan.targets]
+    for place, read, handle in tasks.exchange(_dealt, groups.values(), _written, targets, done):
+        seen(place, read)
+        handles.append(handle)
+    return handles
 
-AT_ONCE_BYTES: Final = 64 << 20
-"""Tasks that run together have at most this much stored state, unless one alone has more."""
+
+def _moved(given: tuple[WriteContext, Move], done: Done) -> tuple[Place, int, list[Handle]]:
+    context, move = given
+    read: list[int] = []
+    handles = list(write_move(context, move, done, read.append))
+    return move.place, sum(read), handles
+
+
+def _dealt(source: RehashSource, note: Note) -> Iterator[tuple[int, pa.RecordBatch]]:
+    return distribute(source, partial(note, source.first_target))
+
+
+def _written(
+    given: tuple[WriteContext, Place, bool], rows: Iterator[pa.RecordBatch], read: int, done: Done
+) -> tuple[Place, int, Handle]:
+    context, place, check_unique = given
+    return place, read, write_target(context, place, rows, done, check_unique=check_unique)
 
 
 @dataclass(frozen=True)
@@ -190,117 +207,10 @@ class ThreadEngine:
         if self.threads is not None and self.threads < 1:
             raise InvalidInput(f"{self.threads} threads rewrite nothing; give at least 1, or None for all processors")
 
-    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
+    def run(self, context: WriteContext, plan: RewritePlan, done: Done, seen: Seen) -> list[Handle]:
         """Return a handle for each place of a move and each target, in any order."""
-        sources: dict[int, list[RehashSource]] = defaultdict(list)
-        for source in plan.sources:
-            sources[source.first_target].append(source)
         with Workers(self.threads) as workers:
-            # The largest first, so that the last to end is a small one.
-            moves = sorted(plan.moves, key=lambda move: -move.bytes)
-
-            def write(move: Move) -> list[Handle]:
-                return list(write_move(context.only(move.place.operator), move, done, partial(seen, move.place)))
-
-            written = workers.run((move.bytes, partial(write, move)) for move in moves)
-            handles = [handle for of_move in written for handle in of_move]
-            for of_state in sources.values():
-                handles += _rehash(workers, context, plan, of_state, done, seen)
-        return handles
-
-
-class Workers:
-    """Threads that run tasks together as far as their sizes in bytes allow. Close it with
-    ``with``.
-    """
-
-    def __init__(self, threads: int | None = None) -> None:
-        count = (os.cpu_count() or 1) if threads is None else threads
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="rewrite")
-        self._gate = _Gate(AT_ONCE_BYTES)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._pool.shutdown()
-
-    def run(self, tasks: Iterable[tuple[int, Callable[[], T]]]) -> list[T]:
-        """Run tasks, each with its bytes. Returns the results in order, or raises a failure."""
-        return _results([self._pool.submit(self._gate.run, size_bytes, task) for size_bytes, task in tasks])
-
-    def run_buckets(self, buckets: Spill[int], task: Callable[[int, Iterator[pa.RecordBatch]], T]) -> list[T]:
-        """Run a task for each bucket, with its number and its rows, in order of the numbers."""
-        return self.run(
-            (buckets.sizes[number], partial(_with_rows, task, number, buckets)) for number in sorted(buckets.sizes)
-        )
-
-
-def _with_rows(task: Callable[[int, Iterator[pa.RecordBatch]], T], number: int, buckets: Spill[int]) -> T:
-    return task(number, buckets.read(number))
-
-
-class _Gate:
-    """Runs tasks together while the sum of their bytes stays within a limit."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._running = 0
-        self._changed = Condition()
-
-    def run(self, size_bytes: int, task: Callable[[], T]) -> T:
-        """Run a task once there is room for it. There is always room if no other runs."""
-        size_bytes = min(size_bytes, self._bytes_max)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running or self._running + size_bytes <= self._bytes_max)
-            self._running += size_bytes
-        try:
-            return task()
-        finally:
-            with self._changed:
-                self._running -= size_bytes
-                self._changed.notify_all()
-
-
-def _rehash(
-    workers: Workers,
-    context: WriteContext,
-    plan: RewritePlan,
-    sources: Sequence[RehashSource],
-    done: Callable[[int], None],
-    seen: Seen,
-) -> list[Handle]:
-    """Distribute the rows of one state to a bucket per target, then write each bucket."""
-    buckets: Spill[int] = Spill()
-    with buckets:
-
-        def spill(source: RehashSource) -> None:
-            place = plan.targets[source.first_target]
-            for target, batch in distribute(source, partial(seen, place)):
-                buckets.add(target, pa.Table.from_batches([batch]))
-
-        workers.run((source.bytes, partial(spill, source)) for source in sources)
-
-        def write(target: int, rows: Iterator[pa.RecordBatch]) -> Handle:
-            place = plan.targets[target]
-            unique = plan.is_transformed(place)
-            return write_target(context.only(place.operator), place, rows, done, check_unique=unique)
-
-        return workers.run_buckets(buckets, write)
-
-
-def _results(futures: Sequence[Future[T]]) -> list[T]:
-    """Return the results, in order. Raises the first failure, and cancels the tasks not yet
-    begun.
-    """
-    _, left = wait(futures, return_when=FIRST_EXCEPTION)
-    for future in left:
-        future.cancel()
-    wait(futures)
-    for future in futures:
-        if not future.cancelled() and future.exception():
-            future.result()
-    return [future.result() for future in futures]
+            return run_plan(workers, context, plan, done, seen)
 
 
 def publish_rescaled(
@@ -400,14 +310,12 @@ Progress = Callable[[int, int], None]
 class Engine(Protocol):
     """Runs the tasks of a plan."""
 
-    def run(
-        self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen
-    ) -> Iterable[Handle]:
+    def run(self, context: WriteContext, plan: RewritePlan, done: Done, seen: Seen) -> Iterable[Handle]:
         """Return a handle for each place of a move, and each target with rows, in any order.
 
         Calls ``done`` with numbers of rows as they are written, from any thread; and ``seen`` with
-        a place of a state and numbers of rows of that state that were read. Each row counts once,
-        even if a task ran twice.
+        a place of a state and numbers of rows of that state that were read, from this thread. Each
+        row counts once, even if a task ran twice.
         """
         ...
 
@@ -475,9 +383,13 @@ def carry_out(
     The checkpoint has the graph and the states of the plan. Raises as :func:`rewrite`.
     """
     counter = _Counter(progress, plan.rows)
-    rows = _RowsRead()
+    read: dict[tuple[str, str], int] = defaultdict(int)
+
+    def seen(place: Place, rows: int) -> None:
+        read[place.operator, place.state] += rows
+
     try:
-        handles = list((engine or ThreadEngine()).run(pending.context, plan, counter, rows))
+        handles = list((engine or ThreadEngine()).run(pending.context, plan, counter, seen))
     except InvalidState as error:
         if error.kind is not ErrorKind.DUPLICATE_ROW_KEY or not plan.transformed:
             raise
@@ -498,7 +410,7 @@ def carry_out(
         bytes=sum(handle.size_bytes for handle in written),
         rehashed=plan.rehashed,
         transformed=tuple(
-            TransformedRows(one, rows.read[one.operator, one.state], _rows_of(plan, one, written))
+            TransformedRows(one, read[one.operator, one.state], _rows_of(plan, one, written))
             for one in plan.transformed
         ),
     )
@@ -524,18 +436,6 @@ def _parent(store: CheckpointStore, checkpoint: Checkpoint, target: CheckpointSt
             url=target.url,
         )
     return checkpoint
-
-
-class _RowsRead:
-    """Adds up the rows read of each state, from any thread."""
-
-    def __init__(self) -> None:
-        self.read: dict[tuple[str, str], int] = defaultdict(int)
-        self._lock = threading.Lock()
-
-    def __call__(self, place: Place, rows: int) -> None:
-        with self._lock:
-            self.read[place.operator, place.state] += rows
 
 
 class _Counter:

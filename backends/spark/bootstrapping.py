@@ -13,6 +13,7 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -27,18 +28,7 @@ from ..bootstrap import Bootstrapped, OnDuplicate, StateInput, Written
 from ..dataflow.flow import Dataflow
 from ..rewrite import DISTRIBUTE_BYTES, gathered
 from .arrow import arrow_schema_of
-from .rewrite import (
-    FRAME_SCHEMA,
-    RESULT_SCHEMA,
-    Batches,
-    Stage,
-    check_reachable,
-    collect_counted,
-    frames_of,
-    gather_targets,
-    reported,
-    task_count,
-)
+from .rewrite import FRAME_SCHEMA, Batches, Stage, Stages, check_reachable, frames_of, reported
 from .sessions import check, job_session
 from .worker_process import settle
 
@@ -112,17 +102,10 @@ class _SparkEngine:
         check_reachable(context.storage.url)
         frame = _in_job_session(rows)
         context = context.only(input.state.operator)
-        written = frame.sparkSession.sparkContext.accumulator(0)
         frames = frame.mapInArrow(deal_rows(pickle.dumps(input)), FRAME_SCHEMA)
-        parallelism = input.operator.parallelism
-        count = task_count(parallelism, _bytes_of(frame), frame.sparkSession.sparkContext.defaultParallelism)
-        shuffled = frames.repartitionById(count, "target")
-        results = shuffled.mapInArrow(write_subtasks(pickle.dumps((context, input)), written), RESULT_SCHEMA)
-        found, counted = collect_counted(results, written, done)
-        # Our own workers pickled them in this job. Nothing from a store is ever unpickled.
-        places: list[Written] = [pickle.loads(bytes(row.snapshot)) for row in found]  # noqa: S301
-        done(max(0, sum(one.handle.rows for one in places if one.handle is not None) - counted))
-        return places
+        write = partial(local.write_place, context, input)
+        subtasks = range(input.operator.parallelism)
+        return Stages(frame.sparkSession).gather(frames, _bytes_of(frame), write, subtasks, done)
 
 
 def _is_frame(rows: Any) -> bool:
@@ -147,7 +130,7 @@ def _bytes_of(frame: DataFrame) -> int:
 
 
 def deal_rows(task: bytes) -> Stage:
-    """Turn a partition's rows into frames (target int, payload binary). ``task``: pickled input."""
+    """Turn a partition's rows into frames. ``task``: pickled input."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -161,20 +144,7 @@ def deal_rows(task: bytes) -> Stage:
             if len(rows):
                 table = reported(local.conformed, rows, given, first)
                 for target, batch in local.deal(table, given, turn):
-                    yield from frames_of(target, batch)
+                    yield from frames_of(partition, target, batch)
                 first += len(rows)
 
     return run
-
-
-def write_subtasks(task: bytes, written: Any) -> Stage:
-    """Turn frames into one row (snapshot binary, rows_read long) per subtask that has any.
-
-    ``task`` is a pickled (context, input). The accumulator ``written`` counts rows for users.
-    """
-
-    def write(target: int, rows: Batches) -> bytes:
-        context, given = pickle.loads(task)  # noqa: S301
-        return pickle.dumps(reported(local.write_place, context, given, target, rows, written.add))
-
-    return gather_targets(write)

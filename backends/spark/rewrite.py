@@ -5,26 +5,25 @@ holds one number, and the Python worker runs the task of that number. No row of 
 JVM. Small moves share a task, because any task costs some 50 ms.
 
 Rehashing runs as two stages with one exchange between them. The exchange carries *frames*: the
-number of a target and an Arrow record batch of some megabytes. So Spark's shuffle moves bytes,
-which is about three times as fast as typed columns. ``repartitionById`` sends a frame to the
-partition that its target names.
+numbers of a target and a source, and an Arrow record batch of some megabytes. So Spark's shuffle
+moves bytes, which is about three times as fast as typed columns. ``repartitionById`` sends a frame
+to the partition that its target names. Who writes a target reads its frames by source, so that a
+task that runs twice reads the same.
 
-The stages are functions for ``mapInArrow``. Each carries a list of pickled tasks, and a worker
-unpickles only its own. Workers publish nothing; the driver collects one row per segment
-(``Snapshot.to_bytes``). Spark takes the rows of exactly one attempt per task, even if others were
-retried or ran twice; the segments of others are garbage. Our errors travel as JSON in the message
-of an exception, because Spark keeps only the message (:func:`decode`).
+The stages are functions for ``mapInArrow``, the same for every user of :class:`Stages`. Each
+carries a list of pickled tasks, and a worker unpickles only its own. Workers publish nothing; the
+driver collects one row per result. Spark takes the rows of exactly one attempt per task, even if
+others were retried or ran twice; the segments of others are garbage. Our errors travel as JSON in
+the message of an exception, because Spark keeps only the message (:func:`decode`).
 
 Plain pickle sends a user's function by the name of its module. A worker may not have that module,
 if it is a file in the driver's directory. So functions of such modules are sent by value, with what
 they use from other modules that are not installed. Installed modules are sent by name.
 
-The repartition of a Structured Streaming query is one job, which runs the two functions that every
-engine runs (``backends.foreign.spark.repartition``). In its first stage, one task per partition of
-each store reads it, proves that its keys are where their hash says, and deals them out. After an
-exchange, other tasks write. The exchange carries compressed pieces of files, not rows. No task
+The repartition of a Structured Streaming query is one such job. In its first stage, one task reads
+partitions of a store, proves that their keys are where their hash says, and deals them out. No task
 writes before all have read, so nothing is written for a checkpoint that is refused. A task that
-runs twice sorts its pieces by source, writes the same bytes, and leaves a file that exists already.
+runs twice writes the same bytes, and leaves a file that exists already.
 """
 
 from __future__ import annotations
@@ -36,26 +35,27 @@ import struct
 import sys
 import sysconfig
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 import stateformat.errors
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
 from stateformat.model import Handle
 from stateformat.schema import KEY_GROUP
-from stateformat.snapshot import Snapshot, WriteContext
+from stateformat.snapshot import WriteContext
 from stateformat.storage import Storage
-from stateformat.tables import Spill, cut, split_by_bucket
+from stateformat.tables import Spill, cut
 
-from ..foreign.spark.repartition.plan import RepartitionPlan, Source, Target
+from ..foreign.spark.repartition.plan import RepartitionPlan, Source, Target, Unit
 from ..foreign.spark.repartition.run import Progress, Result, deal, write_partition
-from ..rewrite import Move, Place, RehashSource, RewritePlan, Seen, Transformation, distribute, write_move, write_target
+from ..rewrite import RewritePlan, Seen, Transformation, run_plan
+from ..tasks import Deal, Done, Note, Sized, Write
 from .sessions import check, job_session, session
 from .worker_process import settle
 
@@ -69,110 +69,86 @@ Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 FRAME_BYTES: Final = 4 * 2**20
 """A frame is an Arrow IPC record batch of about this size at most."""
-FRAME_SCHEMA: Final = "target int, payload binary"
+FRAME_SCHEMA: Final = "target int, source int, noted long, payload binary"
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-RESULT_SCHEMA: Final = "snapshot binary, rows_read long"
-_READ: Final = b"rows_read"
-"""In the metadata of a frame's schema: how many rows its source has read in total."""
+RESULT_SCHEMA: Final = "result binary"
 _MARK: Final = "stateformat-error:"
 
 
-def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
-    """Turn rows (id long) into one row (snapshot binary, rows_read long) per place of a move.
+def map_items(function: Callable[[Any, Done], Any], tasks: Sequence[bytes], written: Any) -> Stage:
+    """Turn rows (id long) into one row (result binary) per item of a task.
 
-    Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for the
-    progress shown to users.
+    Task *id* is a pickled list of items. The accumulator ``written`` counts for the progress shown
+    to users.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         settle()
         for number in ids(batches):
             # Our own driver pickled it for this job. Nothing from a store is ever unpickled.
-            work: list[tuple[WriteContext, Move]] = pickle.loads(tasks[number])  # noqa: S301
-            for context, move in work:
-                read: list[int] = []
-                handles = write_move(context, move, seen=read.append)
-                while (handle := reported(next, handles, None)) is not None:
-                    yield _result(_snapshot(handle), sum(read))
-                    read.clear()
-                written.add(move.rows)
+            for item in pickle.loads(tasks[number]):  # noqa: S301
+                yield _result(reported(function, item, written.add))
 
     return run
 
 
-def distribute_sources(tasks: Sequence[bytes]) -> Stage:
-    """Turn rows (id long) into frames (target int, payload binary).
+def deal_items(deal: Deal[Any], tasks: Sequence[bytes], read: Any) -> Stage:
+    """Turn rows (id long) into frames.
 
-    Task *id* is a pickled list of sources. The last frame of a source has no rows: it tells the
-    first target of its state how many were read.
+    Task *id* is a pickled list of (number of the source, its bytes, item). A frame without rows has
+    what was noted for a target. The accumulator ``read`` counts bytes.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         settle()
-        for number in ids(batches):
-            work: list[RehashSource] = pickle.loads(tasks[number])  # noqa: S301
-            for source in work:
-                read: list[int] = []
-                distributed = distribute(source, read.append)
-                while (one := reported(next, distributed, None)) is not None:
-                    target, batch = one
-                    yield from frames_of(target, batch)
-                said = pa.schema([], metadata={_READ: str(sum(read))})
-                yield _framed(source.first_target, pa.RecordBatch.from_arrays([], schema=said))
+        notes: dict[int, int] = defaultdict(int)
+
+        def note(target: int, count: int) -> None:
+            notes[target] += count
+
+        for task in ids(batches):
+            for source, size_bytes, item in pickle.loads(tasks[task]):  # noqa: S301
+                dealt = deal(item, note)
+                while (one := reported(next, dealt, None)) is not None:
+                    yield from frames_of(source, *one)
+                for target, count in notes.items():
+                    yield _frame(target, source, count, pa.py_buffer(b""))
+                notes.clear()
+                read.add(size_bytes)
 
     return run
 
 
-def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
-    """Turn frames into one row (snapshot binary, rows_read long) per target that has any.
+def write_targets(write: Write[Any, Any], targets: Sequence[bytes], written: Any) -> Stage:
+    """Turn frames into one row (result binary) per target that has any.
 
-    Task *target* is a pickled (context, place, whether row keys must be compared). The accumulator
-    ``written`` counts rows.
-    """
-
-    def write(target: int, rows: Batches) -> bytes:
-        context, place, check_unique = pickle.loads(tasks[target])  # noqa: S301
-        handle = reported(partial(write_target, check_unique=check_unique), context, place, rows)
-        written.add(handle.rows)
-        return _snapshot(handle)
-
-    return gather_targets(write)
-
-
-def gather_targets(write: Callable[[int, Batches], bytes]) -> Stage:
-    """Turn frames into one row (snapshot binary, rows_read long) per target that has any.
-
-    ``write`` takes a target and the rows of all its frames, which wait in a temporary file, and
-    returns the snapshot.
+    The frames of a partition wait in a temporary file. ``targets`` are pickled. The accumulator
+    ``written`` counts for users.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         settle()
-        frames: Spill[int] = Spill()
+        noted: dict[int, int] = defaultdict(int)
+        frames: Spill[tuple[int, int]] = Spill()
         with frames:
-            for batch in batches:
-                rows = pa.Table.from_batches([batch])
-                for target, payloads in split_by_bucket(
-                    rows.select(["payload"]), rows["target"].to_numpy().astype(np.int64)
-                ):
-                    frames.add(target, payloads)
-            for target in sorted(frames.sizes):
-                read: list[int] = []
-                data = write(target, _unframed(frames.read(target), read.append))
-                yield _result(data, sum(read))
+            for row in (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows)):
+                target, source, count = (row[at][0].as_py() for at in range(3))
+                noted[target] += count
+                frames.add((target, source), pa.Table.from_batches([row.select(["payload"])]))
+            places = sorted(frames.sizes)
+            for target in sorted(noted):
+                rows = (batch for place in places if place[0] == target for batch in _unframed(frames.read(place)))
+                given = pickle.loads(targets[target])  # noqa: S301
+                yield _result(reported(write, given, rows, noted[target], written.add))
 
     return run
 
 
-def _unframed(frames: Batches, seen: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+def _unframed(frames: Batches) -> Iterator[pa.RecordBatch]:
     for batch in frames:
         for payload in batch["payload"]:
-            stream = pa.ipc.open_stream(payload.as_buffer())
-            read = (stream.schema.metadata or {}).get(_READ)
-            if read is None:
-                yield from stream
-            else:
-                seen(int(read))
+            if payload.as_buffer().size:
+                yield from pa.ipc.open_stream(payload.as_buffer())
 
 
 def ids(batches: Batches) -> Iterator[int]:
@@ -181,38 +157,30 @@ def ids(batches: Batches) -> Iterator[int]:
         yield from batch["id"].to_pylist()
 
 
-def frames_of(target: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the frames that carry a batch to a target.
+def frames_of(source: int, target: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the frames that carry a batch of a source to a target, as compressed Arrow IPC streams.
 
-    They leave out the key group: hashing the keys again costs less than carrying it.
+    They leave out the key group: hashing the keys again costs less than carrying it. The JVM
+    processes every byte of a frame several times, so compression pays off.
     """
     for part in cut(batch, batch.num_rows, FRAME_BYTES):
-        kept = [name for name in part.schema.names if name != KEY_GROUP.name]
-        yield _framed(target, part.select(kept))
+        kept = part.select([name for name in part.schema.names if name != KEY_GROUP.name])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, kept.schema, options=_COMPRESSED) as stream:
+            stream.write_batch(kept)
+        yield _frame(target, source, 0, sink.getvalue())
 
 
-def _framed(target: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a frame: one row with the target, and the batch as a compressed Arrow IPC stream.
-
-    The JVM processes every byte of a frame several times, so compression pays off.
-    """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as stream:
-        stream.write_batch(batch)
-    payload = sink.getvalue()
+def _frame(target: int, source: int, noted: int, payload: pa.Buffer) -> pa.RecordBatch:
     # Built on the buffer itself, so that megabytes are not copied into a Python object.
     bounds = pa.py_buffer(struct.pack("ii", 0, payload.size))
     made = pa.Array.from_buffers(pa.binary(), 1, [None, bounds, payload])
-    return pa.record_batch([pa.array([target], pa.int32()), made], ["target", "payload"])
+    numbers = [pa.array([target], pa.int32()), pa.array([source], pa.int32()), pa.array([noted], pa.int64())]
+    return pa.record_batch([*numbers, made], ["target", "source", "noted", "payload"])
 
 
-def _snapshot(handle: Handle) -> bytes:
-    return Snapshot(handle.operator, handle.subtask, (handle,)).to_bytes()
-
-
-def _result(snapshot: bytes, rows_read: int) -> pa.RecordBatch:
-    columns = [pa.array([snapshot], pa.binary()), pa.array([rows_read], pa.int64())]
-    return pa.record_batch(columns, names=["snapshot", "rows_read"])
+def _result(result: Any) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([_pickled(result)], pa.binary())], names=["result"])
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -318,7 +286,9 @@ TASK_BYTES: Final = 64 * 2**20
 WATCH_S: Final = 0.5
 """How often progress is reported while a job runs."""
 
-Work = TypeVar("Work", Move, RehashSource)
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -331,39 +301,87 @@ class SparkEngine:
 
     spark: SparkSession | None = None
 
-    def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None], seen: Seen) -> list[Handle]:
+    def run(self, context: WriteContext, plan: RewritePlan, done: Done, seen: Seen) -> list[Handle]:
         """Return a handle for each place of a move, and for each target with rows."""
         reads = [*(move.read for move in plan.moves), *(source.read for source in plan.sources)]
         for url in {context.storage.url, *(read.storage.url for read in reads)}:
             check_reachable(url)
-        spark = job_session(check(self.spark) if self.spark else session("ckpt rewrite"))
-        cores = spark.sparkContext.defaultParallelism
-        handles = []
-        plan = with_shipped_functions(plan)
-        if plan.moves:
-            tasks = [
-                _pickled([(context.only(move.place.operator), move) for move in chosen])
-                for chosen in evened(plan.moves, cores)
-            ]
-            written = spark.sparkContext.accumulator(0)
-            write = write_moves(tasks, written)
-            results = _numbers(spark, len(tasks)).mapInArrow(write, RESULT_SCHEMA)
-            handles += _handles_of(results, written, done, seen)
-        if plan.sources:
-            sources = [_pickled(chosen) for chosen in evened(plan.sources, cores)]
-            targets = [
-                _pickled((context.only(place.operator), place, plan.is_transformed(place))) for place in plan.targets
-            ]
-            read = distribute_sources(sources)
-            frames = _numbers(spark, len(sources)).mapInArrow(read, FRAME_SCHEMA)
-            # Spark takes the target modulo the number of partitions. The frames of a partition wait
-            # in a temporary file of its worker.
-            size = sum(source.bytes for source in plan.sources)
-            shuffled = frames.repartitionById(task_count(len(targets), size, cores), "target")
-            written = spark.sparkContext.accumulator(0)
-            write = write_targets(targets, written)
-            handles += _handles_of(shuffled.mapInArrow(write, RESULT_SCHEMA), written, done, seen)
-        return handles
+        stages = Stages(job_session(check(self.spark) if self.spark else session("ckpt rewrite")))
+        return run_plan(stages, context, with_shipped_functions(plan), done, seen)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Runs functions on items in the stages of a Spark job (``backends.tasks.Tasks``)."""
+
+    spark: SparkSession
+
+    def map(self, function: Callable[[I, Done], R], items: Sequence[Sized[I]], done: Done) -> list[R]:
+        """Return the result of every item, in any order."""
+        if not items:
+            return []
+        tasks = [_pickled([item for _, item in task]) for task in evened(items, self._cores)]
+        written = _Counted(self.spark, done)
+        return collect(
+            self._numbers(len(tasks)).mapInArrow(map_items(function, tasks, written.sum), RESULT_SCHEMA), written
+        )
+
+    def exchange(
+        self,
+        deal: Deal[I],
+        groups: Iterable[Sequence[Sized[I]]],
+        write: Write[T, R],
+        targets: Sequence[T],
+        done: Done,
+        read: Done = lambda _: None,
+    ) -> list[R]:
+        """Deal all groups out in one stage, and write in another. ``read`` gets bytes read."""
+        items = [item for group in groups for item in group]
+        if not items:
+            return []
+        numbered = [(size, (number, size, item)) for number, (size, item) in enumerate(items)]
+        tasks = [_pickled([item for _, item in task]) for task in evened(numbered, self._cores)]
+        seen = _Counted(self.spark, read)
+        frames = self._numbers(len(tasks)).mapInArrow(deal_items(deal, tasks, seen.sum), FRAME_SCHEMA)
+        return self.gather(frames, sum(size for size, _ in items), write, targets, done, seen)
+
+    def gather(
+        self,
+        frames: DataFrame,
+        size_bytes: int,
+        write: Write[T, R],
+        targets: Sequence[T],
+        done: Done,
+        *more: _Counted,
+    ) -> list[R]:
+        """Send frames to their targets, and write each target that has any."""
+        # Spark takes the target modulo the number of partitions.
+        shuffled = frames.repartitionById(task_count(len(targets), size_bytes, self._cores), "target")
+        written = _Counted(self.spark, done)
+        stage = write_targets(write, [_pickled(target) for target in targets], written.sum)
+        return collect(shuffled.mapInArrow(stage, RESULT_SCHEMA), *more, written)
+
+    @property
+    def _cores(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+    def _numbers(self, count: int) -> DataFrame:
+        """Return the numbers 0 … count − 1, each in its own partition."""
+        return self.spark.range(0, count, 1, numPartitions=count)
+
+
+class _Counted:
+    """A sum to which tasks add. ``done`` gets each increase."""
+
+    def __init__(self, spark: SparkSession, done: Done) -> None:
+        self.sum = spark.sparkContext.accumulator(0)
+        self._done, self._told = done, 0
+
+    def tell(self) -> None:
+        now = self.sum.value
+        if now != self._told:
+            self._done(now - self._told)
+            self._told = now
 
 
 def check_reachable(url: str) -> None:
@@ -380,15 +398,15 @@ def task_count(units: int, size_bytes: int, cores: int) -> int:
     return min(units, max(cores, -(-size_bytes // TASK_BYTES)))
 
 
-def evened(units: Sequence[Work], cores: int) -> list[list[Work]]:
-    """Group moves or sources by task, in similar sizes. The largest are assigned first."""
-    count = task_count(len(units), sum(unit.bytes for unit in units), cores)
-    groups: list[list[Work]] = [[] for _ in range(count)]
+def evened(units: Sequence[Sized[I]], cores: int) -> list[list[Sized[I]]]:
+    """Group items by task, in similar sizes. The largest are assigned first."""
+    count = task_count(len(units), sum(size for size, _ in units), cores)
+    groups: list[list[Sized[I]]] = [[] for _ in range(count)]
     smallest = [(0, 0, number) for number in range(count)]
-    for unit in sorted(units, key=lambda unit: -unit.bytes):
+    for unit in sorted(units, key=lambda unit: -unit[0]):
         size, members, number = heapq.heappop(smallest)
         groups[number].append(unit)
-        heapq.heappush(smallest, (size + unit.bytes, members + 1, number))
+        heapq.heappush(smallest, (size + unit[0], members + 1, number))
     return groups
 
 
@@ -396,25 +414,8 @@ def _pickled(task: Any) -> bytes:
     return pickle.dumps(task, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """Return the numbers 0 … count − 1, each in its own partition."""
-    return spark.range(0, count, 1, numPartitions=count)
-
-
-def _handles_of(results: DataFrame, written: Any, done: Callable[[int], None], seen: Seen) -> list[Handle]:
-    """Run the job and return its handles. ``done`` gets row counts, in the end the exact total."""
-    handles = []
-    rows, counted = collect_counted(results, written, done)
-    for row in rows:
-        (handle,) = Snapshot.from_bytes(bytes(row.snapshot)).handles
-        seen(Place(handle.operator, handle.state, handle.subtask), row.rows_read)
-        handles.append(handle)
-    done(max(0, sum(handle.rows for handle in handles) - counted))
-    return handles
-
-
-def collect(results: DataFrame, told: Callable[[], None]) -> list[Any]:
-    """Run a job and return its rows. ``told`` is called now and then while it runs, for progress.
+def collect(results: DataFrame, *counted: _Counted) -> list[Any]:
+    """Run a job and return its results. Progress is told now and then, and in the end.
 
     Raises the error of a failed task.
     """
@@ -425,44 +426,24 @@ def collect(results: DataFrame, told: Callable[[], None]) -> list[Any]:
 
     def watch() -> None:
         while not ended.wait(WATCH_S):
-            told()
+            tell()
+
+    def tell() -> None:
+        for one in counted:
+            one.tell()
 
     watching = threading.Thread(target=watch, name="rewrite-progress", daemon=True)
     watching.start()
     try:
-        rows: list[Any] = results.collect()
+        rows = results.collect()
     except (PySparkException, Py4JJavaError) as error:
         raise decode(str(error)) from error
     finally:
         ended.set()
         watching.join()
-    return rows
-
-
-def collect_counted(results: DataFrame, written: Any, done: Callable[[int], None]) -> tuple[list[Any], int]:
-    """Run a job. Return its rows, and how many rows of state were passed to ``done``.
-
-    While the job runs, ``done`` gets each increase of the accumulator ``written``.
-    """
-    counted = 0
-
-    def told() -> None:
-        nonlocal counted
-        now = written.value
-        done(now - counted)
-        counted = now
-
-    return collect(results, told), counted
-
-
-PIECE_SCHEMA: Final = "target int, source int, keys long, payload binary"
-WRITTEN_SCHEMA: Final = "target int, keys long, files long, size_bytes long"
-_WRITTEN: Final = pa.schema(
-    [("target", pa.int32()), ("keys", pa.int64()), ("files", pa.int64()), ("size_bytes", pa.int64())]
-)
-_PIECE: Final = pa.schema(
-    [("target", pa.int32()), ("source", pa.int32()), ("keys", pa.int64()), ("payload", pa.binary())]
-)
+    tell()
+    # Our own workers pickled them in this job. Nothing from a store is ever unpickled.
+    return [pickle.loads(bytes(row.result)) for row in rows]  # noqa: S301
 
 
 @dataclass(frozen=True)
@@ -481,98 +462,46 @@ class SparkRepartition:
         """Call ``proven``, then read, prove and write in one job. See ``repartition.Engine``."""
         for url in (folder.url, target.url):
             check_reachable(url)
-        spark = job_session(check(self.spark) if self.spark else session("ckpt rescale"))
+        stages = Stages(job_session(check(self.spark) if self.spark else session("ckpt rescale")))
         proven()
         targets = list(plan.targets())
         order = {one: number for number, one in enumerate(targets)}
-        tasks = [pickle.dumps((folder, source)) for source in plan.sources]
-        numbers = spark.range(0, len(tasks), 1, numPartitions=len(tasks))
-        seen, written = spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0)
-        pieces = numbers.mapInArrow(deal_sources(tasks, order, seen), PIECE_SCHEMA)
-        count = task_count(len(targets), plan.size_bytes, spark.sparkContext.defaultParallelism)
-        write = write_partitions(pickle.dumps((target, plan.units)), targets, written)
-
-        def told() -> None:
-            if written.value:
-                progress("writing", written.value, len(targets))
-            else:
-                progress("reading", seen.value, plan.size_bytes)
-
-        rows = collect(pieces.repartitionById(count, "target").mapInArrow(write, WRITTEN_SCHEMA), told)
-        told()
-        return [Result(targets[row.target], row.keys, row.files, row.size_bytes) for row in rows]
+        return stages.exchange(
+            partial(_deal_source, folder, order),
+            [[(source.size_bytes, source) for source in plan.sources]],
+            partial(_write_partition, target, plan.units),
+            targets,
+            _summed(progress, "writing", len(targets)),
+            _summed(progress, "reading", plan.size_bytes),
+        )
 
 
-def deal_sources(tasks: Sequence[bytes], order: dict[Target, int], seen: Any) -> Stage:
-    """Turn rows (id long) into pieces. Every target gets at least an empty one.
+def _summed(progress: Progress, what: str, whole: int) -> Done:
+    done = 0
 
-    Task *id* is a pickled (folder, source). The accumulator ``seen`` counts stored bytes read.
-    """
+    def more(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(what, done, whole)
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
-        for number in ids(batches):
-            # Our own driver pickled it for this job. Nothing from a store is ever unpickled.
-            folder, source = pickle.loads(tasks[number])  # noqa: S301
-            dealt = deal(folder, source)
-            while (piece := reported(next, dealt, None)) is not None:
-                yield _piece(order[piece.target], number, piece.keys, _packed(piece.rows))
-            for target in _own(source):
-                yield _piece(order[target], number, 0, b"")
-            seen.add(source.size_bytes)
-
-    return run
+    return more
 
 
-def _own(source: Source) -> Iterator[Target]:
-    """Yield the targets that this source announces. Each is announced by only one source."""
+def _deal_source(
+    folder: Storage, order: dict[Target, int], source: Source, note: Note
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for piece in deal(folder, source):
+        note(order[piece.target], piece.keys)
+        yield order[piece.target], piece.rows
+    # Every target is written, also without entries: one source announces it.
     unit = source.unit
     for partition in range(source.partition, unit.targets, unit.before if unit.keyed else 1):
-        yield Target(unit.number, partition)
+        note(order[Target(unit.number, partition)], 0)
 
 
-def write_partitions(work: bytes, targets: Sequence[Target], written: Any) -> Stage:
-    """Turn pieces into one row (target, keys, files, size_bytes) per target.
-
-    ``work`` is a pickled (folder, units). The accumulator ``written`` counts targets written.
-    """
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
-        folder, units = pickle.loads(work)  # noqa: S301
-        waiting: Spill[tuple[int, int]] = Spill()
-        keys: dict[int, dict[int, int]] = {}
-        with waiting:
-            for batch in batches:
-                for target, source, count, payload in zip(*(column.to_pylist() for column in batch), strict=True):
-                    counts = keys.setdefault(target, {})
-                    counts[source] = counts.get(source, 0) + count
-                    if payload:
-                        waiting.add((target, source), pa.table({"payload": pa.array([payload], pa.binary())}))
-            for number, counts in sorted(keys.items()):
-                one = targets[number]
-                unit, pieces = units[one.unit], _unpacked(waiting, number, sorted(counts))
-                found = reported(write_partition, folder, unit, one.partition, pieces, sum(counts.values()))
-                yield pa.record_batch([[number], [sum(counts.values())], *([one] for one in found)], schema=_WRITTEN)
-                written.add(1)
-
-    return run
-
-
-def _piece(target: int, source: int, keys: int, payload: bytes) -> pa.RecordBatch:
-    return pa.record_batch([[target], [source], [keys], [payload]], schema=_PIECE)
-
-
-def _unpacked(waiting: Spill[tuple[int, int]], target: int, sources: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    for source in sources:
-        for batch in waiting.read((target, source)):
-            for payload in batch["payload"]:
-                yield from pa.ipc.open_stream(payload.as_buffer())
-
-
-def _packed(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_batch(rows)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _write_partition(
+    folder: Storage, units: Sequence[Unit], target: Target, pieces: Batches, keys: int, done: Done
+) -> Result:
+    written = write_partition(folder, units[target.unit], target.partition, pieces, keys)
+    done(1)
+    return Result(target, keys, *written)

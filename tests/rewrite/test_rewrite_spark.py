@@ -148,10 +148,10 @@ def test_tasks_are_evened_out_and_none_is_lost(tmp_path: Path) -> None:
     jobs.publish(store)
     moves = plan_rewrite(store.open(), RewriteSpec(parallelism=8)).moves
     for cores in (1, 3, 4, 1000):
-        groups = evened(moves, cores)
-        assert sorted(id(move) for group in groups for move in group) == sorted(map(id, moves))
+        groups = evened([(move.bytes, move) for move in moves], cores)
+        assert sorted(id(move) for group in groups for _, move in group) == sorted(map(id, moves))
         assert len(groups) == min(cores, len(moves))
-        sizes = [sum(move.bytes for move in group) for group in groups]
+        sizes = [sum(size for size, _ in group) for group in groups]
         assert max(sizes) - min(sizes) <= max(move.bytes for move in moves)
 
 
