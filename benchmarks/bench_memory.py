@@ -253,8 +253,8 @@ if __name__ == "__main__":
     if action == "delta":
         import stateformat.backends.exporting.delta
     import stateformat.backends.rewrite
-    import stateformat.inspecting.changes
-    import stateformat.inspecting.diff.checkpoints
+    import stateformat.inspecting.diff
+    import stateformat.inspecting.over_time
     import stateformat.reading.scan
     import stateformat.segments.write  # noqa: F401
 

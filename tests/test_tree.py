@@ -27,7 +27,7 @@ ORDER = """
 _lazy words errors ttl graph keys model findings paths schema parquet storage tables segments record manifest rescaling states rules documents
 pages.blocks pages.style pages.elements pages.drawings pages.html pages.checkpoint pages.restore pages.difference pages.report pages
 redistribution snapshot reading formats history validation publication
-pins repairing requests inspecting.sizes inspecting.comparing inspecting.diff inspecting store reporting
+pins repairing requests inspecting store reporting
 backends.foreign.advice backends.foreign.limits backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.cursor backends.foreign.sst
 backends.foreign.spark backends.foreign.spark.repartition
 backends.foreign.flink

@@ -30,8 +30,8 @@ from ..model import Record, State
 from ..reading import StateRows, Wanted
 from ..schema import row_schema
 from ..tables import HELD_BYTES
-from .comparing import differences
-from .subjects import declared_in
+from .matching import differences
+from .over_time import declared_in
 
 if TYPE_CHECKING:
     from ..reading import Checkpoint

@@ -1,8 +1,9 @@
-"""A store as notebooks show it."""
+"""A store as notebooks show it, and the savepoints below it as JSON: pins, and those of jobs."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..documents import fault_document, history_document
@@ -11,7 +12,26 @@ from ..pages.html import notebook
 
 if TYPE_CHECKING:
     from ..history import Survey
+    from ..pins import Savepoint
     from ..storage import Storage
+
+
+def savepoints_document(found: Iterable[Savepoint]) -> list[dict[str, Any]]:
+    """Return the savepoints of ``store.pins()``, each with its newest checkpoint."""
+    return [_document(one) for one in found]
+
+
+def _document(one: Savepoint) -> dict[str, Any]:
+    fault = one.fault
+    return {
+        "name": one.name,
+        "url": one.url,
+        "claimed": one.is_claimed,
+        "records": one.checkpoints,
+        "checkpoint": None if one.record is None else history_document(one.record),
+        "fault": None if fault is None else fault_document(fault),
+    }
+
 
 SHOWN: Final = 10
 """How many checkpoints are read and shown."""

@@ -20,8 +20,8 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.graph import JobGraph, Operator, Partitioner, SubtaskSet
 from stateformat.inspecting import CheckpointDiff, StateDiff, diff_checkpoints
-from stateformat.inspecting.diff.graphs import graph_diff
-from stateformat.inspecting.diff.pattern import pattern_of
+from stateformat.inspecting.counting import pattern_of
+from stateformat.inspecting.declarations import graph_diff
 from stateformat.model import (
     AttemptId,
     CheckpointId,

@@ -483,10 +483,10 @@ def test_a_price_is_per_decimal_gigabyte(mixed: Path) -> None:
 
 
 def test_a_store_that_changes_meanwhile_is_read_again(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stateformat.inspecting.sizes import naming
+    from stateformat.inspecting import sizes
 
     store = sf.open(str(mixed))
-    shared, ran = naming._shared, list[int]()
+    shared, ran = sizes._shared, list[int]()
 
     def expire_once(storage: Any) -> Any:
         if not ran:
@@ -494,7 +494,7 @@ def test_a_store_that_changes_meanwhile_is_read_again(mixed: Path, monkeypatch: 
             store.expire(1)
         return shared(storage)
 
-    monkeypatch.setattr(naming, "_shared", expire_once)
+    monkeypatch.setattr(sizes, "_shared", expire_once)
     found = sizes_document(store)
     assert [one["checkpoint_id"] for one in found["checkpoints"]] == [5]
     assert found["garbage"]["stopped"] is None

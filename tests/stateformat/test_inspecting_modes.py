@@ -26,9 +26,8 @@ import pytest
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointError, CheckpointExpired, DamagedCheckpoint, InvalidInput, NotFound
 from stateformat.graph import JobGraph, Operator
-from stateformat.inspecting import StateChanges, metadata_table
-from stateformat.inspecting.comparing import plan, rows as comparing_rows, steps
-from stateformat.inspecting.comparing.rows import equal_values, value_buckets, value_codes
+from stateformat.inspecting import StateChanges, comparing, matching as comparing_rows, metadata_table
+from stateformat.inspecting.matching import equal_values, value_buckets, value_codes
 from stateformat.keys import hash_keys, key_groups
 from stateformat.model import State
 from stateformat.publication import CommitPermit
@@ -523,12 +522,12 @@ def test_what_does_not_fit_in_memory_is_set_aside(
     history: History, monkeypatch: pytest.MonkeyPatch, kind: str, bound: str
 ) -> None:
     newest = max(history.truth)
-    monkeypatch.setattr(steps, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(comparing, "CHUNK_BYTES", 1)
     if bound != "layers":
-        monkeypatch.setattr(plan, "HELD_BYTES", 1)
+        monkeypatch.setattr(comparing, "HELD_BYTES", 1)
     if bound != "group":
         monkeypatch.setattr(comparing_rows, "_SIDE_BYTES", 100)
-        monkeypatch.setattr(plan, "_ABOVE_BYTES", 100)
+        monkeypatch.setattr(comparing, "_ABOVE_BYTES", 100)
     for start, end in ((1, newest), (newest - 1, newest)):
         found = history.store.changes("op", kind, start, end).table().drop_columns(["_checkpoint_id"])
         before, after = (history.rows(kind, at, as_of=end) for at in (start, end))

@@ -204,8 +204,7 @@ def _with_manifest(checkpoint: Checkpoint) -> Checkpoint:
 
 def _entry(step: KeyStep, files: ExitStack, most: int | None) -> Document:
     """One checkpoint at which something happened, with so many changes."""
-    from stateformat.inspecting import CHANGE
-    from stateformat.inspecting.diff import column_changes
+    from stateformat.inspecting import CHANGE, column_changes
 
     from ...kept import Kept
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...keys import hash_keys, mixed_hashes, normalize_key_column
-from ...manifest import Ints
-from ...schema import KEY_GROUP
-from ...segments import one_array, row_key_codes
-from ...tables import HELD_BYTES, Spill, split_by_bucket, take_table
+from ..keys import hash_keys, mixed_hashes, normalize_key_column
+from ..manifest import Ints
+from ..schema import KEY_GROUP
+from ..segments import one_array, row_key_codes
+from ..tables import HELD_BYTES, Spill, split_by_bucket, take_table
 
 CHANGE: Final = pa.field("_change", pa.string(), nullable=False)
 """The column that says what happened to a row: insert, delete, update_before or update_after."""
