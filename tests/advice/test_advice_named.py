@@ -24,8 +24,9 @@ HEARD_BY = {
     "backends/rewrite/transforming.py": ("rewrite",),
     "tools/ckpt/asking.py": ("stop", "savepoint", "rescale", "run"),
     "tools/ckpt/pages.py": ("top", "validate"),
-    "tools/ckpt/programs/": ("explain-restore", "run"),
+    "tools/ckpt/programs.py": ("explain-restore", "run"),
     "tools/ckpt/repartitioned.py": ("rescale",),
+    "tools/ckpt/start_plan.py": ("explain-restore", "run"),
     "tools/ckpt/transforms.py": ("rewrite",),
 }
 """The commands whose users read the sentences of a file, where these are not all."""

@@ -24,7 +24,7 @@ import stateformat as sf
 from stateformat.backends.runtime import JobFailed
 from stateformat.errors import RestoreRefused, StorageError
 from stateformat.tools.ckpt.commands.running import run as command
-from stateformat.tools.ckpt.programs import Reporter
+from stateformat.tools.ckpt.job_reports import Reporter
 from tests.ckpt.ckpt_runs import CKPT, Run, conforms, document, run
 
 JOB = """

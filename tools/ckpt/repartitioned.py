@@ -14,7 +14,7 @@ from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Table,
 from .exit_status import FINE
 from .options import Address, Session
 from .output import Document
-from .proving import proof, show_proved
+from .published import proof, show_proved
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.spark.repartition.plan import RepartitionPlan

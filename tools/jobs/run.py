@@ -34,9 +34,10 @@ from stateformat.backends.spark.sessions import lent_session
 from stateformat.errors import CheckpointError
 from stateformat.tools.ckpt.exit_status import FINE, failure_of
 from stateformat.tools.ckpt.functions import FunctionName
+from stateformat.tools.ckpt.job_reports import Reporter
 from stateformat.tools.ckpt.options import STORAGE_OPTIONS, Address, AddressType, options_for, storage_options
 from stateformat.tools.ckpt.output import complain
-from stateformat.tools.ckpt.programs import JobType, Microseconds, Reporter, dataflow_of, run_options, runtime_options
+from stateformat.tools.ckpt.programs import JobType, Microseconds, dataflow_of, run_options, runtime_options
 from stateformat.words import label
 
 if TYPE_CHECKING:

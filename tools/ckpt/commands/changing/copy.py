@@ -9,8 +9,7 @@ from stateformat.pages.blocks import Facts, Heading, Page
 
 from ...options import Address, AddressType, Session, command
 from ...output import Document
-from ...proving import proof, prove_option, show_proved
-from ._published import Moved, moved_text, source_document, totals_text
+from ...published import Moved, moved_text, proof, prove_option, show_proved, source_document, totals_text
 
 
 @command("copy")

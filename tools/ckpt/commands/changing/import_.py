@@ -14,8 +14,7 @@ from stateformat.words import label
 
 from ...options import Address, AddressType, AgeType, PairType, Session, Whole, command, engine_option
 from ...output import Document
-from ...proving import proof, prove_option, show_proved
-from ._published import CHANGES_SHOWN, changes_facts, published, totals_text
+from ...published import CHANGES_SHOWN, changes_facts, proof, prove_option, published, show_proved, totals_text
 
 if TYPE_CHECKING:
     from stateformat.backends.importing import Imported

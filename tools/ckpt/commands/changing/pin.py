@@ -8,7 +8,7 @@ from stateformat.pages.blocks import Facts, Heading, Page
 
 from ...options import Address, Session, command
 from ...output import Document
-from ._published import Moved, moved_text, source_document, totals_text
+from ...published import Moved, moved_text, source_document, totals_text
 
 
 @command("pin")

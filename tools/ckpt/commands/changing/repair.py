@@ -17,7 +17,7 @@ from stateformat.words import label
 from ...exit_status import FINE, PROBLEMS
 from ...options import Address, AddressType, Session, command
 from ...output import Document
-from ._published import published, published_page
+from ...published import published, published_page
 
 if TYPE_CHECKING:
     from stateformat.findings import Finding

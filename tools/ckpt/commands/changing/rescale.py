@@ -21,9 +21,8 @@ from ...options import (
     per_operator,
 )
 from ...pages import restore_page
-from ...proving import proof, prove_option, show_proved
+from ...published import proof, prove_option, published, published_page, show_proved
 from ...repartitioned import rescale_foreign
-from ._published import published, published_page
 
 
 @command("rescale")

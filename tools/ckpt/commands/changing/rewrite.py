@@ -25,9 +25,8 @@ from ...options import (
     per_operator,
 )
 from ...output import Document
-from ...proving import proof, prove_option, show_proved
+from ...published import proof, prove_option, published, published_page, show_proved
 from ...transforms import TransformName, renames_of, transform_options, transforms_of
-from ._published import published, published_page
 
 if TYPE_CHECKING:
     from stateformat.backends.rewrite import TransformedRows

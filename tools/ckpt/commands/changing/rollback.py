@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...options import Address, AddressType, Session, command, other_store
-from ._published import published, published_page
+from ...published import published, published_page
 
 
 @command("rollback", checkpoint="always")

@@ -113,7 +113,8 @@ def _of_program(
     from stateformat.errors import NotFound
     from stateformat.history import NO_RECORDS
 
-    from ...programs import dataflow_of, start_document
+    from ...programs import dataflow_of
+    from ...start_plan import start_document
 
     def start_spark() -> object:
         from stateformat.backends.spark.sessions import lent_session

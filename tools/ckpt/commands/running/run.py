@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stateformat.store import CheckpointStore
 
     from ...functions import FunctionName
-    from ...programs import Reporter
+    from ...job_reports import Reporter
 
 
 @command("run", checkpoint="never", pandas=True, behind="job")
@@ -57,7 +57,7 @@ def run(
     from stateformat.backends.local import LocalRuntime
     from stateformat.errors import CheckpointError
 
-    from ...programs import Reporter, outcome_document
+    from ...job_reports import Reporter, outcome_document
 
     reporter = Reporter(progress, "ckpt")
     store: CheckpointStore | None = None

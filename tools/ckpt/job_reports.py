@@ -27,8 +27,8 @@ from stateformat.backends.runtime import (
 from stateformat.errors import RestoreRefused, StorageError
 from stateformat.words import label
 
-from ..exit_status import FINE, PROBLEMS, TERMINATED, UNAVAILABLE, Failure, failure_of, in_options, interrupted
-from ..output import complain
+from .exit_status import FINE, PROBLEMS, TERMINATED, UNAVAILABLE, Failure, failure_of, in_options, interrupted
+from .output import complain
 
 
 class Reporter:

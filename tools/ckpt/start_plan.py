@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
     from stateformat.store import CheckpointStore
 
-    from ..functions import FunctionName
-    from ..output import Document
+    from .functions import FunctionName
+    from .output import Document
+
 
 T = TypeVar("T")
 _LIBRARIES = ("stateformat", "pyarrow", "numpy", "contextlib")
