@@ -5,6 +5,7 @@ Nothing here loops over strings in Python.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +25,40 @@ it.
 """
 
 
+def at_every_byte(data: Octets, dtype: str) -> npt.NDArray[Any]:
+    """Return the value of ``dtype`` that begins at every byte of ``data``, without a copy."""
+    kind = np.dtype(dtype)
+    return np.ndarray((max(len(data) - kind.itemsize + 1, 0),), kind, np.ascontiguousarray(data), strides=(1,))
+
+
+def ramp(counts: Positions) -> Positions:
+    """Return 0 … counts[0] − 1, 0 … counts[1] − 1, and so on, in one array."""
+    total = int(counts.sum())
+    first = np.cumsum(counts) - counts
+    return np.arange(total, dtype=np.int64) - np.repeat(first, counts)
+
+
+def cut(sizes: npt.NDArray[Any], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut items of these sizes into ranges of about ``limit`` together, at least one item each."""
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(ends):
+        before = ends[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + limit, "right")))
+        yield first, last
+        first = last
+
+
+def saturated_microseconds(milliseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return ms as µs; values out of range become the least or the greatest."""
+    limits = np.iinfo(np.int64)
+    most = limits.max // 1000
+    found = np.clip(milliseconds, -most, most) * 1000
+    found[milliseconds > most] = limits.max
+    found[milliseconds < -most] = limits.min
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ByteStrings:
     """Byte strings within one buffer, in order; they may overlap, repeat and leave gaps."""
@@ -32,8 +67,28 @@ class ByteStrings:
     start: Positions
     length: Positions
 
+    @classmethod
+    def joined(cls, parts: Sequence[ByteStrings]) -> ByteStrings:
+        """Return all strings of the parts, over one buffer; none without parts."""
+        shifts = np.cumsum([0, *(len(part.data) for part in parts)])
+        start = [part.start + shift for part, shift in zip(parts, shifts, strict=False)]
+        return cls(
+            np.concatenate([np.zeros(0, np.uint8), *(part.data for part in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *start]),
+            np.concatenate([np.zeros(0, np.int64), *(part.length for part in parts)]),
+        )
+
     def __len__(self) -> int:
         return len(self.start)
+
+    def slice(self, first: int, stop: int) -> ByteStrings:
+        """Return the strings ``first`` … ``stop`` − 1."""
+        return ByteStrings(self.data, self.start[first:stop], self.length[first:stop])
+
+    def bytes(self, at: int) -> bytes:
+        """Return one string."""
+        start = int(self.start[at])
+        return self.data[start : start + int(self.length[at])].tobytes()
 
     def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> ByteStrings:
         """Return some of them, by index or mask; the buffer is shared."""
@@ -48,12 +103,37 @@ class ByteStrings:
 
         No string may be too short for it: check lengths first.
         """
-        kind = np.dtype(dtype)
+        found: npt.NDArray[Any] = at_every_byte(self.data, dtype)[self.start + offset]
+        return found
+
+    def wide(self, width: int) -> Octets:
+        """Return numbers of at most ``width`` bytes, big-endian in two's complement, as rows of
+        little-endian ones; 0 for no bytes.
+        """
+        data, some = np.ascontiguousarray(self.data), self.length > 0
+        sign = np.zeros(len(self), np.uint8)
+        sign[some] = np.where(data[self.start[some]] >= 0x80, 0xFF, 0)
+        found = np.repeat(sign, width).reshape(-1, width)
+        lane, place = np.repeat(np.arange(len(self)), self.length), ramp(self.length)
+        found[lane, self.length[lane] - 1 - place] = data[self.start[lane] + place]
+        return found
+
+    def tight(self) -> Octets:
+        """Return the bytes of strings that lie one after another, without a copy."""
         if not len(self):
-            return np.zeros(0, kind)
-        # A view of the buffer with a value beginning at every byte: one gather, no copies.
-        every = np.ndarray((len(self.data) - kind.itemsize + 1,), kind, np.ascontiguousarray(self.data), strides=(1,))
-        return every[self.start + offset]
+            return np.zeros(0, np.uint8)
+        return self.data[int(self.start[0]) : int(self.start[-1] + self.length[-1])]
+
+    def packed(self) -> Octets:
+        """Return the bytes of all, one after another, in a buffer of their own."""
+        width = int(self.length[0]) if len(self) else 0
+        if width and (self.length == width).all():
+            # As items of one width at every byte: one copy for each.
+            items: Octets = at_every_byte(self.data, f"V{width}")[self.start].view(np.uint8)
+            return items
+        # Arrow's offsets have 32 bits.
+        pieces = [from_arrow(self.slice(*some).to_arrow()).tight() for some in cut(self.length, 1 << 30)]
+        return np.concatenate([np.zeros(0, np.uint8), *pieces])
 
     def to_arrow(self) -> pa.Array:
         """Return them as an Arrow ``binary`` array, copied into a buffer of its own."""
@@ -99,14 +179,14 @@ def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
         padded = data
         if int(start.max()) + 12 > len(data):
             padded = np.concatenate([data, np.zeros(12, np.uint8)])
-        low = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))[start] & _LOW[length]
-        high = np.ndarray((len(padded) - 3,), "<u4", padded, strides=(1,))[start + 8] & _HIGH[length]
+        low = at_every_byte(padded, "<u8")[start] & _LOW[length]
+        high = at_every_byte(padded, "<u4")[start + 8] & _HIGH[length]
         views[chosen, 1:3] = low.view(np.int32).reshape(-1, 2)
         views[chosen, 3] = high.view(np.int32)
     # Buffers of a view are addressed with 32 bits.
     if longer.any():
         start = strings.start[longer]
-        views[longer, 1] = np.ndarray((len(data) - 3,), "<i4", data, strides=(1,))[start]
+        views[longer, 1] = at_every_byte(data, "<i4")[start]
         views[longer, 2] = start >> 30
         views[longer, 3] = start & ((1 << 30) - 1)
         crossing = int(start.max()) >> 30

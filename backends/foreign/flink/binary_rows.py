@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
-from ..byte_strings import ByteStrings, Positions
+from ..byte_strings import ByteStrings, Positions, ramp
 from .compound import ROW_KINDS, list_offsets, refuse_kinds
-from .lanes import Lanes, Serializer, gathered, ramp, scattered, struct
+from .lanes import Lanes, Serializer, gathered, scattered, struct
 from .scalars import microseconds, refused
 from .sql_types import Logical, raw_within
 
@@ -203,11 +203,7 @@ def long_decimals(kind: Logical, found: ByteStrings, place: Lanes) -> pa.Array:
     wrong = (found.length < 1) | (found.length > 16)
     if wrong.any():
         at.damaged(int(np.flatnonzero(wrong)[0]), "a decimal does not have 1 to 16 bytes")
-    data = np.ascontiguousarray(found.data)
-    wide = np.repeat(np.where(data[found.start] >= 0x80, 0xFF, 0).astype(np.uint8), 16).reshape(-1, 16)
-    lane, place_ = np.repeat(np.arange(len(found)), found.length), ramp(found.length)
-    wide[lane, found.length[lane] - 1 - place_] = data[found.start[lane] + place_]
-    return _checked(kind, wide, at)
+    return _checked(kind, found.wide(16), at)
 
 
 def _checked(kind: Logical, wide: npt.NDArray[np.generic], place: Lanes) -> pa.Array:

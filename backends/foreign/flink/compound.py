@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
-from ..byte_strings import ByteStrings, Positions
-from .lanes import Lanes, Opaque, Present, Serializer, ramp, scattered, struct
+from ..byte_strings import ByteStrings, Positions, ramp
+from .lanes import Lanes, Opaque, Present, Serializer, scattered, struct
 from .scalars import CHARACTER, to_utf8
 
 

@@ -25,7 +25,7 @@ from stateformat.model import State
 from stateformat.schema import segment_schema
 from stateformat.states import broadcast_state, coordinator_state, even_split_state, union_state
 
-from ..byte_strings import ByteStrings, Positions
+from ..byte_strings import ByteStrings, Positions, cut
 from ..framing import snappy_streams_decode
 from ..limits import ENTRIES, check
 from ..source import Note, Part
@@ -131,16 +131,11 @@ class OperatorReader:
         if found is None or not len(found.offsets):
             return
         ends = self._ends(found.offsets)
-        total = np.cumsum(ends - found.offsets)
-        at = 0
-        while at < len(total):
-            before = int(total[at - 1]) if at else 0
-            stop = max(at + 1, int(np.searchsorted(total, before + _RANGE_BYTES, "right")))
+        for at, stop in cut(ends - found.offsets, _RANGE_BYTES):
             entries = self._read(found.offsets[at:stop], ends[at:stop])
             batch = self._batch(form, found.mode, entries)
             if batch.num_rows:
                 yield batch
-            at = stop
 
     def rows(self, form: OperatorForm) -> int:
         """Count the entries of a state."""

@@ -27,12 +27,12 @@ import pyarrow as pa
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind
 
-from ..byte_strings import Octets, Positions
+from ..byte_strings import Octets, Positions, cut
 from ..cursor import Cursor
 from ..framing import damaged, snappy_streams_decode
 from ..sst.blocks import ReadRange
 from ..sst.merge import merged
-from ..sst.table import Counter, Table, batches, open_table, read_run
+from ..sst.table import Counter, Table, open_table, read_run
 from .compound import Timer, element_lanes
 from .headers import KEYED_VERSION, TIMERS
 from .lanes import Lanes, Serializer
@@ -125,13 +125,8 @@ class Extents:
 
     def ranges(self, limit: int = RANGE_BYTES) -> Iterator[Extents]:
         """Cut them into ranges of about ``limit`` bytes, at least one key group each."""
-        total = np.cumsum(self.end - self.start)
-        at = 0
-        while at < len(total):
-            before = int(total[at - 1]) if at else 0
-            stop = max(at + 1, int(np.searchsorted(total, before + limit, "right")))
+        for at, stop in cut(self.end - self.start, limit):
             yield self.take(np.arange(at, stop))
-            at = stop
 
     def read(self, place: Place) -> tuple[Octets, Positions, Positions]:
         """Read them. Returns one buffer with ``PADDING`` at its end, and where each begins and ends
@@ -438,7 +433,7 @@ class Database:
         for tables in self.tables.values():
             for table in tables:
                 counted = Counter(table)
-                for first, last in batches(table, BLOCKS_BYTES):
+                for first, last in cut(table.blocks.size, BLOCKS_BYTES):
                     counted.add(read_run([(table, first, last)]).stamp)
                     if progress is not None:
                         progress(int(table.blocks.size[first:last].sum()))
@@ -457,14 +452,8 @@ class Database:
             group = table.separator_prefixes(self.prefix)
             inside = (group >= first) & (group <= last)
             np.add.at(sizes, group[inside] - first, table.blocks.size[inside])
-        ends = np.cumsum(sizes)
-        low = first
-        while low <= last:
-            before = int(ends[low - first - 1]) if low > first else 0
-            high = first + int(np.searchsorted(ends, before + BLOCKS_BYTES, "right")) - 1
-            high = min(max(high, low), last)
-            yield low, high
-            low = high + 1
+        for low, stop in cut(sizes, BLOCKS_BYTES):
+            yield first + low, first + stop - 1
 
 
 def open_database(sources: Iterable[TableSource], prefix: int, first_group: int, last_group: int) -> Database:

@@ -18,16 +18,9 @@ import pyarrow as pa
 
 from stateformat.errors import DamagedCheckpoint
 
-from ..byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions, at_every_byte
 
 Chosen: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.bool_]"
-
-
-def ramp(counts: Positions) -> Positions:
-    """Return 0 … counts[0] − 1, 0 … counts[1] − 1, and so on, in one array."""
-    total = int(counts.sum())
-    first = np.cumsum(counts) - counts
-    return np.arange(total, dtype=np.int64) - np.repeat(first, counts)
 
 
 def gathered(data: Octets, position: Positions, dtype: str) -> npt.NDArray[Any]:
@@ -39,10 +32,7 @@ def gathered(data: Octets, position: Positions, dtype: str) -> npt.NDArray[Any]:
     kind = np.dtype(dtype)
     if kind.itemsize == 1:
         return data[position].view(kind)
-    if not len(position):
-        return np.zeros(0, kind.newbyteorder("="))
-    every = np.ndarray((len(data) - kind.itemsize + 1,), kind, data, strides=(1,))
-    return every[position].astype(kind.newbyteorder("="), copy=False)
+    return at_every_byte(data, dtype)[position].astype(kind.newbyteorder("="), copy=False)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.documents import hexadecimal
 from stateformat.errors import InvalidInput
 from stateformat.keys import check_key_types
 from stateformat.model import State
@@ -33,10 +34,10 @@ from stateformat.schema import segment_schema
 from stateformat.states import Columns, list_state, map_state, timers, value_state
 from stateformat.ttl import NO_TIME_US, TTL_COLUMN
 
-from ..byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions, ramp, saturated_microseconds
 from ..source import Note
 from .compound import element_lanes
-from .lanes import Lanes, Serializer, ramp, scattered
+from .lanes import Lanes, Serializer, scattered
 from .walk import Entries
 
 TTL: Final = TTL_COLUMN
@@ -250,7 +251,7 @@ def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
     columns: dict[str, Any] = {"_key_group": pa.array(rows.groups, pa.int32()), "key": rows.key}
     values = rows.values
     if rows.milliseconds is not None:
-        columns["_timestamp"] = pa.array(_microseconds(rows.milliseconds))
+        columns["_timestamp"] = pa.array(saturated_microseconds(rows.milliseconds))
         columns["_tag"] = rows.tag
     spaced = form.parts.namespace is not None and not form.whole_key
     if rows.counts is not None and form.parts.layout is Layout.LIST and spaced:
@@ -262,9 +263,7 @@ def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
         if rows.namespace is not None:
             rows.namespace = rows.namespace.take(repeated)
         if form.parts.layout is Layout.LIST:
-            first = np.cumsum(rows.counts) - rows.counts
-            place = np.arange(int(rows.counts.sum())) - np.repeat(first, rows.counts)
-            columns["_index"] = pa.array(place)
+            columns["_index"] = pa.array(ramp(rows.counts))
     if rows.rest is not None:
         columns["_map_key"] = rows.rest
     elif rows.map_key is not None or rows.namespace is not None:
@@ -273,7 +272,7 @@ def batch_of(form: Form, rows: Rows) -> pa.RecordBatch:
         if is_ttl(values.type) and TTL in form.schema.names:
             fields = dict(zip([field.name for field in values.type], values.flatten(), strict=True))
             # If there is no value, there is no time.
-            micros = _microseconds(pc.fill_null(fields[TTL], _NO_TIME_MS).to_numpy(zero_copy_only=False))
+            micros = saturated_microseconds(pc.fill_null(fields[TTL], _NO_TIME_MS).to_numpy(zero_copy_only=False))
             columns |= {"value": fields["value"], TTL: pa.array(np.maximum(micros, NO_TIME_US), pa.timestamp("us"))}
         else:
             columns["value"] = values
@@ -297,21 +296,11 @@ def _map_key(namespace: pa.Array | None, map_key: pa.Array | None) -> pa.Array:
     return pa.StructArray.from_arrays([namespace, map_key], ["namespace", "key"])
 
 
-def _microseconds(milliseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return ms as µs; values out of range become the least or the greatest."""
-    limits = np.iinfo(np.int64)
-    most = limits.max // 1000
-    found = np.clip(milliseconds, -most, most) * 1000
-    found[milliseconds > most] = limits.max
-    found[milliseconds < -most] = limits.min
-    return found
-
-
 def tags(name: str, namespace: pa.Array | None, raw: ByteStrings | None, count: int) -> pa.Array:
     """Return ``_tag`` of timers: ``event/SERVICE`` or ``processing/SERVICE``, and the namespace."""
     label = name.removeprefix(TIMER_STATES).replace("_", "/", 1)
     if raw is not None:
-        text = _hex(raw)
+        text = hexadecimal(raw.to_arrow())
     elif namespace is None:
         return pa.repeat(pa.scalar(label), count)
     elif is_window(namespace.type):
@@ -320,18 +309,6 @@ def tags(name: str, namespace: pa.Array | None, raw: ByteStrings | None, count: 
     else:
         text = namespace.cast(pa.string())
     return pc.binary_join_element_wise(pa.scalar(label), text, "/", null_handling="replace", null_replacement="null")
-
-
-def _hex(strings: ByteStrings) -> pa.Array:
-    """Return byte strings as hexadecimal digits."""
-    plain = strings.to_arrow()
-    offsets = np.frombuffer(plain.buffers()[1], np.int32, len(plain) + 1)
-    octets = np.frombuffer(plain.buffers()[2] or b"", np.uint8)[: offsets[-1]]
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text = np.stack([digits[octets >> 4], digits[octets & 15]], 1).reshape(-1)
-    return pa.Array.from_buffers(
-        pa.string(), len(plain), [None, pa.py_buffer(offsets * np.int32(2)), pa.py_buffer(text)]
-    )
 
 
 def taken_raw(serializer: Serializer, lanes: Lanes) -> ByteStrings:

@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
-from ..byte_strings import ByteStrings, Octets, Positions
-from .lanes import Lanes, Present, Serializer, ramp, struct
+from ..byte_strings import ByteStrings, Octets, Positions, cut
+from .lanes import Lanes, Present, Serializer, struct
 
 
 class Number(Serializer):
@@ -148,7 +148,6 @@ def _unscaled(lanes: Lanes) -> tuple[Positions, ByteStrings]:
 
 def _written(code: Positions, octets: ByteStrings, scale: Positions) -> pa.Array:
     """Write numbers as text, those of one scale and width together: usually there are few such."""
-    data = np.ascontiguousarray(octets.data)
     length = octets.length
     width = np.where(length <= 15, 16, np.where(length <= 31, 32, 0))
     width[(scale < -38) | (scale > 38)] = 0
@@ -160,7 +159,9 @@ def _written(code: Positions, octets: ByteStrings, scale: Positions) -> pa.Array
     for group in np.unique(groups[present & (width > 0)]).tolist():
         chosen = np.flatnonzero(groups == group)
         wide = group // 1024
-        numbers = _extended(data, octets.start[chosen], length[chosen], code[chosen], wide)
+        numbers = octets.take(chosen).wide(wide)
+        small = length[chosen] == 0
+        numbers[small, 0] = _SMALL[code[chosen][small]]
         make = pa.decimal128 if wide == 16 else pa.decimal256
         kind = make(38 if wide == 16 else 76, group % 1024 - 512)
         array = pa.Array.from_buffers(kind, len(chosen), [None, pa.py_buffer(numbers)])
@@ -171,31 +172,14 @@ def _written(code: Positions, octets: ByteStrings, scale: Positions) -> pa.Array
     rare = np.flatnonzero(present & (width == 0))
     if len(rare):
         pieces.append(
-            pa.array([_one(data, octets, int(code[i]), int(scale[i]), i) for i in rare.tolist()], pa.string())
+            pa.array([_one(octets.bytes(i), int(code[i]), int(scale[i])) for i in rare.tolist()], pa.string())
         )
         source[rare] = done + np.arange(len(rare))
     written = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
     return written.take(pa.array(source, mask=~present))
 
 
-def _extended(
-    data: npt.NDArray[np.uint8], start: Positions, length: Positions, code: Positions, wide: int
-) -> npt.NDArray[np.uint8]:
-    """Return numbers as little-endian two's complement of ``wide`` bytes each."""
-    negative = np.zeros(len(start), np.bool_)
-    some = length > 0
-    negative[some] = data[start[some]] >= 0x80
-    numbers = np.repeat(np.where(negative, 0xFF, 0).astype(np.uint8), wide).reshape(-1, wide)
-    lane = np.repeat(np.arange(len(start)), length)
-    place = ramp(length)
-    numbers[lane, length[lane] - 1 - place] = data[start[lane] + place]
-    numbers[~some, 0] = _SMALL[code[~some]]
-    return numbers
-
-
-def _one(data: npt.NDArray[np.uint8], octets: ByteStrings, code: int, scale: int, lane: int) -> str:
-    start = int(octets.start[lane])
-    raw = data[start : start + int(octets.length[lane])].tobytes()
+def _one(raw: bytes, code: int, scale: int) -> str:
     number = int.from_bytes(raw, "big", signed=True) if raw else int(_SMALL[code])
     # Through decimal: Python limits its own conversion from large integers to text.
     value = decimal.Decimal(number)
@@ -308,25 +292,21 @@ def _skip_numbers(lanes: Lanes, units: Positions) -> None:
 
 def _decoded(lanes: Lanes, units: Positions) -> pa.Array:
     """Decode strings that are not ASCII, in blocks."""
-    first, pieces = 0, []
-    room = np.cumsum(units)
-    while first < len(units):
-        taken = int(room[first - 1]) if first else 0
-        last = max(int(np.searchsorted(room, taken + _BLOCK, "right")), first + 1)
+    pieces = []
+    for first, last in cut(units, _BLOCK):
         chosen = np.arange(first, last)
         sub = lanes.take(chosen)
         begin = sub.position.copy()
         _skip_numbers(sub, units[first:last])
         lanes.put(chosen, sub)
         pieces.append(to_utf8(_units(lanes.data, begin, sub), units[first:last], lanes.at(begin, sub.end)))
-        first = last
     return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
 
 
 def _units(data: Octets, begin: Positions, behind: Lanes) -> npt.NDArray[np.uint16]:
     """Return the numbers in the bytes from ``begin`` to the lanes' positions, in one array."""
     sizes = behind.position - begin
-    octets = np.frombuffer(ByteStrings(data, begin, sizes).to_arrow().buffers()[2] or b"", np.uint8)[: sizes.sum()]
+    octets = ByteStrings(data, begin, sizes).packed()
     last = np.flatnonzero(octets < 0x80)
     width = np.diff(last, prepend=-1)
     value = octets[last].astype(np.uint32)

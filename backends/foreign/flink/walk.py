@@ -17,14 +17,14 @@ an i16 follows the entry, the number of the next state or −1 for the end of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 
-from ..byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions, at_every_byte
 
 PADDING: Final = 16
 """Bytes that must follow the last key group in a buffer, so that reads need no check."""
@@ -73,7 +73,7 @@ class Frames:
         every = len(chosen) == len(self.state)
         entry = self.entry if every else self.entry[_ranges(self.first[chosen], counts)]
         data = self.data
-        words = _view(data, ">i4")
+        words = at_every_byte(data, ">i4")
         key_length = words[entry].astype(np.int64)
         value = entry + key_length
         value += 4
@@ -128,7 +128,7 @@ class _Finder:
     ) -> None:
         self.data, self.groups, self.end, self.prefix = data, groups, end, prefix
         self.where, self.open_end = where, open_end
-        self.words, self.halves = _view(data, ">i4"), _view(data, ">i2")
+        self.words, self.halves = at_every_byte(data, ">i4"), at_every_byte(data, ">i2")
         self.lead = (groups >> 8 if prefix == 2 else groups).astype(np.uint8)
 
     def find(self, start: Positions) -> Frames:
@@ -422,12 +422,6 @@ class _Lanes:
             found[place[lanes]] = at
             place[lanes] += 1
         return np.repeat(self.which, counts), found
-
-
-def _view(data: Octets, dtype: str) -> npt.NDArray[Any]:
-    """Return the number at every byte of ``data``, without a copy."""
-    width = np.dtype(dtype).itemsize
-    return np.ndarray((len(data) - width + 1,), dtype, data, strides=(1,))
 
 
 def _ranges(first: Positions, counts: Positions) -> Positions:

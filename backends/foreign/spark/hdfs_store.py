@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,7 +24,7 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.storage import ObjectInfo, Storage
 
-from ..byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions, at_every_byte, ramp
 from ..framing import crc32c, damaged, spark_decode
 from ..limits import Decoded
 from ..source import Level
@@ -56,9 +55,7 @@ class _Hops:
     """The steps of all lanes over one buffer, which contains several chains one after another."""
 
     def __init__(self, data: Octets, ends: Positions, may_delete: _Flags, gap: int) -> None:
-        self.sizes: npt.NDArray[np.int32] = np.ndarray(
-            max(0, len(data) - 3), ">i4", np.ascontiguousarray(data), 0, (1,)
-        )
+        self.sizes: npt.NDArray[np.int32] = at_every_byte(data, ">i4")
         self.ends = ends
         """Where each chain ends, which is after its end mark."""
         self.may_delete = may_delete
@@ -177,7 +174,7 @@ def _guess(
     if total <= len(firsts):
         return begins[firsts], firsts
     chain = np.repeat(firsts, counts)
-    index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = ramp(counts)
     aim = begins[chain] + index * lane
     inner = index > 0
     chain, aim = chain[inner], aim[inner]
@@ -398,8 +395,7 @@ def files(store: Store, partition: int, listing: Listing) -> list[ObjectInfo]:
 def entries(folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo]) -> Entries:  # noqa: ARG001
     """Read a partition whole: its live entries, each key once."""
     if not files:
-        nothing = ByteStrings(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return Entries(nothing, nothing)
+        return Entries(ByteStrings.joined(()), ByteStrings.joined(()))
     paths = [item.path for item in files]
     decoded = Decoded(sum(item.size_bytes for item in files))
     contents = [spark_decode(store.codec, read_whole(folder, item), item.path, decoded) for item in files]
@@ -436,37 +432,12 @@ def problems(
     return ()
 
 
-def _join(parts: list[ByteStrings]) -> ByteStrings:
-    """Join strings row by row: row i is the i-th string of every part, one after another."""
-    count = len(parts[0])
-    data = np.concatenate([part.data for part in parts])
-    offsets = np.cumsum([0] + [len(part.data) for part in parts])
-    starts = np.stack([part.start + at for part, at in zip(parts, offsets[:-1], strict=True)], axis=1).reshape(-1)
-    lengths = np.stack([part.length for part in parts], axis=1).reshape(-1)
-    whole = gather(ByteStrings(data, starts, lengths))
-    ends = np.cumsum(lengths.reshape(count, len(parts)).sum(axis=1))
-    return ByteStrings(whole, ends - np.diff(ends, prepend=0), np.diff(ends, prepend=0))
-
-
-def gather(strings: ByteStrings) -> npt.NDArray[np.uint8]:
-    """Return the strings' bytes one after another."""
-    total = int(strings.length.sum())
-    pieces = []
-    # Arrow's offsets have 32 bits.
-    rounds = np.searchsorted(np.cumsum(strings.length), np.arange(0, total, 1 << 30), "left").tolist()
-    bounds = [*dict.fromkeys([0, *rounds]), len(strings)]
-    for first, stop in pairwise(bounds):
-        some = ByteStrings(strings.data, strings.start[first:stop], strings.length[first:stop]).to_arrow()
-        if len(some) and some.buffers()[2] is not None:
-            ends = np.frombuffer(some.buffers()[1], np.int32, len(some) + 1, some.offset * 4)
-            pieces.append(np.frombuffer(some.buffers()[2], np.uint8)[int(ends[0]) : int(ends[-1])])
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
-
-
 def _row_checksums(keys: ByteStrings, values: ByteStrings) -> npt.NDArray[np.uint32]:
     """Return the CRC-32C of each key and value together."""
-    rows = _join([keys, values])
-    return crc32c(rows.data, rows.length)
+    # Each value behind its key.
+    by_turns = np.arange(2 * len(keys)).reshape(2, -1).T.reshape(-1)
+    rows = ByteStrings.joined((keys, values)).take(by_turns).packed()
+    return crc32c(rows, keys.length + values.length)
 
 
 def _checked(chain: Chain, ends: Positions, paths: list[str]) -> Chain:
@@ -524,7 +495,7 @@ def _shared_hash(keys: ByteStrings) -> npt.NDArray[np.bool_]:
         return found
     mixed = keys.length.astype(np.uint64) * _PRIMES[0]
     words = keys.length >> 3
-    view: npt.NDArray[np.uint64] = np.ndarray(max(0, len(keys.data) - 7), "<u8", keys.data, 0, (1,))
+    view: npt.NDArray[np.uint64] = at_every_byte(keys.data, "<u8")
     # The first words, and the last: the bytes between are left to the exact comparison.
     for word in range(min(int(words.max()), _HASHED_WORDS)):
         places = keys.start + 8 * word

@@ -27,7 +27,7 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 from stateformat.storage import ObjectInfo, Storage
 
-from ..byte_strings import ByteStrings, Octets
+from ..byte_strings import ByteStrings, Octets, ramp
 from ..framing import damaged, json_value, modified_utf8, spark_decode
 from ..limits import SMALL_BYTES, ZIP_ENTRIES, Decoded, check
 from ..source import Level
@@ -353,8 +353,7 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
     encoder = encoder_of(store)
     place = store.folder(partition)
     if not files:
-        nothing = ByteStrings(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return Entries(nothing, nothing)
+        return Entries(ByteStrings.joined(()), ByteStrings.joined(()))
     zips, logs = _chain(folder, store, files)
     snapshot = read_snapshot(folder, zips) if zips else None
     prefix = _family_prefix(store, snapshot, place)
@@ -415,10 +414,9 @@ def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
         return [*keys, *decode_rows(entries.values, store.schema.value, path)]
     counts, rows = split_values(store, stored(store, entries).keys, entries.values, path)
     repeated = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(len(repeated)) - (np.cumsum(counts) - counts)[repeated]
     return [
         *(column.take(repeated) for column in keys),
-        pa.array(place, pa.int64()),
+        pa.array(ramp(counts)),
         *decode_rows(rows, store.schema.value, path),
     ]
 
@@ -495,29 +493,14 @@ def _applied(
             raise damaged(changes.path, "a key is shorter than the number of its column family")
         chosen = changes.key.fixed(0, "<u2") == int.from_bytes(prefix, "little")
     numbers = np.arange(sequence, sequence + len(chosen), dtype=np.uint64)
-    found = list(stones)
-    for at in np.flatnonzero(changes.kind == DELETE_RANGE).tolist():
-        start, end = (_bytes(strings, at) for strings in (changes.key, changes.value))
-        found.append(Tombstone(start, end, int(numbers[at])))
+    ranges = np.flatnonzero(changes.kind == DELETE_RANGE).tolist()
+    found = [*stones, *(Tombstone(changes.key.bytes(at), changes.value.bytes(at), int(numbers[at])) for at in ranges)]
     chosen &= changes.kind != DELETE_RANGE
     kinds = np.zeros(256, np.uint64)
     kinds[PUT], kinds[MERGE], kinds[DELETE] = _PUT, _MERGE, _DELETE
     stamp = numbers[chosen] << np.uint64(8) | kinds[changes.kind[chosen]]
     key, value = (
-        _joined(*pair) for pair in ((run.key, changes.key.take(chosen)), (run.value, changes.value.take(chosen)))
+        ByteStrings.joined(pair)
+        for pair in ((run.key, changes.key.take(chosen)), (run.value, changes.value.take(chosen)))
     )
     return Run(key, np.concatenate([run.stamp, stamp]), value), found
-
-
-def _bytes(strings: ByteStrings, at: int) -> bytes:
-    start = int(strings.start[at])
-    return strings.data[start : start + int(strings.length[at])].tobytes()
-
-
-def _joined(first: ByteStrings, second: ByteStrings) -> ByteStrings:
-    shift = len(first.data)
-    return ByteStrings(
-        np.concatenate([first.data, second.data]),
-        np.concatenate([first.start, second.start + shift]),
-        np.concatenate([first.length, second.length]),
-    )

@@ -29,6 +29,7 @@ from stateformat.model import (
 )
 from stateformat.storage import ObjectInfo, Storage
 
+from ..byte_strings import cut
 from ..framing import damaged
 from ..limits import ENTRIES, check as check_limit
 from ..source import Level, Note, Opened, Part, Progress
@@ -371,15 +372,10 @@ class SparkSource:
         """Yield entries and what they decode to: columns by Spark's schema, some rows at once."""
         store, _, _ = self._of(part)
         entries, path = self.entries(part), part.path or store.folder(part.subtask or 0)
-        sizes = np.cumsum(entries.keys.length + np.maximum(entries.values.length, 0))
-        start = 0
-        while start < len(sizes):
-            before = int(sizes[start - 1]) if start else 0
-            stop = int(np.searchsorted(sizes, before + _BATCH_BYTES, "right"))
-            stop = min(max(stop, start + 1), start + _BATCH_ROWS)
-            some = entries.slice(start, stop)
-            yield some, self.reader.columns(store, some, path)
-            start = stop
+        for first, last in cut(entries.keys.length + np.maximum(entries.values.length, 0), _BATCH_BYTES):
+            for start in range(first, last, _BATCH_ROWS):
+                some = entries.slice(start, min(start + _BATCH_ROWS, last))
+                yield some, self.reader.columns(store, some, path)
 
     def read(
         self, part: Part, first_group: int | None = None, last_group: int | None = None

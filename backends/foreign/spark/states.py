@@ -26,6 +26,7 @@ from stateformat.model import Mode, State, TimerClock
 from stateformat.schema import segment_schema
 from stateformat.states import list_state, map_state, timers, value_state
 
+from ..byte_strings import saturated_microseconds
 from ..framing import damaged
 from ..source import Note
 from .logs import OperatorInfo, StoreInfo
@@ -385,20 +386,13 @@ class StateShape:
         if self.kind == "list":
             own, rest = rest, []
         elif self.kind == "timers":
-            own, rest, values = [_microseconds(rest[0]), pa.array([self.tag] * rows, pa.string())], [], []
+            moments = saturated_microseconds(rest[0].to_numpy(zero_copy_only=False))
+            own, rest, values = [pa.array(moments), pa.array([self.tag] * rows, pa.string())], [], []
         if len(rest) > 1:
             rest = [pa.Array.from_buffers(schema.field("_map_key").type, rows, [None], children=rest)]
         made = [pa.array(np.full(rows, group, np.int32)), *own, *keys, *rest, *values]
         fitted = [_fit(column, field.type) for column, field in zip(made, schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitted, schema=schema)
-
-
-def _microseconds(column: pa.Array) -> pa.Array:
-    """Return ms as µs; values out of range become the greatest or least of the range."""
-    moments = column.to_numpy(zero_copy_only=False)
-    most = (2**63 - 1) // 1000
-    beyond = np.where(moments > 0, 2**63 - 1, -(2**63))
-    return pa.array(np.where(np.abs(moments) > most, beyond, np.clip(moments, -most, most) * 1000))
 
 
 def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateShape:

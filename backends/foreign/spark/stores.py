@@ -40,7 +40,7 @@ class Entries(NamedTuple):
 
     def slice(self, start: int, stop: int) -> Entries:
         """Return the entries ``start`` … ``stop`` − 1."""
-        return Entries(*(ByteStrings(some.data, some.start[start:stop], some.length[start:stop]) for some in self))
+        return Entries(*(some.slice(start, stop) for some in self))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from stateformat.errors import DamagedCheckpoint
 
-from ..byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions, at_every_byte, ramp
 from ..framing import damaged
 from .schemas import SparkField, SparkType, has_values
 
@@ -118,10 +118,7 @@ def _at(data: Octets, places: Positions, dtype: str) -> npt.NDArray[Any]:
     """Return the values of ``dtype`` at these places, aligned or not; all must be within the
     buffer.
     """
-    width = np.dtype(dtype).itemsize
-    if len(data) < width:
-        return np.zeros(0, dtype)
-    found: npt.NDArray[Any] = np.ndarray(len(data) - width + 1, dtype, data, 0, (1,))[places]
+    found: npt.NDArray[Any] = at_every_byte(data, dtype)[places]
     return found
 
 
@@ -191,13 +188,7 @@ def _long_decimals(kind: SparkType, cells: _Cells, start: Positions, size: Posit
         raise cells.wrong("has a decimal of no bytes, or of more than 16")
     if cells.valid is None and not used.all():
         raise cells.wrong("has a decimal of no bytes")
-    sign = np.zeros(len(cells), np.uint8)
-    sign[used] = (cells.data[start[used]].view(np.int8) >> 7).view(np.uint8)
-    wide = np.empty((len(cells), 16), np.uint8)
-    last = start + size - 1
-    for index in range(16):
-        has = index < size
-        wide[:, index] = np.where(has, cells.data[np.where(has, last - index, 0)], sign)
+    wide = ByteStrings(cells.data, start, size).wide(16)
     found = pa.Array.from_buffers(kind.arrow, len(cells), [_bitmap(cells.valid), pa.py_buffer(wide)])
     try:
         found.validate(full=True)
@@ -278,7 +269,7 @@ def _items(
         raise cells.wrong(f"is one of many with {total} items together, too many to decode at once")
     offsets = np.concatenate([[0], ends]).astype(np.int32)
     owner = np.repeat(np.arange(len(start)), counts)
-    index = np.arange(total) - (ends - counts)[owner]
+    index = ramp(counts)
     base = start[owner]
     bits = _at(cells.data, base + 8 + (index >> 3), "<u1")
     null = (bits >> (index & 7).astype(np.uint8)) & 1 == 1

@@ -23,7 +23,7 @@ import xxhash
 
 from stateformat.errors import ErrorKind, UnsupportedFormat
 
-from ..byte_strings import ByteStrings, Octets, Positions
+from ..byte_strings import ByteStrings, Octets, Positions, at_every_byte
 from ..framing import crc32c, damaged
 from ..limits import DECODED_FLOOR, FILE_BYTES, META_FLOOR, Decoded, check
 
@@ -339,8 +339,7 @@ class Measure(Protocol):
 
 def gather(data: Octets, at: Positions, width: int) -> Octets:
     """Return ``width`` bytes from each position, as an array of (positions, width)."""
-    windows = np.ndarray((max(len(data) - width + 1, 0),), f"V{width}", data, strides=(1,))
-    found: Octets = windows[at].view(np.uint8).reshape(len(at), width)
+    found: Octets = at_every_byte(data, f"V{width}")[at].view(np.uint8).reshape(len(at), width)
     return found
 
 

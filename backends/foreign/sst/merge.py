@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind
 
-from ..byte_strings import ByteStrings, Octets, Positions, from_arrow
+from ..byte_strings import ByteStrings, Octets, Positions, cut, from_arrow
 from ..framing import damaged
 from .blocks import PAD, gather, unsupported
 from .table import DELETE, MERGE, PUT, SINGLE_DELETE, Run, Table, Tombstone, read_run
@@ -173,13 +173,9 @@ def _clipped(run: Run, low: bytes | None, high: bytes | None) -> Run:
         first = last
     if all(a == b for (_, a), (b, _) in pairwise(kept)) and kept:
         begin, end = kept[0][0], kept[-1][1]
-        return Run(_slice(run.key, begin, end), run.stamp[begin:end], _slice(run.value, begin, end), ())
+        return Run(run.key.slice(begin, end), run.stamp[begin:end], run.value.slice(begin, end), ())
     chosen = np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, end) for begin, end in kept)])
     return Run(run.key.take(chosen), run.stamp[chosen], run.value.take(chosen), ())
-
-
-def _slice(strings: ByteStrings, first: int, last: int) -> ByteStrings:
-    return ByteStrings(strings.data, strings.start[first:last], strings.length[first:last])
 
 
 def _search(key: ByteStrings, wanted: bytes, low: int = 0, high: int | None = None) -> int:
@@ -189,8 +185,7 @@ def _search(key: ByteStrings, wanted: bytes, low: int = 0, high: int | None = No
     high = len(key) if high is None else high
     while low < high:
         middle = (low + high) // 2
-        at = int(key.start[middle])
-        if key.data[at : at + int(key.length[middle])].tobytes() < wanted:
+        if key.bytes(middle) < wanted:
             low = middle + 1
         else:
             high = middle
@@ -287,23 +282,11 @@ def _joined(value: ByteStrings, firsts: Positions, counts: Positions, path: str,
     sizes = np.add.reduceat(value.length + 1, firsts)
     if int(sizes.max()) > _JOINED_MAX:
         raise damaged(path, f"one list has {int(sizes.max()):,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
-    ends = np.cumsum(sizes)
     pieces: list[ByteStrings] = []
-    first = 0
-    while first < len(firsts):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + _JOINED_MAX, "right")))
+    for first, last in cut(sizes, _JOINED_MAX):
         begin = int(firsts[first])
         end = int(firsts[last]) if last < len(firsts) else len(value)
         offsets = np.append(firsts[first:last], end) - begin
-        lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), _slice(value, begin, end).to_arrow())
+        lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), value.slice(begin, end).to_arrow())
         pieces.append(from_arrow(pc.binary_join(lists, delimiter)))
-        first = last
-    if len(pieces) == 1:
-        return pieces[0]
-    shifts = np.cumsum([0, *(len(piece.data) for piece in pieces)])
-    return ByteStrings(
-        np.concatenate([piece.data for piece in pieces]),
-        np.concatenate([piece.start + shift for piece, shift in zip(pieces, shifts, strict=False)]),
-        np.concatenate([piece.length for piece in pieces]),
-    )
+    return pieces[0] if len(pieces) == 1 else ByteStrings.joined(pieces)

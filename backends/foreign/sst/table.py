@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -115,8 +115,7 @@ class Separators(Sequence[bytes]):
         return len(self.keys)
 
     def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
-        at = int(self.keys.start[index])
-        return self.keys.data[at : at + int(self.keys.length[index])].tobytes()
+        return self.keys.bytes(index)
 
 
 @dataclass(frozen=True)
@@ -252,17 +251,6 @@ class Counter:
         ):
             if have != want:
                 raise damaged(self.table.path, f"it has {have} {name}, its properties say {want}")
-
-
-def batches(table: Table, budget: int) -> Iterator[tuple[int, int]]:
-    """Cut a table into runs of blocks with about ``budget`` stored bytes each."""
-    ends = np.cumsum(table.blocks.size)
-    first = 0
-    while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + budget, "right")))
-        yield first, last
-        first = last
 
 
 def _split(entries: Entries, path: Callable[[int], str]) -> Run:

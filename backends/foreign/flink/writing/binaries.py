@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
 
-from ...byte_strings import ByteStrings, Positions, from_arrow
+from ...byte_strings import Positions, from_arrow
 from ..binary_rows import DecimalData, Framed, ManyData, RowData, TextData, TimestampData
 from ..compound import ROW_KINDS
 from ..sql_types import Logical
@@ -67,7 +67,7 @@ def scattered(found: pa.Array, chosen: Mask) -> pa.Array:
     lengths = np.zeros(len(chosen), np.int64)
     strings = from_arrow(found)
     lengths[chosen] = strings.length
-    return of_lengths(_tight(strings), lengths)
+    return of_lengths(strings.tight(), lengths)
 
 
 def grouped(found: pa.Array, counts: Positions) -> pa.Array:
@@ -75,7 +75,7 @@ def grouped(found: pa.Array, counts: Positions) -> pa.Array:
     strings = from_arrow(found)
     ends = np.append(0, np.cumsum(strings.length))
     last = np.cumsum(counts)
-    return of_lengths(_tight(strings), ends[last] - ends[last - counts])
+    return of_lengths(strings.tight(), ends[last] - ends[last - counts])
 
 
 def comma_joined(found: pa.Array, counts: Positions) -> pa.Array:
@@ -84,14 +84,6 @@ def comma_joined(found: pa.Array, counts: Positions) -> pa.Array:
     last[np.cumsum(counts)[counts > 0] - 1] = True
     commas = pa.array(np.where(last, b"", b","), pa.binary())
     return grouped(joined(found, commas), counts)
-
-
-def _tight(strings: ByteStrings) -> npt.NDArray[np.uint8]:
-    """Return the bytes of strings that are stored one after another."""
-    if not len(strings):
-        return np.zeros(0, np.uint8)
-    first = int(strings.start[0])
-    return strings.data[first : int(strings.start[-1] + strings.length[-1])]
 
 
 def present(values: pa.Array) -> Mask:
@@ -262,7 +254,7 @@ def units_of(values: pa.Array) -> tuple[npt.NDArray[np.uint16], Positions]:
     strings = from_arrow(values.fill_null("").cast(pa.binary()))
     if not len(strings):
         return np.zeros(0, np.uint16), np.zeros(0, np.int64)
-    octets = strings.data[int(strings.start[0]) : int(strings.start[-1] + strings.length[-1])]
+    octets = strings.tight()
     if not len(octets) or octets.max() < 0x80:
         return octets.astype(np.uint16), strings.length
     begins = np.flatnonzero((octets & 0xC0) != 0x80)

@@ -25,7 +25,7 @@ from stateformat.schema import segment_schema
 from stateformat.storage import Storage, lies_in
 from stateformat.ttl import NO_TIME_US
 
-from ...byte_strings import Positions, from_arrow
+from ...byte_strings import Positions, cut, from_arrow
 from ...checkpoint import ForeignCheckpoint
 from ..contents import COORDINATOR, OperatorForm, operator_form
 from ..headers import StateInfo, describe
@@ -227,8 +227,7 @@ def _tagged(namespace: Serializer, text: pa.Array) -> pa.Array:
 def _unhexed(text: pa.Array) -> pa.Array:
     """Decode hexadecimal digits."""
     strings = from_arrow(text.cast(pa.binary()))
-    first = int(strings.start[0]) if len(strings) else 0
-    digits = strings.data[first : first + int(strings.length.sum())]
+    digits = strings.tight()
     values = np.full(256, 255, np.uint8)
     values[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
     nibbles = values[digits]
@@ -261,16 +260,14 @@ def lay_out(states: list[Encoded]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[n
     whole = joined(head, key_length, _marked(keys, ends_state), value_length, values, tail)
     strings = from_arrow(whole)
     begin = strings.start[new_group] - strings.start[0]
-    size = int(strings.length.sum())
-    return strings.data[int(strings.start[0]) :][:size], groups[new_group], begin
+    return strings.tight(), groups[new_group], begin
 
 
 def _marked(keys: pa.Array, chosen: npt.NDArray[np.bool_]) -> pa.Array:
     """Set the top bit of the first byte of the chosen keys."""
     strings = from_arrow(keys)
-    first = int(strings.start[0])
-    data = strings.data[first : first + int(strings.length.sum())].copy()
-    data[strings.start[chosen] - first] |= 0x80
+    data = strings.tight().copy()
+    data[strings.start[chosen] - int(strings.start[0])] |= 0x80
     return of_lengths(data, strings.length)
 
 
@@ -562,17 +559,13 @@ def _check_columns(found: State, wanted: State) -> None:
 
 def _ranges(tables: Sequence[pa.Table], first: int, last: int) -> Iterator[tuple[int, int]]:
     """Cut key groups into ranges of about ``RANGE_BYTES`` of rows, at least one key group each."""
-    share = np.zeros(last - first + 2, np.float64)
+    sizes = np.zeros(last - first + 1, np.float64)
     for table in tables:
         if table.num_rows:
             counts = np.bincount(table["_key_group"].to_numpy() - first, minlength=last - first + 1)
-            share[1:] += np.cumsum(counts) * (table.nbytes / table.num_rows)
-    low = first
-    while low <= last:
-        reached = int(np.searchsorted(share, share[low - first] + RANGE_BYTES, "right")) - 1
-        high = min(last, max(low, first + reached - 1))
-        yield low, high
-        low = high + 1
+            sizes += counts * (table.nbytes / table.num_rows)
+    for low, stop in cut(sizes, RANGE_BYTES):
+        yield first + low, first + stop - 1
 
 
 def _between(table: pa.Table, low: int, high: int) -> pa.Table:
@@ -593,8 +586,4 @@ def _entries(form: OperatorForm, mode: int, table: pa.Table) -> tuple[bytes, Pos
     else:
         found = encode(form.value, columns["value"])
     strings = from_arrow(found)
-    if not len(strings):
-        return b"", np.zeros(0, np.int64)
-    first = int(strings.start[0])
-    whole: npt.NDArray[np.uint8] = strings.data[first : first + int(strings.length.sum())]
-    return whole.tobytes(), strings.length
+    return strings.tight().tobytes(), strings.length

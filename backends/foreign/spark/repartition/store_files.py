@@ -22,7 +22,6 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
 
@@ -35,7 +34,7 @@ import xxhash
 from stateformat.errors import StorageError
 from stateformat.storage import Storage
 
-from ...byte_strings import ByteStrings, Octets, from_arrow
+from ...byte_strings import ByteStrings, Octets, cut, from_arrow
 from ...framing import crc32c, spark_encode, spark_joined
 
 Mask = npt.NDArray[np.bool_]
@@ -177,7 +176,7 @@ def table_file(keys: ByteStrings, values: ByteStrings, sequence: int) -> TableFi
     metaindex_at = _append(data, _block_of([(b"rocksdb.properties", _handle(properties_at))]), pack=False)
     handles = _handle(metaindex_at) + _handle(index_at)
     data += bytes([_XXH3]) + handles.ljust(40, b"\0") + struct.pack("<IQ", _FORMAT_VERSION, _MAGIC)
-    ends_of_keys = [keys.take(np.array([at])).to_arrow()[0].as_py() + trailer for at in (0, len(keys) - 1)]
+    ends_of_keys = [keys.bytes(at) + trailer for at in (0, len(keys) - 1)]
     return TableFile(bytes(data), len(data), ends_of_keys[0], ends_of_keys[1], sequence)
 
 
@@ -392,40 +391,13 @@ def _big_endian(numbers: npt.NDArray[np.int64]) -> pa.Array:
     )
 
 
-def gathered(strings: ByteStrings, order: npt.NDArray[np.int64]) -> Octets:
-    """Return the strings in this order, one after another."""
-    if not len(order):
-        return np.zeros(0, np.uint8)
-    chosen = strings.take(order)
-    width = int(chosen.length[0])
-    if width and (chosen.length == width).all():
-        # As items of one width at every byte: one copy for each.
-        items = np.ndarray(len(strings.data) - width + 1, f"V{width}", np.ascontiguousarray(strings.data), strides=(1,))
-        return items[chosen.start].view(np.uint8)
-    large = _as_large(chosen)
-    return np.frombuffer(large.buffers()[2], np.uint8, int(chosen.length.sum()))
-
-
-def _as_large(strings: ByteStrings) -> pa.Array:
-    """Return them as ``large_binary``: together they may exceed two GiB."""
-    pieces = [part.to_arrow().cast(pa.large_binary()) for part in _cut(strings, 1 << 30)]
-    return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
-
-
-def _cut(strings: ByteStrings, most: int) -> Iterator[ByteStrings]:
-    part = np.cumsum(strings.length) // most
-    borders = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(strings)]
-    for start, stop in pairwise(borders):
-        yield ByteStrings(strings.data, strings.start[start:stop], strings.length[start:stop])
-
-
 def frame_pieces(
     rows: ByteStrings, targets: npt.NDArray[np.int64], codec: str
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """Sort framed entries by target; yields target, number of entries, and :data:`FRAMES`."""
     # Up to 16 bits numpy sorts by radix.
     order = np.argsort(targets.astype(np.uint16), kind="stable")
-    data = gathered(rows, order)
+    data = rows.take(order).packed()
     ends = np.cumsum(rows.length[order])
     present, starts = np.unique(targets[order], return_index=True)
     stops = [*starts[1:].tolist(), len(order)]
@@ -446,9 +418,7 @@ def entry_pieces(
     stops = [*starts[1:].tolist(), len(order)]
     for target, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
         chosen = order[start:stop]
-        part = (np.cumsum(keys.length[chosen] + values.length[chosen])) // PIECE_BYTES
-        borders = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(chosen)]
-        for first, last in pairwise(borders):
+        for first, last in cut(keys.length[chosen] + values.length[chosen], PIECE_BYTES):
             some = chosen[first:last]
             batch = pa.record_batch([keys.take(some).to_arrow(), values.take(some).to_arrow()], schema=ENTRIES)
             yield target, len(some), batch
