@@ -284,7 +284,7 @@ def record_of(values: dict[str, Any]) -> model.Record:
         attempt_id=model.AttemptId(members.hexadecimal("attempt_id")),
         kind=members.one_of("kind", model.CheckpointKind),
         job_id=model.JobId(members.text("job_id", least=1)),
-        graph=model.JobGraph(tuple(_operators(members)), tuple(_edge(item) for item in members.objects("edges"))),
+        graph=model.JobGraph(tuple(_operators(members)), tuple(edge_of(item) for item in members.objects("edges"))),
         states=tuple(_state(item) for item in members.objects("states")),
         manifest=_manifest(members.object("manifest")),
         totals=model.Totals(*(totals.integer(name) for name in ("handles", "rows", "segments", "bytes"))),
@@ -430,7 +430,8 @@ def _operator(members: Members) -> model.Operator:
     return operator
 
 
-def _edge(members: Members) -> model.Edge:
+def edge_of(members: Members) -> model.Edge:
+    """Return one edge (section 3.5). Raises ``RecordFault``."""
     return model.Edge(
         id=members.text("id", least=1),
         source=model.OperatorId(members.text("from", least=1)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .errors import CheckpointError, NotFound
 from .findings import Counts, Report, ordered
 from .history import Survey
 from .inspecting import savepoints_document, sizes_document
-from .manifest import Ints, integers, lists, one_chunk, spread, state_runs
+from .manifest import Ints, group_rows, state_runs
 from .model import Capability, Mode, State
 from .reading import Checkpoint
 from .rules import check_content
@@ -335,15 +335,11 @@ def _key_groups(checkpoint: Checkpoint, state: State, handles: pa.Table) -> Docu
     operator = checkpoint.graph.by_uid.get(state.operator)
     if operator is None or state.mode is not Mode.KEYED or not operator.max_parallelism or not handles.num_rows:
         return None
-    column: Any = one_chunk(handles["rows_per_group"])
-    starts, ends, rows = lists(column)
-    counts = ends - starts
-    if not counts.sum():
+    _, group, rows = group_rows(handles)
+    if not len(group):
         return None
-    owner, place = spread(counts)
-    group = integers(handles["first_group"])[owner] + place
     sound = (group >= 0) & (group < operator.max_parallelism)
-    values = np.bincount(group[sound], rows[starts[owner] + place][sound], operator.max_parallelism).astype(np.int64)
+    values = np.bincount(group[sound], rows[sound], operator.max_parallelism).astype(np.int64)
     greatest = np.argsort(-values, kind="stable")[:GREATEST].tolist()
     return {
         **_bars(values),

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from .. import words
 from ..documents import Document, JsonRows, objects
 from ..errors import CheckpointError, ErrorKind, InvalidInput
-from ..manifest import Ints, integers
+from ..manifest import Ints, group_rows, integers
 from ..model import Capability, CheckpointKind, Mode, Record, State, known_names
 from ..rescaling import lasting_stop
-from .comparing import RowShape, Side, Step, keyed_runs, planned, side_of
+from .comparing import RowShape, Side, Step, planned, side_of
 from .counting import OTHER, SAMPLE_ROWS, Counted, Pattern, counted, order_of, pattern_of
 from .declarations import ColumnChange, Columns, ElementChange, GraphDiff, MemberChange, graph_diff, side_by_side
 
@@ -310,8 +310,8 @@ def _group_rows(side: Side, count: int) -> Ints | None:
     """Return the stored rows of each key group; None if unknown."""
     if side.handles["rows_per_group"].null_count:
         return None
-    runs = keyed_runs(side.handles, np.zeros(len(side.handles), np.int64), 1)
-    found: Ints = np.bincount(runs.group, runs.rows, minlength=count)[:count].astype(np.int64)
+    _, group, rows = group_rows(side.handles)
+    found: Ints = np.bincount(group, rows, minlength=count)[:count].astype(np.int64)
     return found
 
 

@@ -6,6 +6,7 @@ lacks is null.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidInput
-from ..graph import Status
+from ..graph import Operator, Status
 from ..manifest import codes_of, integers, state_runs
 from ..model import Record, State, known_names
 from ..reading import checked_parts, chosen_columns
@@ -53,62 +54,73 @@ def _handle_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, nullable=field.nullable or field.name in ("rows", "segment_rows"))
 
 
+def _field(name: str, kind: pa.DataType, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable)
+
+
+_Column = tuple[pa.Field, Callable[[Any], Any]]
+"""A column, and its value for a record, an operator or a state."""
+
+_OF_CHECKPOINTS: Final[Sequence[_Column]] = (
+    (_field("attempt_id", _TEXT), lambda record: record.attempt_id),
+    (_field("kind", _TEXT), lambda record: record.kind.value),
+    (_field("parent_id", pa.int64(), nullable=True), lambda record: record.parent and record.parent.checkpoint_id),
+    (_field("job_id", _TEXT), lambda record: record.job_id),
+    (_field("job_name", _TEXT), lambda record: record.job_name),
+    (_field("writer", _TEXT), lambda record: record.writer),
+    (_field("created_at", pa.timestamp("us", "UTC")), lambda record: record.created_at_us),
+    (_field("operators", pa.int32()), lambda record: len(record.graph.operators)),
+    (_field("finished_operators", pa.int32()), lambda record: sum(map(_has_finished, record.graph.operators))),
+    (_field("states", pa.int32()), lambda record: len(record.states)),
+    (_field("handles", pa.int64()), lambda record: record.totals.handles),
+    (_field("rows", pa.int64(), nullable=True), lambda record: record.totals.rows),
+    (_field("segments", pa.int64()), lambda record: record.totals.segments),
+    (_field("bytes", pa.int64()), lambda record: record.totals.bytes),
+    (_field("stop", _TEXT, nullable=True), lambda record: record.stop and record.stop.mode.value),
+    (
+        _field("rescaled_from", pa.int64(), nullable=True),
+        lambda record: record.rescaled_from and record.rescaled_from.source.checkpoint_id,
+    ),
+    (
+        _field("content_of", pa.int64(), nullable=True),
+        lambda record: record.content_of and record.content_of.checkpoint_id,
+    ),
+    (_field("properties", pa.map_(_TEXT, _TEXT)), lambda record: list(record.properties.items())),
+)
+_OF_OPERATORS: Final[Sequence[_Column]] = (
+    (_field("operator", _TEXT), lambda operator: operator.uid),
+    (_field("name", _TEXT), lambda operator: operator.name),
+    (_field("parallelism", pa.int32()), lambda operator: operator.parallelism),
+    (_field("max_parallelism", pa.int32(), nullable=True), lambda operator: operator.max_parallelism),
+    (_field("key_hash", _TEXT, nullable=True), lambda operator: operator.key_hash),
+    (_field("status", _TEXT), lambda operator: operator.status.value),
+    (_field("finished_subtasks", pa.int32()), lambda operator: len(operator.finished)),
+    (_field("finishing_subtasks", pa.int32()), lambda operator: len(operator.finishing)),
+    (_field("chain", _TEXT, nullable=True), lambda operator: operator.chain),
+    (_field("coordinator", pa.bool_()), lambda operator: operator.coordinator),
+)
+_OF_STATES: Final[Sequence[_Column]] = (
+    (_field("operator", _TEXT), lambda state: state.operator),
+    (_field("state", _TEXT), lambda state: state.name),
+    (_field("mode", _TEXT), lambda state: state.mode.value),
+    (_field("kind", _TEXT, nullable=True), lambda state: state.kind and state.kind.value),
+    (_field("edge", _TEXT, nullable=True), lambda state: state.edge),
+    (_field("key_columns", pa.list_(_TEXT)), lambda state: list(state.key_columns)),
+    (_field("columns", pa.list_(_COLUMN)), lambda state: _columns(state)),
+    (_field("schemas", pa.int32()), lambda state: len(state.schemas)),
+)
 METADATA_TABLES: Final[Mapping[str, pa.Schema]] = {
-    "checkpoints": pa.schema(
-        [
-            _ID,
-            pa.field("attempt_id", _TEXT, nullable=False),
-            pa.field("kind", _TEXT, nullable=False),
-            pa.field("parent_id", pa.int64()),
-            pa.field("job_id", _TEXT, nullable=False),
-            pa.field("job_name", _TEXT, nullable=False),
-            pa.field("writer", _TEXT, nullable=False),
-            pa.field("created_at", pa.timestamp("us", "UTC"), nullable=False),
-            pa.field("operators", pa.int32(), nullable=False),
-            pa.field("finished_operators", pa.int32(), nullable=False),
-            pa.field("states", pa.int32(), nullable=False),
-            pa.field("handles", pa.int64(), nullable=False),
-            pa.field("rows", pa.int64()),
-            pa.field("segments", pa.int64(), nullable=False),
-            pa.field("bytes", pa.int64(), nullable=False),
-            pa.field("stop", _TEXT),
-            pa.field("rescaled_from", pa.int64()),
-            pa.field("content_of", pa.int64()),
-            pa.field("properties", pa.map_(_TEXT, _TEXT), nullable=False),
-        ]
-    ),
-    "operators": pa.schema(
-        [
-            _ID,
-            pa.field("operator", _TEXT, nullable=False),
-            pa.field("name", _TEXT, nullable=False),
-            pa.field("parallelism", pa.int32(), nullable=False),
-            pa.field("max_parallelism", pa.int32()),
-            pa.field("key_hash", _TEXT),
-            pa.field("status", _TEXT, nullable=False),
-            pa.field("finished_subtasks", pa.int32(), nullable=False),
-            pa.field("finishing_subtasks", pa.int32(), nullable=False),
-            pa.field("chain", _TEXT),
-            pa.field("coordinator", pa.bool_(), nullable=False),
-            pa.field("states", pa.int32(), nullable=False),
-        ]
-    ),
+    "checkpoints": pa.schema([_ID, *(field for field, _ in _OF_CHECKPOINTS)]),
+    "operators": pa.schema([_ID, *(field for field, _ in _OF_OPERATORS), _field("states", pa.int32())]),
     "states": pa.schema(
         [
             _ID,
-            pa.field("operator", _TEXT, nullable=False),
-            pa.field("state", _TEXT, nullable=False),
-            pa.field("mode", _TEXT, nullable=False),
-            pa.field("kind", _TEXT),
-            pa.field("edge", _TEXT),
-            pa.field("key_columns", pa.list_(_TEXT), nullable=False),
-            pa.field("columns", pa.list_(_COLUMN), nullable=False),
-            pa.field("schemas", pa.int32(), nullable=False),
-            pa.field("handles", pa.int64(), nullable=False),
-            pa.field("layers", pa.int32(), nullable=False),
-            pa.field("rows", pa.int64()),
-            pa.field("segments", pa.int64(), nullable=False),
-            pa.field("bytes", pa.int64(), nullable=False),
+            *(field for field, _ in _OF_STATES),
+            _field("handles", pa.int64()),
+            _field("layers", pa.int32()),
+            _field("rows", pa.int64(), nullable=True),
+            _field("segments", pa.int64()),
+            _field("bytes", pa.int64()),
         ]
     ),
     "handles": pa.schema([_ID, *(_handle_field(MANIFEST_SCHEMA.field(name)) for name in PLANNING_COLUMNS)]),
@@ -210,54 +222,25 @@ def _rows(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), METADATA_TABLES[name])
 
 
+def _row(checkpoint_id: int, columns: Sequence[_Column], of: Any) -> dict[str, Any]:
+    return {_ID.name: checkpoint_id, **{field.name: value(of) for field, value in columns}}
+
+
+def _has_finished(operator: Operator) -> bool:
+    return operator.status is Status.FULLY_FINISHED
+
+
 def _checkpoints(record: Record) -> pa.Table:
-    totals, operators = record.totals, record.graph.operators
-    row = {
-        "checkpoint_id": record.checkpoint_id,
-        "attempt_id": record.attempt_id,
-        "kind": record.kind.value,
-        "parent_id": None if record.parent is None else record.parent.checkpoint_id,
-        "job_id": record.job_id,
-        "job_name": record.job_name,
-        "writer": record.writer,
-        "created_at": record.created_at_us,
-        "operators": len(operators),
-        "finished_operators": sum(one.status is Status.FULLY_FINISHED for one in operators),
-        "states": len(record.states),
-        "handles": totals.handles,
-        "rows": totals.rows,
-        "segments": totals.segments,
-        "bytes": totals.bytes,
-        "stop": None if record.stop is None else record.stop.mode.value,
-        "rescaled_from": None if record.rescaled_from is None else record.rescaled_from.source.checkpoint_id,
-        "content_of": None if record.content_of is None else record.content_of.checkpoint_id,
-        "properties": list(record.properties.items()),
-    }
-    return _rows("checkpoints", [row])
+    return _rows("checkpoints", [_row(record.checkpoint_id, _OF_CHECKPOINTS, record)])
 
 
 def _operators(record: Record) -> pa.Table:
-    states: dict[str, int] = {}
-    for state in record.states:
-        states[state.operator] = states.get(state.operator, 0) + 1
+    states = Counter(state.operator for state in record.states)
     return _rows(
         "operators",
         [
-            {
-                "checkpoint_id": record.checkpoint_id,
-                "operator": one.uid,
-                "name": one.name,
-                "parallelism": one.parallelism,
-                "max_parallelism": one.max_parallelism,
-                "key_hash": one.key_hash,
-                "status": one.status.value,
-                "finished_subtasks": len(one.finished),
-                "finishing_subtasks": len(one.finishing),
-                "chain": one.chain,
-                "coordinator": one.coordinator,
-                "states": states.get(one.uid, 0),
-            }
-            for one in record.graph.operators
+            {**_row(record.checkpoint_id, _OF_OPERATORS, operator), "states": states[operator.uid]}
+            for operator in record.graph.operators
         ],
     )
 
@@ -268,21 +251,8 @@ def _states(checkpoint: Checkpoint) -> pa.Table:
     rows = []
     for state in checkpoint.states:
         mine = handles.slice(*runs.get((state.operator, state.name), (0, 0)))
-        rows.append({"checkpoint_id": checkpoint.id, **_declared(state), **_held(mine)})
+        rows.append({**_row(checkpoint.id, _OF_STATES, state), **_held(mine)})
     return _rows("states", rows)
-
-
-def _declared(state: State) -> dict[str, Any]:
-    return {
-        "operator": state.operator,
-        "state": state.name,
-        "mode": state.mode.value,
-        "kind": None if state.kind is None else state.kind.value,
-        "edge": state.edge,
-        "key_columns": list(state.key_columns),
-        "columns": _columns(state),
-        "schemas": len(state.schemas),
-    }
 
 
 def _columns(state: State) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ..documents import Document, Holdings, JsonRows, objects
 from ..keys import key_group_count
-from ..manifest import Ints, integers, lists, one_chunk, spread, state_runs
+from ..manifest import Ints, group_rows, integers, state_runs
 from ..model import Capability, Kind, Mode, State
 from ..reading import StateRows, Wanted
 from ..schema import KEY_GROUP, row_schema
@@ -118,9 +118,7 @@ def _key_groups(state: State, handles: pa.Table, count: int, measure: str, limit
     mine = handles.filter(pc.greater(pc.fill_null(handles["rows"], 0), 0))
     if not mine.num_rows or mine["rows_per_group"].null_count:
         return None
-    starts, ends, counts = lists(one_chunk(mine["rows_per_group"]))
-    owner, nth = spread(ends - starts)
-    group, rows = integers(mine["first_group"])[owner] + nth, counts[starts[owner] + nth]
+    owner, group, rows = group_rows(mine)
     share = integers(mine["size_bytes"]) / np.maximum(1, integers(mine["segment_rows"]))
     stored = np.bincount(group, rows * share[owner], minlength=count)
     arrays: dict[str, Ints] = {

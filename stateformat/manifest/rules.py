@@ -101,6 +101,13 @@ def spread(counts: Ints) -> tuple[Ints, Ints]:
     return owner, np.arange(len(owner)) - first[owner]
 
 
+def group_rows(handles: pa.Table) -> tuple[Ints, Ints, Ints]:
+    """Return the rows of each handle in each of its key groups: the handle, the group, how many."""
+    starts, ends, counts = lists(one_chunk(handles["rows_per_group"]))
+    owner, nth = spread(ends - starts)
+    return owner, integers(handles["first_group"])[owner] + nth, counts[starts[owner] + nth]
+
+
 def before(values: Ints) -> Ints:
     """Return the sum of everything before each position, and the total as one more entry."""
     sums = np.empty(len(values) + 1, dtype=np.int64)

@@ -25,7 +25,6 @@ from stateformat.backends.foreign.spark.repartition.plan import edit_commit, edi
 from stateformat.backends.foreign.spark.repartition.run import lies_outside
 from stateformat.backends.foreign.spark.repartition.store_files import (
     framed,
-    gathered,
     log_file,
     prefixed_keys,
     sorted_by_bytes,
@@ -585,7 +584,7 @@ def test_entries_are_framed_where_they_stand_and_where_they_do_not() -> None:
     assert together.data is data
     assert together.to_arrow().to_pylist() == wanted
     order = np.array([2, 0])
-    assert bytes(gathered(together, order)) == wanted[2] + wanted[0]
+    assert bytes(together.take(order).packed()) == wanted[2] + wanted[0]
 
 
 CONF = '{"batchWatermarkMs":0,  "conf":{"spark.sql.shuffle.partitions" : "4","other":"spark.sql.shuffle.partitions=4"}}'

@@ -78,6 +78,8 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 """Every command with its line in ``ckpt --help``, under a title, with the room of its module.
 Module and function have its name, or, where that is a word of Python's own, its name and ``_``.
 """
+_SHARED: Final = dict.fromkeys(("copy", "pin", "unpin", "rollback"), "keeping")
+"""Commands whose module has another name, which several share."""
 COMMANDS: Final[Mapping[str, str]] = {name: text for _, some in SECTIONS.values() for name, text in some.items()}
 _ROOMS: Final[Mapping[str, str]] = {name: room for room, some in SECTIONS.values() for name in some}
 
@@ -96,9 +98,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
-        command: click.Command = getattr(
-            importlib.import_module(f"stateformat.tools.ckpt.commands.{_ROOMS[cmd_name]}.{name}"), name
-        )
+        module = f"stateformat.tools.ckpt.commands.{_ROOMS[cmd_name]}.{_SHARED.get(name, name)}"
+        command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def resolve_command(

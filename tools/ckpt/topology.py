@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId
 from stateformat.model import Record, State
-from stateformat.record import Members, RecordFault, members_of, record_of
+from stateformat.record import Members, RecordFault, edge_of, members_of, record_of
 from stateformat.states import Changes, column_name, evolve_state, split_drop
 from stateformat.ttl import CLOCKS, REFRESHES, TTL_COLUMN
 
@@ -112,15 +112,7 @@ def _operator(members: Members, saved_graph: JobGraph) -> Operator:
 
 def _edge(members: Members) -> Edge:
     _known(members, _EDGE)
-    return Edge(
-        id=members.text("id", least=1),
-        source=OperatorId(members.text("from", least=1)),
-        target=OperatorId(members.text("to", least=1)),
-        partitioner=members.one_of("partitioner", Partitioner),
-        input=members.integer("input") if members.has("input") else 0,
-        key_columns=members.texts("key_columns") if members.has("key_columns") else (),
-        feedback=members.get("feedback", bool) if members.has("feedback") else False,
-    )
+    return edge_of(Members({"input": 0, "key_columns": [], "feedback": False, **members.values}, members.place))
 
 
 def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tuple[tuple[State, ...], tuple[str, ...]]:
