@@ -6,7 +6,7 @@ when ``handles`` is first needed: planning and import need it, reading and ``ckp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Lock
@@ -29,7 +29,7 @@ from stateformat.storage import Storage
 from stateformat.tables import rebatch
 
 from .limits import STATE_BYTES, memory_named, too_large
-from .source import ForeignSource, Level, Note, Opened, Part, unreadable
+from .source import ForeignSource, Level, Note, Opened, Part, Progress, unreadable
 
 _SLICES: Final = pa.schema([field.with_nullable(True) if field.name == "rows" else field for field in SLICE_SCHEMA])
 """Of a state whose rows nobody has counted yet, ``rows`` is null."""
@@ -48,6 +48,10 @@ class ForeignFormat:
     """Returns all checkpoints that can be opened."""
     source: Callable[[Storage, int | None, Outside | None], ForeignSource]
     """Opens one, by default the newest. Raises ``NotFound`` for an unknown id."""
+    check: Callable[[Any, Level, Progress], Iterable[Finding]]
+    """Finds all that is wrong with a source; ``quick`` reads metadata, names and sizes, ``full``
+    everything.
+    """
 
     def found(self, folder: Storage, outside: Outside | None) -> ForeignFolder | None:
         """The entry point of ``stateformat.formats``."""
@@ -87,7 +91,7 @@ class ForeignFolder:
         try:
             with memory_named(self.folder.url):
                 source = self._source(checkpoint_id)
-                for problem in source.check(level, seen):
+                for problem in self.form.check(source, level, seen):
                     findings.append(problem)
                 chosen = source.record.checkpoint_id
                 counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)

@@ -11,6 +11,7 @@ from .checkpoint import ForeignFolder, ForeignFormat
 
 def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
     """Return the checkpoint of a Structured Streaming query; None if the folder has none."""
+    from .spark.checks import check_source
     from .spark.logs import recognises
     from .spark.source import SparkSource, sources
 
@@ -19,13 +20,14 @@ def spark(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
         recognises,
         sources=lambda folder, _: sources(folder),
         source=lambda folder, checkpoint_id, _: SparkSource(folder, checkpoint_id),
+        check=check_source,
     )
     return form.found(folder, outside)
 
 
 def flink(folder: Storage, outside: Outside | None) -> ForeignFolder | None:
     """Return a savepoint or checkpoints of Flink; None if the folder has none."""
-    from .flink import FlinkSource, recognises, sources
+    from .flink import FlinkSource, check_source, recognises, sources
 
-    form = ForeignFormat(FLINK, recognises, sources=sources, source=FlinkSource)
+    form = ForeignFormat(FLINK, recognises, sources=sources, source=FlinkSource, check=check_source)
     return form.found(folder, outside)

@@ -7,7 +7,7 @@ reads these too. A source is picklable and opens nothing twice that it can keep;
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
-from stateformat.findings import Finding
 from stateformat.graph import JobGraph
 from stateformat.model import Record
 
@@ -110,11 +109,6 @@ class ForeignSource(Protocol):
         Columns: ``schema.segment_schema`` of the state. Order: keyed state by ``_key_group``, the
         same order each time; other modes in the stored order of entries. Raises
         ``DamagedCheckpoint`` and ``UnsupportedFormat``.
-        """
-
-    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
-        """Find everything that is wrong; ``quick`` reads metadata, names and sizes, ``full``
-        everything.
         """
 
 

@@ -36,6 +36,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda folder: f"/{name}-" in folder.url,
             lambda folder, outside: Opened([source]),
             lambda folder, checkpoint_id, outside: source,
+            lambda source, level, progress: source.check(level, progress),
         )
         return type("Entry", (), {"load": lambda self: form.found})()
 
@@ -150,7 +151,9 @@ def test_a_name_that_is_given_twice_is_misuse(tmp_path: Path) -> None:
 
 def test_damage_is_an_answer_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = spark_like(moved=1)
-    form = ForeignFormat("a fake", lambda folder: "/broken-" in folder.url, lambda *_: [broken], lambda *_: broken)
+    form = ForeignFormat(
+        "a fake", lambda folder: "/broken-" in folder.url, lambda *_: [broken], lambda *_: broken, FakeSource.check
+    )
     entry = type("Entry", (), {"load": lambda self: form.found})()
     monkeypatch.setattr(stateformat.formats, "_formats", lambda: {"broken": entry})
     found = failure("import", place(tmp_path, "broken"), "--to", tmp_path / "store", status=1)

@@ -18,7 +18,7 @@ from flink_streams import WINDOW, State, Stream, canonical, heap, savepoint
 from flink_written import BASE, DOUBLE, INT, LONG, NULL_TEXT, TEXT, Kind, composite, pack, top, utf, versioned
 from hypothesis import given, settings, strategies as some
 
-from stateformat.backends.foreign.flink import FLINK_KEY_HASH, USER_KEY_HASH, FlinkSource, keyed
+from stateformat.backends.foreign.flink import FLINK_KEY_HASH, USER_KEY_HASH, FlinkSource, check_source, keyed
 from stateformat.backends.foreign.flink.headers import read_keyed_header
 from stateformat.backends.foreign.flink.keyed import Database, TableSource, open_database
 from stateformat.backends.foreign.flink.metadata import (
@@ -313,7 +313,7 @@ def test_keys_that_cannot_be_ours_are_kept_as_bytes(layout, tmp_path):
     (timer,) = table_of(source, "_timer_state/processing_t").to_pylist()
     assert (timer["key"], timer["_timestamp"], timer["_tag"]) == (LISTS.write([9]), 4000, "processing/t")
     assert source.record.state("op", "_timer_state/processing_t").clock == "processing_time"
-    found = list(source.check("full", lambda done, total: None))
+    found = list(check_source(source, "full", lambda done, total: None))
     assert [(item.severity, item.operator) for item in found] == [("warning", "op")]
 
 
@@ -425,7 +425,7 @@ def test_nothing_that_was_not_understood_is_called_damaged(unknown, layout, tmp_
         ]
         stream = written(layout, key, states, 128, fixed_key=unknown == "value")
         source = opened(savepoint(tmp_path / f"s{number}", stream, CODES[layout], 128))
-        problems = [*source.check("full", lambda done, total: None)]
+        problems = [*check_source(source, "full", lambda done, total: None)]
         assert {problem.kind for problem in problems} <= {"unsupported_feature", "unknown_key_hash"}
         told = [*source.notes, *problems]
         assert any("Odd" in one.message or "Own" in one.message for one in told), told
@@ -458,7 +458,7 @@ def test_key_groups_that_cannot_begin_where_the_metadata_says_are_damage(change,
     source = opened(savepoint(tmp_path / "s", (data, offsets), 7, 128))
     with pytest.raises(DamagedCheckpoint):
         table_of(source, "value")
-    assert any(item.severity == "error" for item in source.check("full", lambda done, total: None))
+    assert any(item.severity == "error" for item in check_source(source, "full", lambda done, total: None))
 
 
 @LAYOUTS

@@ -18,7 +18,14 @@ from flink_said import equal, lines, rows_of, told
 from hypothesis import given, settings, strategies as st
 
 import stateformat
-from stateformat.backends.foreign.flink import FLINK_KEY_HASH, USER_KEY_HASH, FlinkSource, recognises, sources
+from stateformat.backends.foreign.flink import (
+    FLINK_KEY_HASH,
+    USER_KEY_HASH,
+    FlinkSource,
+    check_source,
+    recognises,
+    sources,
+)
 from stateformat.backends.foreign.flink.key_hash import is_hashable, java_hash_codes, murmur
 from stateformat.backends.foreign.flink.metadata import (
     Channel,
@@ -77,7 +84,7 @@ def table_of(source: FlinkSource, operator: str, state: str, *groups: int) -> pa
 
 
 def problems_of(path: Path, level: str = "full") -> list[Finding]:
-    return list(opened(path).check(level, lambda done, total: None))  # type: ignore[arg-type]
+    return list(check_source(opened(path), level, lambda done, total: None))  # type: ignore[arg-type]
 
 
 @EVERY
@@ -287,7 +294,7 @@ def test_checkpoints_of_a_job_are_opened_newest_first(copied, tmp_path):
     older = FlinkSource(folder, 2)
     expected = table_of(opened(FIXTURES / CANONICAL / "savepoint"), "by-long", "count")
     assert table_of(older, "by-long", "count").equals(expected)
-    assert list(older.check("full", lambda done, total: None)) == []
+    assert list(check_source(older, "full", lambda done, total: None)) == []
     with pytest.raises(NotFound, match="10, 2"):
         FlinkSource(folder, 3)
 
@@ -481,7 +488,11 @@ def test_operators_are_as_flink_reads_them(path: Path):
 
 @pytest.mark.parametrize("path", SAVED, ids=NAMES)
 def test_nothing_is_wrong_with_it(path: Path):
-    found = [item for item in opened_fixture(path).check("full", lambda done, total: None) if item.severity == "error"]
+    found = [
+        item
+        for item in check_source(opened_fixture(path), "full", lambda done, total: None)
+        if item.severity == "error"
+    ]
     assert [item for item in found if "whose fields the checkpoint does not describe" not in item.message] == []
 
 
@@ -591,7 +602,7 @@ def test_a_handle_of_other_key_groups_than_the_subtask_owns_is_damage(tmp_path):
     with pytest.raises(DamagedCheckpoint, match="owns key groups 0 to 63, and its handle has 64 to 127") as caught:
         _ = source.record
     assert caught.value.kind is ErrorKind.DAMAGED_RECORD
-    found = list(source.check("quick", lambda done, total: None))
+    found = list(check_source(source, "quick", lambda done, total: None))
     assert [item.kind for item in found if item.severity == "error"] == [ErrorKind.DAMAGED_RECORD]
 
 

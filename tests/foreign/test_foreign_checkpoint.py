@@ -59,6 +59,7 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: FakeSou
         recognises=lambda folder: bool(folder.list("fake")),
         sources=lambda folder, outside: Opened([opened(folder, 3, None), opened(folder, 2, None)]),
         source=opened,
+        check=lambda source, level, progress: source.check(level, progress),
     )
     monkeypatch.setattr(formats, "_formats", lambda: {"fake": _Entry(form)})
     path = tmp_path / "theirs"

@@ -17,6 +17,7 @@ import pytest
 from spark_rows import array_of, checkpoint, encode_entries, encode_row, lz4_stream, schema_file, struct_of
 
 from stateformat.backends.foreign.framing import spark_encode
+from stateformat.backends.foreign.spark.checks import check_source
 from stateformat.backends.foreign.spark.logs import read_lines, recognises
 from stateformat.backends.foreign.spark.source import SparkSource, sources
 from stateformat.errors import CheckpointError, DamagedCheckpoint, NotFound, UnsupportedFormat
@@ -102,7 +103,7 @@ def files_of(name: str) -> dict[str, bytes]:
 
 
 def findings(files: dict[str, bytes], level: str = "full") -> list[Finding]:
-    return list(opened(files).check(level, quiet))  # type: ignore[arg-type]
+    return list(check_source(opened(files), level, quiet))  # type: ignore[arg-type]
 
 
 WHOLE = small()
@@ -147,7 +148,7 @@ def test_every_truncation_and_flipped_bit_of_state_is_noticed_or_harmless(name: 
 
     def act() -> tuple[list[Finding], list[Any]]:
         source._kept = None
-        problems = list(source.check("full", quiet))
+        problems = list(check_source(source, "full", quiet))
         return problems, [] if problems else rows(source)
 
     for what, data in broken_versions(WHOLE[path]):
@@ -171,7 +172,7 @@ def test_every_truncation_and_flipped_bit_of_logs_and_schemas_is_noticed_or_harm
 
         def act(files: dict[str, bytes] = files) -> tuple[list[Finding], list[Any]]:
             source = opened(files)
-            problems = list(source.check("full", quiet))
+            problems = list(check_source(source, "full", quiet))
             # Names may be others: nothing but they themselves says so.
             wrong = any(problem.severity == "error" for problem in problems)
             return problems, [] if wrong else [list(row.values()) for row in rows(source)]
@@ -188,7 +189,7 @@ def test_every_truncation_and_flipped_bit_under_another_codec_is_noticed_or_said
     assert len(expected) == 6
     for what, broken in broken_versions(data):
         source.folder, source._kept = Files({**files, "state/0/0/1.delta": broken}), None  # type: ignore[assignment]
-        problems = list(source.check("full", quiet))
+        problems = list(check_source(source, "full", quiet))
         if what.startswith("cut"):
             assert problems
         elif not problems:
@@ -417,7 +418,7 @@ def test_opening_reads_no_data_file() -> None:
     source = SparkSource(folder)  # type: ignore[arg-type]
     assert source.record.totals.bytes > 0
     assert source.parts
-    list(source.check("quick", quiet))
+    list(check_source(source, "quick", quiet))
     assert not [path for path in folder.reads if path.endswith((".delta", ".snapshot"))]
 
 

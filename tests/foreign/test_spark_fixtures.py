@@ -19,6 +19,7 @@ from hypothesis import given, settings, strategies as st
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.framing import crc32c
 from stateformat.backends.foreign.spark import hdfs_store
+from stateformat.backends.foreign.spark.checks import check_source
 from stateformat.backends.foreign.spark.hdfs_store import Chain
 from stateformat.backends.foreign.spark.logs import recognises
 from stateformat.backends.foreign.spark.repartition.plan import edit_commit, edit_offsets, edit_operator, location_like
@@ -158,7 +159,7 @@ def test_every_row_is_what_spark_says(name: str) -> None:
 def test_every_key_lies_where_its_hash_says_and_nothing_is_wrong(name: str) -> None:
     source = SparkSource(folder(name))
     done: list[tuple[int, int]] = []
-    found = list(source.check("full", lambda now, total: done.append((now, total))))
+    found = list(check_source(source, "full", lambda now, total: done.append((now, total))))
     uncommitted = [problem for problem in found if "has begun" in problem.message]
     assert len(uncommitted) == name.endswith("uncommitted")
     assert [str(problem) for problem in found if problem not in uncommitted] == []
@@ -193,7 +194,9 @@ def test_history_is_every_committed_batch_that_can_be_opened(name: str) -> None:
     assert ids[0] == source.batch + 1 == source.record.checkpoint_id
     older = SparkSource(folder(name), ids[-1])
     assert older.record.checkpoint_id == ids[-1]
-    assert [str(found) for found in older.check("full", lambda now, total: None) if found.severity == "error"] == []
+    assert [
+        str(found) for found in check_source(older, "full", lambda now, total: None) if found.severity == "error"
+    ] == []
 
 
 def operators(name: str) -> list[str]:

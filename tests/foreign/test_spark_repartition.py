@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from stateformat.backends.foreign.framing import spark_decode, spark_encode
+from stateformat.backends.foreign.spark.checks import check_source
 from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
 from stateformat.backends.foreign.spark.repartition.run import Outcome, repartition
 from stateformat.backends.foreign.spark.source import SparkSource
@@ -95,7 +96,7 @@ def rows(path: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def problems(path: Path) -> list[str]:
-    return [problem.message for problem in SparkSource(folder(path)).check("full", lambda *_: None)]
+    return [problem.message for problem in check_source(SparkSource(folder(path)), "full", lambda *_: None)]
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.framing import crc32c, spark_decode, spark_encode
 from stateformat.backends.foreign.source import Part
 from stateformat.backends.foreign.spark import rocksdb_keys, rocksdb_store
+from stateformat.backends.foreign.spark.checks import check_source
 from stateformat.backends.foreign.spark.rocksdb_store import read_changes
 from stateformat.backends.foreign.spark.schemas import SparkField, StoreSchema, parse_struct
 from stateformat.backends.foreign.spark.source import SparkSource
@@ -130,7 +131,9 @@ def test_state_is_what_sparks_own_reader_says(path: Path) -> None:
 @pytest.mark.parametrize("path", READ, ids=label)
 def test_all_is_well_and_every_key_is_in_its_partition(path: Path) -> None:
     some = source(path / "checkpoint")
-    assert not [problem for problem in some.check("full", lambda done, total: None) if problem.severity == "error"]
+    assert not [
+        problem for problem in check_source(some, "full", lambda done, total: None) if problem.severity == "error"
+    ]
     for part in some.parts:
         shape = some.shapes[part.operator, part.state]
         found = pa.Table.from_batches(some.read(part), segment_schema(shape.state))
@@ -292,7 +295,7 @@ def test_checks_find_what_is_wrong_with_a_database(
     fixture: Path, pattern: str, change: Any, level: Any, what: str, tmp_path: Path
 ) -> None:
     some = broken(fixture, tmp_path / "copy", pattern, change)
-    found = [problem for problem in some.check(level, lambda done, total: None) if problem.severity == "error"]
+    found = [problem for problem in check_source(some, level, lambda done, total: None) if problem.severity == "error"]
     assert len(found) == 1
     assert re.search(what, found[0].message)
     assert found[0].subtask == 0

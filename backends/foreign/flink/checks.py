@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ import pyarrow as pa
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
 from stateformat.findings import Finding
 from stateformat.keys import key_groups
-from stateformat.storage import Storage
 
 from ..byte_strings import from_arrow
 from ..source import Level, Part, Progress
@@ -41,7 +39,8 @@ from .metadata import (
     Segment,
     Stream,
 )
-from .streams import Place, Places
+from .source import FlinkSource
+from .streams import Place
 
 CLAUSE = "Flink metadata"
 _STATE = "Flink state"
@@ -49,28 +48,7 @@ _OTHER = "put the file back, or take another checkpoint or savepoint"
 _DAMAGE = "take another checkpoint or savepoint of the job"
 
 
-class Checked(Protocol):
-    """What the checks need of a source."""
-
-    @property
-    def folder(self) -> Storage: ...
-
-    @property
-    def home(self) -> str: ...
-
-    @property
-    def metadata(self) -> Metadata: ...
-
-    @property
-    def places(self) -> Places: ...
-
-    @property
-    def contents(self) -> Contents: ...
-
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]: ...
-
-
-def check_source(source: Checked, level: Level, progress: Progress) -> Iterator[Finding]:
+def check_source(source: FlinkSource, level: Level, progress: Progress) -> Iterator[Finding]:
     """Find everything that is wrong with a checkpoint."""
     try:
         metadata = source.metadata
@@ -123,7 +101,7 @@ def streams_of(metadata: Metadata) -> Iterator[tuple[str, int, Stream]]:
 class _Files:
     """Files that are missing, have another size, or are left over."""
 
-    source: Checked
+    source: FlinkSource
     used: set[str] = field(default_factory=set)
 
     def check(self, metadata: Metadata) -> Generator[Finding, None, set[str]]:
@@ -239,7 +217,7 @@ def _opaque_keys(contents: Contents) -> Iterator[Finding]:
 class _Rows:
     """Decodes every row."""
 
-    def __init__(self, source: Checked, contents: Contents, broken: set[str], progress: Progress) -> None:
+    def __init__(self, source: FlinkSource, contents: Contents, broken: set[str], progress: Progress) -> None:
         self.source, self.contents, self.broken, self.progress = source, contents, broken, progress
         self.done, self.total = 0, sum(part.size_bytes for part, _ in contents.parts.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -13,15 +13,13 @@ import pyarrow as pa
 import xxhash
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
-from stateformat.findings import Finding
 from stateformat.formats import Outside
 from stateformat.model import AttemptId, CheckpointId, CheckpointKind, JobId, ManifestRef, Record, Totals
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage
 
 from ..limits import METADATA_BYTES, read_whole
-from ..source import Level, Note, Opened, Part, Progress
-from .checks import check_source
+from ..source import Note, Opened, Part
 from .contents import Bytes, Contents, KeyedPart, OperatorPart, contents_of, job_id_of
 from .metadata import FILE_NAME, MAGIC, Metadata, decode_metadata
 from .streams import Places
@@ -185,6 +183,3 @@ class FlinkSource:
             last = content.last if last_group is None else min(last_group, content.last)
             if first <= last:
                 yield from content.reader.batches(content.form, first, last)
-
-    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
-        return check_source(self, level, progress)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
@@ -24,12 +23,13 @@ from stateformat.storage import ObjectInfo, Storage
 from ..advice import SPARK, advice_for
 from ..framing import DAMAGED_ADVICE
 from ..limits import read_whole
-from ..source import Level, Note, Part, Progress
+from ..source import Level, Part, Progress
 from .hdfs_store import chain_names
-from .logs import STRICT, CommitLog, OffsetLog, OperatorInfo, batches, is_number, read_offsets
+from .logs import STRICT, batches, is_number, read_offsets
 from .schemas import SCHEMA_ADVICE
-from .states import StateShape, partitions_of
-from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store, StoreReader
+from .source import SparkSource
+from .states import partitions_of
+from .stores import CLAUSE, HDFS_PROVIDER, Listing, Store
 
 _ADVICE_COPY: Final = advice_for(SPARK, "damage")
 _ADVICE_PARTITIONS: Final = (
@@ -48,37 +48,7 @@ _JoinCounts: TypeAlias = "dict[tuple[str, str, int], dict[str, int]]"
 """Rows of a side of a join in a partition: the stored count, and the actual number."""
 
 
-class Checked(Protocol):
-    """What is checked: a ``SparkSource``."""
-
-    folder: Storage
-    batch: int
-    batches: list[int]
-    offsets: OffsetLog
-    commit: CommitLog
-    provider: str
-    operators: tuple[OperatorInfo, ...]
-    listing: Listing
-    stores: dict[tuple[str, str], Store]
-    shapes: dict[tuple[str, str], StateShape]
-    notes: Sequence[Note]
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """All parts."""
-
-    @property
-    def reader(self) -> StoreReader:
-        """The reader of the state store."""
-
-    def files(self, part: Part) -> Sequence[ObjectInfo]:
-        """The files of a part."""
-
-    def columns(self, part: Part) -> Iterator[tuple[Entries, list[pa.Array]]]:
-        """Entries, decoded."""
-
-
-def check(source: Checked, level: Level, progress: Progress) -> Iterator[Finding]:
+def check_source(source: SparkSource, level: Level, progress: Progress) -> Iterator[Finding]:
     """Yield what is wrong; ``quick`` checks logs, names and sizes, ``full`` also every byte."""
     for note in source.notes:
         if note.kind == "refused":
@@ -135,12 +105,12 @@ def check(source: Checked, level: Level, progress: Progress) -> Iterator[Finding
         yield from _joins(source, joins)
 
 
-def _folder(source: Checked, part: Part) -> str:
+def _folder(source: SparkSource, part: Part) -> str:
     return source.stores[part.operator, part.state].folder(part.subtask or 0)
 
 
 def _file_problems(
-    source: Checked, found: Mapping[Part, Sequence[ObjectInfo]], level: Level
+    source: SparkSource, found: Mapping[Part, Sequence[ObjectInfo]], level: Level
 ) -> Iterator[tuple[Part, Finding]]:
     """Yield what a provider's reader finds wrong with its files, once for each folder."""
     seen: set[str] = set()
@@ -183,7 +153,7 @@ def _of_errors(same: Sequence[tuple[Part, CheckpointError]]) -> Finding:
     return replace(first, message=message, subtask=None)
 
 
-def _gone(source: Checked) -> Iterator[Finding]:
+def _gone(source: SparkSource) -> Iterator[Finding]:
     """Compare the operators that have a folder with those that the query must have."""
     there = {info.id for info in source.operators}
     gone = sorted({*range(max(there, default=-1) + 1), *source.commit.stateful} - there)
@@ -202,7 +172,7 @@ def _gone(source: Checked) -> Iterator[Finding]:
         )
 
 
-def _logs(source: Checked, level: Level) -> Iterator[Finding]:
+def _logs(source: SparkSource, level: Level) -> Iterator[Finding]:
     begun = batches(source.folder, "offsets")
     newest, last = max(begun), source.batches[-1]
     if newest == last + 1:
@@ -255,7 +225,7 @@ def _logs(source: Checked, level: Level) -> Iterator[Finding]:
         )
 
 
-def _partitions(source: Checked) -> Iterator[Finding]:
+def _partitions(source: SparkSource) -> Iterator[Finding]:
     wanted = source.offsets.partitions
     for operator in source.operators:
         for info in operator.stores:
@@ -300,7 +270,7 @@ def _partition_folders(listing: Listing, operator: int) -> set[int]:
     return {int(name) for name in names if is_number(name)}
 
 
-def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> Iterator[Finding]:
+def _stale_sums(source: SparkSource, files: Sequence[ObjectInfo], level: Level) -> Iterator[Finding]:
     """Compare Hadoop's ``.name.crc`` files, which are beside every file on local storage."""
     for item in files:
         folder, _, name = item.path.rpartition("/")
@@ -334,7 +304,7 @@ def _compare_sums(folder: Storage, item: ObjectInfo, sums: ObjectInfo) -> str:
     return f"the checksum of byte {int(differ[0]) * _CRC_CHUNK} and on differs" if len(differ) else ""
 
 
-def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Finding]:
+def _content(source: SparkSource, part: Part, joins: _JoinCounts) -> Iterator[Finding]:
     """Decode a part completely, and compare each key's partition with its hash.
 
     Counts in ``joins`` how many rows of a side of a join there are, and how many there should be.
@@ -370,7 +340,7 @@ def _content(source: Checked, part: Part, joins: _JoinCounts) -> Iterator[Findin
         yield _misdealt(part, away, rows, first)
 
 
-def _advice(source: Checked, store: Store, path: str) -> str:
+def _advice(source: SparkSource, store: Store, path: str) -> str:
     """Return what to do about a damaged file: without a snapshot its deltas may be enough."""
     folder, _, name = path.rpartition("/")
     if not name.endswith(".snapshot"):
@@ -382,7 +352,7 @@ def _advice(source: Checked, store: Store, path: str) -> str:
     return _ADVICE_DELTAS
 
 
-def _joins(source: Checked, joins: _JoinCounts) -> Iterator[Finding]:
+def _joins(source: SparkSource, joins: _JoinCounts) -> Iterator[Finding]:
     """Compare how many rows a join has with the counts that it stores."""
     for (operator, side, partition), counts in joins.items():
         counted, there = (counts.get(kind, 0) for kind in _JOIN_COUNTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
-from stateformat.findings import Finding
 from stateformat.graph import JobGraph, Operator
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import (
@@ -32,9 +31,8 @@ from stateformat.storage import ObjectInfo, Storage
 from ..byte_strings import cut
 from ..framing import damaged
 from ..limits import ENTRIES, check as check_limit
-from ..source import Level, Note, Opened, Part, Progress
+from ..source import Note, Opened, Part
 from . import hdfs_store, rocksdb_store
-from .checks import check
 from .logs import (
     PROVIDER,
     OperatorInfo,
@@ -390,10 +388,6 @@ class SparkSource:
         for entries, columns in self.columns(part):
             stored = self.reader.columns(as_bytes, entries, part.path or "") if shape.opaque else None
             yield shape.batch(columns, group, stored)
-
-    def check(self, level: Level, progress: Progress) -> Iterable[Finding]:
-        """Find everything that is wrong."""
-        return check(self, level, progress)
 
 
 def sources(folder: Storage) -> Opened:
