@@ -46,9 +46,9 @@ backends.spark.worker_process backends.spark.sessions backends.spark.data_source
 backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output tools.ckpt.pages
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
-tools.ckpt.transforms tools.ckpt.published tools.ckpt.repartitioned tools.ckpt.asking tools.ckpt.programs tools.ckpt.start_plan tools.ckpt.job_reports
+tools.ckpt.transforms tools.ckpt.published tools.ckpt.repartitioned tools.ckpt.programs tools.ckpt.start_plan tools.ckpt.job_reports
 tools.ckpt.completion tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing
-tools.ckpt.confined tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs __main__
+tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs __main__
 """
 """Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of
 its own.

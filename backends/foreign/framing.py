@@ -34,7 +34,7 @@ _LZ4_LEVEL: Final = 5
 """A frame contains 2 ** (10 + level) bytes."""
 _LZ4_FRAME_MAX: Final = 1 << 25
 _XERIAL_HEAD: Final = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
-_SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
+SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 _SNAPPY_FRAME: Final = 1 << 16
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -282,7 +282,7 @@ def snappy_streams_decode(
     for start, end in zip(starts, ends, strict=True):
         if not 0 <= start <= end <= len(view):
             raise damaged(path, f"a stream shall be at bytes {start} to {end} of {len(view)}", offset=start)
-        if end - start < len(_SNAPPY_HEAD) or bytes(view[start : start + len(_SNAPPY_HEAD)]) != _SNAPPY_HEAD:
+        if end - start < len(SNAPPY_HEAD) or bytes(view[start : start + len(SNAPPY_HEAD)]) != SNAPPY_HEAD:
             raise damaged(path, f"no framed snappy stream begins at byte {start}", offset=start)
         at = start
         while at < end:
@@ -320,7 +320,7 @@ def _snappy_chunk(view: memoryview, at: int, end: int, path: str) -> tuple[int, 
     if size > end - at - 4:
         raise damaged(path, f"the frame at byte {at} declares {size} bytes, {end - at - 4} are left", offset=at)
     if kind == 0xFF:
-        if bytes(body) != _SNAPPY_HEAD[4:]:
+        if bytes(body) != SNAPPY_HEAD[4:]:
             raise damaged(path, f"the stream mark at byte {at} is wrong", offset=at)
     elif kind <= 1:
         if size < 4:
@@ -332,7 +332,7 @@ def _snappy_chunk(view: memoryview, at: int, end: int, path: str) -> tuple[int, 
 
 def snappy_frames_encode(data: Any) -> bytes:
     """Compress bytes into one framed snappy stream, as Flink writes it."""
-    view, codec, parts = memoryview(data).cast("B"), pa.Codec("snappy"), [_SNAPPY_HEAD]
+    view, codec, parts = memoryview(data).cast("B"), pa.Codec("snappy"), [SNAPPY_HEAD]
     pieces = [view[at : at + _SNAPPY_FRAME] for at in range(0, len(view), _SNAPPY_FRAME)]
     whole = np.frombuffer(view, np.uint8) if len(view) else np.zeros(0, np.uint8)
     checks = _masked(crc32c(whole, np.array([len(piece) for piece in pieces], np.int64)))

@@ -22,7 +22,7 @@ HEARD_BY = {
     "backends/importing.py": ("import",),
     "backends/foreign/spark/repartition/": ("rescale",),
     "backends/rewrite/transforming.py": ("rewrite",),
-    "tools/ckpt/asking.py": ("stop", "savepoint", "rescale", "run"),
+    "tools/ckpt/commands/running/asking.py": ("stop", "savepoint", "rescale", "run"),
     "tools/ckpt/pages.py": ("top", "validate"),
     "tools/ckpt/programs.py": ("explain-restore", "run"),
     "tools/ckpt/repartitioned.py": ("rescale",),

@@ -22,8 +22,8 @@ from stateformat.inspecting import own_states
 from stateformat.model import Stop, StopMode
 from stateformat.requests import RequestAnswer, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.asking import Attempt
 from stateformat.tools.ckpt.commands.running import watch
+from stateformat.tools.ckpt.commands.running.asking import Attempt
 from stateformat.tools.ckpt.main import main
 from tests.advice.following import WIDE, complaints, copied, refusal_of, said
 from tests.advice.sentences import HOLE, commands_in

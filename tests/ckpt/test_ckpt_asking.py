@@ -22,7 +22,7 @@ from stateformat.errors import StorageError
 from stateformat.model import RESCALE_PROPERTY, Stop, StopMode
 from stateformat.requests import RequestAnswer, RequestOutcome
 from stateformat.store import CheckpointStore, open as open_store
-from stateformat.tools.ckpt.asking import Attempt, page as page_of, status_of
+from stateformat.tools.ckpt.commands.running.asking import Attempt, page as page_of, status_of
 from stateformat.tools.ckpt.text import Look, lines as drawn
 from tests.ckpt.ckpt_runs import conforms, document, failure, page
 from tests.worlds import stores
@@ -494,8 +494,8 @@ def test_a_real_job_is_rescaled_by_the_command(monkeypatch: pytest.MonkeyPatch) 
     job.tap.let(0, 2)
     runs = [job.begin()]
     job.bench.checkpoint(runs[0])
-    monkeypatch.setattr("stateformat.tools.ckpt.asking.PAUSE_SECONDS", 1e-9)
-    monkeypatch.setattr("stateformat.tools.ckpt.asking.PAUSE_GROWTH", 1.0)
+    monkeypatch.setattr("stateformat.tools.ckpt.commands.running.asking.PAUSE_SECONDS", 1e-9)
+    monkeypatch.setattr("stateformat.tools.ckpt.commands.running.asking.PAUSE_GROWTH", 1.0)
     polled = CheckpointStore.request_answer
 
     def look(self: CheckpointStore, request_id: str) -> RequestAnswer | None:

@@ -43,8 +43,8 @@ from hypothesis import given, settings, strategies as some
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.cursor import Cursor
 from stateformat.backends.foreign.flink.compound import MapOf
+from stateformat.backends.foreign.flink.headers import UnknownClass, read_top
 from stateformat.backends.foreign.flink.lanes import Lanes, Serializer
-from stateformat.backends.foreign.flink.snapshots import UnknownClass, read_top
 from stateformat.backends.foreign.flink.writing.values import encode
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from stateformat.schema import make_fields

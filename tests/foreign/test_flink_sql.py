@@ -35,8 +35,8 @@ from hypothesis import HealthCheck, given, settings, strategies as some, strateg
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.cursor import Cursor
 from stateformat.backends.foreign.flink import walk
+from stateformat.backends.foreign.flink.headers import UnknownClass, read_top
 from stateformat.backends.foreign.flink.lanes import Lanes, Serializer
-from stateformat.backends.foreign.flink.snapshots import UnknownClass, read_top
 from stateformat.backends.foreign.flink.walk import PADDING, Frames, frame_groups
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from stateformat.schema import make_fields

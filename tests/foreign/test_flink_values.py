@@ -24,7 +24,7 @@ import stateformat as sf
 from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.cursor import Cursor
 from stateformat.backends.foreign.flink import binary_rows, compound, scalars
-from stateformat.backends.foreign.flink.headers import KEY_VALUE, KeyedHeader, StateInfo, read_keyed_header
+from stateformat.backends.foreign.flink.headers import KEY_VALUE, KeyedHeader, StateInfo, read_keyed_header, read_top
 from stateformat.backends.foreign.flink.lanes import Lanes, Serializer
 from stateformat.backends.foreign.flink.metadata import (
     CANONICAL,
@@ -38,7 +38,6 @@ from stateformat.backends.foreign.flink.metadata import (
     encode_metadata,
 )
 from stateformat.backends.foreign.flink.scalars import CHARACTER, TEXT
-from stateformat.backends.foreign.flink.snapshots import read_top
 from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
 from stateformat.backends.importing import ImportSpec, import_checkpoint, prove_import
 from stateformat.backends.rewrite import ThreadEngine

@@ -40,7 +40,7 @@ from stateformat.backends.spark.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.requests import RequestOutcome
-from stateformat.tools.ckpt.asking import Attempt
+from stateformat.tools.ckpt.commands.running.asking import Attempt
 from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
 from tests.worlds import spark as spark_in_process

@@ -25,7 +25,7 @@ from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
-from stateformat.tools.ckpt.asking import Attempt
+from stateformat.tools.ckpt.commands.running.asking import Attempt
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.tools.jobs.run import main
 from tests.ckpt.ckpt_runs import conforms

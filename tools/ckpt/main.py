@@ -22,9 +22,8 @@ from click.shell_completion import CompletionItem
 
 from stateformat import __version__
 
-from .confined import confined, runs_sql
 from .exit_status import FINE, PIPE_CLOSED, Failure, failure_of, interrupted, trace_of
-from .interrupts import Interrupts
+from .interrupts import Interrupts, confined, runs_sql
 from .output import complain, show_failure
 from .watch import Watch
 
@@ -78,7 +77,10 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 """Every command with its line in ``ckpt --help``, under a title, with the room of its module.
 Module and function have its name, or, where that is a word of Python's own, its name and ``_``.
 """
-_SHARED: Final = dict.fromkeys(("copy", "pin", "unpin", "rollback"), "keeping")
+_SHARED: Final = {
+    **dict.fromkeys(("copy", "pin", "unpin", "rollback"), "keeping"),
+    **dict.fromkeys(("stop", "savepoint"), "asking"),
+}
 """Commands whose module has another name, which several share."""
 COMMANDS: Final[Mapping[str, str]] = {name: text for _, some in SECTIONS.values() for name, text in some.items()}
 _ROOMS: Final[Mapping[str, str]] = {name: room for room, some in SECTIONS.values() for name in some}

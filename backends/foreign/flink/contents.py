@@ -26,7 +26,7 @@ from stateformat.schema import segment_schema
 from stateformat.states import broadcast_state, coordinator_state, even_split_state, union_state
 
 from ..byte_strings import ByteStrings, Positions, cut
-from ..framing import snappy_streams_decode
+from ..framing import SNAPPY_HEAD, snappy_streams_decode
 from ..limits import ENTRIES, check
 from ..source import Note, Part
 from .compound import element_lanes
@@ -61,7 +61,6 @@ from .metadata import (
 from .streams import Place, Places
 from .walk import Entries
 
-_SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 _RANGE_BYTES: Final = 32 << 20
 NOTHING: Final = Opaque()
 
@@ -175,7 +174,7 @@ class OperatorReader:
         if not self.compressed:
             return ByteStrings(data, start, size)
         # A frame begins with every entry: each is a stream once the stream mark is put before it.
-        head = np.frombuffer(_SNAPPY_HEAD, np.uint8)
+        head = np.frombuffer(SNAPPY_HEAD, np.uint8)
         places = zip(start.tolist(), size.tolist(), strict=True)
         whole = np.concatenate([part for at, length in places for part in (head, data[at : at + length])])
         ends = np.cumsum(size + len(head))

@@ -29,12 +29,12 @@ from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind
 
 from ..byte_strings import Octets, Positions, cut
 from ..cursor import Cursor
-from ..framing import damaged, snappy_streams_decode
+from ..framing import SNAPPY_HEAD, damaged, snappy_streams_decode
 from ..sst.blocks import ReadRange
 from ..sst.merge import merged
 from ..sst.table import Counter, Table, open_table, read_run
 from .compound import Timer, element_lanes
-from .headers import KEYED_VERSION, TIMERS
+from .headers import KEYED_VERSION, TIMERS, UnknownClass, read_top, read_versioned
 from .lanes import Lanes, Serializer
 from .layouts import (
     TIMER_STATES,
@@ -53,14 +53,12 @@ from .layouts import (
     timer_namespace,
 )
 from .metadata import CANONICAL, KeyGroups
-from .snapshots import UnknownClass, read_top, read_versioned
 from .streams import Place
 from .walk import PADDING, Entries, Frames, frame_groups
 
 RANGE_BYTES: Final = 8 << 20
 """How many stored bytes of key groups are read at once, unless one group is larger."""
 
-_SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 _PROBED: Final = 8
 _MANY_STATES: Final = 256
 """With more states than this the entries of all are found at once and kept for the next one: the
@@ -366,7 +364,7 @@ def stream_starts(data: Octets, start: int, end: int, path: str) -> list[int]:
     """Return where consecutive framed snappy streams begin, and the end."""
     view, at, found = memoryview(data.data), start, []
     while at < end:
-        if bytes(view[at : at + 10]) == _SNAPPY_HEAD:
+        if bytes(view[at : at + 10]) == SNAPPY_HEAD:
             found.append(at)
         size = int.from_bytes(view[at + 1 : at + 4], "little")
         if not found or at + 4 + size > end:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from ...asking import ask_job, timeout_option
 from ...exit_status import FINE
 from ...options import (
     Address,
@@ -23,6 +22,7 @@ from ...options import (
 from ...pages import restore_page
 from ...published import proof, prove_option, published, published_page, show_proved
 from ...repartitioned import rescale_foreign
+from ..running.asking import ask_job, timeout_option
 
 
 @command("rescale")

@@ -21,14 +21,15 @@ import click
 
 from stateformat.pages.blocks import Block, Facts, Heading, Note
 
-from .exit_status import FINE, PROBLEMS, UNAVAILABLE
-from .options import Address, AddressType, SecondsType, Session
-from .output import Document, Step
+from ...exit_status import FINE, PROBLEMS, UNAVAILABLE
+from ...options import Address, AddressType, SecondsType, Session, command
+from ...output import Document, Step
 
 if TYPE_CHECKING:
     from stateformat.model import Record
     from stateformat.requests import JobRequest, RequestAnswer
     from stateformat.store import CheckpointStore
+
 
 TIMEOUT_SECONDS: Final = 300
 PAUSE_SECONDS: Final = 0.05
@@ -503,3 +504,52 @@ def _title(kind: str, outcome: str, number: int | None) -> str:
         case "savepoint", "missed":
             return OTHERWISE[kind]
     return TITLES.get(outcome, OTHERWISE[kind])
+
+
+@command("stop", checkpoint="never")
+@click.option("--drain", is_flag=True, help="End the job for good: fire all timers, finish every operator.")
+@target_option
+@timeout_option
+@click.option(
+    "--even-if-stopped",
+    is_flag=True,
+    help="Ask even if the newest checkpoint is a stop: the job was resumed, and has not published yet.",
+)
+def stop(
+    session: Session, address: Address, *, drain: bool, target: Address | None, timeout: float, even_if_stopped: bool
+) -> int:
+    """Ask a running job to stop with a savepoint, and wait.
+
+    The job stops at its next checkpoint, which is copied to a store of its own: the savepoint, by
+    default in savepoints/ below the store. Without --drain nothing is flushed, and the job can go
+    on from there. The request is withdrawn on timeout, Ctrl-C, SIGTERM and SIGHUP. After --timeout
+    it expires: a run that starts later does not obey it.
+
+    A job that has already stopped or finished is not asked.
+
+    Exit status: 0 stopped or finished; 1 it failed, was refused, or is not what was asked for; 3 no
+    run answered, or the savepoint is missing.
+    """
+    from stateformat.model import StopMode
+
+    mode = StopMode.DRAIN if drain else StopMode.NO_DRAIN
+    return ask_job(session, address, target, timeout, "stop", {"mode": mode}, if_stopped=even_if_stopped)
+
+
+@command("savepoint", checkpoint="never")
+@target_option
+@timeout_option
+def savepoint(session: Session, address: Address, *, target: Address | None, timeout: float) -> int:
+    """Ask a running job for a savepoint; the job keeps running.
+
+    The job takes a checkpoint, and copies it to a store of its own while it keeps running. This
+    copy is the savepoint, by default in savepoints/ below the store. The request is withdrawn on
+    timeout, Ctrl-C, SIGTERM and SIGHUP; after --timeout it expires.
+
+    A job that has finished is not asked. `ckpt pin` and `ckpt copy` make a savepoint of an existing
+    checkpoint, and need no running job.
+
+    Exit status: 0 the savepoint is made; 1 it failed, was refused, or the job has finished; 3 no
+    run answered.
+    """
+    return ask_job(session, address, target, timeout, "savepoint", {})
