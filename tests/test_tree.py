@@ -33,7 +33,7 @@ backends.foreign.spark backends.foreign.spark.repartition
 backends.foreign.flink
 backends.foreign.checkpoint backends.foreign.flink.writing backends.foreign.formats backends.foreign
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory
-backends.storage.object_answers backends.storage.object_clients backends.storage.objects backends.storage.s3
+backends.storage.object_answers backends.storage.object_clients backends.storage.objects backends.storage.s3 backends.storage.filesystems
 backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.operators.per_key backends.dataflow.steps backends.dataflow.graph backends.dataflow.compile
 backends.dataflow.flow backends.dataflow backends.dataflow.events backends.dataflow.chained_operator backends.dataflow.source_reader backends.dataflow.chain backends.dataflow.task_tracker backends.dataflow.coordinator

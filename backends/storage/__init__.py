@@ -2,7 +2,8 @@
 
 ``memory`` is the model, ``local`` (on ``local_tree``) a directory, ``objects`` (on
 ``object_clients`` and ``object_answers``) a bucket; ``s3`` adds what only S3 has. All use
-``checks``, and pass the suite in ``testing``. docs/storages.md shows how to write another.
+``checks``, and pass the suite in ``testing``. ``filesystems`` reads what fsspec reaches.
+docs/storages.md shows how to write another.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         check_range as check_range,
         missing as missing,
     )
+    from .filesystems import FsspecStorage as FsspecStorage
     from .local import LocalStorage as LocalStorage
     from .memory import MemoryStorage as MemoryStorage
     from .objects import ObjectStorage as ObjectStorage
@@ -29,6 +31,7 @@ else:
         __name__,
         {
             ".checks": "NewObject check_created check_options check_prefix check_range missing",
+            ".filesystems": "FsspecStorage",
             ".local": "LocalStorage",
             ".memory": "MemoryStorage",
             ".objects": "ObjectStorage",

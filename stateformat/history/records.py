@@ -207,14 +207,13 @@ def _below(storage: Storage) -> str:
         with suppress(CheckpointError):
             there = foreign_checkpoints(inside)
             if there is not None or any(map(layout.record_id, inside.names(layout.RECORDS))):
-                found.append((name, "a store" if there is None else there.system))
+                found.append((name, "a store" if there is None else there.system, inside.url))
     if not found:
         return ""
-    shown = [f"{name} ({what})" for name, what in found[:_SHOWN]]
+    shown = [f"{name} ({what})" for name, what, _ in found[:_SHOWN]]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    url = f"{storage.url.rstrip('/')}/{found[0][0]}"
     there_is, one = ("are", "one of them") if len(found) > 1 else ("is", "that")
-    return f"In it {there_is} {', '.join(shown)}{more}. Give {one}: `ckpt inspect {url}`"
+    return f"In it {there_is} {', '.join(shown)}{more}. Give {one}: `ckpt inspect {found[0][2]}`"
 
 
 def no_records(storage: Storage) -> NotFound:

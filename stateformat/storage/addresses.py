@@ -18,6 +18,14 @@ _WITH_NAME: Final = re.compile(r"(?s)(.*[^@/]/?)@((?!\d+$)[A-Za-z0-9][A-Za-z0-9.
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
 _CONTAINER: Final = re.compile(r"[a-z0-9$][a-z0-9-]{1,62}")
+# What begins like a URL, or like a chain of fsspec: `zip::s3://bucket/a.zip`.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
+_FIRST: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^@:?#]*)?")
+_OTHERS: Final = "fsspec"
+"""The entry point for every scheme that has none."""
+_SECRET: Final = re.compile(r"[@?#]")
+_LOCAL: Final = re.compile(r"(?i)file:(//(localhost)?)?(?=/(?!/))")
+_WINDOWS: Final = re.compile(r"(?i)(file:/*)?[a-z]:[\\/]|\\\\")
 # A URL that pathlib has turned into a path.
 _FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
@@ -74,7 +82,13 @@ def checkpoint_address(address: str) -> tuple[str, int | None]:
 
 
 def without_secrets(url: str) -> str:
-    """Return the URL without user, password, query and fragment. Paths are unchanged."""
+    """Return the URL without user, password, query and fragment. Paths are unchanged.
+
+    Of a chain of fsspec (``zip://inside::https://…``), each part is a URL.
+    """
+    first, *others = url.split("::")
+    if others and _FIRST.fullmatch(first) and all(_SCHEME.match(part) or not _SECRET.search(part) for part in others):
+        return "::".join((first, *(without_secrets(part) for part in others)))
     match = _URL.match(url)
     if match is None or match[1].strip().lower() in _PATH_SCHEMES:
         return url
@@ -150,7 +164,7 @@ def check_savepoint_place(url: str, store_url: str) -> None:
 
 def absolute(url: str) -> str:
     """Return a URL as it is, and a path as seen from the current directory."""
-    if "://" in url or url.lower().startswith("file:/"):
+    if _SCHEME.match(url) or "://" in url or _LOCAL.match(url):
         return url
     return os.path.abspath(os.path.expanduser(url)) if url[:1] != "/" else url  # noqa: PTH100, PTH111
 
@@ -185,13 +199,16 @@ def stores_around(url: str) -> list[str]:
 
 def _place(url: str) -> tuple[str, list[str]]:
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme.lower() == "file":
-        path = unquote(rest, errors="surrogateescape") if separator else os.path.expanduser(url)  # noqa: PTH111
+    if is_local(url):
+        local = _LOCAL.match(url)
+        path = unquote(url[local.end() :], errors="surrogateescape") if local else rest or os.path.expanduser(url)  # noqa: PTH111
         # What cannot be a path (a null character, half a surrogate pair) is reported where it is
         # used.
         with contextlib.suppress(ValueError):
             path = os.path.realpath(path)
         return "file", [part for part in path.split("/") if part]
+    if not separator:
+        return url, []
     host, _, path = rest.partition("/")
     return f"{scheme.lower()}://{host}", [part for part in path.split("/") if part]
 
@@ -215,26 +232,69 @@ def as_url(url: str | os.PathLike[str]) -> str:
     return found
 
 
+def is_local(url: str) -> bool:
+    """Return whether an address is a directory's: a path, or a ``file:`` URL."""
+    return url[:6].lower() == "file:/" or not (_SCHEME.match(url) or url[:6].lower() == "dbfs:/")
+
+
+def resolved(url: str) -> str:
+    """Return an address as storages take it: a path of Databricks (``dbfs:/x``) as it is mounted.
+
+    Raises ``InvalidInput`` for a path that cannot be one here, and says what to give instead.
+    """
+    if url[:6].lower() == "file:/":
+        url = "file:" + url[5:]
+    if _WINDOWS.match(url):
+        raise InvalidInput(
+            f"{url!r:.200} is a path of Windows, and this is another system. Give the path of the folder here, as "
+            "/mnt/c/… in WSL",
+            kind=ErrorKind.INVALID_URL,
+        )
+    of_databricks = url[:6].lower() == "dbfs:/"
+    path = "/" + url[5:].lstrip("/") if of_databricks else url
+    if path.startswith("/Volumes/"):
+        mount = "/Volumes"
+    elif of_databricks:
+        mount, path = "/dbfs", f"/dbfs{path}"
+    else:
+        return url
+    if os.path.isdir(mount):  # noqa: PTH112
+        return path
+    if of_databricks:
+        return f"dbfs://{path.removeprefix('/dbfs')}"
+    raise InvalidInput(
+        f"{path} is a volume of Databricks, and there is no /Volumes here. Run this on a cluster, copy the folder "
+        "(`databricks fs cp -r`), or give its address in the bucket",
+        kind=ErrorKind.INVALID_URL,
+    )
+
+
 def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     """Return the storage of a URL, found by scheme through the entry-point group
-    ``stateformat.storages``. A plain path is ``file://``. ``options`` go to the storage
-    (``endpoint_url``, ``key``, ``secret`` for ``s3://``). Raises ``InvalidInput`` for an unknown
-    scheme or a missing extra.
+    ``stateformat.storages``; one that it lacks may be known to fsspec. A plain path is ``file://``.
+    ``options`` go to the storage (``endpoint_url``, ``key``, ``secret`` for ``s3://``). Raises
+    ``InvalidInput`` for an unknown scheme or a missing extra.
     """
     from importlib.metadata import entry_points
 
-    url = as_url(url)
-    scheme, separator, _ = url.partition("://")
-    if not separator:
-        scheme = "file"
+    url = resolved(as_url(url))
     if not url.strip():
         raise InvalidInput("the store's address is empty; give a path or a URL", kind=ErrorKind.INVALID_URL)
+    named = _SCHEME.match(url)
+    scheme, chained = (named[1], named[2] == "::") if named and not is_local(url) else ("file", False)
     found = {entry.name: entry for entry in entry_points(group="stateformat.storages")}
-    if scheme not in found:
-        raise InvalidInput(
-            f"no storage for {scheme}:// (in {without_secrets(url)}); known are {', '.join(sorted(found))}. Others can "
-            "be added through the entry-point group stateformat.storages",
-            kind=ErrorKind.UNKNOWN_SCHEME,
-            url=without_secrets(url),
-        )
-    return whole(found[scheme].load()(url, options))
+    others = found.pop(_OTHERS, None)
+    entry = others if chained else found.get(scheme, others)
+    try:
+        if entry is not None:
+            return whole(entry.load()(url, options))
+    except InvalidInput as error:
+        if error.kind is not ErrorKind.UNKNOWN_SCHEME:
+            raise
+        scheme = error.details["scheme"]
+    raise InvalidInput(
+        f"no storage for {scheme}:// (in {without_secrets(url)}); known are {', '.join(sorted(found))}. Others can "
+        "be added through the entry-point group stateformat.storages",
+        kind=ErrorKind.UNKNOWN_SCHEME,
+        url=without_secrets(url),
+    )

@@ -16,7 +16,6 @@ import click
 _AGE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([smhdw])")
 _UNIT_US = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86_400 * 10**6, "w": 7 * 86_400 * 10**6}
 _SECONDS_MAX = 10**9
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,12 @@ class AddressType(click.ParamType[Address]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
         from stateformat.formats import split_format
-        from stateformat.storage import is_id, split_id, without_secrets
+        from stateformat.storage import is_id, resolved, split_id, without_secrets
 
         text = str(value)
         place, digits = split_id(text)
         form, url = split_format(place)
+        url = resolved(url)
         shown = without_secrets(url)
         if not url.strip():
             self.fail(f"{text!r} names no store. Give a path or URL: /data/store, s3://bucket/store", param, ctx)
@@ -170,8 +170,10 @@ class AgeType(click.ParamType[int]):
 
 
 def is_local(url: str) -> bool:
-    """Whether a store is a directory: a plain path or a ``file://`` URL."""
-    return not _SCHEME.match(url) or url.lower().startswith("file://")
+    """Whether a store is a directory: a plain path or a ``file:`` URL."""
+    from stateformat.storage import is_local as of_storage
+
+    return of_storage(url)
 
 
 def options_for(url: str, given: Mapping[str, Any], others: tuple[str, ...] = ()) -> Mapping[str, Any]:
