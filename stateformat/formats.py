@@ -30,6 +30,10 @@ Outside = Callable[[str], Storage]
 _PREFIX: Final = re.compile(r"([a-z][a-z0-9-]+):(?!//)(.+)", re.DOTALL)
 
 
+Format = Callable[[Storage, Outside | None], "ForeignCheckpoints | None"]
+"""What a package brings: it returns the checkpoints in a plain folder if it can read them."""
+
+
 class ForeignCheckpoints(Protocol):
     """The checkpoints of another system in one folder; there is at least one."""
 
@@ -76,14 +80,14 @@ def foreign_checkpoints(
     folder = storage.folder()
     found = None
     if folder is not None:
-        formats = _formats()
-        wanted = [formats[name]] if name is not None else [formats[key] for key in sorted(formats)]
-        made = [entry.load()(folder, outside) for entry in wanted]
+        formats = installed()
+        wanted = [formats[name]] if name is not None else formats.values()
+        made = [recognises(folder, outside) for recognises in wanted]
         there = [one for one in made if one is not None]
         if len(there) > 1:
             raise InvalidInput(
                 f"{storage.url} is {' and '.join(one.system for one in there)} at once; say which is meant: "
-                f"{' or '.join(f'{key}:PATH' for key in sorted(formats))}",
+                f"{' or '.join(f'{key}:PATH' for key in formats)}",
                 kind=ErrorKind.INVALID_URL,
                 url=storage.url,
             )
@@ -119,6 +123,12 @@ def open_folder(url: str, options: Mapping[str, Any]) -> Storage:
     if folder is None:
         raise InvalidInput(f"the storage of {url} holds only stores of checkpoints; give a folder or s3://")
     return folder
+
+
+def installed() -> dict[str, Format]:
+    """Return the function of each format that is installed, by name, sorted."""
+    formats = _formats()
+    return {name: formats[name].load() for name in sorted(formats)}
 
 
 def _formats() -> dict[str, Any]:

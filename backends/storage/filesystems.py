@@ -26,6 +26,7 @@ from stateformat import paths as layout
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, NotFound, StorageError
 from stateformat.storage import (
     CreateOutcome,
+    Look,
     ObjectInfo,
     Storage,
     check_path,
@@ -359,10 +360,14 @@ class FsspecFolder(FsspecStorage):
     def list(self, prefix: str) -> list[ObjectInfo]:
         return self._listed(prefix)
 
-    def folders(self) -> Iterator[tuple[str, Storage]]:
+    def look(self) -> Look:
         with self._translated("list", ""):
-            found = self._folders("")
-        return ((name, FsspecFolder(self._filesystem, self._full(name), url=_below(self._url, name))) for name in found)
+            found = self._entries("")
+        names = sorted(path for path, is_file, _ in found if not is_file)
+        inside: dict[str, Storage] = {
+            name: FsspecFolder(self._filesystem, self._full(name), url=_below(self._url, name)) for name in names
+        }
+        return Look(inside, dict.fromkeys(sorted(path for path, is_file, _ in found if is_file)))
 
     def send(self, path: str, file: BinaryIO) -> None:
         """Write a new file with the bytes of another."""

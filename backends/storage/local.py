@@ -28,6 +28,7 @@ from stateformat.storage import (
     CreateOutcome,
     Leftover,
     Link,
+    Look,
     ObjectInfo,
     Storage,
     check_path,
@@ -150,6 +151,10 @@ class LocalStorage(Storage):
         :func:`stateformat.storage.folder_of`.
         """
         return LocalFolder(self._tree.root, durable=self._tree.durable)
+
+    def above(self) -> LocalFolder | None:
+        parent = os.path.dirname(self._tree.root)  # noqa: PTH120
+        return None if parent == self._tree.root else LocalFolder(parent)
 
     def leftovers(self) -> list[Leftover]:
         with self._tree.translated("list", ""):
@@ -291,11 +296,11 @@ class LocalFolder(LocalStorage):
         with self._tree.translated("list", prefix):
             return sorted(self._tree.any_files(tuple(check_relative(directory).split("/")) if slash else (), start))
 
-    def folders(self) -> Iterator[tuple[str, Storage]]:
-        """See :class:`stateformat.storage.Storage.folders`."""
+    def look(self) -> Look:
         with self._tree.translated("list", ""):
-            found = self._tree.folders(())
-        return ((name, LocalFolder(os.path.join(self._tree.root, name))) for name in found)  # noqa: PTH118
+            folders, files, links = self._tree.look()
+        inside: dict[str, Storage] = {name: LocalFolder(os.path.join(self._tree.root, name)) for name in folders}  # noqa: PTH118
+        return Look(inside, {**files}, tuple(links))
 
 
 class _LocalOutput(NewObject):

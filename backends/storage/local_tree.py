@@ -212,6 +212,23 @@ class DirectoryTree:
                 entry.name for entry in entries if is_object_name(entry.name) and entry.is_dir(follow_symlinks=False)
             )
 
+    def look(self) -> tuple[list[str], dict[str, int], list[str]]:
+        """Return the names of the folders in the root, of its files with the times of their last
+        change, in microseconds, and of links to folders; sorted.
+        """
+        folders, files, links = [], {}, []
+        with contextlib.suppress(FileNotFoundError), self.opened(()) as directory, os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif _is_file(entry):
+                    with contextlib.suppress(FileNotFoundError):  # It is gone by now.
+                        files[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns // 1000
+                else:
+                    with contextlib.suppress(OSError):  # A link in a circle leads nowhere.
+                        links += [entry.name] * entry.is_dir()
+        return folders, files, links
+
     def remove_store(self, place: Parts) -> None:
         """Remove the objects of the store in a directory below the root, records first, durably.
 

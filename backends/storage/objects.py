@@ -34,6 +34,7 @@ from stateformat.errors import CheckpointError, ErrorKind, StorageError
 from stateformat.storage import (
     CreateOutcome,
     Link,
+    Look,
     ObjectInfo,
     Storage,
     check_path,
@@ -249,16 +250,25 @@ class ObjectStorage(ObjectPlace, Storage):
         return Link.COPIED
 
     def savepoints(self) -> builtins.list[str]:
-        return sorted({*self._folders_in(layout.SAVEPOINTS)})
+        return sorted(filter(is_object_name, self._look(layout.SAVEPOINTS)[0]))
 
-    def _folders_in(self, place: str) -> Iterator[str]:
+    def _look(self, place: str) -> tuple[set[str], dict[str, int]]:
+        """Return the names of the folders in one, and of the objects with the times of their
+        writing, in microseconds.
+        """
         import obstore
 
         begin = self._key(place)
         with self._translated("list", place):
             page = self._client.call(obstore.list_with_delimiter, begin.rstrip("/") or None)
-        inside = (folder for folder in page["common_prefixes"] if folder.startswith(begin))
-        yield from filter(is_object_name, (folder[len(begin) :] for folder in inside))
+        folders = {folder[len(begin) :] for folder in page["common_prefixes"] if folder.startswith(begin)} - {""}
+        files = {item["path"][len(begin) :]: int(item["last_modified"].timestamp() * 1e6) for item in page["objects"]}
+        # "Directory" markers are no files.
+        return folders, {name: files[name] for name in sorted(files.keys() - folders - {""})}
+
+    def above(self) -> ObjectFolder | None:
+        parent = self._prefix.rpartition("/")[0]
+        return ObjectFolder(self._place, parent, self._options) if self._prefix else None
 
     def savepoint(self, name: str) -> ObjectStorage:
         return type(self)(self._place, self._key(layout.SAVEPOINTS + check_name(name)), self._options)
@@ -408,10 +418,12 @@ class ObjectFolder(ObjectStorage):
         folders = {item.path[: item.path.rfind("/")] for item in found}
         return [item for item in found if item.size_bytes or item.path not in folders]
 
-    def folders(self) -> Iterator[tuple[str, Storage]]:
-        """See :class:`stateformat.storage.Storage.folders`."""
-        inside = sorted({*self._folders_in("")})
-        return ((name, ObjectFolder(self._place, self._key(name), self._options)) for name in inside)
+    def look(self) -> Look:
+        folders, files = self._look("")
+        inside: dict[str, Storage] = {
+            name: ObjectFolder(self._place, self._key(name), self._options) for name in sorted(folders)
+        }
+        return Look(inside, {**files})
 
     def _is_listed(self, path: str) -> bool:
         return bool(path)

@@ -1,10 +1,11 @@
 """The checkpoints of a store: which exist, which are damaged, and what may be deleted.
 
-Read ``records``, then ``retention``.
+Read ``records``, then ``retention``; ``below`` searches a folder that is none.
 """
 
 from __future__ import annotations
 
+from .below import Below as Below, Place as Place, places_below as places_below
 from .records import (
     NO_RECORDS as NO_RECORDS,
     UNREADABLE as UNREADABLE,

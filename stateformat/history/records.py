@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final, TypeVar
 
 from .. import paths as layout
@@ -31,12 +29,9 @@ from ..graph import brief
 from ..model import AttemptId, CheckpointId, ParentRef, Record
 from ..reading import load_record
 from ..storage import Storage, stats_of
+from .below import lies_in, places_below
 
 logger = logging.getLogger(__name__)
-
-_LOOKED_INTO: Final = 200
-"""Folders in one that is no store which are looked into, for the error that names them."""
-_SHOWN: Final = 5
 
 TRIES = 20
 """How often a read starts over before it gives up."""
@@ -46,6 +41,8 @@ UNREADABLE: Final = (DamagedCheckpoint, UnsupportedFormat)
 
 NO_RECORDS: Final = (ErrorKind.STORE_NOT_FOUND, ErrorKind.STORE_EMPTY)
 """Kinds of ``NotFound`` for a store without any record."""
+
+_WHERE: Final = "check the address; a job makes a store with its first checkpoint"
 
 T = TypeVar("T")
 Ids = Sequence[CheckpointId]
@@ -69,7 +66,14 @@ class History:
 
 def record_ids(storage: Storage) -> list[CheckpointId]:
     """Return the ids of all records, ascending, by one listing. Other names are ignored."""
-    return _ids(storage.names(layout.RECORDS))
+    try:
+        return _ids(storage.names(layout.RECORDS))
+    except StorageError as error:
+        # A file in a checkpoint is no folder.
+        inside = lies_in(storage) if error.kind is ErrorKind.STORAGE_REFUSED else ""
+        if not inside:
+            raise
+        raise StorageError(f"{error}; {inside}", kind=error.kind, **error.details) from error
 
 
 def ids_from(storage: Storage, least: CheckpointId) -> list[CheckpointId]:
@@ -199,28 +203,11 @@ def require_records(storage: Storage, listed: Ids) -> None:
         raise no_records(storage)
 
 
-def _below(storage: Storage) -> str:
-    """Return which folders in this one hold checkpoints, as a sentence; empty for none."""
-    found = []
-    folder = storage.folder()
-    for name, inside in islice(folder.folders() if folder is not None else (), _LOOKED_INTO):
-        with suppress(CheckpointError):
-            there = foreign_checkpoints(inside)
-            if there is not None or any(map(layout.record_id, inside.names(layout.RECORDS))):
-                found.append((name, "a store" if there is None else there.system, inside.url))
-    if not found:
-        return ""
-    shown = [f"{name} ({what})" for name, what, _ in found[:_SHOWN]]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    there_is, one = ("are", "one of them") if len(found) > 1 else ("is", "that")
-    return f"In it {there_is} {', '.join(shown)}{more}. Give {one}: `ckpt inspect {found[0][2]}`"
-
-
 def no_records(storage: Storage) -> NotFound:
     """Return the error for a store without records (``STORE_NOT_FOUND``, ``STORE_EMPTY``)."""
     if not storage.exists():
         return NotFound(
-            f"there is no store at {storage.url}; check the address, or run the job once",
+            f"there is no store at {storage.url}; {lies_in(storage) or 'check the address, or run the job once'}",
             kind=ErrorKind.STORE_NOT_FOUND,
             url=storage.url,
         )
@@ -232,12 +219,19 @@ def no_records(storage: Storage) -> NotFound:
             url=storage.url,
         )
     if not storage.list(layout.MANIFESTS) and not storage.list(layout.SEGMENTS):
+        folder = storage.folder()
+        below = None if folder is None else places_below(folder)
+        there = f"{below}" if below else lies_in(storage) or _WHERE
+        if below is not None and below.left_out and not below:
+            there = f"{below.left_out} folders below it were not looked into; give one further down"
+        there = there[0].upper() + there[1:]
         return NotFound(
             f"{storage.url} is no store of checkpoints: nothing lies in its {layout.RECORDS}, {layout.MANIFESTS} and "
             f"{layout.SEGMENTS}, nor what makes a folder of Flink's (`_metadata`) or of a Spark query (`offsets/`). "
-            f"{_below(storage) or 'Check the address; a job makes a store with its first checkpoint'}",
+            f"{there}",
             kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
+            **({"below": below} if below else {}),
         )
     return NotFound(
         f"the store {storage.url} holds no checkpoint; the job has not published one yet",

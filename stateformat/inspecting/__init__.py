@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .below import below_document as below_document
     from .diff import (
         CheckpointDiff as CheckpointDiff,
         Renames as Renames,
@@ -43,6 +44,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
+            ".below": "below_document",
             ".diff": "CheckpointDiff Renames StateDiff column_changes diff_checkpoints proof_document "
             "prove_checkpoints",
             ".key_steps": "KeyStep key_history latest_declaration",

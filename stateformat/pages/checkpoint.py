@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -382,6 +383,58 @@ def history_page(document: Json, now_us: int) -> Iterator[Block]:
         )
         removal = f"Retention removes {'it' if len(strays) == 1 else 'them'} (`ckpt gc --keep N`)."
         yield Note(f"{plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}")
+
+
+FAULTS_SHOWN: Final = 5
+"""What is wrong below a folder, on a page; JSON lists all."""
+
+
+def below_page(document: Json, now_us: int) -> Iterator[Block]:
+    """Make the page of ``ckpt history`` for a folder: the checkpoints below it, what is wrong."""
+    yield Heading("Checkpoints below a folder")
+    yield Facts([("folder", document["folder"])])
+    columns = [
+        Column("of"),
+        Column("kind", optional=2),
+        Column("id", right=True),
+        Column("written (UTC)", whole=True),
+        Column("age", right=True, optional=3),
+        Column("bytes", right=True),
+        Column("written by", optional=4),
+        Column("state"),
+        Column("place", wraps=True),
+    ]
+    places = document["places"]
+    yield Table(columns, [_place(place, now_us) for place in places], None, "checkpoint", "--limit N", document["more"])
+    faults = [words.sentence(f"{place['path']}: {place['fault']['message']}") for place in places if place["fault"]]
+    if faults:
+        yield Note([*some(faults, FAULTS_SHOWN)], "✗", "bad")
+    if document["left_out"]:
+        yield Note(
+            f"{plural(document['left_out'], 'folder')} were not looked into, since {count(document['looked_into'])} "
+            "were: give a folder further down"
+        )
+    passed = [f"{one['path']}: {one['why']}" for one in document["passed_over"]]
+    if passed:
+        yield Facts(listed("passed over", passed, FAULTS_SHOWN))
+    address = next((place["address"] for place in places if place["whole"]), None)
+    if address is not None:
+        yield Note(f"`ckpt inspect {shlex.quote(address)}` shows the first that is whole.")
+
+
+def _place(place: Json, now_us: int) -> list[Cell]:
+    record, written_us = place["checkpoint"], place["written_at_us"]
+    return [
+        place["system"] or "store",
+        record["kind"] if record else "",
+        "" if place["id"] is None else str(place["id"]),
+        words.clock(written_us, seconds=False) if written_us else "-",
+        words.age(written_us, now_us) if written_us else "",
+        size(record["totals"]["bytes"]) if record else "-",
+        place["writer"] or "",
+        {True: "whole", False: "not whole", None: "unknown"}[place["whole"]],
+        place["path"],
+    ]
 
 
 def _entry(entry: Json, now_us: int) -> list[Cell]:

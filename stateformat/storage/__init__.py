@@ -36,6 +36,7 @@ from .protocol import (
     CreateOutcome,
     Leftover,
     Link,
+    Look,
     ObjectInfo,
     OutputObject,
     Storage,
@@ -54,6 +55,7 @@ __all__ = [
     "InFront",
     "Leftover",
     "Link",
+    "Look",
     "ObjectInfo",
     "OutputObject",
     "Stats",
@@ -89,7 +91,8 @@ __all__ = [
 
 def _former_folders(storage: Any) -> Iterator[tuple[str, Storage]]:
     folder = whole(storage).folder()
-    return iter(()) if folder is None else folder.folders()
+    inside = {} if folder is None else folder.look().folders
+    return ((name, inside[name]) for name in sorted(inside) if is_object_name(name))
 
 
 _PROTOCOLS: Final = (

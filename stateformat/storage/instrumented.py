@@ -135,9 +135,9 @@ class InFront(Storage):
 
     def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         found = method(*given)
-        if name == "folders":
-            return ((folder, whole(inside)) for folder, inside in found)
-        return whole(found) if name in ("folder", "savepoint") and found is not None else found
+        if name == "look":
+            return found._replace(folders={folder: whole(inside) for folder, inside in found.folders.items()})
+        return whole(found) if name in ("folder", "savepoint", "above") and found is not None else found
 
     exists = _passed("exists")
     read = _passed("read")
@@ -154,7 +154,8 @@ class InFront(Storage):
     discard = _passed("discard")
     make_durable = _passed("make_durable")
     folder = _passed("folder")
-    folders = _passed("folders")
+    look = _passed("look")
+    above = _passed("above")
     savepoints = _passed("savepoints")
     savepoint = _passed("savepoint")
     remove_savepoint = _passed("remove_savepoint")
@@ -173,11 +174,9 @@ class InstrumentedStorage(InFront):
         return (instrumented, (self._inner,))
 
     def _call(self, name: str, method: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        if name in ("folder", "savepoint"):
+        if name in ("folder", "savepoint", "above"):
             found = super()._call(name, method, given)
             return None if found is None else instrumented(found, self.stats)
-        if name == "folders":
-            return ((folder, instrumented(inside, self.stats)) for folder, inside in super()._call(name, method, ()))
         if name == "open_output":
             return _ObservedOutput(given[0], method, self)
         operation = {"remove_savepoint": "delete"}.get(name, name if name in OPERATIONS else "list")
@@ -197,6 +196,9 @@ class InstrumentedStorage(InFront):
         elif answer is CreateOutcome.UNKNOWN:
             self.stats.event(unknown_outcomes=1)
             logger.warning("create %s of %s: no answer, so whether it was created is unknown", given[0], self.url)
+        if name == "look":
+            inside = {folder: instrumented(there, self.stats) for folder, there in answer.folders.items()}
+            return answer._replace(folders=inside)
         return answer
 
     def _count(self, operation: str, path: str, seconds: float, error: BaseException | None, **counts: int) -> None:
@@ -220,6 +222,8 @@ def _moved(name: str, given: tuple[Any, ...], answer: Any) -> tuple[int, int]:
         return 1, 0
     if name == "link_from":
         return int(answer is not None), 0
+    if name == "look":
+        return len(answer.files), 0
     return len(given[0] if answer is None else answer), 0
 
 

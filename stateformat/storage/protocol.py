@@ -18,7 +18,7 @@ from __future__ import annotations
 import builtins
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
 
@@ -69,6 +69,17 @@ class Leftover(NamedTuple):
     size_bytes: int
     name: str
     """The storage's own name for it: a temporary file, an upload."""
+
+
+class Look(NamedTuple):
+    """What lies directly in a plain folder, by name."""
+
+    folders: dict[str, Storage]
+    """Each a plain folder; hidden ones too."""
+    files: dict[str, int | None]
+    """When each was written, in microseconds; None if the storage does not say."""
+    links: tuple[str, ...] = ()
+    """Links to folders, which are not followed."""
 
 
 class OutputObject(Protocol):
@@ -213,11 +224,17 @@ class Storage(ABC):
         """
         return None
 
-    def folders(self) -> Iterator[tuple[str, Storage]]:
-        """Return the folders in this plain folder by name, sorted, each a plain folder; no hidden
-        ones, and none if the storage does not know them.
+    def look(self) -> Look:
+        """Return what lies directly in this plain folder, by one request where there are few names;
+        nothing if the storage does not know.
         """
-        return iter(())
+        return Look({}, {})
+
+    def above(self) -> Storage | None:
+        """Return the plain folder that this place lies in; None at the top, or if the storage does
+        not know.
+        """
+        return None
 
     def savepoints(self) -> builtins.list[str]:
         """Return the names of the folders in ``savepoints/`` below the store, sorted, including

@@ -87,3 +87,10 @@ def test_a_prefix_with_checkpoints_below_it_is_told_with_those(endpoint: str, tm
         page("copy", tmp_path / "store", f"{remote}/{name}", *there)
     message = failure("inspect", remote, *there, status=3)["message"]
     assert f"In it are one (a store), two (a store). Give one of them: `ckpt inspect {remote}/one`" in message
+    found = document("history", remote, *there)["places"]
+    assert [(one["path"], one["address"], one["whole"]) for one in found] == [
+        ("one", f"{remote}/one", True),
+        ("two", f"{remote}/two", True),
+    ]
+    told = failure("inspect", f"{remote}/one/manifests", *there, status=3)["message"]
+    assert f"it is a place in the store {remote}/one: `ckpt inspect {remote}/one`" in told.replace("It", "it")

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "changed-member": "ckpt/test_ckpt_diff.py",
     "contents.unread contents.messages": "ckpt/test_ckpt_reading.py",
     "start column-of-a-plan": "ckpt/test_ckpt_explain_flow.py",
+    "history-FOLDER.passed_over": "ckpt/test_ckpt_below.py",
     "export-to-a-folder.states.notes": "exporting/test_export_parquet.py",
     "import.finished import.positions": "foreign/test_ckpt_import.py",
 }

@@ -299,7 +299,7 @@ def test_it_can_do_what_the_storage_behind_it_can(tmp_path: Path) -> None:
         assert isinstance(wrapped, st.Storage)
         folder = wrapped.folder()
         assert folder is not None
-        assert [name for name, _ in folder.folders()] == []
+        assert folder.look().folders == {}
     assert isinstance(storage, InstrumentedStorage)
     # What the memory storage leaves to the default is not counted, except for what that asks.
     assert (memory.leftovers(), memory.names("checkpoints/"), memory.folder()) == ([], [], None)

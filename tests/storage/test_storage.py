@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ from stateformat.backends.storage import LocalStorage, MemoryStorage, local, loc
 from stateformat.backends.storage.testing import StorageConformance
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import REFUSALS, CreateOutcome, ObjectInfo, Storage, instrumented, open_storage, whole
+from stateformat.storage import REFUSALS, CreateOutcome, Look, ObjectInfo, Storage, instrumented, open_storage, whole
 from stateformat.store import CheckpointStore
 from tests.worlds.stores import counts_job, counts_store
 
@@ -610,8 +610,11 @@ class Bare:
     def folder(self) -> Bare:
         return Bare(f"{self.url}/folder")
 
-    def folders(self) -> Iterator[tuple[str, Bare]]:
-        return iter([("in", Bare(f"{self.url}/in"))])
+    def look(self) -> Look:
+        return Look({"in": cast("Storage", Bare(f"{self.url}/in"))}, {})
+
+    def above(self) -> Bare:
+        return Bare("bare://x/above")
 
     def savepoint(self, name: str) -> Bare:
         return Bare(f"{self.url}/savepoints/{name}")
@@ -627,7 +630,8 @@ def test_folders_and_savepoints_of_a_bare_storage_are_whole_storages(front: Call
     for inside, url in (
         (folder, "folder"),
         (storage.savepoint("a"), "savepoints/a"),
-        (next(folder.folders())[1], "folder/in"),
+        (folder.look().folders["in"], "folder/in"),
+        (folder.above(), "above"),
     ):
         assert isinstance(inside, Storage)
         assert inside.url == f"bare://x/{url}"

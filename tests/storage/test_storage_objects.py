@@ -6,7 +6,7 @@ import multiprocessing
 import re
 import sys
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,16 @@ def test_a_folder_is_read_whatever_it_holds(opened: Storage) -> None:
     folder = opened.folder()
     assert folder is not None
     assert paths(folder, "seg") == ["segments/1/a"]
-    assert [name for name, _ in folder.folders()] == ["manifests", "requests", "segments"]
-    assert [paths(inside, "") for name, inside in folder.folders() if name == "segments"] == [["1/a"]]
+    look = folder.look()
+    assert (list(look.folders), look.files) == (["manifests", "requests", "segments"], {})
+    inside = look.folders["segments"].look().folders["1"]
+    assert paths(inside, "") == ["a"]
+    written_us = inside.look().files["a"]
+    assert written_us is not None
+    assert 2020 < datetime.fromtimestamp(written_us / 1e6, UTC).year < 2100
+    above = inside.above()
+    assert above is not None
+    assert above.url == look.folders["segments"].url
 
 
 @pytest.mark.parametrize("scheme", SERVERS)
