@@ -14,19 +14,13 @@ SPARK: Final = "the checkpoint of a Spark query"
 
 _HISTORY: Final = "`ckpt history {url}` shows what is there now"
 _IMPORT: Final = "`ckpt import {url} --to STORE` makes a store of it"
-_BACK: Final = (
-    'A query goes back to an older batch in a copy of its folder, by hand: docs/foreign.md, "Go back to an older '
-    'batch", has the steps'
-)
+_BACK: Final = "`ckpt copy {url}@ID --to COPY` writes a folder from which the query goes on after an older batch"
 _FROM_PATH: Final = "start the job from an older savepoint or checkpoint (`flink run -s PATH`)"
 _STARTS: Final = (
     "import it with `ckpt import {url} --to STORE --job-id {job_id}`, and the program goes on from the new store"
 )
 
-_COPY_OF_QUERY: Final = (
-    "Stop the query and copy its whole folder; or `ckpt rescale {url} --parallelism N --to COPY`, with N its number of "
-    "partitions, writes its newest batch alone and checks it"
-)
+_COPY_OF_QUERY: Final = "`ckpt copy {url} --to COPY` keeps a copy that it has validated, of an older batch with @ID"
 _COPY_OF_SAVEPOINT: Final = (
     "Copy a savepoint as the folder that it is (cp -r); the files of a checkpoint may lie elsewhere: take a savepoint "
     "(`flink savepoint`)"
@@ -35,14 +29,13 @@ _COPY_OF_SAVEPOINT: Final = (
 
 _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
     SPARK: {
-        "copy": _COPY_OF_QUERY,
         "pin": _COPY_OF_QUERY,
         "unpin": f"It has no pins. {_HISTORY}",
         "gc": "Spark itself removes old batches; `ckpt du {url}` shows what they take",
         "rollback": _BACK,
         "repair": (
             "`ckpt validate {url} --all --level full` says which batches are whole. Put damaged files back from a copy "
-            f"of the folder, or go back to a whole batch. {_BACK}"
+            f"of the folder, or go back to a whole batch: {_BACK}"
         ),
         "rewrite": (
             f"{_IMPORT}, which `ckpt rewrite` takes, and which no query goes on from. For another number of partitions "
@@ -52,7 +45,7 @@ _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "savepoint": _COPY_OF_QUERY,
         "watch": f"Only stores are followed; {_HISTORY}",
         "run": f"{_IMPORT}, and a program can go on from that",
-        "damage": f"put the file back from a copy, or go back to a whole batch. {_BACK}",
+        "damage": f"put the file back from a copy, or go back to a whole batch: {_BACK}",
         "validate": f"`ckpt history {{url}}` lists the batches. {_BACK}",
         "start": _STARTS,
     },
@@ -90,4 +83,4 @@ def advice_for(system: str, subject: str, url: str = "", **values: object) -> st
     ``subject``: a command that does not take such a folder, ``damage``, ``validate`` (no checkpoint
     is whole), or ``start`` (of a program, ``job_id``).
     """
-    return _TABLE.get(system, {}).get(subject, "").format(url=url, **values)
+    return _TABLE.get(system, {}).get(subject, "").format(url=url or "QUERY", **values)

@@ -304,9 +304,9 @@ def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None
 
 def test_a_spark_query_goes_back_to_an_older_batch(tmp_path: Path) -> None:
     query = shutil.copytree(FIXTURES / "spark-4.3.0" / "totals-with-crc" / "checkpoint", tmp_path / "query")
-    places = {"QUERY": query, "OLDER": tmp_path / "older", "COPY": tmp_path / "copy"}
+    places = {"QUERY": query, "COPY": tmp_path / "copy"}
     newest, older = (record.checkpoint_id for record in stateformat.open(query).history()[:2])
-    run_recipe(FOREIGN_RECIPES["back"], tmp_path, BATCH=older - 1, PARTITIONS=3, **places)
+    run_recipe(FOREIGN_RECIPES["back"], tmp_path, ID=older, **places)
     assert [record.checkpoint_id for record in stateformat.open(query).history()[:2]] == [newest, older]
     found, wanted = (
         sorted(map(repr, one.read("operator-0", "default").table().to_pylist()))

@@ -20,9 +20,9 @@ from stateformat.backends.foreign.byte_strings import ByteStrings, from_arrow
 from stateformat.backends.foreign.framing import crc32c
 from stateformat.backends.foreign.spark import hdfs_store
 from stateformat.backends.foreign.spark.checks import check_source
+from stateformat.backends.foreign.spark.edits import edit_commit, edit_offsets, edit_operator, location_like
 from stateformat.backends.foreign.spark.hdfs_store import Chain
 from stateformat.backends.foreign.spark.logs import recognises
-from stateformat.backends.foreign.spark.repartition.plan import edit_commit, edit_offsets, edit_operator, location_like
 from stateformat.backends.foreign.spark.repartition.run import lies_outside
 from stateformat.backends.foreign.spark.repartition.store_files import (
     framed,

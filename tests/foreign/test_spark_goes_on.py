@@ -130,11 +130,11 @@ def test_spark_goes_on_from_a_checkpoint_dealt_anew(
 @pytest.mark.parametrize("conf", [{}, CHANGELOG], ids=["default", "rocksdb"])
 def test_spark_goes_back_to_an_older_batch_as_the_page_says(spark: Any, tmp_path: Path, conf: dict[str, str]) -> None:
     name, batch = "totals", 1
-    query, older, copy = tmp_path / "query", tmp_path / "older", tmp_path / "copy"
+    query, copy = tmp_path / "query", tmp_path / "copy"
     for number in range(5):
         write_batch(tmp_path, QUERIES[name], number)
     whole = go_on(spark, name, tmp_path, query, {**partitions(3), **conf})
-    run_recipe(FOREIGN_RECIPES["back"], tmp_path, QUERY=query, OLDER=older, COPY=copy, BATCH=batch, PARTITIONS=3)
+    run_recipe(FOREIGN_RECIPES["back"], tmp_path, QUERY=query, COPY=copy, ID=batch + 1)
     again = go_on(spark, name, tmp_path, copy, conf)
     # The next batch has its own input; what comes after it may be one batch.
     assert again[batch + 1] == whole[batch + 1]

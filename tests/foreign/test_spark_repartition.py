@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
+import stateformat
 from stateformat.backends.foreign.framing import spark_decode, spark_encode
 from stateformat.backends.foreign.spark.checks import check_source
 from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
@@ -372,8 +373,9 @@ def test_a_copy_that_was_interrupted_is_no_checkpoint_and_says_how_to_go_on(afte
 
     with pytest.raises(Interrupted):
         deal(AGGREGATE, tmp_path / "to", 4, progress=stop)
-    assert not (tmp_path / "to" / "metadata").exists()
-    assert not (tmp_path / "to" / "offsets").exists()
+    assert [path.name for path in (tmp_path / "to" / "offsets").iterdir()] == [str(NEWEST + 2)]
+    with pytest.raises(DamagedCheckpoint, match="begun and not ended: remove the folder"):
+        stateformat.open(tmp_path / "to").open()
     with pytest.raises(InvalidInput, match=r"begun and not ended.*Remove the folder and run the command again"):
         deal(AGGREGATE, tmp_path / "to", 4)
     shutil.rmtree(tmp_path / "to")
@@ -523,7 +525,7 @@ def test_a_spark_job_refuses_the_whole_before_anything_is_written(spark: Any, tm
     options = ["--parallelism", "4", "--to", tmp_path / "copy", "--engine", "spark"]
     found = failure("rescale", source, *options, status=1)
     assert "state/0/" in found["message"]
-    assert not (tmp_path / "copy").exists()
+    assert not bytes_of(tmp_path / "copy")
 
 
 @pytest.mark.spark

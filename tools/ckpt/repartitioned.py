@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 STORES_SHOWN: Final = 20
 """Stores on a page; JSON lists all."""
+ONE_QUERY: Final = (
+    "Both folders are the same query. Run it on one of them, never on both: they would write the same batches to the "
+    "same sink."
+)
 PROVIDER_NAMES: Final = {"hdfs": "default store", "rocksdb": "RocksDB"}
 
 
@@ -44,10 +48,12 @@ def rescale_foreign(
     Returns the exit status.
     """
     from stateformat.backends.foreign import advice_for
-    from stateformat.backends.foreign.spark.repartition.plan import check_query, plan_repartition
-    from stateformat.backends.foreign.spark.repartition.run import Engine, LocalEngine, check_target, repartition
+    from stateformat.backends.foreign.spark.copying import check_target
+    from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
+    from stateformat.backends.foreign.spark.repartition.run import Engine, LocalEngine, repartition
+    from stateformat.backends.foreign.spark.source import query_of
 
-    check_query(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system))
+    query_of(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system), "rescale")
     if parallelism is None or target is None:
         raise click.UsageError(
             f"{checkpoint.storage.url} is {checkpoint.system}, whose rescaled copy goes to a new folder: give "
@@ -71,7 +77,8 @@ def rescale_foreign(
 
         runner = SparkRepartition()
     session.changes(
-        f"{there.url} holds a part of the copy, if anything, and no file `metadata`: remove the folder and run it again"
+        f"{there.url} holds a part of the copy, if anything, on which Spark refuses to start: remove the folder and "
+        "run it again"
     )
     with session.output.progress(f"Writing {plan.after} partitions") as step:
 
@@ -96,7 +103,7 @@ def rescale_foreign(
 
 def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
     """What was written, or would be."""
-    from stateformat.backends.foreign.spark.repartition.plan import location_like
+    from stateformat.backends.foreign.spark.edits import location_like
 
     return {
         "store": there.url,
@@ -192,10 +199,7 @@ def _stores(document: Document) -> Table:
 
 def _remarks(document: Document) -> Iterator[str]:
     if document["written"]:
-        yield (
-            "Both folders are the same query. Run it on one of them, never on both: they would write the same batches "
-            "to the same sink."
-        )
+        yield ONE_QUERY
         yield (
             "Start it on the copy with this checkpointLocation and nothing else changed: the copy sets the number of "
             "partitions and the provider, and the session's settings for them do not apply. Keep the copy where it is "

@@ -205,7 +205,7 @@ def _logs(source: SparkSource, level: Level) -> Iterator[Finding]:
             read_offsets(source.folder, source.batch - 1)
         except CheckpointError as error:
             yield _of_error(error, None)
-    elif source.batch == last > 0:
+    elif source.batch == last == newest > 0:
         yield _problem(
             ErrorKind.OBJECT_MISSING,
             f"offsets/{last - 1} is missing: Spark does not restart without the batch before its newest",

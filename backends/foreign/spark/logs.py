@@ -35,6 +35,9 @@ _TIMES_MS: Final = 1 << 52
 MAX_PARTITIONS: Final = 32768
 """The limit for stateformat's key groups; Spark's number of partitions is not limited."""
 
+UNFINISHED: Final = "this copy was begun and not ended: remove the folder and copy again"
+"""What :func:`begun_path` holds."""
+
 
 @dataclass(frozen=True)
 class OffsetLog:
@@ -262,11 +265,33 @@ def read_commit(folder: Reads, batch: int) -> CommitLog:
 
 
 def committed(folder: Reads) -> list[int]:
-    """Return the committed batches, ascending. Raises ``NotFound`` if there are none."""
+    """Return the committed batches, ascending. Raises ``NotFound`` if there are none, and
+    ``DamagedCheckpoint`` for a copy that is not complete.
+    """
     found = batches(folder, "commits")
+    if is_begun(folder, found[-1] if found else -1):
+        raise damaged(begun_path(found[-1] if found else -1), UNFINISHED, kind=ErrorKind.OBJECT_MISSING)
     if not found:
         raise NotFound(_nothing_committed(folder), kind=ErrorKind.STORE_EMPTY)
     return found
+
+
+def begun_path(batch: int) -> str:
+    """Return the file that a copy of a batch has until it is complete.
+
+    Spark takes it for the offsets of the newest batch, which it reads before anything else, and
+    refuses to start with its text. It is written first and deleted last, which every storage does
+    at once.
+    """
+    return f"offsets/{batch + 2}"
+
+
+def is_begun(folder: Reads, committed_batch: int) -> bool:
+    """Return whether a folder is a copy that is not complete."""
+    begun = batches(folder, "offsets")
+    if not begun or (begun[-1] <= committed_batch + 1 and committed_batch >= 0):
+        return False
+    return bytes(folder.read_range(f"offsets/{begun[-1]}", 0, len(UNFINISHED) + 1)) == UNFINISHED.encode()
 
 
 def _nothing_committed(folder: Reads) -> str:

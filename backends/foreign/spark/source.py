@@ -28,6 +28,7 @@ from stateformat.model import (
 )
 from stateformat.storage import ObjectInfo, Storage
 
+from ..advice import advice_for
 from ..byte_strings import cut
 from ..framing import damaged
 from ..limits import ENTRIES, check as check_limit
@@ -388,6 +389,16 @@ class SparkSource:
         for entries, columns in self.columns(part):
             stored = self.reader.columns(as_bytes, entries, part.path or "") if shape.opaque else None
             yield shape.batch(columns, group, stored)
+
+
+def query_of(source: object, url: str, system: str, command: str) -> SparkSource:
+    """Return the source of a query's checkpoint. Raises ``InvalidInput`` for another system's, with
+    what to do in place of the command.
+    """
+    if not isinstance(source, SparkSource):
+        told = advice_for(system, command, url) or f"`ckpt import {url} --to STORE` makes a store of it"
+        raise InvalidInput(f"{url} is {system}. {told}")
+    return source
 
 
 def sources(folder: Storage) -> Opened:

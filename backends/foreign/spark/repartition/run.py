@@ -1,4 +1,4 @@
-"""Runs a repartition: reads and verifies everything, then writes, ``metadata`` last.
+"""Runs a repartition: reads and verifies everything, then writes.
 
 What is read waits in a temporary file until all of it is verified, so nothing is written for a
 checkpoint that is refused. An engine reads and writes state, with two functions whose arguments can
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final, NamedTuple, Protocol
 from uuid import NAMESPACE_URL, uuid5
 
@@ -21,20 +20,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
-from stateformat.storage import Storage, lies_in
+from stateformat.errors import DamagedCheckpoint, ErrorKind, StorageError
+from stateformat.storage import Storage
 from stateformat.tables import Spill
 
 from ...byte_strings import ByteStrings, from_arrow
 from ...framing import damaged
-from ...limits import read_whole
 from .. import rocksdb_keys, rocksdb_store
+from ..copying import begin, check_target, finish, withdraw, write_files
 from ..logs import batches
 from ..schemas import SparkField, SparkType, has_values
 from ..states import spark_hashes
 from ..stores import Entries, Store
 from ..unsafe_row import decode_rows
-from .plan import RepartitionPlan, Source, Target, Unit, turn
+from .plan import RepartitionPlan, Source, Target, Unit
 from .store_files import entry_pieces, frame_pieces, framed, prefixed_keys, write_database, write_snapshot
 
 _VOID: Final = SparkType("void", pa.null())
@@ -257,43 +256,27 @@ def repartition(
 
     def proven() -> None:
         check_still(folder, plan)
+        begin(target, plan.batch)
 
-    results = (engine or LocalEngine()).run(plan, folder, target, proven, progress)
+    try:
+        results = (engine or LocalEngine()).run(plan, folder, target, proven, progress)
+    except BaseException:
+        withdraw(target, plan.batch)
+        raise
     keys = tuple(np.zeros(unit.targets, np.int64) for unit in plan.units)
     sizes = tuple(np.zeros(unit.targets, np.int64) for unit in plan.units)
     for result in results:
         keys[result.target.unit][result.target.partition] = result.keys
         sizes[result.target.unit][result.target.partition] = result.size_bytes
     check_still(folder, plan)
-    files, size = _write_rest(folder, target, plan)
+    files, size = write_files(folder, target, plan.copies, plan.edits)
+    finish(target, plan.batch)
     return Outcome(
         plan,
         keys,
         sizes,
         files + sum(result.files for result in results),
         size + sum(result.size_bytes for result in results),
-    )
-
-
-def check_target(folder: Storage, target: Storage) -> None:
-    """Raise ``InvalidInput`` unless the target is empty or absent, and not the source."""
-    if lies_in(target.url, folder.url):
-        raise InvalidInput(
-            f"{target.url} is the checkpoint itself or lies in it, and it is never changed; name another folder"
-        )
-    there = [item.path for item in target.list("")] if target.exists() else []
-    if not there:
-        return
-    whole = "metadata" in there
-    begun = not whole and any(path.startswith(("state/", "offsets/", "commits/", "sources/")) for path in there)
-    if begun:
-        why = "it holds a copy that was begun and not ended (`metadata`, which is written last, is missing). "
-        advice = "Remove the folder and run the command again"
-    else:
-        why = "it holds a query's checkpoint. " if whole else f"it holds {there[0]!r}. "
-        advice = "Name a folder that is empty or does not exist"
-    raise InvalidInput(
-        f"{target.url} is not empty: {why}{advice}", kind=ErrorKind.STORE_NOT_EMPTY, url=target.url, begun=begun
     )
 
 
@@ -345,21 +328,3 @@ def _counted(results: Iterator[Result], count: int, progress: Progress) -> Itera
     for number, result in enumerate(results, 1):
         progress("writing", number, count)
         yield result
-
-
-def _write_rest(folder: Storage, target: Storage, plan: RepartitionPlan) -> tuple[int, int]:
-    """Copy and edit logs and schemas, in the order of :func:`turn`; returns files and bytes."""
-    edits = dict(plan.edits)
-    paths = sorted([*(item.path for item in plan.copies), *edits], key=turn)
-
-    def write(path: str) -> int:
-        data = edits[path] if path in edits else read_whole(folder, path)
-        with target.open_output(path) as output:
-            return output.write(memoryview(data))
-
-    size = 0
-    with ThreadPoolExecutor(WRITERS["hdfs"], thread_name_prefix="repartition") as pool:
-        # One kind after another: while a file is missing, so are all files of later kinds.
-        for _, some in groupby(paths, key=lambda path: turn(path)[0]):
-            size += sum(pool.map(write, list(some)))
-    return len(paths), size

@@ -1,13 +1,18 @@
 """``ckpt copy``, ``pin`` and ``unpin``: a checkpoint in a store of its own, under a name below its
-store, or no more; ``ckpt rollback``: an older one, published again as the newest.
+store, or no more; ``ckpt rollback``: an older one, published again as the newest. ``copy`` takes a
+Spark query's, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import click
 
 from stateformat import words
-from stateformat.pages.blocks import Facts, Heading, Page
+from stateformat.pages.blocks import Block, Facts, Heading, Note, Page
 
 from ...options import Address, AddressType, Session, command, other_store
 from ...output import Document
@@ -22,12 +27,18 @@ from ...published import (
     source_document,
     totals_text,
 )
+from ...repartitioned import ONE_QUERY
+
+if TYPE_CHECKING:
+    from stateformat.reading import Checkpoint
+    from stateformat.store import CheckpointStore
 
 
 @command("copy")
-@click.argument("target", type=AddressType("never"), metavar="TARGET")
+@click.argument("target", type=AddressType("never"), required=False)
+@click.option("--to", type=AddressType("never"), metavar="TARGET", help="The same as TARGET.")
 @prove_option
-def copy(session: Session, address: Address, *, target: Address, prove: bool) -> int:
+def copy(session: Session, address: Address, *, target: Address | None, to: Address | None, prove: bool) -> int:
     """Copy a checkpoint into a store of its own: a savepoint.
 
     TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
@@ -35,10 +46,22 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
     instead, so both stores share their bytes; between two places of one S3 server the server
     copies, and sizes are checked (`ckpt validate --level full` reads the digests). Run an
     interrupted copy again to complete it.
+
+    STORE may also be the checkpoint location of a Structured Streaming query. TARGET is then an
+    empty folder, and gets all that Spark needs to go on after the batch of @ID, or after the newest
+    one: so a query goes back to any batch that `ckpt history` lists. The copy is validated in full
+    before Spark can start on it; the original stays as it is.
     """
     from stateformat.documents import published_document
+    from stateformat.model import Capability
 
+    if (target is None) == (to is None):
+        raise click.UsageError("give the target once: TARGET, or --to TARGET")
+    target = target or to
+    assert target is not None
     store, checkpoint = session.checkpoint(address, target.url)
+    if Capability.CARRY not in checkpoint.capabilities:
+        return _copy_query(session, address, store, checkpoint, target, prove=prove)
     there = session.target(target, address.url)
     session.changes("run it again to complete the copy: what is there is not copied twice")
     with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
@@ -62,6 +85,67 @@ def copy(session: Session, address: Address, *, target: Address, prove: bool) ->
             is_savepoint=True,
         )
     return show_proved(session, document, copied_page)
+
+
+def _copy_query(
+    session: Session, address: Address, store: CheckpointStore, checkpoint: Checkpoint, target: Address, *, prove: bool
+) -> int:
+    from stateformat.backends.foreign.spark.copying import copy_query, plan_copy
+    from stateformat.backends.foreign.spark.edits import location_like
+    from stateformat.backends.foreign.spark.source import query_of
+
+    folder = checkpoint.storage
+    source = query_of(getattr(checkpoint, "source", None), folder.url, str(checkpoint.system), "copy")
+    there = session.folder(target, address.url)
+    plan = plan_copy(source, there.url)
+    session.changes(
+        f"{there.url} holds a part of the copy, if anything, on which Spark refuses to start: remove the folder and "
+        "run it again"
+    )
+    with session.output.progress(f"Copying batch {plan.batch}") as step:
+        files, size = copy_query(folder, there, plan, step)
+    document: Document = {
+        "store": there.url,
+        "location": location_like("", there.url),
+        "source": source_document(store, checkpoint.record),
+        "query_id": plan.query_id,
+        "batch": plan.batch,
+        "newest_batch": plan.newest,
+        "runs_again": plan.runs_again,
+        "files": files,
+        "bytes": size,
+        "proof": None,
+    }
+    if prove:
+        from stateformat.inspecting import prove_checkpoints
+
+        result = session.checkpoint(replace(target, format="spark"))[1]
+        document["proof"] = proof(session, lambda step: prove_checkpoints(checkpoint, result, progress=step))
+    return show_proved(session, document, query_page)
+
+
+def query_page(document: Document) -> Iterator[Block]:
+    """Make the page of a query's copy: how far it goes, and how the query goes on."""
+    batch, newest = document["batch"], document["newest_batch"]
+    yield Heading(f"Copied the query as of batch {batch}")
+    yield Facts(
+        [
+            ("from", document["source"]["store"]),
+            ("to", document["store"]),
+            ("checkpointLocation", document["location"]),
+            ("query", document["query_id"]),
+            ("batch", f"{batch}, state version {batch + 1}{'' if batch == newest else f'; the newest is {newest}'}"),
+            ("size", f"{words.plural(document['files'], 'file')}, {words.size(document['bytes'])}"),
+        ]
+    )
+    again = ", with the same input as before; later batches may divide the input differently"
+    yield Note(f"Spark goes on from the copy with batch {batch + 1}{again if document['runs_again'] else ''}.")
+    if batch < newest:
+        yield Note(
+            f"What batches {batch + 1} to {newest} put out is in the sink already. A file sink of Spark leaves out "
+            "batches that its log (_spark_metadata) has: give the query another folder there, or take them out of both."
+        )
+    yield Note(f"Of the batches before it the copy has only the state that this one needs. {ONE_QUERY}")
 
 
 def copied_page(document: Document) -> Page:

@@ -1,0 +1,167 @@
+"""Copies of a query as of a batch: whole or refused, and never a folder on which Spark starts too
+soon.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stateformat
+from stateformat.backends.foreign.spark.copying import copy_query, plan_copy
+from stateformat.backends.foreign.spark.source import SparkSource
+from stateformat.errors import DamagedCheckpoint, InvalidInput, StorageError, UnsupportedFormat
+from stateformat.inspecting import prove_checkpoints
+from stateformat.storage import InFront, OutputObject, Storage
+from tests.ckpt.ckpt_runs import document, failure, page
+from tests.foreign.spark_queries import CHANGELOG, QUERIES, go_on, partitions, write_batch
+from tests.foreign.test_spark_repartition import ALL, AVRO, FIXTURES, bytes_of, each, folder
+
+AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
+LOGGED = FIXTURES / "spark-4.3.0" / "aggregate-rocksdb-changelog" / "checkpoint"
+OLD = ["old-spark-3.0.3/join", "old-spark-3.0.3/totals", "old-spark-3.0.3/whole"]
+
+
+def copied(query: Path, target: Path, number: int | None = None, place: Storage | None = None) -> tuple[int, int]:
+    source = SparkSource(folder(query), number)
+    there = place or folder(target)
+    return copy_query(source.folder, there, plan_copy(source, there.url))
+
+
+@pytest.mark.parametrize("name", [*each(ALL), *OLD])
+def test_every_batch_that_is_whole_is_copied_with_its_state(name: str, tmp_path: Path) -> None:
+    query = FIXTURES / name / "checkpoint"
+    before = bytes_of(query)
+    for record in stateformat.open(query).history():
+        number, target = record.checkpoint_id, tmp_path / str(record.checkpoint_id)
+        files, size = copied(query, target, number)
+        there = bytes_of(target)
+        assert (files, size) == (len(there), sum(map(len, there.values())))
+        found = stateformat.open(target)
+        assert found.history()[0].checkpoint_id == number
+        assert prove_checkpoints(stateformat.open(query).open(number), found.open()).same
+        assert {path for path in there if path.startswith("sources/")} == {
+            path for path in before if path.startswith("sources/")
+        }
+        assert not [path for path in there if path.endswith(".tmp")]
+        # A checksum of Hadoop's without its file keeps Spark from writing that file.
+        sums = [path for path in map(Path, there) if path.name.endswith(".crc")]
+        assert all(str(path.with_name(path.name[1:-4])) in there for path in sums)
+    assert bytes_of(query) == before
+
+
+def test_a_copy_has_nothing_of_later_batches_but_what_the_next_one_began_with(tmp_path: Path) -> None:
+    copied(LOGGED, tmp_path, 3)
+    logs = {log: sorted(int(path.name) for path in (tmp_path / log).iterdir()) for log in ("offsets", "commits")}
+    assert logs == {"offsets": [0, 1, 2, 3], "commits": [0, 1, 2]}
+    files = [path for path in (tmp_path / "state").rglob("*") if path.suffix in (".zip", ".changelog")]
+    assert files
+    assert {int(path.stem) for path in files} <= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda at: (at / "offsets" / "1").unlink(), "offsets/1: it is missing"),
+        (lambda at: (at / "commits" / "1").write_text("v1"), "commits/1"),
+        (lambda at: next((at / "state/0/1").glob("2.delta")).unlink(), "state/0/1/2.delta"),
+        (lambda at: (at / "state/0/1/2.delta").write_bytes(b"\0" * 40), "state/0/1/2.delta"),
+        (lambda at: shutil.copy(at / "state/0/1/2.delta", at / "state/0/2/2.delta"), "state/0/2"),
+        (lambda at: (at / "metadata").write_text("{}"), "metadata"),
+    ],
+    ids=["no-offsets", "short-commit", "no-delta", "forged", "swapped", "no-id"],
+)
+def test_an_original_that_is_not_whole_is_refused_by_name(
+    damage: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    query = Path(shutil.copytree(AGGREGATE, tmp_path / "query"))
+    damage(query)
+    with pytest.raises(DamagedCheckpoint, match=message):
+        copied(query, tmp_path / "copy", 2)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedFormat, match="without it the copy would not be whole"):
+        copied(AVRO, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_target_that_holds_anything_or_lies_in_the_query_is_refused(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(AGGREGATE, tmp_path / "query"))
+    copied(query, tmp_path / "copy")
+    with pytest.raises(InvalidInput, match="is not empty: it holds a query's checkpoint"):
+        copied(query, tmp_path / "copy")
+    with pytest.raises(InvalidInput, match="is the checkpoint itself or lies in it"):
+        copied(query, query / "copy")
+
+
+class Failing(InFront):
+    """A folder in which no file after so many can be written."""
+
+    def __init__(self, inner: Storage, left: int) -> None:
+        super().__init__(inner)
+        self.left = left
+
+    def open_output(self, path: str) -> OutputObject:
+        self.left -= 1
+        if self.left < 0:
+            raise StorageError(f"cannot write {path}")
+        return super().open_output(path)
+
+
+def interrupted(query: Path, target: Path, left: int, number: int | None = None) -> None:
+    with pytest.raises(StorageError, match="cannot write"):
+        copied(query, target, number, Failing(folder(target), left))
+
+
+def test_a_copy_that_was_interrupted_at_any_file_says_what_it_is(tmp_path: Path) -> None:
+    whole, _ = copied(AGGREGATE, tmp_path / "whole", 2)
+    for left in range(whole + 1):
+        target = tmp_path / str(left)
+        interrupted(AGGREGATE, target, left, 2)
+        files = bytes_of(target)
+        assert not files or "offsets/3" in files
+        if left > 1:
+            assert "metadata" in files
+        if len(files) > 1:
+            with pytest.raises(InvalidInput, match=r"begun and not ended.*Remove the folder and run the command again"):
+                copied(AGGREGATE, target, 2)
+    assert "begun and not ended: remove the folder" in failure("inspect", target, status=1)["message"]
+
+
+def test_the_command_tells_how_the_query_goes_on_and_proves_the_copy(tmp_path: Path) -> None:
+    found = document("copy", f"{LOGGED}@3", "--to", tmp_path / "copy", "--prove")
+    assert found["proof"]["same"]
+    assert (found["batch"], found["newest_batch"], found["runs_again"]) == (2, 4, True)
+    assert found["files"] == len(bytes_of(tmp_path / "copy"))
+    told = " ".join(page("copy", f"{LOGGED}@3", tmp_path / "other").split())
+    assert "Spark goes on from the copy with batch 3, with the same input as before" in told
+    assert "What batches 3 to 4 put out is in the sink already" in told
+    newest = " ".join(page("copy", LOGGED, tmp_path / "newest").split())
+    assert "with batch 5." in newest
+    assert "put out" not in newest
+    assert "give the target once" in failure("copy", LOGGED, status=2)["message"]
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("conf", [{}, CHANGELOG], ids=["default", "rocksdb"])
+def test_spark_starts_on_no_copy_that_is_not_complete(spark: Any, tmp_path: Path, conf: dict[str, str]) -> None:
+    query = tmp_path / "query"
+    for number in range(3):
+        write_batch(tmp_path, QUERIES["totals"], number)
+    output = go_on(spark, "totals", tmp_path, query, {**partitions(2), **conf})
+    whole, _ = copied(query, tmp_path / "whole", 2)
+    for left in (1, 2, 3, whole // 2, whole - 1, whole):
+        target = tmp_path / str(left)
+        interrupted(query, target, left, 2)
+        with pytest.raises(Exception, match=r"begun and not ended: remove the folder|MISSING_METADATA_FILE"):
+            go_on(spark, "totals", tmp_path, target, conf)
+    again = go_on(spark, "totals", tmp_path, tmp_path / "whole", conf)
+    assert again[2] == output[2]
