@@ -53,6 +53,7 @@ _DOMAIN: Final = "core.windows.net"
 _ENDPOINT: Final = re.compile(r"https?://[^/?#]")
 
 _COMMON: Final = ("anon", "connect_timeout", "endpoint_url", "read_timeout", "tries")
+_NO_CREDENTIALS: Final = ("account_name", "config_kwargs", "region", "s3_additional_kwargs", "use_ssl", "verify")
 _OF_CLIENT: Final = {
     "aws_access_key_id": "key",
     "aws_secret_access_key": "secret",
@@ -164,6 +165,29 @@ class Place(NamedTuple):
         if self.account:
             return f"abfss://{self.bucket}@{self.account}.dfs.{self.domain}"
         return f"{self.scheme}://{self.bucket}"
+
+
+def configured(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for a URL, and what they leave out of those in fsspec's configuration
+    (``~/.config/fsspec``, ``FSSPEC_S3_ENDPOINT_URL``), under any scheme of the service.
+
+    Credentials come all from one of the two. What fsspec's own filesystem alone knows is left out.
+    """
+    # Most have none, and fsspec is not imported to find that out.
+    if not (
+        "fsspec" in sys.modules or Path("~/.config/fsspec").expanduser().is_dir() or "FSSPEC_" in " ".join(os.environ)
+    ):
+        return dict(options)
+    from fsspec.config import conf
+
+    service = _SERVICES[url.partition("://")[0].lower()]
+    credentials = {*service.options, "anon"} - set(_NO_CREDENTIALS)
+    known = {*_COMMON, *service.options} - (credentials if credentials & options.keys() else set())
+    sections = [conf.get(scheme) or {} for scheme, of in _SERVICES.items() if of is service]
+    found = {name: value for section in sections for name, value in section.items() if name in known}
+    # Variables of the environment are texts.
+    truths = {"true": True, "false": False}
+    return {name: truths.get(str(value).lower(), value) for name, value in found.items()} | dict(options)
 
 
 def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:

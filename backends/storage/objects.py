@@ -45,7 +45,7 @@ from stateformat.storage import (
 
 from . import object_answers as answers
 from .checks import NewObject, check_created, check_name, check_prefix, check_range, missing
-from .object_clients import Client, ObjectPlace, Place, client_of, place_of
+from .object_clients import Client, ObjectPlace, Place, client_of, configured, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,8 @@ def from_url(url: str, options: Mapping[str, Any]) -> ObjectStorage:
     What the options leave out comes from the environment and the service's configuration
     (``AWS_PROFILE``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` …).
     """
-    return ObjectStorage(*place_of(url, options), dict(options))
+    options = configured(url, options)
+    return ObjectStorage(*place_of(url, options), options)
 
 
 class _Process:

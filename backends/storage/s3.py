@@ -20,7 +20,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import Leftover, Link, Storage, is_object_path
 
 from . import object_answers as answers
-from .object_clients import Client, ObjectPlace, place_of, s3_access, s3_options
+from .object_clients import Client, ObjectPlace, configured, place_of, s3_access, s3_options
 from .objects import PARTS_AT_ONCE, ObjectStorage, Upload
 
 COPIED_AT_ONCE_BYTES: Final = 512 * 2**20
@@ -36,7 +36,8 @@ def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
     What the options leave out comes from the environment and the AWS configuration
     (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE`` …).
     """
-    return S3Storage(*place_of(url, options), dict(options))
+    options = configured(url, options)
+    return S3Storage(*place_of(url, options), options)
 
 
 class S3Uploads(ObjectPlace):

@@ -351,3 +351,13 @@ def test_a_store_of_hostile_names_is_a_page_of_text(tmp_path: Path) -> None:
     assert text.isprintable() or set(re.findall(r"[^ -~\u00a0-\uffff]", text)) == {"\n"}
     assert escape(names[0]) in text
     assert all(label(uid)[:10] in unescape(text) for uid in uids)
+
+
+@pytest.mark.parametrize("prefix", ["file:", "file://", "file://localhost", "FILE:"])
+def test_files_are_written_to_addresses_as_flink_and_hadoop_write_them(
+    counts: Path, prefix: str, tmp_path: Path
+) -> None:
+    address = f"{prefix}{tmp_path}"
+    page("report", counts, "--to", f"{address}/a%20report.html")
+    page("sql", counts, "select 1 as one", "--to", f"{address}/rows.csv")
+    assert {path.name for path in tmp_path.iterdir()} >= {"a report.html", "rows.csv"}

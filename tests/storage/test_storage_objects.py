@@ -12,6 +12,7 @@ from typing import Any
 
 import obstore
 import pytest
+from fsspec.config import conf
 
 from stateformat.backends.storage import object_clients
 from stateformat.backends.storage.object_answers import redacted
@@ -105,6 +106,26 @@ def test_an_account_of_another_cloud_is_asked_there(domain: str, monkeypatch: py
     place, _ = place_of(f"abfss://container@account1.dfs.core.{domain}/a", given)
     signed = obstore.sign(client_of(place, given).once, "GET", "k", timedelta(minutes=1))
     assert signed.startswith(f"https://account1.blob.core.{domain}/container/k?")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"endpoint_url": "http://minio:9000", "key": "ada", "secret": "hunter2", "use_ssl": False}),
+        ({"endpoint_url": "http://other"}, {"endpoint_url": "http://other", "key": "ada", "secret": "hunter2"}),
+        ({"key": "bob", "secret": "x"}, {"endpoint_url": "http://minio:9000", "key": "bob", "secret": "x"}),
+        ({"profile": "work"}, {"endpoint_url": "http://minio:9000", "profile": "work"}),
+        ({"anon": True}, {"endpoint_url": "http://minio:9000", "anon": True}),
+    ],
+)
+def test_what_options_leave_out_is_taken_from_the_configuration_of_fsspec(
+    given: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(conf, "s3", {"endpoint_url": "http://minio:9000", "key": "ada", "secret": "hunter2"})
+    monkeypatch.setitem(conf, "s3a", {"use_ssl": "false", "default_block_size": 5})
+    monkeypatch.setitem(conf, "gs", {"token": "of another service"})
+    assert object_clients.configured("s3n://bucket", given) == {"use_ssl": False, **expected}
+    assert "hunter2" not in repr(open_storage("s3://bucket/store"))
 
 
 @pytest.mark.parametrize(("scheme", "extra"), [("gs", "gcs"), ("az", "azure")])

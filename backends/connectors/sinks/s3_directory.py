@@ -34,7 +34,7 @@ import xxhash
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
-from ...storage.object_clients import place_of
+from ...storage.object_clients import configured, place_of
 from ...storage.s3 import PartsUpload, S3Uploads
 from .directory import NewFile, PreparedFile, lost, size_differs
 from .part_names import PATH_PREFIX, PartName, file_name_of
@@ -56,7 +56,8 @@ class S3Directory(S3Uploads):
 
     @classmethod
     def at(cls, url: str, options: Mapping[str, Any]) -> Self:
-        return cls(*place_of(url, options), dict(options))
+        options = configured(url, options)
+        return cls(*place_of(url, options), options)
 
     def __str__(self) -> str:
         return self.url

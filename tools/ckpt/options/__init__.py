@@ -17,7 +17,18 @@ from .common import (
     per_operator,
     storage_options,
 )
-from .values import Address, AddressType, AgeType, CheckpointsType, PairType, SecondsType, Whole, is_local, options_for
+from .values import (
+    Address,
+    AddressType,
+    AgeType,
+    CheckpointsType,
+    PairType,
+    SecondsType,
+    TargetType,
+    Whole,
+    is_local,
+    options_for,
+)
 
 __all__ = [
     "STORAGE_OPTIONS",
@@ -28,6 +39,7 @@ __all__ = [
     "PairType",
     "SecondsType",
     "Session",
+    "TargetType",
     "Whole",
     "command",
     "engine_option",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import click
 
@@ -69,6 +70,19 @@ class AddressType(click.ParamType[Address]):
         if not is_id(digits):
             self.fail(f"{id_text} in {whole!r} is not a checkpoint id; ids go from 1 to 2^53 - 1", param, ctx)
         return Address(url, int(digits), form)
+
+
+class TargetType(click.ParamType[str]):
+    """A file or folder to write: a path, a URL, or ``-``. A ``file:`` URL becomes its path."""
+
+    name = "FILE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        from stateformat.storage import open_storage, resolved
+
+        target = resolved(str(value))
+        is_url = target[:6].lower() == "file:/"
+        return unquote(open_storage(target).url.removeprefix("file://")) if is_url else target
 
 
 class CheckpointsType(click.ParamType[tuple[int | None, int | None]]):

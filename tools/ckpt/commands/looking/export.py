@@ -15,7 +15,7 @@ from stateformat.pages.blocks import Block, Cell, Column, Facts, Heading, Note, 
 from stateformat.words import label
 
 from ...files import FORMATS, SUFFIXES, check_outside, format_of, remote_folder, write_file, write_rows
-from ...options import Address, CheckpointsType, Session, Whole, command
+from ...options import Address, CheckpointsType, Session, TargetType, Whole, command
 from ...output import Document, Step
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Request:
 @click.option(
     "--to",
     "target",
+    type=TargetType(),
     required=True,
     metavar="FILE|FOLDER",
     help="The file to write, - for standard output; or the folder of tables, or of files of all states.",
@@ -342,8 +343,10 @@ def _export_savepoint(session: Session, address: Address, target: str) -> None:
     from stateformat.backends.foreign.flink.writing.savepoint import write_savepoint
     from stateformat.storage import open_storage
 
-    store, checkpoint = session.checkpoint(address)
-    folder = open_storage(target).folder() if target != "-" else None
+    if target == "-":
+        raise click.UsageError("--to - is standard output, and a savepoint is a folder; give a path or a URL")
+    store, checkpoint = session.checkpoint(address, target)
+    folder = open_storage(target, **session.options_of(target, address.url)).folder()
     if folder is None:
         raise click.UsageError(f"{target!r} cannot hold a Flink savepoint; give a path or a URL")
     session.changes(f"{label(target)} has no savepoint yet: _metadata is written last")

@@ -15,7 +15,7 @@ from stateformat.words import label
 
 from ...exit_status import FINE, PROBLEMS
 from ...files import check_outside, new_file, remote_folder
-from ...options import Address, Session, Whole, command, id_of, is_local
+from ...options import Address, Session, TargetType, Whole, command, id_of, is_local
 from ...output import Document
 from ...pages import verdict
 
@@ -29,6 +29,7 @@ PAGE: Final = "report.html"
 @click.option(
     "--to",
     "target",
+    type=TargetType(),
     metavar="FILE",
     help=f"The page to write; - is standard output.  [default: {PAGE}]",
 )

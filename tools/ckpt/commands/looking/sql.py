@@ -16,7 +16,7 @@ from stateformat.pages.blocks import Facts, Heading, Lines, Margin, Note, Page, 
 
 from ...files import FORMATS, check_outside, format_of, remote_folder, write_file
 from ...json_text import JsonTexts
-from ...options import Address, Session, Whole, command
+from ...options import Address, Session, TargetType, Whole, command
 from ...output import Document
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ NOTES_SHOWN: Final = 10
     metavar="N",
     help=f"Show the first N rows; by default {ROWS_SHOWN} on a page, all in JSON.",
 )
-@click.option("--to", "target", metavar="FILE", help="Write all rows to this file; - for standard output.")
+@click.option(
+    "--to", "target", type=TargetType(), metavar="FILE", help="Write all rows to this file; - for standard output."
+)
 @click.option(
     "--as",
     "file_format",
