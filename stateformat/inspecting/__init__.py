@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         newest_declaration as newest_declaration,
     )
     from .own_states import contents as contents
-    from .showing import savepoints_document as savepoints_document, shown as shown
+    from .showing import savepoints_document as savepoints_document, shown as shown, survey_document as survey_document
     from .sizes import shared_bytes as shared_bytes, sizes_document as sizes_document
     from .top import top_document as top_document
 else:
@@ -52,7 +52,7 @@ else:
             ".metadata": "METADATA_TABLES MetadataRows metadata_table",
             ".over_time": "StateChanges StateRange newest_declaration",
             ".own_states": "contents",
-            ".showing": "savepoints_document shown",
+            ".showing": "savepoints_document shown survey_document",
             ".sizes": "shared_bytes sizes_document",
             ".top": "top_document",
         },

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..documents import fault_document, history_document
+from ..documents import fault_document, history_document, reference
 from ..pages.checkpoint import history_page
 from ..pages.html import notebook
 
@@ -46,20 +46,30 @@ class Surveyed(Protocol):
         """Return its records."""
 
 
+def survey_document(url: str, storage: Storage, found: Survey, limit: int | None) -> dict[str, Any]:
+    """Return what ``ckpt history`` says of a store, without its savepoints."""
+    fault = found.fault(storage)
+    records = found.checkpoints[:limit]
+    return {
+        "store": url,
+        "job_id": records[0].job_id if records else "",
+        "job_name": records[0].job_name if records else "",
+        "checkpoints": [history_document(record) for record in found.chain[:limit]],
+        "cut_off": [history_document(record) for record in records[len(found.chain) :]],
+        "damaged": [{"checkpoint_id": one, **fault_document(found.unreadable[one])} for one in found.damaged],
+        "lost": [reference(ref) for ref in found.lost],
+        "strays": None if limit is not None else [reference(stray) for stray in found.strays],
+        "savepoints": [],
+        "ended_by": None if fault is None else fault_document(fault),
+    }
+
+
 def shown(store: Surveyed) -> str:
     """Return the newest checkpoints of a store as HTML. Never raises, reads no manifest."""
 
     def document() -> dict[str, Any]:
         found = store.survey(SHOWN)
-        fault = found.fault(store.storage)
-        entries = [history_document(record) for record in found.checkpoints[:SHOWN]]
-        return {
-            "store": store.storage.url,
-            **{name: entries[0][name] if entries else "" for name in ("job_id", "job_name")},
-            "checkpoints": entries,
-            "older": max(0, len(found.listed) - SHOWN),
-            "ended_by": None if fault is None else fault_document(fault),
-            **dict.fromkeys(("cut_off", "damaged", "lost", "savepoints", "strays"), ()),
-        }
+        older = max(0, len(found.listed) - SHOWN)
+        return {**survey_document(store.storage.url, store.storage, found, SHOWN), "older": older}
 
     return notebook(f"Store {store.storage.url}", lambda: history_page(document(), time.time_ns() // 1000))

@@ -9,7 +9,6 @@ from typing import Final
 
 import click
 
-from stateformat.documents import fault_document, history_document, reference
 from stateformat.errors import NotFound
 from stateformat.pages.checkpoint import below_page, history_page
 
@@ -41,7 +40,7 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
     whether that is whole, as `ckpt validate` says without reading all data. Hidden folders and
     links are passed over.
     """
-    from stateformat.inspecting import below_document, savepoints_document
+    from stateformat.inspecting import below_document, savepoints_document, survey_document
 
     store = session.store(address)
     try:
@@ -53,22 +52,7 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
             below_document(below, limit or PLACES), lambda page: below_page(page, time.time_ns() // 1000)
         )
         return FINE
-    fault = found.fault(store.storage)
-    records = found.checkpoints[:limit]
-    document = {
-        "store": store.url,
-        "job_id": records[0].job_id if records else "",
-        "job_name": records[0].job_name if records else "",
-        "checkpoints": [history_document(record) for record in found.chain[:limit]],
-        "cut_off": [history_document(record) for record in records[len(found.chain) :]],
-        "damaged": [
-            {"checkpoint_id": number, **fault_document(error)}
-            for number, error in ((number, found.unreadable[number]) for number in found.damaged)
-        ],
-        "lost": [reference(ref) for ref in found.lost],
-        "strays": None if limit is not None else [reference(stray) for stray in found.strays],
-        "savepoints": savepoints_document(store.pins()),
-        "ended_by": None if fault is None else fault_document(fault),
-    }
+    document = survey_document(store.url, store.storage, found, limit)
+    document["savepoints"] = savepoints_document(store.pins())
     session.output.show(document, lambda page: history_page(page, time.time_ns() // 1000))
-    return FINE if fault is None else PROBLEMS
+    return FINE if document["ended_by"] is None else PROBLEMS
