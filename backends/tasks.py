@@ -68,7 +68,7 @@ class Workers:
 
     def __init__(self, threads: int | None = None) -> None:
         count = (os.cpu_count() or 1) if threads is None else threads
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="rewrite")
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="tasks")
         self._running = 0
         self._changed = Condition()
 
@@ -76,7 +76,8 @@ class Workers:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._pool.shutdown()
+        # Where an interrupt left the tasks, those that have not begun never do.
+        self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[I, Done], R], items: Sequence[Sized[I]], done: Done) -> list[R]:
         """Return the results, of the largest item first, so that the last to end is a small one."""

@@ -118,7 +118,9 @@ class Opened:
 
     sources: list[ForeignSource] = field(default_factory=list)
     damaged: dict[int, CheckpointError] = field(default_factory=dict)
-    """Why the checkpoints newer than all ``sources`` cannot be opened, by id."""
+    """Why checkpoints that should be there cannot be opened, by id: those newer than all
+    ``sources``, and where the oldest is removed first, all that are newer than one of them.
+    """
 
     def failed(self, checkpoint_id: int, error: CheckpointError) -> None:
         """Keep why one cannot be opened; for older ones the state is often gone, which is no

@@ -76,6 +76,8 @@ def from_url(url: str, options: Mapping[str, Any]) -> FsspecStorage:
         try:
             get_filesystem_class(scheme)
         except ImportError as error:
+            if scheme in _HINTS:
+                raise _unopened(shown, scheme, error) from None
             # fsspec says which package has it.
             raise InvalidInput(
                 f"{shown} needs a package that is not installed. fsspec says: {error}",
@@ -85,7 +87,8 @@ def from_url(url: str, options: Mapping[str, Any]) -> FsspecStorage:
     try:
         filesystem, root = fsspec.url_to_fs(url, **given)
     except Exception as error:
-        raise _unopened(shown, first, error) from error
+        # A trace would show the URL, and what is secret in it.
+        raise _unopened(shown, first, error) from None
     return FsspecStorage(filesystem, root, url=shown)
 
 
@@ -113,7 +116,8 @@ def _unopened(shown: str, scheme: str, error: Exception) -> CheckpointError:
         )
     if isinstance(error, (TypeError, ValueError)):
         return InvalidInput(
-            f"{shown} and its options do not fit fsspec's {scheme}:// ({_told(error)}). Check both",
+            f"{shown} and its options do not fit fsspec's {scheme}:// "
+            f"({_told(error) if isinstance(error, TypeError) else type(error).__name__}). Check both",
             kind=ErrorKind.INVALID_URL,
         )
     return StorageError(f"cannot open {shown}: {_told(error)}. Check the address, the credentials and the connection")
@@ -328,7 +332,7 @@ class FsspecStorage(Storage):
                 f"cannot {operation} {path or 'the folder'} at {self.url}: {_told(error)}. Check the connection, the "
                 "credentials and the rights",
                 path=path,
-            ) from error
+            ) from None
 
 
 class FsspecFolder(FsspecStorage):
@@ -355,7 +359,10 @@ class FsspecFolder(FsspecStorage):
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError), self._translated("delete", self._check(path)):
-                self._filesystem.rm_file(self._full(path))
+                try:
+                    self._filesystem.rm_file(self._full(path))
+                except RuntimeError:  # Not implemented: some have only rm
+                    self._filesystem.rm(self._full(path))
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         return self._listed(prefix)

@@ -223,7 +223,8 @@ def no_records(storage: Storage) -> NotFound:
         below = None if folder is None else places_below(folder)
         there = f"{below}" if below else lies_in(storage) or _WHERE
         if below is not None and below.left_out and not below:
-            there = f"{below.left_out} folders below it were not looked into; give one further down"
+            which = "A folder below it was" if below.left_out == 1 else f"{below.left_out} folders below it were"
+            there = f"{which} not looked into; give one further down"
         there = there[0].upper() + there[1:]
         return NotFound(
             f"{storage.url} is no store of checkpoints: nothing lies in its {layout.RECORDS}, {layout.MANIFESTS} and "

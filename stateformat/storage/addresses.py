@@ -198,6 +198,9 @@ def stores_around(url: str) -> list[str]:
 
 
 def _place(url: str) -> tuple[str, list[str]]:
+    if not is_local(url):
+        # Of a chain, as simplecache::file:///data, the last is where the bytes lie.
+        url = re.sub(r"^local:", "file:", url.rpartition("::")[2], flags=re.IGNORECASE)
     scheme, separator, rest = url.partition("://")
     if is_local(url):
         local = _LOCAL.match(url)

@@ -69,7 +69,7 @@ class Place:
             always = any(getattr(one.type, "checkpoint", "") == "always" for one in command.params)
             words.insert(1, f"{self.store}@{self.id}" if always else str(self.store))
         more = COMPLETED.get(name, ())
-        if more and not (places > 1 if not more[0].startswith("-") else set(more) & set(words)):
+        if more and not ((places > 1 or "--to" in words) if not more[0].startswith("-") else set(more) & set(words)):
             words += [text.format(store=self.store, new=self.new() if "{new}" in text else "") for text in more]
         return words
 
@@ -81,7 +81,7 @@ class Place:
         if option:
             return {"N": "3", "AGE": "7d"}.get(word, word)
         named = re.sub(r"@ID$", f"@{self.id}", word)
-        named = re.sub(r"^STORE(?=@|$)", str(self.store), named)
+        named = re.sub(r"^(STORE|QUERY)(?=@|$)", str(self.store), named)
         return {"NAME": "kept"}.get(named, named)
 
     def tried(self, line: str) -> tuple[list[str], str | None]:

@@ -19,7 +19,16 @@ ELSEWHERE: dict[str, str] = {
     "test_credentials_and_the_region_that_are_asked_for_are_what_was_missing",
     "exists; give another name, or replace it (--force)": "tests/ckpt/test_ckpt_s3.py::"
     "test_a_report_comes_from_s3_and_goes_there",
-    "In it {} {}{}. Give {}": "tests/ckpt/test_ckpt_misuse.py::test_a_folder_of_checkpoints_is_told_with_those_in_it",
+    "Give {}: `ckpt inspect {}`": "tests/ckpt/test_ckpt_below.py::test_every_command_names_what_lies_below_its_folder",
+    "In it {} {}{}. {}": "tests/ckpt/test_ckpt_below.py::test_every_command_names_what_lies_below_its_folder",
+    "it is a place in": "tests/ckpt/test_ckpt_below.py::"
+    "test_a_path_into_a_checkpoint_is_refused_with_the_address_of_that",
+    "shows the first that is whole": "tests/ckpt/test_ckpt_below.py::"
+    "test_the_page_fits_a_terminal_and_ends_with_a_command_that_works",
+    "give the target once": "tests/foreign/test_spark_copy.py::"
+    "test_the_command_tells_how_the_query_goes_on_and_proves_the_copy",
+    "and a savepoint is a folder": "tests/foreign/test_flink_written.py::"
+    "test_a_checkpoint_of_flinks_becomes_a_canonical_savepoint_without_an_import",
     "keys are hashed anew, so what Flink needs": "tests/foreign/test_flink_written.py::"
     "test_an_import_that_leaves_no_way_back_says_so_once_and_another_leaves_one",
     "is not below until=": "tests/spark/test_spark_sources.py::test_a_table_refuses_what_cannot_be_read_exactly",

@@ -546,6 +546,8 @@ def test_an_import_that_keeps_key_groups_goes_back(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_flinks_becomes_a_canonical_savepoint_without_an_import(tmp_path: Path) -> None:
+    refused = failure("export", CORE_SAVEPOINT, "--as", "flink-savepoint", "--to", "-", status=2)["message"]
+    assert "a savepoint is a folder; give a path or a URL" in refused
     text = page("export", CORE_SAVEPOINT, "--as", "flink-savepoint", "--to", tmp_path / "back")
     assert "Savepoint of checkpoint 1" in text
     assert "3 operators" in text

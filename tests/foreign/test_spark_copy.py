@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import stateformat
+from stateformat.backends.foreign.spark.checks import check_source
 from stateformat.backends.foreign.spark.copying import copy_query, plan_copy
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.errors import DamagedCheckpoint, InvalidInput, StorageError, UnsupportedFormat
@@ -131,7 +132,7 @@ def test_a_copy_that_was_interrupted_at_any_file_says_what_it_is(tmp_path: Path)
         if len(files) > 1:
             with pytest.raises(InvalidInput, match=r"begun and not ended.*Remove the folder and run the command again"):
                 copied(AGGREGATE, target, 2)
-    assert "begun and not ended: remove the folder" in failure("inspect", target, status=1)["message"]
+    assert "begun and not ended: remove the folder" in failure("inspect", target, status=3)["message"]
 
 
 def test_the_command_tells_how_the_query_goes_on_and_proves_the_copy(tmp_path: Path) -> None:
@@ -165,3 +166,41 @@ def test_spark_starts_on_no_copy_that_is_not_complete(spark: Any, tmp_path: Path
             go_on(spark, "totals", tmp_path, target, conf)
     again = go_on(spark, "totals", tmp_path, tmp_path / "whole", conf)
     assert again[2] == output[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("window", "delta"), ("aggregate-rocksdb-changelog", "changelog"), ("session", "delta")]
+)
+def test_swapped_files_are_found_even_if_all_that_they_do_is_remove(name: str, suffix: str, tmp_path: Path) -> None:
+    query = FIXTURES / "spark-4.3.0" / name / "checkpoint"
+    whole = {record.checkpoint_id for record in stateformat.open(query).history()}
+    tried = 0
+    for number in sorted(whole):
+        swapped = Path(shutil.copytree(query, tmp_path / str(number)))
+        one, other = (swapped / "state" / "0" / partition / f"{number}.{suffix}" for partition in "01")
+        source = SparkSource(folder(swapped), number)
+        needed = {str(swapped / item.path) for part in source.parts for item in source.files(part)}
+        if not {str(one), str(other)} <= needed or one.read_bytes() == other.read_bytes():
+            continue
+        data = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+        tried += 1
+        found = list(check_source(SparkSource(folder(swapped), number), "full", lambda *_: None))
+        assert [finding for finding in found if finding.severity == "error"], number
+        with pytest.raises(DamagedCheckpoint, match="belong"):
+            copied(swapped, tmp_path / f"copy-{number}", number)
+    assert tried > 2
+
+
+def test_a_batch_that_lost_a_file_is_told_between_those_that_are_whole(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "window" / "checkpoint", tmp_path / "query"))
+    (query / "state" / "0" / "2" / "5.delta").unlink()
+    found = document("history", query, status=1)
+    assert [one["checkpoint_id"] for one in found["damaged"]] == [6, 5]
+    told = document("validate", query, "--all", status=1)
+    assert {one["checkpoint_id"] for one in told["checkpoints"] if one["standing"] == "damaged"} == {5, 6}
+    # What Spark itself has removed is the oldest, and is no loss.
+    for old in (query / "state" / "0").glob("*/[1-6].*"):
+        old.unlink()
+    assert document("history", query)["damaged"] == []

@@ -21,7 +21,7 @@ from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
 from stateformat.backends.foreign.spark.repartition.run import Outcome, repartition
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.foreign.spark.stores import Store
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, StorageError, UnsupportedFormat
 from stateformat.storage import Storage, open_storage
 from stateformat.tools.jobs import rescale
 from tests.ckpt.ckpt_runs import document, failure, page
@@ -374,7 +374,7 @@ def test_a_copy_that_was_interrupted_is_no_checkpoint_and_says_how_to_go_on(afte
     with pytest.raises(Interrupted):
         deal(AGGREGATE, tmp_path / "to", 4, progress=stop)
     assert [path.name for path in (tmp_path / "to" / "offsets").iterdir()] == [str(NEWEST + 2)]
-    with pytest.raises(DamagedCheckpoint, match="begun and not ended: remove the folder"):
+    with pytest.raises(NotFound, match="begun and not ended: remove the folder"):
         stateformat.open(tmp_path / "to").open()
     with pytest.raises(InvalidInput, match=r"begun and not ended.*Remove the folder and run the command again"):
         deal(AGGREGATE, tmp_path / "to", 4)

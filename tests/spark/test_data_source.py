@@ -251,7 +251,7 @@ def test_an_address_that_leads_nowhere_is_told_in_a_sentence(session: Any, store
         "load() names no store": lambda: reader.load(),
         "several paths are given": lambda: reader.load([store, store]),
         "exists only in the process": lambda: reader.load("memory://here"),
-        "no storage for ftp://": lambda: reader.load("ftp://host/store"),
+        "no storage for foo://": lambda: reader.load("foo://host/store"),
         "ends in @3 and the option checkpoint is '2'": lambda: reader.option("checkpoint", 2).load(f"{store}@3"),
     }
     for words, call in cases.items():

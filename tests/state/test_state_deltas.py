@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stateformat.backends.dataflow import Dataflow, Operator, Timers, ValueState
 from stateformat.backends.dataflow.compile import compile_job
 from stateformat.backends.dataflow.graph import graph_of
 from stateformat.backends.state import (
@@ -32,7 +33,7 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare, delta_policy as folding
 from stateformat.store import open as open_store
 from stateformat.validation import validate
-from tests.dataflow.test_chain_snapshots import command, started, summing
+from tests.dataflow.test_chain_snapshots import KEY, Chunks, Pass, command, started
 from tests.state.layers_world import GRAPH, OPERATOR, Driver, Model, change, check, contents, expected, foreign, fresh
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 8))]
@@ -421,8 +422,17 @@ def test_layers_are_verified_as_they_are_read() -> None:
         [sum(map(len, batches)) for _, batches in task.layers()]
 
 
+class Summing(Operator):
+    def states(self, *inputs: pa.Schema) -> list[object]:
+        return [ValueState("sum", KEY, {"n": pa.int64()}), Timers("due", KEY)]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
+        return batch
+
+
 def test_an_activation_gives_the_states_of_its_operators_and_writes_them_as_they_are_told_to_be() -> None:
-    flow = summing()
+    flow = Dataflow("sums", parallelism=2)
+    flow.source(Chunks(), uid="source").key_by("key").apply(Summing(), uid="sums").apply(Pass(), uid="behind")
     job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, _ = started(job)["sums", 0]
     assert {*activation.states} == {"sums", "behind"}

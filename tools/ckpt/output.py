@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 import click
 
 from stateformat import words
-from stateformat.pages.blocks import Page
+from stateformat.pages.blocks import ELLIPSIS, Page
 
 from . import text
 from .exit_status import Failure
@@ -128,8 +128,10 @@ class Output:
                 return
             drawn = now
             bar = text.bar(min(done, total), total, replace(look, color=False), width=_BAR).ljust(_BAR if total else 0)
-            parts = words.label(title), bar, amount_text(done, total, unit, now - begun) if done else ""
-            sys.stderr.write(_ERASED + " ".join(filter(None, parts))[:width])
+            amount = " ".join(filter(None, (bar, amount_text(done, total, unit, now - begun) if done else "")))
+            room = max(0, width - len(amount) - bool(amount))
+            line = " ".join(filter(None, (text.shorten(look.text(title), room, look.text(ELLIPSIS)), amount)))
+            sys.stderr.write(_ERASED + text.shorten(line, width, ""))
             sys.stderr.flush()
 
         step(0, 0)

@@ -152,7 +152,8 @@ def page(document: Document) -> Iterator[Block]:
     before, after = document["partitions"]["before"], document["partitions"]["after"]
     done = "Wrote" if document["written"] else "Would write"
     providers = [PROVIDER_NAMES[document["provider"][one]] for one in ("before", "after")]
-    yield Heading(f"{done} the query at {words.plural(after, 'partition')} instead of {words.count(before)}")
+    changed = f"instead of {words.count(before)}" if before != after else "as before"
+    yield Heading(f"{done} the query at {words.plural(after, 'partition')} {changed}")
     yield Facts(
         [
             ("from", document["source"]["store"]),

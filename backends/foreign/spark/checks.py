@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
@@ -325,19 +326,31 @@ def _content(source: SparkSource, part: Part, joins: _JoinCounts) -> Iterator[Fi
                 counts[kind] = counts.get(kind, 0) + number
             if not dealt or not store.schema.known:
                 continue
-            groups = partitions_of(dealt, store.partitions)
-            wrong = groups != part.subtask
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                first = first or str([column[at].as_py() for column in dealt])[:200]
-                numbers, many = np.unique(groups[wrong], return_counts=True)
-                for number, count in zip(numbers.tolist(), many.tolist(), strict=True):
-                    away[number] = away.get(number, 0) + count
+            first = first or _misplaced(dealt, store, part, away)
+        removed = source.entries(part).removed
+        if removed is not None and len(removed) and store.schema.known:
+            # Of files that only remove, no row is there that could be in the wrong place.
+            dealt = shape.key_columns(source.reader.key_columns(store, removed, part.path or ""))
+            rows += len(removed)
+            first = first or (_misplaced(dealt, store, part, away) if dealt else "")
     except CheckpointError as error:
         yield replace(_of_error(error, part), advice=_advice(source, store, str(error.details.get("path", ""))))
         return
     if away:
         yield _misdealt(part, away, rows, first)
+
+
+def _misplaced(dealt: Sequence[pa.Array], store: Store, part: Part, away: dict[int, int]) -> str:
+    """Count keys by the other partitions that they belong to; return the first such key."""
+    groups = partitions_of(dealt, store.partitions)
+    wrong = groups != part.subtask
+    if not wrong.any():
+        return ""
+    numbers, many = np.unique(groups[wrong], return_counts=True)
+    for number, count in zip(numbers.tolist(), many.tolist(), strict=True):
+        away[number] = away.get(number, 0) + count
+    at = int(np.argmax(wrong))
+    return str([column[at].as_py() for column in dealt])[:200]
 
 
 def _advice(source: SparkSource, store: Store, path: str) -> str:

@@ -8,7 +8,7 @@ seen, and no input is lost, even if it is gone by now.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,16 +16,18 @@ from typing import Any, Final
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
 from stateformat.storage import InFront, ObjectInfo, Storage, lies_in
 
-from ..limits import FILE_BYTES, read_whole
+from ..framing import damaged
 from .checks import check_source
 from .edits import moved_operators
-from .logs import UNFINISHED, batches, begun_path, is_begun
+from .logs import UNFINISHED, OffsetLog, batches, begun_path, is_begun, read_offsets
 from .rocksdb_store import read_snapshot
 from .source import SparkSource
 from .stores import Store
 
 _NUMBERED: Final = re.compile(r"(?:offsets|commits|state/\d+/_metadata/v2)/\.?(\d+)(?:\.crc)?")
 _IN_PARTITION: Final = re.compile(r"state/\d+/\d+/(?!(?:[^/]+/)?_metadata/).*")
+_LOG_OFFSET: Final = re.compile(r'^\{"logOffset":(\d{1,12})\}$')
+_PIECE_BYTES: Final = 8 * 2**20
 _WRITERS: Final = 4
 """Files copied at a time: most of it is waiting."""
 
@@ -65,6 +67,9 @@ def plan_copy(source: SparkSource, target_url: str) -> CopyPlan:
         )
     listed = source.folder.list("")
     there = {item.path for item in listed}
+    runs_again = source.batch + 1 in batches(source.folder, "offsets")
+    for one in (source.offsets, read_offsets(source.folder, source.batch + 1)) if runs_again else (source.offsets,):
+        _check_sources(one, there)
     state = set(_state_files(source))
     edits = {
         path: data
@@ -87,10 +92,36 @@ def plan_copy(source: SparkSource, target_url: str) -> CopyPlan:
         query_id=source.query_id,
         batch=source.batch,
         newest=source.batches[-1],
-        runs_again=source.batch + 1 in batches(source.folder, "offsets"),
+        runs_again=runs_again,
         copies=tuple(item for item in listed if is_copied(item.path)),
         edits=tuple(edits.items()),
     )
+
+
+def _check_sources(offsets: OffsetLog, there: Set[str]) -> None:
+    """Raise ``DamagedCheckpoint`` if a file source's log does not reach as far as its offset.
+
+    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before.
+    """
+    for number, text in offsets.offsets.items():
+        found = _LOG_OFFSET.search(text or "")
+        if found is None:
+            continue
+        last, base = int(found[1]), f"sources/{number}"
+        compacted = [one for one in range(last, -1, -1) if f"{base}/{one}.compact" in there][:1]
+        for one in range(compacted[0] + 1 if compacted else 0, last + 1):
+            if f"{base}/{one}" not in there and not _is_compacted_later(base, last, there):
+                raise damaged(
+                    f"{base}/{one}",
+                    f"it is missing, or a link, and {offsets.path} has offset {last} of that source",
+                    kind=ErrorKind.OBJECT_MISSING,
+                )
+
+
+def _is_compacted_later(base: str, last: int, there: Set[str]) -> bool:
+    """Return whether a later file has all that Spark removed."""
+    names = (path.removeprefix(f"{base}/") for path in there if path.startswith(base) and path.endswith(".compact"))
+    return any(int(name.removesuffix(".compact")) >= last for name in names if name.removesuffix(".compact").isdigit())
 
 
 def _is_of(path: str, batch: int) -> bool:
@@ -203,6 +234,21 @@ def finish(target: Storage, batch: int) -> None:
     target.delete([begun_path(batch)])
 
 
+def _piece(folder: Storage, path: str, at: int, length: int) -> Any:
+    try:
+        found = folder.read_range(path, at, length)
+    except FileNotFoundError:
+        found = b""
+    if len(found) == length:
+        return found
+    raise StorageError(
+        f"{path} in {folder.url} is gone, or shorter than it was, so the query is running. Copy again into an empty "
+        "folder; stop the query first, if that happens again",
+        kind=ErrorKind.HISTORY_UNSTABLE,
+        path=path,
+    )
+
+
 def write_files(
     folder: Storage,
     target: Storage,
@@ -217,16 +263,14 @@ def write_files(
     sizes = {item.path: item.size_bytes for item in copies} | {path: len(data) for path, data in edits}
 
     def write(path: str) -> int:
-        data = made[path] if path in made else read_whole(folder, path, FILE_BYTES, sizes[path])
-        if len(data) != sizes[path]:
-            raise StorageError(
-                f"{path} in {folder.url} had {sizes[path]:,} bytes and has {len(data):,} now, so the query is running. "
-                "Stop it, then copy again into an empty folder",
-                kind=ErrorKind.HISTORY_UNSTABLE,
-                path=path,
-            )
+        whole = sizes[path]
         with target.open_output(path) as output:
-            return output.write(memoryview(data))
+            if path in made:
+                return output.write(memoryview(made[path]))
+            for at in range(0, whole, _PIECE_BYTES):
+                piece = memoryview(_piece(folder, path, at, min(_PIECE_BYTES, whole - at)))
+                output.write(piece)
+        return whole
 
     done, whole = 0, sum(sizes.values())
     first = [path for path in sizes if path in ("metadata", ".metadata.crc")]

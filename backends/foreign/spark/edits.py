@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
 from stateformat.storage import ObjectInfo
@@ -70,8 +71,10 @@ def edit_operator(data: bytes, partitions: tuple[int, int], move: Callable[[str]
     wanted = _changed(before, old, new, move)
     for place in _schema_paths(before):
         # As the file spells it; JSON may escape slashes.
-        for spelled in {json.dumps(place), json.dumps(place).replace("/", "\\/")}:
-            body = body.replace(spelled, json.dumps(move(place)))
+        for ascii_only in (True, False):
+            spelled = json.dumps(place, ensure_ascii=ascii_only)
+            for found in {spelled, spelled.replace("/", "\\/")}:
+                body = body.replace(found, json.dumps(move(place), ensure_ascii=ascii_only))
     _check(_object(body, path), wanted, path)
     return f"{head}\n{body}".encode()
 
@@ -110,7 +113,8 @@ def location_like(path: str, url: str) -> str:
     ``file:/…`` for a directory, and for a bucket the scheme that the query used (``s3a``).
     """
     if "://" not in url or url.startswith("file://"):
-        return "file:" + re.sub(r"^file:(//)?", "", url).rstrip("/")
+        # Hadoop's paths are not percent-encoded.
+        return "file:" + unquote(re.sub(r"^file:(//)?", "", url).rstrip("/"), errors="surrogateescape")
     scheme, _, rest = url.partition("://")
     used = path.partition(":")[0]
     return f"{used if used.startswith('s3') else 's3a' if scheme == 's3' else scheme}://{rest.rstrip('/')}"

@@ -416,10 +416,15 @@ def count(store: Store, entries: Entries) -> int:  # noqa: ARG001
     return len(entries.keys)
 
 
+def key_columns(store: Store, keys: ByteStrings, path: str) -> list[pa.Array]:
+    """Decode keys."""
+    return decode_rows(keys, store.schema.key, path)
+
+
 def columns(store: Store, entries: Entries, path: str) -> list[pa.Array]:
     """Decode entries: the key's columns, then the value's."""
     return [
-        *decode_rows(entries.keys, store.schema.key, path),
+        *key_columns(store, entries.keys, path),
         *decode_rows(entries.values, store.schema.value, path),
     ]
 
@@ -477,7 +482,8 @@ def _last_writes(chain: Chain) -> Entries:
     last[codes] = np.arange(len(again))
     alive[again] &= last[codes] == np.arange(len(again))
     kept = np.flatnonzero(alive)
-    return Entries(chain.keys.take(kept), chain.values.take(kept))
+    removed = chain.keys.take(np.flatnonzero(chain.values.length < 0))
+    return Entries(chain.keys.take(kept), chain.values.take(kept), removed)
 
 
 def key_codes(keys: ByteStrings) -> npt.NDArray[np.int64]:

@@ -265,12 +265,12 @@ def read_commit(folder: Reads, batch: int) -> CommitLog:
 
 
 def committed(folder: Reads) -> list[int]:
-    """Return the committed batches, ascending. Raises ``NotFound`` if there are none, and
-    ``DamagedCheckpoint`` for a copy that is not complete.
+    """Return the committed batches, ascending. Raises ``NotFound`` if there are none, or for a copy
+    that is not complete.
     """
     found = batches(folder, "commits")
     if is_begun(folder, found[-1] if found else -1):
-        raise damaged(begun_path(found[-1] if found else -1), UNFINISHED, kind=ErrorKind.OBJECT_MISSING)
+        raise NotFound(UNFINISHED, kind=ErrorKind.STORE_EMPTY)
     if not found:
         raise NotFound(_nothing_committed(folder), kind=ErrorKind.STORE_EMPTY)
     return found

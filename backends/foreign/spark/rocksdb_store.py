@@ -38,7 +38,7 @@ from .rocksdb_keys import (
     PLAIN,
     delimiter_of,
     encoder_of,
-    key_columns,
+    key_columns as key_columns,
     key_without_sum,
     plain_rows,
     split_values,
@@ -366,20 +366,25 @@ def entries(folder: Storage, store: Store, partition: int, files: Sequence[Objec
         if len(keys) != snapshot.keys:
             raise damaged(snapshot.path, f"its tables have {len(keys)} keys, its metadata says {snapshot.keys}")
         run, stones, settled = Run(keys, np.ones(len(keys), np.uint64), values), [], not logs
+    removed: list[ByteStrings] = []
     for nth, changes in enumerate(logs):
         if store.has_row_checksums:
             changes = _deletes_checked(changes)
         run, stones = _applied(run, stones, changes, _LATER + (nth << 32), prefix)
+        gone = changes.key.take(changes.kind == DELETE)
+        removed.append(gone if prefix is None else gone.take(gone.fixed(0, "<u2") == int.from_bytes(prefix, "little")))
     if not settled:
         keys, values = newest(run, stones, files[-1].path, delimiter=delimiter_of(store))
     path = files[-1].path
     if store.has_row_checksums and not store.multiple:
         values = without_sums(keys, values, path)
+    dropped = ByteStrings.joined(removed)
     if prefix is not None:
-        keys = keys.without_prefix(len(prefix))
+        keys, dropped = keys.without_prefix(len(prefix)), dropped.without_prefix(len(prefix))
     return Entries(
         plain_rows(keys, path, "key") if encoder == PLAIN else keys,
         values if store.multiple else plain_rows(values, path, "value"),
+        plain_rows(dropped, path, "key") if encoder == PLAIN else dropped,
     )
 
 

@@ -403,7 +403,7 @@ def query_of(source: object, url: str, system: str, command: str) -> SparkSource
 
 def sources(folder: Storage) -> Opened:
     """Return the committed batches whose state can still be opened, newest first."""
-    listing, found = Listing(folder.list("state/")), Opened()
+    listing, found, failed = Listing(folder.list("state/")), Opened(), dict[int, CheckpointError]()
     done = committed(folder)
     logs = Remembered(folder, [f"{log}/{batch}" for batch in done for log in ("offsets", "commits")])
     for batch in reversed(done):
@@ -412,7 +412,10 @@ def sources(folder: Storage) -> Opened:
             for part in source.parts:
                 source.files(part)
         except CheckpointError as error:
-            found.failed(batch + 1, error)
+            failed[batch + 1] = error
             continue
+        # Spark removes the oldest state first, so what is missing above a whole batch was lost.
+        found.damaged.update(failed)
+        failed.clear()
         found.sources.append(source)
-    return found
+    return found if found.sources else Opened([], failed)

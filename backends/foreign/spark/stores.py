@@ -37,10 +37,12 @@ class Entries(NamedTuple):
 
     keys: ByteStrings
     values: ByteStrings
+    removed: ByteStrings | None = None
+    """Keys that the files remove, some perhaps several times; None if there are none to know."""
 
     def slice(self, start: int, stop: int) -> Entries:
         """Return the entries ``start`` … ``stop`` − 1."""
-        return Entries(*(some.slice(start, stop) for some in self))
+        return Entries(self.keys.slice(start, stop), self.values.slice(start, stop))
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ class StoreReader(Protocol):
 
     def count(self, store: Store, entries: Entries) -> int:
         """Return how many rows entries decode to: one each, or one for each of several values."""
+
+    def key_columns(self, store: Store, keys: ByteStrings, path: str) -> list[pa.Array]:
+        """Decode keys."""
 
     def columns(self, store: Store, entries: Entries, path: str) -> list[pa.Array]:
         """Decode entries: the key columns of the schema, then the value columns, a row an entry.

@@ -69,7 +69,7 @@ def deal(folder: Storage, source: Source) -> Iterator[Piece]:
             continue
         targets = _targets(unit, index, entries, source)
         if unit.provider_after == "hdfs":
-            rows = framed(*_stored(store, entries))
+            rows = framed(entries.keys, _stored_values(store, entries))
             pieces = frame_pieces(rows, targets, store.codec)
         else:
             pieces = entry_pieces(*_rocksdb_entries(unit, store, entries), targets)
@@ -149,19 +149,19 @@ def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.
     return [column for column, one in zip(found, fields, strict=False) if has_values(one.type)]
 
 
-def _stored(store: Store, entries: Entries) -> Entries:
-    """Return entries with the checksums before their values, which readers remove."""
-    if not store.has_row_checksums:
-        return entries
+def _stored_values(store: Store, entries: Entries) -> ByteStrings:
+    """Return values with the checksums before them, which readers remove."""
     values = entries.values
-    return Entries(entries.keys, ByteStrings(values.data, values.start - 4, values.length + 4))
+    if not store.has_row_checksums:
+        return values
+    return ByteStrings(values.data, values.start - 4, values.length + 4)
 
 
 def _rocksdb_entries(unit: Unit, store: Store, entries: Entries) -> tuple[ByteStrings, ByteStrings]:
     """Return keys and values as RocksDB has them: each row after a version byte."""
     if unit.provider_before == "rocksdb":
-        keys, values = rocksdb_store.stored(store, entries)
-        return _renumbered(keys, unit.families.get(store.family or "")), values
+        found = rocksdb_store.stored(store, entries)
+        return _renumbered(found.keys, unit.families.get(store.family or "")), found.values
     fields = store.schema.key
     if not store.prefix_columns:
         return with_version(entries.keys), with_version(entries.values)

@@ -143,7 +143,7 @@ def query_page(document: Document) -> Iterator[Block]:
     if batch < newest:
         yield Note(
             f"What batches {batch + 1} to {newest} put out is in the sink already. A file sink of Spark leaves out "
-            "batches that its log (_spark_metadata) has: give the query another folder there, or take them out of both."
+            "batches that its log (_spark_metadata) has: give the query another folder there."
         )
     yield Note(f"Of the batches before it the copy has only the state that this one needs. {ONE_QUERY}")
 
