@@ -4,6 +4,7 @@ soon.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -204,3 +205,47 @@ def test_a_batch_that_lost_a_file_is_told_between_those_that_are_whole(tmp_path:
     for old in (query / "state" / "0").glob("*/[1-6].*"):
         old.unlink()
     assert document("history", query)["damaged"] == []
+
+
+def test_schema_files_are_named_as_spark_names_them_in_any_folder(tmp_path: Path) -> None:
+    query = FIXTURES / "spark-4.3.0" / "transform-rocksdb-ids" / "checkpoint"
+    target = tmp_path / "a copy, 50%25 ö"
+    found = document("copy", query, target)
+    assert found["location"] == f"file:{target}"
+    named = json.loads((target / "state/0/_metadata/v2/0").read_text().splitlines()[1])
+    for store in named["stateStoreInfo"]:
+        assert all(Path(path.removeprefix("file:")).is_file() for path in store["stateSchemaFilePaths"])
+
+
+@pytest.mark.parametrize("lacking", ["sources", "sources/0/1"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_log_of_a_source_that_is_missing_or_a_link_is_refused(lacking: str, linked: bool, tmp_path: Path) -> None:
+    query = Path(shutil.copytree(AGGREGATE, tmp_path / "query"))
+    moved = (query / lacking).rename(tmp_path / "moved")
+    if linked:
+        (query / lacking).symlink_to(moved)
+    with pytest.raises(DamagedCheckpoint, match=r"sources/0/[01]: it is missing, or a link"):
+        copied(query, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_a_compact_file_of_a_source_holds_may_be_gone(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(AGGREGATE, tmp_path / "query"))
+    logs = query / "sources" / "0"
+    (logs / "1").rename(logs / "1.compact")
+    (logs / "0").unlink()
+    copied(query, tmp_path / "copy")
+    assert (tmp_path / "copy" / "sources" / "0" / "1.compact").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+@pytest.mark.timeout(600)
+def test_spark_goes_on_from_a_copy_in_a_folder_of_any_name(spark: Any, tmp_path: Path) -> None:
+    query, target = tmp_path / "query", tmp_path / "a copy, 50%25 ö"
+    for number in range(3):
+        write_batch(tmp_path, QUERIES["transform"], number)
+    output = go_on(spark, "transform", tmp_path, query, {**partitions(2), **CHANGELOG})
+    copied(query, target, 2)
+    again = go_on(spark, "transform", tmp_path, target, CHANGELOG)
+    assert again[2] == output[2]

@@ -60,3 +60,9 @@ def test_a_path_with_colons_is_a_path(url: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert is_local(url)
     assert open_storage(url).url.startswith("file:///")
+
+
+@pytest.mark.parametrize("form", ["local://{}", "simplecache::file://{}", "zip://inside::{}", "file:{}"])
+def test_a_place_is_known_by_every_name_that_it_has(form: str, tmp_path: Path) -> None:
+    assert lies_in(form.format(tmp_path / "query" / "copy"), str(tmp_path / "query"))
+    assert not lies_in(form.format(tmp_path / "other"), str(tmp_path / "query"))

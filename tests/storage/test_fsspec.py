@@ -153,10 +153,12 @@ def test_every_fixture_reads_the_same_wherever_it_lies(
         url = zipped(folder, tmp_path)
     else:
         server: GcsServer | AzuriteServer = request.getfixturevalue(place)
-        name, options = os.urandom(8).hex(), server.options()
+        url, options = f"{'gs' if place == 'gcs' else 'az'}://{BUCKET}/{os.urandom(8).hex()}", server.options()
+        there = open_storage(url, **options).folder()
+        assert there is not None
         for path in filter(Path.is_file, folder.rglob("*")):
-            server.overwrite(BUCKET, f"{name}/{path.relative_to(folder)}", path.read_bytes())
-        url = f"{'gs' if place == 'gcs' else 'az'}://{BUCKET}/{name}"
+            with there.open_output(str(path.relative_to(folder))) as output:
+                output.write(path.read_bytes())
     assert rows_of(url, **options) == rows_of(str(folder))
     assert Recorded.written == []
 

@@ -112,9 +112,11 @@ def location_like(path: str, url: str) -> str:
 
     ``file:/…`` for a directory, and for a bucket the scheme that the query used (``s3a``).
     """
-    if "://" not in url or url.startswith("file://"):
+    if url.startswith("file:"):
         # Hadoop's paths are not percent-encoded.
-        return "file:" + unquote(re.sub(r"^file:(//)?", "", url).rstrip("/"), errors="surrogateescape")
+        url = unquote(re.sub(r"^file:(//)?", "", url), errors="surrogateescape")
+    if "://" not in url:
+        return f"file:{url.rstrip('/')}"
     scheme, _, rest = url.partition("://")
     used = path.partition(":")[0]
     return f"{used if used.startswith('s3') else 's3a' if scheme == 's3' else scheme}://{rest.rstrip('/')}"
