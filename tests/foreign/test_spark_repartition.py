@@ -68,7 +68,7 @@ def content(path: Path) -> dict[tuple[str, str], dict[bytes, bytes]]:
         for partition in range(store.partitions):
             files = source.reader.files(store, partition, source.listing)
             entries = source.reader.entries(folder(path), store, partition, files)
-            pairs = (some.to_arrow().to_pylist() for some in entries)
+            pairs = (some.to_arrow().to_pylist() for some in (entries.keys, entries.values))
             for key, value in zip(*pairs, strict=True):
                 assert key not in rows
                 rows[key] = value

@@ -431,7 +431,7 @@ def test_spoiled_entries_end_in_a_named_error_or_in_none() -> None:
     refused = 0
     for _ in range(1500):
         part, entries = rng.choice([one for one in parts if len(one[1].keys)])
-        texts = [strings.to_arrow().to_pylist() for strings in entries]
+        texts = [strings.to_arrow().to_pylist() for strings in (entries.keys, entries.values)]
         side, at = rng.randrange(2), rng.randrange(len(texts[0]))
         texts[side][at] = spoiled(rng, texts[side][at]) if texts[side][at] else b"\1"
         # The number of the family and the version lie before each key.
