@@ -7,11 +7,13 @@ fixture there is the savepoint, and what Flink says after it has restored it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,9 +125,9 @@ def jars(version: str) -> list[Path]:
 def compiled(version: str) -> str:
     """Compile the programs for a version; return the class path to run them with."""
     libraries = jars(version)
-    classes = CACHE / version / "classes"
-    shutil.rmtree(classes, ignore_errors=True)
-    classes.mkdir(parents=True)
+    # Of this process alone: another may compile for the same version meanwhile.
+    classes = Path(tempfile.mkdtemp(prefix="flink-classes-"))
+    atexit.register(shutil.rmtree, classes, ignore_errors=True)
     generation = HERE / "flink" / f"v{version[0]}"
     sources = [*HERE.glob("flink/*.java"), *generation.glob("*.java")]
     path = ":".join(map(str, libraries))
@@ -138,8 +140,7 @@ def compiled(version: str) -> str:
 
 def run(classpath: str, orders: Sequence[str]) -> None:
     """Carry out orders, which ``Main.java`` explains, in one process."""
-    MADE.mkdir(parents=True, exist_ok=True)
-    script = MADE / "orders"
+    script = Path(classpath.partition(":")[0]) / "orders"
     script.write_text("\n".join(orders) + "\n")
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in PRIVATE]
     command = ["java", "-Xmx1g", "-Duser.timezone=UTC", *opened, "-cp", classpath, "fixtures.Main"]
