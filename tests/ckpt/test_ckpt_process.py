@@ -117,8 +117,8 @@ def test_progress_is_one_line_of_a_terminal_that_goes_before_anything_else_is_sa
         output.note("half")
         step(4 << 20, 4 << 20)
     first, begun, said, done, last = terminal.getvalue().split("\r\x1b[K")[1:]
-    assert (first, begun, said, last) == ("Copying", "Copying ████             1.0 MiB of 4.0", "half\n", "")
-    assert done == "Copying ████████████████ 4.0 MiB of 4.0"
+    assert (first, begun, said, last) == ("Copying", "Co… ████             1.0 MiB of 4.0 MiB", "half\n", "")
+    assert done == "Co… ████████████████ 4.0 MiB of 4.0 MiB"
 
 
 @pytest.mark.parametrize(
