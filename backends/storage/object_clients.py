@@ -187,7 +187,8 @@ def configured(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for section in sections for name, value in section.items() if name in known}
     # Variables of the environment are texts.
     truths = {"true": True, "false": False}
-    return {name: truths.get(str(value).lower(), value) for name, value in found.items()} | dict(options)
+    flags = found.keys() & {"anon", "use_azure_cli", "use_ssl", "verify"}
+    return found | {name: truths.get(str(found[name]).lower(), found[name]) for name in flags} | dict(options)
 
 
 def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:

@@ -5,6 +5,7 @@ soon.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -227,6 +228,14 @@ def test_a_log_of_a_source_that_is_missing_or_a_link_is_refused(lacking: str, li
     with pytest.raises(DamagedCheckpoint, match=r"sources/0/[01]: it is missing, or a link"):
         copied(query, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_an_offset_of_any_size_is_compared_with_the_files_that_are_there(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(AGGREGATE, tmp_path / "query"))
+    newest = max((query / "offsets").iterdir(), key=lambda path: int(path.name))
+    newest.write_text(re.sub(r'"logOffset":\d+', f'"logOffset":{10**12 - 1}', newest.read_text()))
+    with pytest.raises(DamagedCheckpoint, match=r"sources/0/\d: it is missing.*has offset 999999999999"):
+        copied(query, tmp_path / "copy")
 
 
 def test_what_a_compact_file_of_a_source_holds_may_be_gone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
@@ -27,6 +28,7 @@ from .stores import Store
 _NUMBERED: Final = re.compile(r"(?:offsets|commits|state/\d+/_metadata/v2)/\.?(\d+)(?:\.crc)?")
 _IN_PARTITION: Final = re.compile(r"state/\d+/\d+/(?!(?:[^/]+/)?_metadata/).*")
 _LOG_OFFSET: Final = re.compile(r'^\{"logOffset":(\d{1,12})\}$')
+_SOURCE_LOG: Final = re.compile(r"sources/([^/]+)/([0-9]{1,18})(\.compact)?")
 _PIECE_BYTES: Final = 8 * 2**20
 _WRITERS: Final = 4
 """Files copied at a time: most of it is waiting."""
@@ -101,27 +103,27 @@ def plan_copy(source: SparkSource, target_url: str) -> CopyPlan:
 def _check_sources(offsets: OffsetLog, there: Set[str]) -> None:
     """Raise ``DamagedCheckpoint`` if a file source's log does not reach as far as its offset.
 
-    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before.
+    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before. How
+    offset logs of version 2, which name their sources, name these folders is not known.
     """
-    for number, text in offsets.offsets.items():
+    for number, text in offsets.offsets.items() if offsets.version == 1 else ():
         found = _LOG_OFFSET.search(text or "")
         if found is None:
             continue
-        last, base = int(found[1]), f"sources/{number}"
-        compacted = [one for one in range(last, -1, -1) if f"{base}/{one}.compact" in there][:1]
-        for one in range(compacted[0] + 1 if compacted else 0, last + 1):
-            if f"{base}/{one}" not in there and not _is_compacted_later(base, last, there):
-                raise damaged(
-                    f"{base}/{one}",
-                    f"it is missing, or a link, and {offsets.path} has offset {last} of that source",
-                    kind=ErrorKind.OBJECT_MISSING,
-                )
-
-
-def _is_compacted_later(base: str, last: int, there: Set[str]) -> bool:
-    """Return whether a later file has all that Spark removed."""
-    names = (path.removeprefix(f"{base}/") for path in there if path.startswith(base) and path.endswith(".compact"))
-    return any(int(name.removesuffix(".compact")) >= last for name in names if name.removesuffix(".compact").isdigit())
+        last = int(found[1])
+        logs = [match for path in there if (match := _SOURCE_LOG.fullmatch(path)) and match[1] == number]
+        compacted = [int(match[2]) for match in logs if match[3]]
+        if any(one >= last for one in compacted):
+            continue
+        kept = {int(match[2]) for match in logs}
+        # The offset may be any number: no more are looked at than there are files.
+        missing = next(one for one in count(max(compacted, default=-1) + 1) if one not in kept)
+        if missing <= last:
+            raise damaged(
+                f"sources/{number}/{missing}",
+                f"it is missing, or a link, and {offsets.path} has offset {last} of that source",
+                kind=ErrorKind.OBJECT_MISSING,
+            )
 
 
 def _is_of(path: str, batch: int) -> bool:
