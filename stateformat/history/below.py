@@ -222,7 +222,7 @@ def _unfinished() -> DamagedCheckpoint:
     )
 
 
-def lies_in(storage: Storage) -> str:
+def place_around(storage: Storage) -> str:
     """Say in which store or other system's checkpoint a place lies that is none; empty for none."""
     inside, above = "", storage
     for _ in range(_ABOVE):

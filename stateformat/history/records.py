@@ -29,7 +29,7 @@ from ..graph import brief
 from ..model import AttemptId, CheckpointId, ParentRef, Record
 from ..reading import load_record
 from ..storage import Storage, stats_of
-from .below import lies_in, places_below
+from .below import place_around, places_below
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def record_ids(storage: Storage) -> list[CheckpointId]:
         return _ids(storage.names(layout.RECORDS))
     except StorageError as error:
         # A file in a checkpoint is no folder.
-        inside = lies_in(storage) if error.kind is ErrorKind.STORAGE_REFUSED else ""
+        inside = place_around(storage) if error.kind is ErrorKind.STORAGE_REFUSED else ""
         if not inside:
             raise
         raise StorageError(f"{error}; {inside}", kind=error.kind, **error.details) from error
@@ -207,7 +207,7 @@ def no_records(storage: Storage) -> NotFound:
     """Return the error for a store without records (``STORE_NOT_FOUND``, ``STORE_EMPTY``)."""
     if not storage.exists():
         return NotFound(
-            f"there is no store at {storage.url}; {lies_in(storage) or 'check the address, or run the job once'}",
+            f"there is no store at {storage.url}; {place_around(storage) or 'check the address, or run the job once'}",
             kind=ErrorKind.STORE_NOT_FOUND,
             url=storage.url,
         )
@@ -221,7 +221,7 @@ def no_records(storage: Storage) -> NotFound:
     if not storage.list(layout.MANIFESTS) and not storage.list(layout.SEGMENTS):
         folder = storage.folder()
         below = None if folder is None else places_below(folder)
-        there = f"{below}" if below else lies_in(storage) or _WHERE
+        there = f"{below}" if below else place_around(storage) or _WHERE
         if below is not None and below.left_out and not below:
             which = "A folder below it was" if below.left_out == 1 else f"{below.left_out} folders below it were"
             there = f"{which} not looked into; give one further down"

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -109,7 +109,6 @@ def changes_facts(changes: list[Document]) -> list[tuple[str, str]]:
     return listed("operators", lines, CHANGES_SHOWN)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 Progress = Callable[[int, int], None]
 
 prove_option: Final = click.option(

@@ -18,6 +18,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, Stora
 from stateformat.storage import InFront, ObjectInfo, Storage, lies_in
 
 from ..framing import damaged
+from ..source import Progress
 from .checks import check_source
 from .edits import moved_operators
 from .logs import UNFINISHED, OffsetLog, batches, begun_path, is_begun, read_offsets
@@ -152,7 +153,9 @@ def _stores(source: SparkSource) -> Iterator[Store]:
     yield from source.stores.values()
 
 
-def copy_query(folder: Storage, target: Storage, plan: CopyPlan, progress: Any = lambda *_: None) -> tuple[int, int]:
+def copy_query(
+    folder: Storage, target: Storage, plan: CopyPlan, progress: Progress = lambda *_: None
+) -> tuple[int, int]:
     """Write the copy into an empty folder, and validate it in full before Spark can start on it.
 
     ``progress`` is called with the bytes done, and all: of reading the original, copying, and
@@ -162,7 +165,7 @@ def copy_query(folder: Storage, target: Storage, plan: CopyPlan, progress: Any =
     """
     whole = 3 * max(1, plan.size_bytes)
 
-    def share(number: int) -> Any:
+    def share(number: int) -> Progress:
         return lambda done, of: progress((number * max(1, of) + done) * (whole // 3) // max(1, of), whole)
 
     check_target(folder, target)
@@ -185,7 +188,7 @@ class _Finished(InFront):
         return [item for item in super().list(prefix) if item.path != self._begun]
 
 
-def check_whole(source: SparkSource, progress: Any) -> None:
+def check_whole(source: SparkSource, progress: Progress) -> None:
     """Raise ``DamagedCheckpoint`` for the first error that a full validation finds."""
     for finding in check_source(source, "full", progress):
         if finding.severity == "error":
@@ -256,7 +259,7 @@ def write_files(
     target: Storage,
     copies: Sequence[ObjectInfo],
     edits: Sequence[tuple[str, bytes]],
-    progress: Any = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> tuple[int, int]:
     """Copy files, and write others; returns their number and bytes. ``metadata`` is the first, so
     that a query which is started on the folder meanwhile does not write its own.
