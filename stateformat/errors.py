@@ -105,6 +105,10 @@ class ErrorKind(StrEnum):
 
 REPAIR_ADVICE = ". `ckpt repair` says what can be done"
 """How a message about damaged bytes ends."""
+MESSAGE_MAX = 8_000
+"""Characters of a message. What a file says can be long, and is cut in the middle: the place stands
+at the beginning, and the advice at the end.
+"""
 
 
 class CheckpointError(Exception):
@@ -113,6 +117,10 @@ class CheckpointError(Exception):
     default_kind: ErrorKind = ErrorKind.INVALID_ARGUMENT
 
     def __init__(self, message: str, *, kind: ErrorKind | None = None, **details: Any) -> None:
+        if len(message) > MESSAGE_MAX:
+            half = MESSAGE_MAX // 2 - 50  # room for the words between, so that a copy is not cut again
+            left_out = len(message) - 2 * half
+            message = f"{message[:half]} […{left_out:,} characters…] {message[-half:]}"
         super().__init__(message)
         self.kind = kind or self.default_kind
         self.details = details

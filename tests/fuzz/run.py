@@ -1,16 +1,18 @@
 """Fuzz one target in this process: ``python -m tests.fuzz.run TARGET SECONDS SEED [PLACE]``.
 
-With atheris, guided by coverage; libFuzzer prints ``Done N runs`` at the end and leaves with
-another status than 0 for a finding, a crash, a hang or more than 2.5 GB of memory. Without it with
-bytes from a seeded generator. Findings are written to files whose names begin with PLACE. A run of
-more than ``HANG_CPU_SECONDS`` of processor time, which a loaded machine does not stretch, ends the
-process, with the stack in its output and the bytes in ``PLACE`` + ``current``.
+With atheris, guided by coverage; libFuzzer leaves with another status than 0 for a finding, a
+crash, a hang or more than 2.5 GB of memory. Without it with bytes from a seeded generator. Prints
+``Done N runs`` when the time is up. Findings are written to files whose names begin with PLACE. A
+run of more than ``HANG_CPU_SECONDS`` of processor time, which a loaded machine does not stretch,
+ends the process, with the stack in its output and the bytes in ``PLACE`` + ``current``. So does a
+process that waits for ever.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import mmap
+import os
 import random
 import signal
 import sys
@@ -23,9 +25,9 @@ HANG_SECONDS = 300
 LENGTH_MAX = 64
 
 
-def guarded(test: Callable[[bytes], None], current: Path) -> Callable[[bytes], None]:
-    """The test under a limit of processor time. ``current``: a file of the length and the bytes of
-    what runs.
+def guarded(test: Callable[[bytes], None], current: Path, seconds: int) -> Callable[[bytes], None]:
+    """The test under a limit of processor time; after ``seconds`` it ends the process with success.
+    ``current``: a file of the length and the bytes of what runs.
     """
     current.write_bytes(bytes(1 + LENGTH_MAX))
     with current.open("r+b") as file:
@@ -33,14 +35,22 @@ def guarded(test: Callable[[bytes], None], current: Path) -> Callable[[bytes], N
     # With its stack written, the signal does what it does by default: it ends the process, whatever
     # that is in.
     faulthandler.register(signal.SIGPROF, all_threads=True, chain=True)
+    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True)
+    done, end = 0, time.monotonic() + seconds
 
     def limited(data: bytes) -> None:
+        nonlocal done
         running[: 1 + len(data)] = bytes([len(data)]) + data
         signal.setitimer(signal.ITIMER_PROF, HANG_CPU_SECONDS)
         try:
             test(data)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+        done += 1
+        if time.monotonic() > end:
+            print(f"Done {done} runs", flush=True)
+            # The exit of libFuzzer destroys what Arrow's threads still use, and can wait for ever.
+            os._exit(0)
 
     return limited
 
@@ -56,17 +66,14 @@ def main() -> None:
     if atheris is None:
         from tests.fuzz.targets import make
 
-        test = guarded(make(name), current)
-        chosen, done, end = random.Random(seed), 0, time.monotonic() + seconds
-        while time.monotonic() < end:
+        test = guarded(make(name), current, seconds)
+        chosen = random.Random(seed)
+        while True:
             test(chosen.randbytes(chosen.randrange(48)))
-            done += 1
-        print(f"Done {done} runs without atheris")
-        return
     with atheris.instrument_imports(include=["stateformat"]):
         from tests.fuzz.targets import make
-    test = guarded(make(name), current)
-    limits = [f"-max_total_time={seconds}", f"-seed={seed}", f"-timeout={HANG_SECONDS}", "-rss_limit_mb=2500"]
+    test = guarded(make(name), current, seconds)
+    limits = [f"-seed={seed}", f"-timeout={HANG_SECONDS}", "-rss_limit_mb=2500"]
     limits += [f"-report_slow_units={HANG_SECONDS}", f"-max_len={LENGTH_MAX}"]
     limits += ["-len_control=0", f"-artifact_prefix={place}"]
     atheris.Setup([sys.argv[0], *limits], test)

@@ -54,10 +54,8 @@ def test_the_fuzzer_finds_nothing(pair: tuple[str, ...], tally: Tally, tmp_path:
         try:
             out, _ = process.communicate(timeout=SECONDS + SLACK_SECONDS)
         except subprocess.TimeoutExpired:
-            out = f"still running {SLACK_SECONDS} s after its end"
-        finally:
             process.kill()
-            process.wait()
+            out = f"{process.communicate()[0]}\nstill running {SLACK_SECONDS} s after its end"
         done = DONE.search(out)
         wrong = int(process.returncode != 0 or done is None)
         tally.add(f"fuzz: {name}", tried=int(done[1]) if done else 0, wrong=wrong, note=f"by {how}, {SECONDS} s")
