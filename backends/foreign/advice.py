@@ -1,31 +1,122 @@
-"""What to do with the checkpoint of another system, in place of a command or after a finding.
+"""What can be done with the checkpoint of another system, and what to do in place of a command or
+after a finding.
 
-One table: every sentence that a command gives for such a folder is made of it, and a test tries
-each. It also has the versions that are read, which docs/foreign.md repeats.
+One table of tasks: docs/foreign.md begins with it, every sentence that a command gives for such a
+folder has its words, and tests do what each says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 FLINK: Final = "a Flink checkpoint or savepoint"
 SPARK: Final = "the checkpoint of a Spark query"
 
 _HISTORY: Final = "`ckpt history {url}` shows what is there now"
 _IMPORT: Final = "`ckpt import {url} --to STORE` makes a store of it"
-_BACK: Final = "`ckpt copy {url}@ID --to COPY` writes a folder from which the query goes on after an older batch"
-_FROM_PATH: Final = "start the job from an older savepoint or checkpoint (`flink run -s PATH`)"
 _STARTS: Final = (
     "import it with `ckpt import {url} --to STORE --job-id {job_id}`, and the program goes on from the new store"
 )
 
-_COPY_OF_QUERY: Final = "`ckpt copy {url} --to COPY` keeps a copy that it has validated, of an older batch with @ID"
-_COPY_OF_SAVEPOINT: Final = (
-    "Copy a savepoint as the folder that it is (cp -r); the files of a checkpoint may lie elsewhere: take a savepoint "
-    "(`flink savepoint`)"
+
+class Way(NamedTuple):
+    """Whether a task can be done, and how, or what can be done instead."""
+
+    can: bool
+    told: str
+
+
+_LOOK: Final = Way(True, "`ckpt inspect {url}` shows operators, states, keys, columns and sizes")
+_QUERY: Final = Way(True, "`ckpt sql {url} 'from OPERATOR.STATE'` has each state as a table")
+_VALIDATE: Final = Way(True, "`ckpt validate {url} --level full` reads each byte and says which file is wrong, and how")
+_HOT: Final = Way(
+    True, "`ckpt top {url}` ranks keys, key groups and subtasks; where each key has one row, order by a column in SQL"
 )
 
+TASKS: Final[Mapping[str, Mapping[str, Way]]] = {
+    "look into it": {SPARK: _LOOK, FLINK: _LOOK},
+    "query it": {SPARK: _QUERY, FLINK: _QUERY},
+    "validate it": {SPARK: _VALIDATE, FLINK: _VALIDATE},
+    "find a hot key": {SPARK: _HOT, FLINK: _HOT},
+    "change the partitions": {
+        SPARK: Way(True, "`ckpt rescale {url} --parallelism N --to COPY` writes a copy from which the query goes on"),
+        FLINK: Way(
+            True,
+            "Flink restores it at another parallelism by itself: start the job from it with the new one (`flink run -p "
+            "N -s PATH`)",
+        ),
+    },
+    "correct a value": {
+        SPARK: Way(False, f"{_IMPORT}, which `ckpt rewrite` takes, and which no query goes on from"),
+        FLINK: Way(
+            True,
+            "`ckpt import {url} --to STORE --key-hash keep` makes a store of it, which `ckpt rewrite` takes and `ckpt "
+            "export STORE --as flink-savepoint --to COPY` makes a savepoint of again",
+        ),
+    },
+    "rename": {
+        SPARK: Way(
+            False,
+            "operators of a query have numbers; `ckpt import {url} --to STORE --map OLD=NEW` renames for a program of "
+            "this library",
+        ),
+        FLINK: Way(
+            False,
+            "a savepoint is written with the uids it was read with; `ckpt import {url} --to STORE --map OLD=NEW` "
+            "renames for a program of this library",
+        ),
+    },
+    "drop a state": {
+        SPARK: Way(
+            False,
+            "`ckpt import {url} --to STORE --drop UID/STATE` leaves it out for a program of this library, and for no "
+            "query",
+        ),
+        FLINK: Way(
+            True,
+            "`ckpt import {url} --to STORE --key-hash keep --drop UID/STATE` leaves it out, and `ckpt export STORE "
+            "--as flink-savepoint --to COPY` writes the rest",
+        ),
+    },
+    "go back to an older one": {
+        SPARK: Way(
+            True, "`ckpt copy {url}@ID --to COPY` writes a folder from which the query goes on after an older batch"
+        ),
+        FLINK: Way(True, "start the job from an older savepoint or checkpoint (`flink run -s PATH`)"),
+    },
+    "move it": {
+        SPARK: Way(True, "`ckpt copy {url} --to COPY` keeps a copy that it has validated, of an older batch with @ID"),
+        FLINK: Way(
+            True,
+            "`ckpt export {url} --as flink-savepoint --to COPY` makes a savepoint in one folder, of a checkpoint, too",
+        ),
+    },
+    "go back to its system after an import": {
+        SPARK: Way(
+            False, "what `ckpt import` makes goes on in a program of this library; the query has its own folder"
+        ),
+        FLINK: Way(
+            True,
+            "`ckpt export STORE --as flink-savepoint --to COPY`, if it was imported with `--key-hash keep` and no "
+            "operator, state or column has another name or type",
+        ),
+    },
+}
+"""What people want to do, for each system. ``{url}`` stands for the folder."""
+
+
+def _way(task: str, system: str) -> str:
+    return TASKS[task][system].told
+
+
+_BACK: Final = _way("go back to an older one", SPARK)
+_FROM_PATH: Final = _way("go back to an older one", FLINK)
+_COPY_OF_QUERY: Final = _way("move it", SPARK)
+_COPY_OF_SAVEPOINT: Final = (
+    "Copy a savepoint as the folder that it is (cp -r); the files of a checkpoint may lie elsewhere: "
+    f"{_way('move it', FLINK)}"
+)
 
 _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
     SPARK: {
@@ -38,8 +129,7 @@ _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
             f"of the folder, or go back to a whole batch: {_BACK}"
         ),
         "rewrite": (
-            f"{_IMPORT}, which `ckpt rewrite` takes, and which no query goes on from. For another number of partitions "
-            "`ckpt rescale {url} --parallelism N --to COPY` writes a copy that one does"
+            f"{_way('correct a value', SPARK)}. For another number of partitions {_way('change the partitions', SPARK)}"
         ),
         "stop": f"Stop the query in Spark: its folder is whole then. {_HISTORY}",
         "savepoint": _COPY_OF_QUERY,
@@ -59,14 +149,8 @@ _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
             "`ckpt validate {url} --level full` lists what is wrong. Put damaged files back from a copy, or "
             f"{_FROM_PATH}"
         ),
-        "rescale": (
-            "Flink restores it at another parallelism by itself: start the job from it with the new one (`flink run -p "
-            f"N -s PATH`). {_IMPORT}, which `ckpt rescale` takes"
-        ),
-        "rewrite": (
-            "`ckpt import {url} --to STORE --key-hash keep` makes a store of it, which `ckpt rewrite` takes and `ckpt "
-            "export STORE --as flink-savepoint --to COPY` makes a savepoint of again"
-        ),
+        "rescale": (f"{_way('change the partitions', FLINK)}. {_IMPORT}, which `ckpt rescale` takes"),
+        "rewrite": _way("correct a value", FLINK),
         "stop": "Stop the job in Flink (`flink stop`)",
         "savepoint": "Ask Flink for one (`flink savepoint`)",
         "watch": f"Only stores are followed; {_HISTORY}",

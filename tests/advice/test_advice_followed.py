@@ -183,7 +183,7 @@ MET: dict[str, tuple[str, ...]] = {
         "--to STORE` makes a store of {}.",
     ),
     "a savepoint of Flink": (
-        "Flink restores it at another parallelism by itself",
+        "`ckpt rescale` takes",
         "Flink itself removes old checkpoints",
         "makes a savepoint of again",
         "lists what is wrong. Put damaged files back",

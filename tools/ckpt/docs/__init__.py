@@ -1,5 +1,6 @@
-"""What is made from the help of ``ckpt`` and the tables of docs/json.md: blocks of docs/cli.md, the
-man page docs/ckpt.1, and the JSON Schemas in stateformat/schemas.
+"""What is made from the product: from the help of ``ckpt`` the blocks of docs/cli.md and the man
+page docs/ckpt.1, from its advice the table of docs/foreign.md, and from the tables of docs/json.md
+the JSON Schemas in stateformat/schemas.
 
 ``python -m stateformat.tools.ckpt.docs`` writes them; tests compare them with what stands there.
 """
@@ -7,7 +8,19 @@ man page docs/ckpt.1, and the JSON Schemas in stateformat/schemas.
 from __future__ import annotations
 
 from .cli_page import CLI_PAGE, help_of, missing, refreshed
+from .foreign_page import FOREIGN_PAGE, with_tasks
 from .json_schemas import SCHEMAS, schemas
 from .man_page import MAN_PAGE, man_page
 
-__all__ = ["CLI_PAGE", "MAN_PAGE", "SCHEMAS", "help_of", "man_page", "missing", "refreshed", "schemas"]
+__all__ = [
+    "CLI_PAGE",
+    "FOREIGN_PAGE",
+    "MAN_PAGE",
+    "SCHEMAS",
+    "help_of",
+    "man_page",
+    "missing",
+    "refreshed",
+    "schemas",
+    "with_tasks",
+]
