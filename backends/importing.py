@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.formats import refuse_foreign
@@ -24,7 +23,7 @@ from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT
 from stateformat.model import RESERVED_PROPERTIES, CheckpointKind, Mode, Record, State, known_names
 from stateformat.segments import WriteOptions
 from stateformat.states import labels_of, named
-from stateformat.storage import Storage, lies_in, without_secrets
+from stateformat.storage import Storage, lies_in, local_path, without_secrets
 from stateformat.ttl import TTL_COLUMN, Ttl
 
 from .bootstrap import source_snapshots, source_states
@@ -595,13 +594,14 @@ def _files(start: Start, properties: Mapping[str, str], folder: Storage) -> Star
 
 
 def _local(path: str, start: Start) -> str:
-    parts = urlsplit(path)
-    if parts.scheme not in ("", "file") or parts.netloc:
+    # The log of Spark's file source percent-encodes.
+    found = local_path(path)
+    if found is None:
         raise InvalidInput(
             f"source {start.number} of the query has read {path!r}, which is not on a local disk; sources over files "
             f"read local disks. Begin {start.uid!r} where the query is, with a position of its own"
         )
-    return unquote(parts.path)
+    return found
 
 
 def files_read(folder: Storage, number: int, newest: int) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CONTAINER_SCHEMES, retried, without_secrets
+from stateformat.storage import OBJECT_SCHEMES, retried, without_secrets
 
 from . import object_answers as answers
 from .checks import check_options
@@ -134,11 +134,7 @@ AZURE: Final = Service(
     },
     ("account_key", "client_secret", "sas_token"),
 )
-_SERVICES: Final = {
-    **dict.fromkeys(("s3", "s3a", "s3n"), S3),
-    **dict.fromkeys(("gs", "gcs"), GCS),
-    **dict.fromkeys(("az", *sorted(CONTAINER_SCHEMES)), AZURE),
-}
+_SERVICES: Final = {scheme: {"s3": S3, "gs": GCS, "az": AZURE}[own] for scheme, own in OBJECT_SCHEMES.items()}
 
 
 def service_of(scheme: str) -> Service | None:
@@ -204,7 +200,7 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
     if re.search(r"[?#].*=", rest, re.DOTALL):
         # The address is not repeated: what follows may be a signature.
         raise InvalidInput(
-            f"a {scheme}:// address goes on with a query, after a ? or #. Addresses are stored and shown: pass "
+            f"the {scheme}:// address goes on with a query, after a ? or #. Addresses are stored and shown: pass "
             f"credentials as options ({', '.join(service.secrets)}) or in the environment",
             kind=ErrorKind.INVALID_URL,
         )
@@ -214,7 +210,7 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
         bucket, _, host = bucket.partition("@")
         if host.endswith(".fabric.microsoft.com"):
             raise InvalidInput(
-                f"a {scheme}:// address in Microsoft Fabric (OneLake) is no store: it is no storage account. Give a "
+                f"the {scheme}:// address in Microsoft Fabric (OneLake) is no store: it is no storage account. Give a "
                 "container of Azure Storage, as CONTAINER@ACCOUNT.dfs.core.windows.net",
                 kind=ErrorKind.INVALID_URL,
             )
@@ -223,7 +219,7 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
     if "@" in bucket or ":" in bucket or account == "@":
         # The address is not repeated: there may be a secret before the @.
         raise InvalidInput(
-            f"a {scheme}:// address names a bucket and nothing else before the first slash"
+            f"the {scheme}:// address must name a bucket and nothing else before the first slash"
             + (", or CONTAINER@ACCOUNT.dfs.core.windows.net" if service is AZURE else "")
             + ". Pass credentials and the endpoint as options (endpoint_url …) or in the environment",
             kind=ErrorKind.INVALID_URL,

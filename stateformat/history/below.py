@@ -147,7 +147,8 @@ class _Looked(InFront):
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         first, slash, _ = prefix.partition("/")
-        names = [*self._look.folders, *([] if slash else self._look.files)]
+        # A link is asked for, and refused.
+        names = [*self._look.folders, *(self._look.links if slash else self._look.files)]
         if not any(name == first if slash else name.startswith(first) for name in names):
             return []
         if prefix not in self._lists:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .._lazy import former
 from .addresses import (
-    CONTAINER_SCHEMES,
+    OBJECT_SCHEMES,
     absolute,
     as_url,
     check_lasting,
@@ -22,6 +22,9 @@ from .addresses import (
     is_id,
     is_local,
     lies_in,
+    local_path,
+    named_address,
+    named_below,
     open_storage,
     resolved,
     split_id,
@@ -48,7 +51,7 @@ from .protocol import (
 from .stats import Stats, retried, stats_of
 
 __all__ = [
-    "CONTAINER_SCHEMES",
+    "OBJECT_SCHEMES",
     "REFUSALS",
     "TOP_LEVEL",
     "CreateOutcome",
@@ -75,6 +78,9 @@ __all__ = [
     "is_object_name",
     "is_object_path",
     "lies_in",
+    "local_path",
+    "named_address",
+    "named_below",
     "open_storage",
     "read_input",
     "remembered",

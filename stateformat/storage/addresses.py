@@ -28,10 +28,18 @@ _LOCAL: Final = re.compile(r"(?i)file:(//(localhost)?)?(?=/(?!/))")
 _WINDOWS: Final = re.compile(r"(?i)(file:/*)?[a-z]:[\\/]|\\\\")
 # A URL that pathlib has turned into a path.
 _FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
+_ONE_SLASH: Final = ("dbfs:/", "hdfs:/")
+"""How Hadoop writes what has no host."""
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
 """In these URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
 CONTAINER_SCHEMES: Final = frozenset(("abfs", "abfss", "wasb", "wasbs"))
 """In these URLs of Azure, a container may stand before the ``@``, and is no secret."""
+OBJECT_SCHEMES: Final = {
+    **dict.fromkeys(("s3", "s3a", "s3n", "s3p"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("az", *sorted(CONTAINER_SCHEMES)), "az"),
+}
+"""The schemes of object stores, as Spark, Flink and people write them, and the one that each is."""
 
 
 def split_id(address: str) -> tuple[str, str | None]:
@@ -164,7 +172,7 @@ def check_savepoint_place(url: str, store_url: str) -> None:
 
 def absolute(url: str) -> str:
     """Return a URL as it is, and a path as seen from the current directory."""
-    if _SCHEME.match(url) or "://" in url or _LOCAL.match(url):
+    if _LOCAL.match(url) or not is_local(url) or "://" in url:
         return url
     return os.path.abspath(os.path.expanduser(url)) if url[:1] != "/" else url  # noqa: PTH100, PTH111
 
@@ -192,28 +200,71 @@ def stores_around(url: str) -> list[str]:
     folders.
     """
     place, parts = _place(url)
-    if place != "file":
+    if place != "file://":
         return []
     return ["/" + "/".join(parts[:i]) for i, part in enumerate(parts) if i and part in TOP_LEVEL]
 
 
 def _place(url: str) -> tuple[str, list[str]]:
-    if not is_local(url):
-        # Of a chain, as simplecache::file:///data, the last is where the bytes lie.
-        url = re.sub(r"^local:", "file:", url.rpartition("::")[2], flags=re.IGNORECASE)
-    scheme, separator, rest = url.partition("://")
-    if is_local(url):
-        local = _LOCAL.match(url)
-        path = unquote(url[local.end() :], errors="surrogateescape") if local else rest or os.path.expanduser(url)  # noqa: PTH111
+    place, parts = _parts(url)
+    if place == "file://":
         # What cannot be a path (a null character, half a surrogate pair) is reported where it is
         # used.
         with contextlib.suppress(ValueError):
-            path = os.path.realpath(path)
-        return "file", [part for part in path.split("/") if part]
+            parts = [part for part in os.path.realpath("/" + "/".join(parts)).split("/") if part]
+    return place, parts
+
+
+def named_below(name: str, folder_url: str) -> str | None:
+    """Return the path in a folder of a file that a checkpoint names in full; None if it is outside.
+
+    Flink and Hadoop do not percent-encode the names that they write.
+    """
+    (place, parts), (folder, above) = _parts(name, encoded=False), _parts(folder_url)
+    inside = parts[len(above) :]
+    if place != folder or parts[: len(above)] != above or not inside or any(part in (".", "..") for part in parts):
+        return None
+    return "/".join(inside)
+
+
+def named_address(name: str) -> str:
+    """Return the address of what a checkpoint names in full (:func:`named_below`)."""
+    place, parts = _parts(name, encoded=False)
+    return ("/" if place == "file://" else f"{place}/") + "/".join(parts)
+
+
+def local_path(url: str) -> str | None:
+    """Return the path of an address on a disk of this machine; None for any other."""
+    place, parts = _parts(url)
+    return "/" + "/".join(parts) if place == "file://" else None
+
+
+def _parts(url: str, *, encoded: bool = True) -> tuple[str, list[str]]:
+    """Return scheme and host, and the parts of the path: the same for every way to write a place.
+
+    Links are not followed. ``encoded`` is False for names that programs have written.
+    """
+    with contextlib.suppress(InvalidInput):
+        url = resolved(url)
+    scheme, separator, rest = url.partition("://")
+    if encoded and not is_local(url) and scheme.lower() not in OBJECT_SCHEMES:
+        # Of a chain, as simplecache::file:///data, the last is where the bytes lie.
+        url = re.sub(r"^local:", "file:", url.rpartition("::")[2], flags=re.IGNORECASE)
+        scheme, separator, rest = url.partition("://")
+    if is_local(url):
+        local = _LOCAL.match(url)
+        path = url[local.end() :] if local else rest or url
+        if encoded:
+            path = unquote(path, errors="surrogateescape") if local else absolute(path)
+        return "file://", [part for part in path.split("/") if part]
     if not separator:
-        return url, []
+        scheme, _, rest = url.partition(":")
+        rest = f"/{rest}"
     host, _, path = rest.partition("/")
-    return f"{scheme.lower()}://{host}", [part for part in path.split("/") if part]
+    scheme = OBJECT_SCHEMES.get(scheme.lower(), scheme.lower())
+    if scheme == "az" and "@" in host:
+        scheme, host = "abfss", host.replace(".blob.", ".dfs.", 1)
+    return f"{scheme}://{host}", [part for part in path.split("/") if part]
 
 
 def as_url(url: str | os.PathLike[str]) -> str:
@@ -236,17 +287,26 @@ def as_url(url: str | os.PathLike[str]) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Return whether an address is a directory's: a path, or a ``file:`` URL."""
-    return url[:6].lower() == "file:/" or not (_SCHEME.match(url) or url[:6].lower() == "dbfs:/")
+    """Return whether an address is a directory's: a path, or a ``file:`` URL.
+
+    ``a::b`` begins like a chain, and is a path where something has that name.
+    """
+    if url[:6].lower() == "file:/":
+        return True
+    named = _SCHEME.match(url)
+    return named[2] == "::" and os.path.lexists(url) if named else url[:6].lower() not in _ONE_SLASH
 
 
 def resolved(url: str) -> str:
-    """Return an address as storages take it: a path of Databricks (``dbfs:/x``) as it is mounted.
+    """Return an address as storages take it: a path of Databricks (``dbfs:/x``) as it is mounted,
+    and ``hdfs:/x`` with three slashes.
 
     Raises ``InvalidInput`` for a path that cannot be one here, and says what to give instead.
     """
     if url[:6].lower() == "file:/":
         url = "file:" + url[5:]
+    if url[:6].lower() == "hdfs:/":
+        url = re.sub("(?i)^hdfs:/(?!/)", "hdfs:///", url)
     if _WINDOWS.match(url):
         raise InvalidInput(
             f"{url!r:.200} is a path of Windows, and this is another system. Give the path of the folder here, as "

@@ -106,6 +106,23 @@ def test_the_page_fits_a_terminal_and_ends_with_a_command_that_works(tree: Path)
     assert run(*command).status == 0
 
 
+def test_a_narrow_page_keeps_the_places_and_leaves_out_columns(tree: Path) -> None:
+    shown = page("history", tree, COLUMNS="60")
+    assert all(len(line) <= 60 or tree.as_uri() in line for line in shown.splitlines())
+    assert "  of     id  state      place\n" in shown
+    assert f"flink/{JOB}/chk-12" in "".join(shown.split())
+
+
+def test_a_query_whose_state_is_a_link_is_not_whole_since_no_command_reads_it(tmp_path: Path) -> None:
+    query = shutil.copytree(FIXTURES / "spark-4.3.0/aggregate/checkpoint", tmp_path / "all/query")
+    (query / "state").rename(tmp_path / "elsewhere")
+    (query / "state").symlink_to(tmp_path / "elsewhere")
+    (one,) = document("history", tmp_path / "all")["places"]
+    assert one["whole"] is not True
+    assert "state is a symbolic link" in one["fault"]["message"]
+    assert "state is a symbolic link" in failure("inspect", query, status=3)["message"]
+
+
 def test_only_so_many_are_opened_and_the_others_are_counted(tree: Path) -> None:
     found = document("history", tree, "--limit", 2)
     assert (len(found["places"]), found["more"]) == (2, 7)

@@ -76,7 +76,7 @@ def file_log(path: Path, entries: dict[str, list[str]], *, first: str = "v1") ->
         (place / name).write_text("\n".join([first, *lines]))
 
 
-LOG = {"0": ["file:///in/a"], "1": ["file:///in/b", "/in/c%20d"], "2": ["file:///in/e"], "3": ["file:///in/f"]}
+LOG = {"0": ["file:///in/a"], "1": ["file:///in/b", "file:/in/c%20d"], "2": ["file:///in/e"], "3": ["file:///in/f"]}
 
 
 def _no_hash(columns: Any) -> Any:

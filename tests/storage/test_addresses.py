@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.storage import absolute, is_local, lies_in, open_storage, resolved
+from stateformat.storage import (
+    absolute,
+    is_local,
+    lies_in,
+    local_path,
+    named_address,
+    named_below,
+    open_storage,
+    resolved,
+)
 from tests.ckpt.ckpt_runs import document, failure
 from tests.worlds.stores import counts_store
 
@@ -66,3 +75,68 @@ def test_a_path_with_colons_is_a_path(url: str, tmp_path: Path, monkeypatch: pyt
 def test_a_place_is_known_by_every_name_that_it_has(form: str, tmp_path: Path) -> None:
     assert lies_in(form.format(tmp_path / "query" / "copy"), str(tmp_path / "query"))
     assert not lies_in(form.format(tmp_path / "other"), str(tmp_path / "query"))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "inside"),
+    [
+        ("file:/data/a b%20c/x", "file:///data/a%20b%2520c", "x"),
+        ("file:///data/q/x", "file:///data/q", "x"),
+        ("/data/q/x/y", "file:///data/q", "x/y"),
+        ("s3a://bucket/q/x", "s3://bucket/q", "x"),
+        ("s3n://bucket/q/x", "s3://bucket", "q/x"),
+        ("s3p://bucket/a::b/x", "s3://bucket/a::b", "x"),
+        ("gcs://bucket/q/x", "gs://bucket/q", "x"),
+        ("wasbs://c@ada.blob.core.windows.net/q/x", "abfss://c@ada.dfs.core.windows.net/q", "x"),
+        ("abfs://c@ada.dfs.core.windows.net/q/x", "abfss://c@ada.dfs.core.windows.net/q", "x"),
+        ("HDFS://node:8020//q/x", "hdfs://node:8020/q", "x"),
+        ("hdfs:/q/x", "hdfs:///q", "x"),
+        ("s3://other/q/x", "s3://bucket/q", None),
+        ("s3://bucket/q", "s3://bucket/q", None),
+        ("s3://bucket/q/../x", "s3://bucket/q", None),
+        ("abfss://c@eve.dfs.core.windows.net/q/x", "abfss://c@ada.dfs.core.windows.net/q", None),
+        ("file:/C:/q/x", "file:///data", None),
+    ],
+)
+def test_a_name_in_a_checkpoint_is_compared_with_its_folder_however_both_are_written(
+    name: str, folder: str, inside: str | None
+) -> None:
+    assert named_below(name, folder) == inside
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("file:/a b/x%20", "/a b/x%20"),
+        ("s3a://bucket/q/x", "s3://bucket/q/x"),
+        ("wasb://c@ada.blob.core.windows.net/q", "abfss://c@ada.dfs.core.windows.net/q"),
+        ("hdfs:/q/x", "hdfs:///q/x"),
+        ("dbfs:/q/x", "/dbfs/q/x"),
+    ],
+)
+def test_what_a_checkpoint_names_elsewhere_has_an_address(
+    name: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "isdir", lambda place: place == "/dbfs")
+    assert named_address(name) == address
+
+
+def test_a_path_that_spark_has_encoded_is_a_path_of_this_machine_or_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "isdir", lambda place: place == "/dbfs")
+    assert local_path("file:///in/a%20b.csv") == "/in/a b.csv"
+    assert local_path("dbfs:/in/a.csv") == "/dbfs/in/a.csv"
+    assert local_path("s3a://bucket/a.csv") is None
+
+
+def test_a_store_is_one_place_under_each_scheme_of_its_service() -> None:
+    assert lies_in("s3a://bucket/q/copy", "s3://bucket/q")
+    assert lies_in("wasbs://c@ada.blob.core.windows.net/q", "abfss://c@ada.dfs.core.windows.net")
+    assert not lies_in("s3a://bucket/q", "gs://bucket/q")
+
+
+def test_a_directory_whose_name_begins_like_a_chain_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    counts_store(str(tmp_path / "a::b"))
+    assert document("inspect", "a::b")["checkpoint_id"] == 1
+    assert absolute("a::b") == str(tmp_path / "a::b")
+    assert "no storage for a:" in failure("inspect", "a::c", status=2)["message"]

@@ -11,12 +11,11 @@ import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
 
 import numpy as np
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
-from stateformat.storage import Storage
+from stateformat.storage import Storage, named_address, named_below
 
 from ..byte_strings import Octets
 from ..limits import FILE_BYTES, SMALL_BYTES, check
@@ -27,7 +26,6 @@ Outside: TypeAlias = "Callable[[str], Storage]"
 """Opens the folder at a URL that the metadata names."""
 
 _PARTS_TRIED: Final = 4
-_SAME: Final = {"s3a": "s3", "s3n": "s3", "s3p": "s3", "": "file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ class Places:
         return self._uri(stream.uri, start, stream.size, whole=isinstance(stream, File))
 
     def _uri(self, uri: str, start: int, size: int, *, whole: bool) -> Place:
-        name = self.within(uri)
+        name = named_below(uri, self.folder.url)
         if name is None:
             name = self.elsewhere.get(uri) or self._found(uri, start + size, whole=whole)
             if name is not None:
@@ -154,21 +152,12 @@ class Places:
                 f"{self.home}_metadata names {uri!r}, which is no file", kind=ErrorKind.INVALID_PATH, path=uri
             )
         if above not in self._opened:
-            self._opened[above] = self.outside(_openable(above))
+            self._opened[above] = self.outside(named_address(above))
         return Place(uri, size, None, self._opened[above], last, start, whole)
-
-    def within(self, uri: str) -> str | None:
-        """Return the path of a URI relative to the folder; None if it is outside."""
-        root, parts = _split(self.folder.url, quoted=True)
-        place, names = _split(uri)
-        inside = names[len(parts) :]
-        if root != place or names[: len(parts)] != parts or not inside:
-            return None
-        return None if any(part in (".", "..") for part in names) else "/".join(inside)
 
     def _found(self, uri: str, size: int, *, whole: bool) -> str | None:
         """Look in the folder for the last parts of a URI, the longest first."""
-        names = _split(uri)[1]
+        names = [part for part in uri.split("/") if part]
         if not names or any(part in (".", "..") for part in names):
             return None
         tried = ["/".join(names[-count:]) for count in range(min(_PARTS_TRIED, len(names)), 0, -1)]
@@ -201,22 +190,3 @@ class Places:
             )
             for (old, new), count in sorted(moved.items())
         ]
-
-
-def _split(uri: str, *, quoted: bool = False) -> tuple[str, list[str]]:
-    """Return scheme with host, and the parts of the path. Flink writes paths as they are."""
-    scheme, colon, rest = uri.partition(":")
-    if not colon or "/" in scheme:
-        scheme, rest = "", uri
-    scheme = _SAME.get(scheme.lower(), scheme.lower())
-    host = ""
-    if rest.startswith("//"):
-        host, _, rest = rest[2:].partition("/")
-    parts = [part for part in rest.split("/") if part]
-    return f"{scheme}://{host}", [unquote(part) for part in parts] if quoted and scheme == "file" else parts
-
-
-def _openable(uri: str) -> str:
-    """Return a URI of Flink in the form that storages take."""
-    place, parts = _split(uri)
-    return ("/" if place == "file://" else f"{place}/") + "/".join(parts)

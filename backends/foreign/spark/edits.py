@@ -11,10 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import unquote
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, UnsupportedFormat
-from stateformat.storage import ObjectInfo
+from stateformat.storage import ObjectInfo, local_path
 
 from ..framing import damaged, json_value
 from .logs import read_small
@@ -112,11 +111,10 @@ def location_like(path: str, url: str) -> str:
 
     ``file:/…`` for a directory, and for a bucket the scheme that the query used (``s3a``).
     """
-    if url.startswith("file:"):
+    here = local_path(url)
+    if here is not None:
         # Hadoop's paths are not percent-encoded.
-        url = unquote(re.sub(r"^file:(//)?", "", url), errors="surrogateescape")
-    if "://" not in url:
-        return f"file:{url.rstrip('/')}"
+        return f"file:{here}"
     scheme, _, rest = url.partition("://")
     used = path.partition(":")[0]
     return f"{used if used.startswith('s3') else 's3a' if scheme == 's3' else scheme}://{rest.rstrip('/')}"

@@ -26,7 +26,7 @@ from stateformat.model import (
     Record,
     Totals,
 )
-from stateformat.storage import ObjectInfo, Storage
+from stateformat.storage import ObjectInfo, Storage, named_below
 
 from ..advice import advice_for
 from ..byte_strings import cut
@@ -257,8 +257,7 @@ class SparkSource:
         if named:
             # An absolute path, and so wrong after every move: the file in our folder is meant.
             path = f"state/{operator.id}/_stateSchema/{store}/{named[-1].rpartition('/')[2]}"
-            here = self.folder.url.removeprefix("file://").rstrip("/")
-            return path, "" if named[-1].endswith(f"{here}/{path}") else named[-1]
+            return path, "" if named_below(named[-1], self.folder.url) == path else named[-1]
         base = f"state/{operator.id}/0" + ("" if store == "default" else f"/{store}")
         return f"{base}/_metadata/schema", ""
 
