@@ -44,7 +44,7 @@ backends.querying backends.exporting backends.origin
 backends.runtime backends.dataflow.testing backends.local
 backends.spark.worker_process backends.spark.sessions backends.spark.data_source backends.spark.arrow backends.spark.offsets backends.spark.files backends.spark.source backends.spark.frames backends.spark.messages backends.spark.task_cache backends.spark.task_run backends.spark.epoch backends.spark.run
 backends.spark.runtime backends.spark.rewrite backends.spark.bootstrapping backends.spark
-tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output tools.ckpt.pages
+tools.ckpt.synonyms tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output tools.ckpt.pages
 tools.ckpt.watch tools.ckpt.functions tools.ckpt.options tools.ckpt.files tools.ckpt.kept tools.ckpt.topology
 tools.ckpt.transforms tools.ckpt.published tools.ckpt.repartitioned tools.ckpt.programs tools.ckpt.start_plan tools.ckpt.job_reports
 tools.ckpt.completion tools.ckpt.commands.looking tools.ckpt.commands.running tools.ckpt.commands.changing

@@ -125,7 +125,9 @@ class _Scan:
 
 
 def register(connection: DuckDBPyConnection, used: Used, scans: Scans, pins: Mapping[int, Pins]) -> None:
-    """Make relations views: of a state in the schema of its operator, or in another one."""
+    """Make relations views: of a state in the schema of its operator, in another one, or ("") in
+    none.
+    """
     for number, (relation, schema) in enumerate(used):
         rows = Scanned(relation, scans, pins.get(number, {}))
         _view(connection, relation, schema, rows, relation.names)
@@ -200,8 +202,9 @@ def _view(
     hidden = f"_rows of {relation.sql_name}"
     connection.register(hidden, rows)
     place = quoted(relation.name)
-    if relation.schema_name:
-        named = quoted(schema or relation.schema_name)
+    schema = relation.schema_name if schema is None else schema
+    if schema:
+        named = quoted(schema)
         connection.execute(f"create schema if not exists {named}")
         place = f"{named}.{place}"
     columns = ", ".join(f"{quoted(name)} as {quoted(own)}" for name, own in zip(names, relation.names, strict=True))
@@ -284,7 +287,7 @@ class Answer(ArrowStream):
     def to(cls, relations: Relations, sql: str) -> Answer:
         """Return the answer to a query; see :func:`query` for what is raised."""
         with locked() as connection:
-            statement = parse(connection, sql)
+            statement = parse(connection, sql, relations.quoted_in(sql))
             # By what was found, not by its name: "a.b".c and a."b.c" read the same without quotes.
             chosen = [(relations.find(table), relations.alias_of(table)) for table in statement.tables]
             if statement.sees_catalog:

@@ -7,6 +7,7 @@ DuckDB compares names without case: of names that differ only in case, all but t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -195,6 +196,9 @@ class Relations:
         """What the user must know about the names of operators and states."""
         self._aliases = aliases
         self._by_name = {(folded(one.schema_name), folded(one.name)): one for one in relations}
+        alone = Counter(folded(one.name) for one in relations)
+        self._alone = {folded(one.name): one for one in relations if alone[folded(one.name)] == 1}
+        """The tables by their own names, where only one has it."""
 
     @classmethod
     def of_checkpoint(cls, store: CheckpointStore, checkpoint: Checkpoint) -> Relations:
@@ -261,12 +265,15 @@ class Relations:
         return cls(checkpoints, found, aliases, notes)
 
     def find(self, table: TableName) -> Relation:
-        """Return the table that a query names; an operator by its uid or its name.
+        """Return the table that a query names; an operator by its uid or its name, or by neither
+        where only one has such a state.
 
         Raises ``InvalidInput`` for one that does not exist.
         """
         schema, name = folded(table.schema), folded(table.name)
         if folded(table.catalog) in ("", _CATALOG):
+            if not schema and name in self._alone:
+                return self._alone[name]
             for known in (schema, folded(self._aliases.get(schema, schema))):
                 if (known, name) in self._by_name:
                     return self._by_name[known, name]
@@ -283,11 +290,36 @@ class Relations:
 
     def alias_of(self, table: TableName) -> str | None:
         """Return the operator's name that a query uses for a table, if it is not the table's
-        schema.
+        schema; "" for none.
         """
         schema = folded(table.schema)
+        if not schema and folded(table.name) in self._alone:
+            return ""
         own = (schema, folded(table.name)) in self._by_name
         return table.schema if table.schema and not own and schema in self._aliases else None
+
+    def quoted_in(self, sql: str) -> Iterator[str]:
+        """Yield a query with more and more of the names quoted that SQL does not take as they are
+        shown: of tables after FROM and JOIN, of words before a dot, of columns.
+        """
+        written: dict[str, str] = {}
+        for one in filter(lambda one: one.state is not None, self.all):
+            aliases = [name for name, schema in self._aliases.items() if schema == one.schema_name]
+            for place in (one.schema_name, *aliases, *([""] if folded(one.name) in self._alone else [])):
+                parts = [part for part in (place, one.name) if part]
+                written.setdefault(folded(".".join(parts)), ".".join(map(plain_or_quoted, parts)))
+        names = sorted((name for name, quoted in written.items() if name != folded(quoted)), key=len, reverse=True)
+        if names:
+            table = re.compile(
+                rf"(\b(?:from|join)\s+|,\s*)({'|'.join(map(re.escape, names))})(?![\w.-])", re.IGNORECASE
+            )
+            sql = _outside_quotes(sql, table, lambda found: found[1] + written[folded(found[2])])
+            yield sql
+        words = {folded(name) for one in self.all if one.state is not None for name in (one.name, *_columns(one))}
+        either = "|".join(map(re.escape, sorted(words & _RESERVED)))
+        for after in (r"(?=\s*\.)", "") if either else ():
+            word = re.compile(rf"(?<![\w.])({either})\b{after}", re.IGNORECASE)
+            yield _outside_quotes(sql, word, lambda found: quoted(found[1]))
 
     def listing(self) -> pa.Table:
         """Return the answer to SHOW TABLES: every table, by the name that a query gives it."""
@@ -298,6 +330,20 @@ class Relations:
                 "columns": pa.array([one.names for one in self.all], pa.list_(pa.string())),
             }
         )
+
+
+_QUOTED: Final = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/)""", re.DOTALL)
+"""What names no table in SQL, or names it already as it must: texts, quoted names, comments."""
+
+
+def _outside_quotes(sql: str, pattern: re.Pattern[str], replaced: Callable[[re.Match[str]], str]) -> str:
+    parts = _QUOTED.split(sql)
+    return "".join(part if i % 2 else pattern.sub(replaced, part) for i, part in enumerate(parts))
+
+
+def _columns(relation: Relation) -> Sequence[str]:
+    assert relation.state is not None
+    return [one.name for one in row_schema(relation.state)]
 
 
 def _note(what: str, name: str) -> str:

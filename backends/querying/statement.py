@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,8 +60,22 @@ class Statement:
     """EXPLAIN, with or without ANALYZE."""
 
 
-def parse(connection: DuckDBPyConnection, sql: str) -> Statement:
-    """Return what a query is; ``InvalidInput`` for anything that does not only read."""
+def parse(connection: DuckDBPyConnection, sql: str, otherwise: Iterable[str] = ()) -> Statement:
+    """Return what a query is; ``InvalidInput`` for anything that does not only read.
+
+    ``otherwise``: the same query in other words, of which the first that reads is taken where the
+    query itself does not.
+    """
+    try:
+        return _parsed_alone(connection, sql)
+    except InvalidInput:
+        for text in otherwise:
+            with suppress(InvalidInput):
+                return _parsed_alone(connection, text)
+        raise
+
+
+def _parsed_alone(connection: DuckDBPyConnection, sql: str) -> Statement:
     if not sql.strip():
         raise InvalidInput(f"the query is empty. {READS}")
     kind = _kind(connection, sql)

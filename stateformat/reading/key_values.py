@@ -92,12 +92,15 @@ def keys_from_json(state: State, given: object, *, many: bool = False) -> pa.Tab
 
     ``given`` is JSON text (a ``str``), or the parsed value. A key is an object by key column, an
     array of the values in the order of the key columns, or just the value if there is one key
-    column. With ``many`` an array is a list of keys, and anything else is one key.
+    column. With ``many`` an array is a list of keys, and anything else is one key. The text of a
+    key with one column of text, bytes or time needs no quotes, but where it begins like JSON
+    (``"``, ``[``, ``{``) or is ``null``.
 
     Raises ``InvalidInput`` for text that is not JSON, and as :func:`key_table` does.
     """
     schema = _key_schema(state)
-    value = _parsed(state, given) if isinstance(given, str) else given
+    plain = isinstance(given, str) and _is_plain(schema, given)
+    value = _parsed(state, given) if isinstance(given, str) and not plain else given
     keys = value if many and isinstance(value, list) else [value]
     by_column = [_by_column(state, schema, key) for key in keys]
     return key_table(state, _table(state, schema, by_column, lambda item, kind: _checked(_from_json(item, kind), kind)))
@@ -113,6 +116,13 @@ def _key_schema(state: State) -> pa.Schema:
         raise _mismatch(state, f"it is {state.mode} and has no keys; read its rows without a key")
     schema = segment_schema(state)
     return pa.schema([schema.field(name).remove_metadata() for name in state.key_columns])
+
+
+def _is_plain(schema: pa.Schema, text: str) -> bool:
+    """Return whether a text is a key as it is: no JSON, and the one key column has text in JSON."""
+    kind = schema.field(0).type
+    quoted = _is.is_string(kind) or _is.is_binary(kind) or _is.is_temporal(kind)
+    return len(schema) == 1 and quoted and text.strip()[:1] not in ("", '"', "[", "{") and text.strip() != "null"
 
 
 def _parsed(state: State, text: str) -> Any:

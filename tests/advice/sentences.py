@@ -21,6 +21,7 @@ NO_ADVICE = (
     "stateformat/pages/style.py",  # variables of CSS are written like options
     "tools/ckpt/completion",  # scripts of shells, which tests/ckpt/test_ckpt_completion.py runs
     "tools/ckpt/docs/",
+    "tools/ckpt/synonyms.py",  # a table, which tests/ckpt/test_ckpt_misuse.py tries
     "backends/origin.py",  # calls git
 )
 _COMMAND = re.compile(

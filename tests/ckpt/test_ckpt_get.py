@@ -240,8 +240,8 @@ def test_a_key_of_several_columns_is_an_array_or_an_object(shop: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((*ONE, "--key", "4"), "its key column 'tailnum' is string, and 4 is int; give text, like \"abc\""),
-        ((*ONE, "--key", "N004"), "the key 'N004' is not JSON .* write text in double quotes: \"N004\"$"),
+        ((*ONE, "--key", "[4]"), "its key column 'tailnum' is string, and 4 is int; give text, like \"abc\""),
+        ((*ONE, "--key", '"N004'), "the key '\"N004' is not JSON .* write text in double quotes: "),
         ((*ONE, "--key", '["N004", 1]'), "has 2 values; give one for each of tailnum"),
         ((*ONE, "--key", '{"tail": 1}'), "'tail' is none of its key columns"),
         (("--key", '"N004"'), "has 5 states with keys; choose one: --operator 'delays' --state 'sums'; --operator"),

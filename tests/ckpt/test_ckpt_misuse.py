@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -23,6 +24,7 @@ from stateformat.tools.ckpt import docs
 from stateformat.tools.ckpt.docs import MAN_PAGE, man_page
 from stateformat.tools.ckpt.exit_status import in_options
 from stateformat.tools.ckpt.main import COMMANDS, ckpt, main
+from stateformat.tools.ckpt.synonyms import MEANT, OPTIONS
 from tests.ckpt.ckpt_runs import DOCS, document, failure, fingerprint, program, run, words
 from tests.worlds import stores
 
@@ -198,6 +200,30 @@ def test_a_mistyped_command_is_told_what_was_meant_but_for_one_that_changes_some
     assert f"No such command {typed!r}." in found.err
     assert ("Did you mean" in found.err) == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in found.err
+
+
+@pytest.mark.parametrize("typed", MEANT)
+def test_what_people_type_for_a_command_is_answered_with_that_command(typed: str) -> None:
+    """The command takes the arguments and options that the answer shows."""
+    found = run(typed.upper(), "store")
+    form = MEANT[typed]
+    assert (found.status, typed in COMMANDS) == (2, False)
+    assert f"No such command {typed.upper()!r}. It is `ckpt {form}` here." in found.err
+    name, *words = shlex.split(form)
+    command = ckpt.get_command(click.Context(ckpt), name)
+    assert command is not None
+    assert {word for word in words if word.startswith("--")} <= {name for one in command.params for name in one.opts}
+    given = form.split(" --")[0].split(maxsplit=1)[1]
+    assert len(shlex.split(given)) == sum(isinstance(one, click.Argument) for one in command.params)
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [("report", "--output", "--to"), ("top", "--top", "--limit"), ("inspect", "--head", "--rows")],
+)
+def test_what_people_type_for_an_option_is_answered_with_that_option(command: str, typed: str, meant: str) -> None:
+    assert typed in OPTIONS
+    assert f"No such option {typed!r}. Did you mean {meant!r}?" in run(command, "store", typed, "1").err
 
 
 def test_without_arguments_there_is_help_and_the_status_of_misuse() -> None:

@@ -115,9 +115,15 @@ def test_an_operator_is_found_by_its_name_where_only_one_has_it(store: Checkpoin
     assert by_uid.equals(folded_name)
 
 
+def test_a_state_is_found_without_its_operator_where_only_one_has_it(store: CheckpointStore) -> None:
+    for text in ("select sum(orders) from {}", "select sum({0}.orders) from {0}", "select sum(s.orders) from {} as s"):
+        alone, named = (query(store, text.format(name)).table() for name in ("SPENT", "totals.spent"))
+        assert alone.column(0).to_pylist() == named.column(0).to_pylist()
+
+
 NAMED = {
     "from totals.spend": "did you mean 'totals.spent'?",
-    "from spent": "checkpoint 6 has no table 'spent'; did you mean 'totals.spent'?",
+    "from default.spent": "has no table 'default.spent'; did you mean 'totals.spent'?",
     "from total.spent": "has no table 'total.spent'; did you mean 'totals.spent'?",
     "from other.totals.spent": "has no table 'other.totals.spent'; did you mean 'totals.spent'?",
     "from orders.spent": "did you mean 'totals.spent'?",
@@ -196,6 +202,45 @@ def test_names_that_differ_only_in_case_are_told_apart_and_said(twins: Checkpoin
     assert query(twins, "from checkpoints").table()["checkpoint_id"].to_pylist() == [1]
     with pytest.raises(InvalidInput, match=r"no table 'same\.total'"):
         query(twins, "from same.total")
+
+
+@pytest.fixture(scope="module")
+def awkward(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
+    """Names that SQL takes only in quotes, as a query of Spark and a job of Flink have them."""
+    places = {("operator-0", "default"): 1, ("by-string", "count-it"): 2, ("by-long", "count-it"): 3, ("all", "end"): 4}
+    declared = [declare.even_split_state(*place, columns={"window": pa.int64()}) for place in places]
+    rows = {place: lambda _, n=n: pa.table({"window": [n]}) for place, n in places.items()}
+    names = {"operator-0": "stateStoreSave", "by-string": "by string"}
+    graph = JobGraph(tuple(operator(uid, 1, name=names.get(uid, "")) for uid, _ in places))
+    store = CheckpointStore(stores.open_store(str(tmp_path_factory.mktemp("awkward") / "store")).storage)
+    Job("awkward", graph, tuple(declared), rows).publish(store, None)
+    return store
+
+
+AS_SHOWN = {
+    "select window from default": [1],
+    "SELECT window FROM OPERATOR-0.Default": [1],
+    "select window from stateStoreSave.default": [1],
+    "select d.window from operator-0.default as d where d.window in (1)": [1],
+    "select window + 1 from by-string.count-it where 'from default' <> '-- from end'": [3],
+    "select a.window + b.window from by string.count-it a, by-long.count-it b": [5],
+    "select window /* from default */ from all.end -- join default": [4],
+    'select "window" from "operator-0"."default"': [1],
+    "select sum(window) over w from end window w as (partition by 1)": None,
+    "select windw from default": None,
+    "select window from count-it": None,
+}
+
+
+@pytest.mark.parametrize("text", AS_SHOWN)
+def test_names_are_taken_as_they_are_shown_where_sql_wants_quotes(awkward: CheckpointStore, text: str) -> None:
+    wanted = AS_SHOWN[text]
+    if wanted is not None:
+        assert query(awkward, text).table().column(0).to_pylist() == wanted
+        return
+    with pytest.raises(InvalidInput) as caught:
+        query(awkward, text)
+    assert "the query cannot be run" in str(caught.value) or "did you mean" in str(caught.value)
 
 
 @pytest.mark.parametrize("also", ["", ", (select count(*) >= 0 from information_schema.tables) seen"])

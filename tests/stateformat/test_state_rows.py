@@ -301,6 +301,22 @@ def test_a_key_is_the_same_in_python_as_a_table_and_as_json(kind: Any, value: An
         assert keys_from_json(state, f"[{text}]", many=True).to_pylist() in (wanted.to_pylist(), [{"k": None}])
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        *((pa.string(), text, text) for text in ("u17", "17", "true", " a b", "it's", 'a"b', "NaN", "null and void")),
+        (pa.string(), "null", None),
+        (pa.string(), '"null"', "null"),
+        (pa.binary(), "00ff", b"\x00\xff"),
+        (pa.binary(), "12", b"\x12"),
+        (pa.date32(), "2026-11-22", datetime.date(2026, 11, 22)),
+        (pa.timestamp("us"), "2026-11-22 12:00:00.00025", NOON),
+    ],
+)
+def test_the_text_of_a_key_that_is_text_needs_no_quotes(kind: Any, text: str, value: Any) -> None:
+    assert keys_from_json(keyed(k=kind), text).to_pylist() == [{"k": value}]
+
+
 def test_json_names_several_columns_by_object_or_array_and_several_keys_in_a_list() -> None:
     state = keyed(user=pa.string(), day=pa.date32())
     one = {"user": "u1", "day": datetime.date(2026, 1, 2)}
@@ -367,8 +383,8 @@ REFUSED: list[tuple[Any, Callable[[State], Any], str]] = [
     (pa.int32(), lambda s: keys_from_json(s, "[1, 2]"), "has 2 values; give one for each of k .int32."),
     (pa.int32(), lambda s: keys_from_json(s, '{"k": 1, "k": 2}'), "names a member twice"),
     (pa.int32(), lambda s: keys_from_json(s, '{"u": 1}'), "'u' is none of its key columns"),
-    (pa.string(), lambda s: keys_from_json(s, "u17"), "'u17' is not JSON"),
-    (pa.string(), lambda s: keys_from_json(s, "17"), "'k' is string, and 17 is int; give text"),
+    (pa.string(), lambda s: keys_from_json(s, "[17]"), "'k' is string, and 17 is int; give text"),
+    (pa.string(), lambda s: keys_from_json(s, '"u17'), "'\"u17' is not JSON"),
     (pa.string(), lambda s: key_table(s, {"k": "\ud800"}), "'k' is string, and a value is not"),
     (pa.bool_(), lambda s: key_table(s, {"k": 1}), "'k' is bool, and 1 is int; give true or false"),
     (pa.float32(), lambda s: key_table(s, {"k": 1e39}), "give a number that a float holds"),
@@ -376,7 +392,7 @@ REFUSED: list[tuple[Any, Callable[[State], Any], str]] = [
     (pa.float64(), lambda s: keys_from_json(s, '"1.5"'), "'k' is double, and '1.5' is str; give a number"),
     (pa.binary(), lambda s: key_table(s, {"k": "00"}), "'k' is binary, and '00' is str; give bytes"),
     (pa.binary(), lambda s: keys_from_json(s, '"0g"'), "'0g' is str; give hexadecimal text"),
-    (pa.binary(), lambda s: keys_from_json(s, "7"), "7 is int; give hexadecimal text"),
+    (pa.binary(), lambda s: keys_from_json(s, "7"), "'7' is str; give hexadecimal text"),
     (pa.date32(), lambda s: key_table(s, {"k": NOON}), "'k' is date32.day., and datetime.* give a date"),
     (pa.date32(), lambda s: keys_from_json(s, '"2026-13-01"'), 'give a date, like "2026-11-22"'),
     (pa.timestamp("us"), lambda s: key_table(s, {"k": NOON.replace(tzinfo=UTC)}), "give a time without a time zone"),

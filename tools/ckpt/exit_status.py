@@ -106,6 +106,13 @@ def failure_of(error: BaseException) -> Failure:
         return interrupted()
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return Failure(MISUSE, "help", error.format_message())
+    if isinstance(error, click.NoSuchOption):
+        from .synonyms import OPTIONS
+
+        known = {name for one in (error.ctx.command.params if error.ctx else ()) for name in one.opts}
+        meant = OPTIONS.get(error.option_name)
+        if meant in known:
+            error = click.UsageError(f"{error.message} Did you mean {meant!r}?", error.ctx)
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f"`{context.command_path} --help` shows how to use it" if context is not None else ""

@@ -111,8 +111,12 @@ class LazyGroup(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            close = get_close_matches(args[0], sorted(SUGGESTED), n=1)
-            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+            from .synonyms import MEANT
+
+            meant = MEANT.get(args[0].lower())
+            close = [] if meant else get_close_matches(args[0], sorted(SUGGESTED), n=1)
+            hint = f" It is `{ctx.command_path} {meant}` here." if meant else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}" + (f" Did you mean {close[0]!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

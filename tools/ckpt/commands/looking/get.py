@@ -33,15 +33,17 @@ MANIFESTS_AT_ONCE: Final = 8
 @command("get", foreign=True, expired=True)
 @click.option("--operator", metavar="UID", help="The operator, by uid or name.")
 @click.option("--state", metavar="NAME", help="The state. Both may be left out if there is only one choice.")
-@click.option("--key", required=True, metavar="JSON", help="The key: a value, or an array or object of its columns.")
+@click.option(
+    "--key", required=True, metavar="KEY", help="The key: text, or JSON: a value, or an array or object of its columns."
+)
 @click.option("--all", "along", is_flag=True, help="Show at which checkpoints of the history the key's rows changed.")
 def get(session: Session, address: Address, *, operator: str | None, state: str | None, key: str, along: bool) -> int:
     """Show the rows of one key, now or along the history.
 
-    The key is JSON: a value if the state has one key column, else an array of the values in the
-    order of the columns, or an object by column. Text is in double quotes, so in a shell: --key
-    '"user-4711"', --key 42, --key null, --key '["de", 7]'. Only the row groups of the key's key
-    group are read.
+    The key is the value if the state has one key column: --key user-4711, --key 42, --key null. Of
+    several columns it is JSON, an array of the values in the order of the columns, or an object by
+    column: --key '["de", 7]'. Text that begins like JSON is in double quotes: --key '"[a]"'. Only
+    the row groups of the key's key group are read.
 
     With --all: what changed when, newest first, from the checkpoint of the address down. A
     checkpoint with the same rows as the one before it is not shown; one that cannot be read is
