@@ -22,7 +22,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import Storage, open_storage, without_secrets
 from stateformat.tables import rebatch, release_memory_after
 
-from ..storage.object_clients import s3_access
+from ..storage.object_clients import headers_of_objects, s3_access
 
 
 class CountedOutput:
@@ -254,6 +254,11 @@ def iceberg_properties(place: Place) -> dict[str, str]:
     """Return the properties of a catalog whose tables are there."""
     if place.local is not None:
         return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    if headers_of_objects(place.options):
+        raise InvalidInput(
+            "the option s3_additional_kwargs is not for Iceberg tables: pyiceberg would write their metadata without "
+            "it. Set the encryption of the bucket, or export as Delta or Parquet"
+        )
     names = {
         "endpoint": "s3.endpoint",
         "key": "s3.access-key-id",
@@ -284,7 +289,8 @@ def delta_options(place: Place) -> dict[str, str]:
     anonymous = {"AWS_SKIP_SIGNATURE": "true"} if place.options.get("anon") else {}
     # A commit creates its log entry if it is absent; servers that ignore that condition would lose
     # one.
-    return {"AWS_CONDITIONAL_PUT": "etag", **_PATIENCE, **found, **plain, **anonymous}
+    headers = {f"AWS_{name.upper()}": str(value) for name, value in headers_of_objects(place.options).items()}
+    return {"AWS_CONDITIONAL_PUT": "etag", **_PATIENCE, **found, **plain, **anonymous, **headers}
 
 
 def _access(options: Mapping[str, Any]) -> dict[str, str]:

@@ -197,7 +197,10 @@ def storage_error(
     elif answer.status == 403:
         who = "key has" if server == "S3" else "credentials have"
         why = f"not permitted ({name}). Check that the {who} the right {right} on {bucket!r}"
-    elif "Credential" in answer.failure or answer.failure in ("ProfileNotFound", "TokenRetrievalError"):
+    elif answer.failure == "ProfileNotFound":
+        why = f"the AWS configuration has no such profile ({name}). Check the option profile, or AWS_PROFILE, and the "
+        why += "names in ~/.aws/config"
+    elif "Credential" in answer.failure or answer.failure == "TokenRetrievalError":
         why = f"there are no usable credentials ({name}). Pass them as options, anon=True, or set the variables of "
         why += {
             "S3": "AWS (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",

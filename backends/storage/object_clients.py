@@ -123,6 +123,9 @@ _AZURE_OWN: Final = (
     *("account_name", "account_key", "authority_host", "client_id", "client_secret", "federated_token_file"),
     *("msi_endpoint", "object_id", "tenant_id", "use_azure_cli"),
 )
+_AZURE_LOSES: Final = ("client_secret", "federated_token_file", "use_azure_cli", "msi_endpoint", "object_id")
+_AZURE_WINS: Final = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_TOKEN")
+"""Variables that obstore takes before these options."""
 AZURE: Final = Service(
     "Azure",
     "az",
@@ -219,7 +222,7 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
     if "@" in bucket or ":" in bucket or account == "@":
         # The address is not repeated: there may be a secret before the @.
         raise InvalidInput(
-            f"the {scheme}:// address must name a bucket and nothing else before the first slash"
+            f"an address with {scheme}:// names a bucket and nothing else before the first slash"
             + (", or CONTAINER@ACCOUNT.dfs.core.windows.net" if service is AZURE else "")
             + ". Pass credentials and the endpoint as options (endpoint_url …) or in the environment",
             kind=ErrorKind.INVALID_URL,
@@ -250,7 +253,8 @@ def endpoint_of(service: Service, options: Mapping[str, Any]) -> str:
     """Return the endpoint of options or environment; empty for the service's own."""
     if service is not S3:
         return str(options.get("endpoint_url") or "")
-    from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    heeded = not _ignores_endpoints(os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"))
+    from_environment = heeded and (os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
     return str(s3_options(options).get("endpoint_url") or from_environment or "")
 
 
@@ -259,6 +263,10 @@ def server_name(service: Service, options: Mapping[str, Any]) -> str:
     service.
     """
     url = endpoint_of(service, options)
+    if service is S3:
+        # A message is about the options, not about a profile that is missing.
+        with contextlib.suppress(Exception):
+            url = s3_access(options)["endpoint_url"]
     if not url:
         return "AWS" if service is S3 else service.name
     parsed = urlsplit(url)
@@ -294,6 +302,14 @@ def _check_credentials(service: Service, options: Mapping[str, Any]) -> None:
             f"the option {empty[0]} of {service.scheme}:// storage is empty. Give it, or leave it out to take the "
             "environment's",
             options=empty,
+        )
+    own = [name for name in _AZURE_LOSES if given.get(name)] if service is AZURE else []
+    before = [name for name in _AZURE_WINS if os.environ.get(name)]
+    if own and before and not (given.get("account_key") or given.get("sas_token")):
+        raise InvalidInput(
+            f"the option {own[0]} of az:// storage is given, and Azure's client would take {before[0]} of the "
+            "environment before it. Unset that variable",
+            options=own,
         )
     there = [name for name in S3.secrets if given.get(name)] if service is S3 else []
     if there and (lacking := [name for name in ("key", "secret") if name not in there]):
@@ -504,7 +520,7 @@ def _s3_settings(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
     given = s3_access(options)
     session, endpoint, config = given["session"], given["endpoint_url"], given.get("config_kwargs") or {}
     settings = {"region": given["region"], "conditional_put": "etag", "skip_signature": bool(given.get("anon"))}
-    settings |= {_OF_OBJECTS[name]: value for name, value in (given.get("s3_additional_kwargs") or {}).items()}
+    settings |= headers_of_objects(options)
     settings |= _addressing(place.bucket, endpoint, (config.get("s3") or {}).get("addressing_style", "auto"))
     client: dict[str, Any] = {"allow_http": endpoint.startswith("http://")}
     if proxy := (config.get("proxies") or {}).get(urlsplit(endpoint).scheme or "https"):
@@ -550,6 +566,12 @@ def s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for given in (of_client, options) for name, value in given.items() if value is not None}
 
 
+def headers_of_objects(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``s3_additional_kwargs`` as obstore's settings."""
+    given = s3_options(options).get("s3_additional_kwargs") or {}
+    return {_OF_OBJECTS[name]: value for name, value in given.items()}
+
+
 def s3_access(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return :func:`s3_options` as every client of S3 takes them: with what the environment and
     the AWS configuration say of ``endpoint_url`` and ``region``, and botocore's ``session`` if one
@@ -568,7 +590,7 @@ def s3_access(options: Mapping[str, Any]) -> dict[str, Any]:
         from botocore.session import Session
 
         session = Session(profile=given.get("profile"))
-        endpoint = endpoint or session.get_scoped_config().get("endpoint_url") or ""
+        endpoint = endpoint or _endpoint_of_profile(session)
         region = region or session.get_config_variable("region")
         if endpoint and not _ENDPOINT.match(endpoint):
             raise StorageError(
@@ -587,6 +609,19 @@ def s3_access(options: Mapping[str, Any]) -> dict[str, Any]:
         "region": region if region and region != "aws-global" else "us-east-1",
         "session": session,
     }
+
+
+def _ignores_endpoints(given: Any) -> bool:
+    return str(given).lower() == "true"
+
+
+def _endpoint_of_profile(session: Any) -> str:
+    """Return the endpoint in the AWS configuration of botocore's session; empty for none."""
+    profile = session.get_scoped_config()
+    if _ignores_endpoints(session.get_config_variable("ignore_configured_endpoint_urls")):
+        return ""
+    services = session.full_config.get("services", {}).get(profile.get("services")) or {}
+    return str((services.get("s3") or {}).get("endpoint_url") or profile.get("endpoint_url") or "")
 
 
 def _credentials(session: Any) -> Callable[[], dict[str, Any]]:

@@ -230,6 +230,21 @@ def test_tables_are_written_where_and_as_whom_the_store_is(
     assert {name: found[f"AWS_{name}"] for name in wanted} == wanted
 
 
+def test_what_objects_are_written_with_goes_to_delta_and_is_refused_where_pyiceberg_would_leave_it_out() -> None:
+    headers = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "mine", "BucketKeyEnabled": True}
+    place = Place("s3://bucket/lake", {"key": "k", "secret": "s", "region": "r", "s3_additional_kwargs": headers})
+    found = delta_options(place)
+    assert [
+        found[f"AWS_{name}"] for name in ("SERVER_SIDE_ENCRYPTION", "SSE_KMS_KEY_ID", "SSE_BUCKET_KEY_ENABLED")
+    ] == [
+        "aws:kms",
+        "mine",
+        "True",
+    ]
+    with pytest.raises(InvalidInput, match="pyiceberg would write their metadata without it"):
+        iceberg_properties(place)
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_bucket_that_is_not_there_is_a_sentence(
     moto: S3Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, file_format: Format

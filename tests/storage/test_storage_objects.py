@@ -384,6 +384,18 @@ def test_an_account_that_is_missing_or_another_is_told(url: str, options: dict[s
         open_storage(url, **options).list("checkpoints/")
 
 
+@pytest.mark.parametrize("variable", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_TOKEN"])
+def test_a_secret_that_would_lose_to_one_of_the_environment_is_refused(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"account_name": "account1", "client_id": "c", "tenant_id": "t", "client_secret": "hunter2"}
+    assert open_storage("az://container/a", **given)
+    monkeypatch.setenv(variable, "aHVudGVyMg==")
+    with pytest.raises(InvalidInput, match=f"would take {variable}.*Unset that variable") as raised:
+        open_storage("az://container/a", **given)
+    assert "hunter2" not in str(raised.value)
+
+
 def test_a_signature_that_is_given_goes_before_a_key_of_the_environment(
     gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

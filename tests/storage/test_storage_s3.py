@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from stateformat.backends.storage import object_clients, objects, s3
@@ -604,6 +605,59 @@ def test_credentials_come_from_options_then_the_profile_then_the_environment(
     assert sent(fake, client_kwargs=empty) == (KEY, "us-east-1", None)
     assert sent(fake, **none, profile="mine", client_kwargs={}) == ("AKIDPROFILE", "us-west-2", "t3")
     assert sent(fake, **none, anon=True) == ("-", "-", None)
+
+
+PROFILES = """
+[profile all]
+endpoint_url = {}
+[profile one]
+endpoint_url = http://user:hunter2@all.none
+services = mine
+[services mine]
+s3 =
+  endpoint_url = {}
+[profile none]
+endpoint_url = http://all.none
+ignore_configured_endpoint_urls = true
+"""
+
+
+@pytest.mark.parametrize("by", ["option", "AWS_PROFILE", "fsspec"])
+@pytest.mark.parametrize("profile", ["all", "one"])
+def test_a_profile_names_the_server_and_messages_do(
+    profile: str, by: str, fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in elsewhere(tmp_path, "").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    keys = "aws_access_key_id = AKIDPROFILE\naws_secret_access_key = hunter2\n"
+    (tmp_path / "profiles").write_text(PROFILES.format(fake.endpoint, fake.endpoint).replace("]\nend", f"]\n{keys}end"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "profiles"))
+    options = {"config_kwargs": IMPATIENT, **({"profile": profile} if by == "option" else {})}
+    if by == "AWS_PROFILE":
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    if by == "fsspec":
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"profile": profile})
+    storage = open_storage("s3://bucket/job", **options)
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    assert "AKIDPROFILE" in fake.log[-1][2]["authorization"]
+    fake.script[("PUT", RECORD.rpartition("/")[2])] = (403, "AccessDenied")
+    with pytest.raises(StorageError, match=re.escape(f"at {fake.endpoint}: not permitted")) as raised:
+        storage.create(RECORD, b"x")
+    assert "hunter2" not in str(raised.value)
+    assert object_clients.server_name(object_clients.S3, {"profile": "none"}) == "AWS"
+
+
+def test_a_profile_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody's")
+    with pytest.raises(StorageError, match=r"has no such profile .*~/\.aws/config"):
+        open_storage("s3://bucket/job").list("")
+
+
+def test_without_tls_messages_name_the_server_as_it_is_asked(fake: Fake) -> None:
+    https = fake.endpoint.replace("http://", "https://")
+    storage = open_storage("s3://bucket/job", **options_for(https, config_kwargs=IMPATIENT), use_ssl=False)
+    assert f"at {fake.endpoint}" in storage._where  # type: ignore[attr-defined]
 
 
 def test_credentials_that_are_renewed_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
