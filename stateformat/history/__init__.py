@@ -38,5 +38,5 @@ from .retention import (
     expire as expire,
     manifests_under as manifests_under,
     reachable as reachable,
-    record_and_manifest as record_and_manifest,
+    record_and_columns as record_and_columns,
 )

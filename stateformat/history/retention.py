@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final, NamedTuple
@@ -23,9 +23,9 @@ from ..errors import (
     StorageError,
 )
 from ..graph import brief
-from ..manifest import Manifest, codes_of, decode_manifest, first_uses, manifest_ref, read_manifest, take_rows
+from ..manifest import codes_of, decode_manifest, first_uses, manifest_ref, read_manifest, take_rows
 from ..model import AttemptId, CheckpointId, ParentRef, Record, SchemaVersion
-from ..reading import StoreCheckpoint, load_manifest
+from ..reading import StoreCheckpoint, load_columns
 from ..record import MANIFEST_BYTES_MAX
 from ..storage import Leftover, ObjectInfo, Storage
 from .records import (
@@ -316,8 +316,8 @@ Read = Callable[[Storage, CheckpointId], Uses]
 
 def read_uses(storage: Storage, checkpoint_id: CheckpointId) -> Uses:
     """Read a record and its manifest. Raises for a manifest that cannot be read."""
-    record, manifest = record_and_manifest(storage, checkpoint_id)
-    return Uses(record, None if manifest is None else reachable(manifest.handles)["path"].combine_chunks())
+    record, named = record_and_columns(storage, checkpoint_id, ("path",))
+    return Uses(record, None if named is None else pc.unique(named["path"]))
 
 
 _REMEMBERED_BYTES: Final = 16 << 20
@@ -555,10 +555,12 @@ def check_expired(checkpoint_id: CheckpointId, newest: CheckpointId) -> None:
         raise HistoryChanged
 
 
-def record_and_manifest(
-    storage: Storage, checkpoint_id: CheckpointId
-) -> tuple[Record | CheckpointError | None, Manifest | None]:
-    """Return the record under an id, or why it cannot be read, or None; and its manifest."""
+def record_and_columns(
+    storage: Storage, checkpoint_id: CheckpointId, names: Sequence[str]
+) -> tuple[Record | CheckpointError | None, pa.Table | None]:
+    """Return the record under an id, or why it cannot be read, or None; and columns of its
+    manifest.
+    """
     while True:
         try:
             record = find_record(storage, checkpoint_id)
@@ -567,7 +569,7 @@ def record_and_manifest(
         if record is None:
             return None, None
         try:
-            return record, load_manifest(storage, record)
+            return record, load_columns(storage, record, names)
         except CheckpointExpired:
             # The record is gone, or another attempt has taken the id: read again.
             logger.debug("record %s of %s was removed during the search for garbage", checkpoint_id, storage.url)

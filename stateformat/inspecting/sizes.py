@@ -30,11 +30,11 @@ from ..history import (
     Uses,
     collect_garbage,
     expire,
-    record_and_manifest,
+    record_and_columns,
     record_ids,
     require_records,
 )
-from ..manifest import Ints, Manifest, codes_of, first_uses, integers, state_runs, take_rows
+from ..manifest import Ints, codes_of, first_uses, integers, state_runs, take_rows
 from ..model import CheckpointId, Record
 from ..storage import InFront, Leftover, ObjectInfo, Storage
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 TRIES = 5
 """How many times a store is read at most, if it changes meanwhile."""
+_COLUMNS = ("operator", "state", "path", "size_bytes", "inline")
 Key = tuple[str, str]
 """Operator and state."""
 
@@ -174,14 +175,14 @@ class _Reading:
     def _keep(self, checkpoint_id: CheckpointId) -> CheckpointError | None:
         """Read a checkpoint, and keep what it refers to."""
         try:
-            record, manifest = record_and_manifest(self._seen, checkpoint_id)
+            record, handles = record_and_columns(self._seen, checkpoint_id, _COLUMNS)
         except CheckpointError as error:
             self._uses[checkpoint_id] = error
             return error
-        if manifest is None or not isinstance(record, Record):
+        if handles is None or not isinstance(record, Record):
             self._uses[checkpoint_id] = Uses(record, None)
             return record if isinstance(record, CheckpointError) else None
-        paths, named = self._named(record, manifest)
+        paths, named = self._named(record, handles)
         self._found.named[checkpoint_id] = named
         self._uses[checkpoint_id] = Uses(record, paths)
         return None
@@ -192,16 +193,15 @@ class _Reading:
             raise found
         return found
 
-    def _named(self, record: Record, manifest: Manifest) -> tuple[pa.Array, Named]:
-        handles = manifest.handles
+    def _named(self, record: Record, handles: pa.Table) -> tuple[pa.Array, Named]:
         state_of_row = np.zeros(handles.num_rows, np.int64)
         for key, start, stop in state_runs(handles):
             state_of_row[start:stop] = self._found.states.setdefault(key, len(self._found.states))
         first = first_uses(codes_of(handles["path"])[0])
         rows = pa.array(first)
-        chosen = take_rows(handles.select(["path", "size_bytes"]), rows)
+        chosen = take_rows(handles.select(["path", "size_bytes", "inline"]), rows)
         paths = chosen["path"].combine_chunks()
-        inline = manifest.is_inline().take(rows).to_numpy().astype(bool)
+        inline = chosen["inline"].is_valid().to_numpy().astype(bool)
         at = np.where(inline, -1, integers(pc.index_in(paths, value_set=self._listed)))
         return paths, Named(record, at, state_of_row[first], integers(chosen["size_bytes"]), inline)
 

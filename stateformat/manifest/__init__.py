@@ -6,7 +6,15 @@ that plans need), then ``rules``, which has helpers for tables of handles too.
 
 from __future__ import annotations
 
-from .codec import decode_manifest, decode_outline, encode_manifest, manifest_ref, read_manifest, verify_manifest
+from .codec import (
+    decode_columns,
+    decode_manifest,
+    decode_outline,
+    encode_manifest,
+    manifest_ref,
+    read_manifest,
+    verify_manifest,
+)
 from .rules import (
     BATCH_ROWS,
     HandleRows,
@@ -58,6 +66,7 @@ __all__ = [
     "carried_handles",
     "codes_of",
     "cut_handles",
+    "decode_columns",
     "decode_manifest",
     "decode_outline",
     "encode_manifest",

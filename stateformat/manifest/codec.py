@@ -6,6 +6,7 @@ footer agrees with the record and the pages are known to be safe to decode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -138,6 +139,30 @@ def read_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
     return Manifest(handles, read_inline=partial(_read_inline, data, expected))
 
 
+def decode_columns(data: pa.Buffer, ref: ManifestRef, names: Sequence[str]) -> pa.Table:
+    """Return some columns of a record's manifest, in this order; size and digest are verified.
+
+    Texts that repeat, and ``inline``, are dictionaries. The rules for values are not checked: who
+    only asks what thousands of manifests name need not pay for them. Raises as
+    :func:`decode_manifest` for what is not a manifest.
+    """
+    verify_manifest(data, ref)
+    encoded = [name for name in names if name in REPEATED_TEXTS or name in _KEPT_ENCODED]
+    try:
+        with open_manifest(data, names, read_dictionary=encoded) as file:
+            check_file(file, ref)
+            found = file.read(columns=list(names), use_threads=False).select(names)
+            for name in encoded:
+                check_codes(found[name])
+            if len(found) != file.metadata.num_rows:
+                raise ValueError(f"it has {len(found)} rows, its footer says {file.metadata.num_rows}")
+    except LimitFault as error:
+        raise _damaged(ref, f"it would not fit: {error}", ErrorKind.LIMIT_EXCEEDED) from error
+    except PARQUET_ERRORS as error:
+        raise _damaged(ref, f"it cannot be read as Parquet: {error}") from error
+    return found
+
+
 def _planning_columns(file: pq.ParquetFile) -> list[pa.ChunkedArray]:
     """Return the planning columns of a manifest, in order.
 
@@ -207,10 +232,11 @@ def check_codes(column: pa.ChunkedArray) -> None:
             raise ValueError("a code lies beyond its dictionary")
 
 
-def open_manifest(data: pa.Buffer) -> pq.ParquetFile:
+def open_manifest(data: pa.Buffer, names: Sequence[str] | None = None, **options: Any) -> pq.ParquetFile:
     """Open a manifest as a Parquet file whose pages are safe to decode (SPEC.md 4.5 and 7.4).
 
-    Raises ``LimitFault``, ``FooterFault``, and what pyarrow raises.
+    ``names``: only those of these columns; all by default. Raises ``LimitFault``, ``FooterFault``,
+    and what pyarrow raises.
     """
     if data.size > MANIFEST_BYTES_MAX:
         raise LimitFault(f"it has more than {MANIFEST_BYTES_MAX:,} bytes")
@@ -220,8 +246,10 @@ def open_manifest(data: pa.Buffer) -> pq.ParquetFile:
             raise FooterFault(f"row group {number} has {group.rows:,} rows; at most {ROW_GROUP_ROWS_MAX:,} are allowed")
     check_columns(footer, _CODECS, _ENCODINGS, clause="SPEC 4.5")
     limit = max(DECODED_BYTES_MAX, EXPANSION_MAX * data.size)
-    check_pages(footer, 0, len(footer.row_groups) - 1, (ByteRange(0, data),), limit=limit, kept_encoded=_KEPT_ENCODED)
-    return open_file(data)
+    chosen = None if names is None else [at for at, leaf in enumerate(footer.leaves) if leaf.path in names]
+    last = len(footer.row_groups) - 1
+    check_pages(footer, 0, last, (ByteRange(0, data),), leaves=chosen, limit=limit, kept_encoded=_KEPT_ENCODED)
+    return open_file(data, **options)
 
 
 def open_file(data: pa.Buffer, **options: Any) -> pq.ParquetFile:
@@ -241,11 +269,12 @@ def check_file(file: pq.ParquetFile, ref: ManifestRef) -> None:
         message = f"its columns are {', '.join(schema.names)}; they must be {', '.join(MANIFEST_SCHEMA.names)}"
         raise _damaged(ref, message)
     for found, expected in zip(schema, MANIFEST_SCHEMA, strict=True):
-        both_lists = pa.types.is_list(found.type) and pa.types.is_list(expected.type)
+        type_ = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
+        both_lists = pa.types.is_list(type_) and pa.types.is_list(expected.type)
         # The name of a list's element is the writer's choice.
-        same = found.type.value_type == expected.type.value_type if both_lists else found.type == expected.type
+        same = type_.value_type == expected.type.value_type if both_lists else type_ == expected.type
         if not same:
-            raise _damaged(ref, f"its column {expected.name} is {found.type}; it must be {expected.type}")
+            raise _damaged(ref, f"its column {expected.name} is {type_}; it must be {expected.type}")
     claimed = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if claimed != ref.uncompressed_bytes:
         raise _damaged(ref, f"its footer says {claimed:,} uncompressed bytes, the record {ref.uncompressed_bytes:,}")

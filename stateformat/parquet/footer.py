@@ -426,9 +426,13 @@ def _usual_chunk() -> bytes:
             b"\\x19\\x18" + string,
             rb"\x15(?P<codec>[\x00\x02\x0a\x0c\x0e])",
             b"\\x16(?P<values>%b)\\x16%b\\x16(?P<size>%b)" % (number, number, number),
-            b"\\x26(?P<start>%b)" % number,
-            b"(?:\\x3c(?:[\\x18\\x28]" + string + b"|[\\x16\\x26]" + number + rb"|[\x11\x12\x21\x22])*+\x00)?+",
-            b"(?:[\\x19\\x49](?:\\x1c%b|\\x2c(?:%b){2}|\\x3c(?:%b){3}))?+" % (page_kind, page_kind, page_kind),
+            b"\\x26(?P<start>%b)(?:\\x26(?P<dictionary>%b))?+" % (number, number),
+            b"(?:[\\x1c\\x3c](?:[\\x18\\x28]"
+            + string
+            + b"|[\\x16\\x26\\x36]"
+            + number
+            + rb"|[\x11\x12\x21\x22])*+\x00)?+",
+            b"(?:[\\x19\\x29\\x49](?:\\x1c%b|\\x2c(?:%b){2}|\\x3c(?:%b){3}))?+" % (page_kind, page_kind, page_kind),
             b"(?:\\x3c(?:\\x16" + number + b")?+(?:[\\x19\\x29\\x39]" + numbers + b")*+\\x00)?+",
             rb"\x00\x00",
         )
@@ -441,8 +445,9 @@ _USUAL_CHUNK: Final = LazyPattern(_usual_chunk)
 def _chunk(data: bytes, at: int) -> tuple[ColumnChunk, int]:
     usual = _USUAL_CHUNK.match(data, at, len(data))
     if usual is not None:
-        one, two, three, codec, values, size_bytes, start = usual.groups()
-        chunk = ColumnChunk(codec[0] >> 1, one or two or three, number(values), number(start), number(size_bytes))
+        one, two, three, codec, values, size_bytes, start, dictionary = usual.groups()
+        begin = _begin(number(start), number(dictionary) if dictionary else 0)
+        chunk = ColumnChunk(codec[0] >> 1, one or two or three, number(values), begin, number(size_bytes))
         if min(chunk.values, chunk.start, chunk.size_bytes) >= 0:
             return chunk, usual.end()
     field = 0
@@ -459,6 +464,11 @@ def _chunk(data: bytes, at: int) -> tuple[ColumnChunk, int]:
     if found is None:
         raise FooterFault("a column chunk is not described")
     return found, at + 1
+
+
+def _begin(data_at: int, dictionary_at: int) -> int:
+    """Return where a chunk begins: at its dictionary, if it has one."""
+    return dictionary_at if 0 < dictionary_at < data_at else data_at
 
 
 def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
@@ -494,10 +504,8 @@ def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
             at = skip(data, at, kind, 3)
     if not {_CODEC, _VALUES, _COMPRESSED, _DATA_AT} <= numbers.keys():
         raise FooterFault("a column chunk does not say where it lies")
-    start, size_bytes, values = numbers[_DATA_AT], numbers[_COMPRESSED], numbers[_VALUES]
-    dictionary = numbers.get(_DICTIONARY_AT, 0)
-    if 0 < dictionary < start:
-        start = dictionary
+    size_bytes, values = numbers[_COMPRESSED], numbers[_VALUES]
+    start = _begin(numbers[_DATA_AT], numbers.get(_DICTIONARY_AT, 0))
     if min(start, size_bytes, values) < 0:
         raise FooterFault("a column chunk has less than no bytes or values")
     # An encoding above 63 takes two bytes: then the list ends elsewhere, and both readers refuse

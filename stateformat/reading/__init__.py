@@ -24,7 +24,12 @@ if TYPE_CHECKING:
         split_between_owners as split_between_owners,
     )
     from .key_values import key_table as key_table, keys_from_json as keys_from_json
-    from .loading import load_manifest as load_manifest, load_record as load_record, missing_object as missing_object
+    from .loading import (
+        load_columns as load_columns,
+        load_manifest as load_manifest,
+        load_record as load_record,
+        missing_object as missing_object,
+    )
     from .merge import evolve_table as evolve_table, merge_layers as merge_layers, rekey as rekey
     from .overlay import Keys as Keys, Overlay as Overlay
     from .rows import StateRows as StateRows
@@ -43,7 +48,7 @@ else:
             ".checkpoint": "Checkpoint StoreCheckpoint",
             ".cutting": "Groups key_group_of split_between_owners",
             ".key_values": "key_table keys_from_json",
-            ".loading": "load_manifest load_record missing_object",
+            ".loading": "load_columns load_manifest load_record missing_object",
             ".merge": "evolve_table merge_layers rekey",
             ".overlay": "Keys Overlay",
             ".rows": "StateRows",

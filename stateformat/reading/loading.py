@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from .. import paths as layout
 from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, NotFound
-from ..manifest import Manifest, decode_manifest, decode_outline
+from ..manifest import Manifest, decode_columns, decode_manifest, decode_outline
 from ..model import CheckpointId, Record
 from ..record import RECORD_BYTES_MAX, decode_record
 from ..storage import Storage
@@ -55,6 +57,11 @@ def missing_object(storage: Storage, record: Record, path: str, *, bound_to_run:
 def load_manifest(storage: Storage, record: Record, *, bound_to_run: bool = False) -> Manifest:
     """Return the verified manifest of a record; ``bound_to_run`` as in :func:`missing_object`."""
     return decode_manifest(_manifest_bytes(storage, record, bound_to_run), record.manifest)
+
+
+def load_columns(storage: Storage, record: Record, names: Sequence[str]) -> pa.Table:
+    """Return some columns of the manifest; see ``manifest.decode_columns``."""
+    return decode_columns(_manifest_bytes(storage, record, bound_to_run=False), record.manifest, names)
 
 
 def load_outline(storage: Storage, record: Record, *, bound_to_run: bool = False) -> pa.Table:

@@ -25,7 +25,7 @@ import xxhash
 
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointError
-from stateformat.manifest import Manifest, decode_manifest, handles_table
+from stateformat.manifest import Manifest, decode_columns, decode_manifest, handles_table
 from stateformat.model import Handle, ManifestRef, Record
 from stateformat.reading.scan import SliceReader
 from stateformat.record import decode_record
@@ -194,6 +194,7 @@ def _manifest_target() -> Preparation:
         ref = ManifestRef(record.manifest.path, len(changed), digest, uncompressed)
 
         def read() -> None:
+            decode_columns(pa.py_buffer(changed), ref, ("operator", "state", "path", "size_bytes", "inline"))
             manifest = decode_manifest(pa.py_buffer(changed), ref)
             manifest.inline("")
             manifest.full()

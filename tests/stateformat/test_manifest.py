@@ -27,6 +27,7 @@ from stateformat.manifest import (
     Manifest,
     codec as manifest_module,
     cut_handles,
+    decode_columns,
     decode_manifest,
     decode_outline,
     encode_manifest,
@@ -673,6 +674,16 @@ def test_an_outline_says_what_the_handles_say(store: sf.CheckpointStore, row_gro
     assert found["path"].to_pylist() == paths
 
 
+@pytest.mark.parametrize("row_group_size", [1, 64, 1000])
+def test_some_columns_are_those_of_the_whole(store: sf.CheckpointStore, row_group_size: int) -> None:
+    whole = store.open().manifest.full()
+    data, ref = stored(whole, row_group_size)
+    for names in (["path"], ["operator", "state", "path", "size_bytes", "inline"]):
+        found = decode_columns(data, ref, names)
+        assert found.column_names == names
+        assert found.to_pylist() == whole.select(names).to_pylist()
+
+
 @pytest.mark.parametrize("parallelism", [1, 3, 5, 64])
 @pytest.mark.parametrize("row_group_size", [7, 1000])
 def test_a_plan_to_show_is_the_plan_of_a_restore(
@@ -719,12 +730,13 @@ def test_what_is_wrong_is_told_as_of_the_whole(
 
 def test_bytes_that_are_no_manifest_are_told_as_such() -> None:
     data, ref = stored(handles_table([]), 10)
-    assert decode_outline(data, ref).num_rows == 0
     torn = pa.py_buffer(data.to_pybytes()[:-4] + b"nono")
-    with pytest.raises(DamagedCheckpoint, match="digest"):
-        decode_outline(torn, ref)
-    with pytest.raises(DamagedCheckpoint, match="cannot be read as Parquet"):
-        decode_outline(torn, replace(ref, digest=xxhash.xxh3_128_hexdigest(torn)))
+    for decode in (decode_outline, lambda data, ref: decode_columns(data, ref, ["path"])):
+        assert decode(data, ref).num_rows == 0
+        with pytest.raises(DamagedCheckpoint, match="digest"):
+            decode(torn, ref)
+        with pytest.raises(DamagedCheckpoint, match="cannot be read as Parquet"):
+            decode(torn, replace(ref, digest=xxhash.xxh3_128_hexdigest(torn)))
 
 
 def test_only_the_restore_keeps_the_manifest(store: sf.CheckpointStore) -> None:
