@@ -94,10 +94,10 @@ lint: $(READY) ## style, types, and the docs site, built strictly
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 site: $(READY) ## the docs as a site in build/site, with the reference of every public name
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in build/site; $(BIN)/mkdocs serve shows it."
 
 format: $(READY) ## rewrite the code in the house's format

@@ -92,10 +92,10 @@ class Browser:
         elif method == "Page.loadEventFired":
             self._loaded = True
 
-    def open(self, path: Path) -> None:
-        """Load a file, and wait until it is there."""
+    def open(self, page: Path | str) -> None:
+        """Load a file, or a page of a server of this machine, and wait until it is there."""
         self._loaded = False
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not self._loaded:
             self._message()
 
@@ -128,7 +128,7 @@ class Browser:
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
-    """A browser without network, in a new profile."""
+    """A browser without network but this machine's, in a new profile."""
     to_browser, write = os.pipe()
     read, from_browser = os.pipe()
     flags = [
@@ -140,7 +140,11 @@ def chromium(profile: Path) -> Iterator[Browser]:
             "--hide-scrollbars",
             "--remote-debugging-pipe",
         ),
-        *("--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}"),
+        *(
+            "--disable-background-networking",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            f"--user-data-dir={profile}",
+        ),
     ]
     process = subprocess.Popen(
         [sys.executable, "-c", _START, str(to_browser), str(from_browser), PROGRAM, *flags, "about:blank"],
