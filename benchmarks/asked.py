@@ -33,117 +33,25 @@ class Asked(NamedTuple):
         return found
 
 
-_PER_KEY = "Spark runtime, plain function of a key, {} keys, {} rows an epoch"
-_MORE_PER_KEY = _PER_KEY.format("5,000,000", "20,000")
-_AGGREGATE = "Spark runtime, `aggregate`, {} rows an epoch"
-_FIVE_MILLION = "Spark runtime, `aggregate`, 5,000,000 keys in the state"
-_ON_SPARK = "Spark runtime, {}, 100,000 keys, {{2,000|200,000}} rows an epoch"
-_IN_PROCESS = "in process, {}, {{100,000 keys, batches of 65,536|5,000,000 keys, batches of 1,000,000}} rows"
-_CHANGED = "in process, 1,000 of 1,000,000 keys changed, {}"
-
 ASKED = (
     Asked(
-        "on Spark, plain function of a key: 100k keys, 2k, 20k, 200k rows an epoch; 5M keys, 20k rows",
-        (_PER_KEY.format("100,000", "{2,000|20,000|200,000}"), _MORE_PER_KEY),
+        "on Spark, a function of a key: 100k keys, 2k, 20k, 200k rows an epoch",
+        ("Spark runtime, plain function of a key, 100,000 keys, {2,000|20,000|200,000} rows an epoch",),
         "transformWithState with rows",
     ),
     Asked(
-        "the same: 100k keys, 2k, 20k rows an epoch; 5M keys, 20k rows",
-        (_PER_KEY.format("100,000", "{2,000|20,000}"), _MORE_PER_KEY),
-        "applyInPandasWithState",
-    ),
-    Asked(
-        "on Spark, `aggregate`, 2k rows an epoch: 100, 100k, 5M keys",
-        (_AGGREGATE.format("{100|100,000|5,000,000} keys, 2,000"),),
-    ),
-    Asked(
-        "on Spark, `aggregate`, 200k rows an epoch: 100, 100k, 5M keys",
-        (_AGGREGATE.format("{100|100,000} keys, 200,000"), f"{_FIVE_MILLION}, 200,000 rows an epoch"),
-    ),
-    Asked(
-        "on Spark, `aggregate`, 2M rows an epoch: 100, 100k, 5M keys",
-        (_AGGREGATE.format("{100|100,000|5,000,000} keys, 2,000,000"),),
-    ),
-    Asked("on Spark, tumbling window: 2k, 200k rows an epoch", (_ON_SPARK.format("tumbling window"),)),
-    Asked("on Spark, `deduplicate`: 2k, 200k rows an epoch", (_ON_SPARK.format("`deduplicate`"),)),
-    Asked(
-        "on Spark, join with a bounded table: 2k, 200k rows an epoch",
-        (_ON_SPARK.format("join with a table of 100,000 rows"),),
-    ),
-    Asked("on Spark, an epoch of one row", (_AGGREGATE.format("100 keys, 1").replace("rows", "row"),)),
-    Asked(
-        "on Spark, whole reads of state: 16, 64, 128 workers",
-        ("Spark runtime, whole reads of state, {16|64|128} workers",),
-    ),
-    Asked(
-        "on Spark, an epoch of each of ten jobs in one session",
-        ("Spark runtime, an epoch of each of 10 jobs in one session, 100,000 keys, 20,000 rows",),
+        "on Spark, `aggregate`: 100, 100k, 5M keys with 2k rows an epoch; the same with 2M",
+        tuple(
+            f"Spark runtime, `aggregate`, {{100|100,000|5,000,000}} keys, {rows} rows an epoch"
+            for rows in ("2,000", "2,000,000")
+        ),
     ),
     Asked(
         "on Spark, resume with 5M keys, to the end of the first epoch",
-        (f"{_FIVE_MILLION}: resume, to the end of the first epoch",),
+        ("Spark runtime, `aggregate`, 5,000,000 keys in the state: resume, to the end of the first epoch",),
     ),
-    Asked("on Spark, 4 → 6 subtasks of 5M keys", (f"{_FIVE_MILLION}: 4 → 6, published",)),
-    Asked(
-        "restore of 5M keys into live state, then a `get` of 50,000",
-        ("restore of 5,000,000 keys into live state, then one `get` of 50,000 keys",),
-    ),
-    Asked("in process, 1,000 rows, parallelism 256", ("in process, 1,000 rows, parallelism 256",)),
-    Asked("in process, `aggregate` with updates: 100k, 5M keys", (_IN_PROCESS.format("aggregate with updates"),)),
-    Asked("in process, tumbling window: 100k, 5M keys", (_IN_PROCESS.format("tumbling windows"),)),
-    Asked("in process, `deduplicate`: 100k, 5M keys", (_IN_PROCESS.format("deduplicate"),)),
-    Asked("in process, 1,000 of 1M keys changed, a checkpoint a second", (_CHANGED.format("a checkpoint a second"),)),
-    Asked("the same: bytes of a checkpoint a key", (_CHANGED.format("bytes of a checkpoint a key"),)),
-    Asked("500 columns: write, restore, stream", ("500 columns of 40,000 rows: {write|restore|stream}",)),
-    Asked("500 columns: full validation", ("500 columns of 40,000 rows: full validation",)),
-    Asked("200 states: write, restore, stream", ("200 states of 25,000 rows: {write|restore|stream}",)),
-    Asked("200 states: full validation", ("200 states of 25,000 rows: full validation",)),
-    Asked("lists: write, restore, stream", ("500,000 rows of two lists: {write|restore|stream}",)),
-    Asked("lists: full validation", ("500,000 rows of two lists: full validation",)),
-    Asked("low-cardinality text: bytes", ("2,000,000 rows of three texts that repeat: bytes",)),
-    Asked(
-        "publish with 10,000 records kept, on a local folder", ("publish with 10,000 records kept, on a local folder",)
-    ),
-    Asked("publish with 10,000 records kept, on S3", ("publish with 10,000 records kept, on S3",)),
-    Asked(
-        "open and plan a rescale of a million handles: all keyed, mixed",
-        ("open and plan a rescale of one million handles, {all keyed|mixed}",),
-    ),
-    Asked("write 5M clustered rows", ("write 5M clustered rows",)),
-    Asked("write 5M unordered rows", ("write 5M unordered rows",)),
-    Asked("restore 5M rows", ("restore 5M rows",)),
     Asked("metadata-only rescale 4 → 6 of 5M rows", ("metadata-only rescale 4 → 6 of 5M rows",)),
-    Asked(
-        "`rewrite` of 5M rows on Spark, max parallelism 128 → 256",
-        ("`rewrite` on Spark, 5,000,000 rows, 4 → 6 subtasks, max parallelism 128 → 256",),
-    ),
-    Asked("`bootstrap` of 5M rows on Spark", ("`bootstrap` of 5,000,000 rows on Spark, parallelism 4",)),
-    Asked(
-        '`spark.read.format("stateformat")`, sum over 5M rows',
-        ('`spark.read.format("stateformat")`, sum over 5,000,000 rows, 2 partitions',),
-    ),
     Asked("`ckpt inspect`, cold process", ("`ckpt inspect` of a local checkpoint, cold process",)),
-    Asked(
-        "`ckpt get` of one of 5M keys, cold process",
-        ("`ckpt get` of one key of 5,000,000 rows in three layers, cold process",),
-    ),
-    Asked(
-        "`ckpt diff` of 5M rows, 1 % changed: a delta, written anew",
-        ("`ckpt diff` of 5,000,000 rows, 1 % changed, {a delta|written anew}",),
-    ),
-    Asked(
-        "Spark's HDFS-backed store read: long → long, string → string",
-        ("Spark's HDFS-backed store read, 1,000,000 keys, {long → long|string → string}",),
-    ),
-    Asked(
-        "Spark's RocksDB store read: long → long, string → string",
-        ("Spark's RocksDB store read, 1,000,000 keys, {long → long|string → string}",),
-    ),
-    Asked("Flink's savepoint read: long → long", ("Flink's canonical savepoint read, 4,000,000 entries, long → long",)),
-    Asked(
-        "Flink's savepoint read: string → string",
-        ("Flink's canonical savepoint read, 1,000,000 entries, string → string",),
-    ),
 )
 
 

@@ -80,10 +80,18 @@ def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_w
     MemoryStorage.reset("halves")
 
 
-def test_the_readme_shows_what_its_examples_print() -> None:
-    shown = [printed for _, printed in re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)]
-    assert len(shown) == 4
-    assert all(shown)
+def test_the_readme_is_short_and_has_four_doors() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert len(page.splitlines()) <= 150
+    doors = re.findall(r"^\*\*(I [^*]+)\*\*.*?```bash\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL | re.MULTILINE)
+    assert [door for door, _, _ in doors] == [
+        "I have a Spark query.",
+        "I have a Flink savepoint",
+        "I write a job.",
+        "I write a runtime",
+    ]
+    assert [len(command.splitlines()) for _, command, _ in doors] == [1] * 4
+    assert page.count("×", page.index("asked:begin"), page.index("asked:end")) >= 10
 
 
 def test_the_library_is_shown_in_twenty_five_lines() -> None:
@@ -106,18 +114,6 @@ def test_every_make_target_the_readme_names_exists() -> None:
     named = set(re.findall(r"`make ([a-z-]+)", (ROOT / "README.md").read_text()))
     assert named
     assert named <= targets
-
-
-def test_the_snippets_of_the_readme_run_one_after_another_in_one_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for code, printed in re.findall(recipes.SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL):
-        if recipes.STARTS_SPARK not in code:
-            exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-            assert capfd.readouterr().out == printed
-    named = set(re.findall(r"`ckpt \w+ ([\w-]+-store)\b", (ROOT / "README.md").read_text()))
-    assert named <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_the_loggers_that_the_docs_name_are_those_of_modules_that_log() -> None:
@@ -383,6 +379,28 @@ def night_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
+def test_the_blocks_of_the_readme_run_in_order_in_one_folder_and_print_what_it_shows(
+    night_folder: Path, pytestconfig: pytest.Config
+) -> None:
+    page = RecipePage(ROOT / "README.md", same_as_on_the_page)
+    (night_folder / "tests").symlink_to(ROOT / "tests")
+    [install] = re.findall(r"```sh\n(.*?)```", page.path.read_text(), re.DOTALL)
+    _, *copies = install.splitlines()
+    assert len(copies) == 2
+    shell("\n".join(copies), os.environ)
+    ran = [(recipe, ran_as_shell(recipe, night_folder)) for recipe in page.recipes()]
+    assert len(ran) == 5
+    page.check(ran, update=pytestconfig.getoption("--update"))
+    for command in re.findall(r"`ckpt (\w+ [\w-]+-store)`", page.path.read_text()):
+        shell(f"ckpt {command}", os.environ)
+
+
+def ran_as_shell(recipe: Recipe, folder: Path) -> str:
+    """What a block of Python or of shell prints; the folder is shown as ``/data``."""
+    code = f"python - <<'EOF'\n{recipe.code}EOF" if recipe.language == "python" else recipe.code
+    return shell(code, os.environ).replace(f"{folder}", "/data")
+
+
 @pytest.mark.parametrize("name", TEAMS)
 def test_the_page_for_a_team_prints_what_it_shows_and_is_short(
     name: str, night_folder: Path, pytestconfig: pytest.Config
@@ -391,12 +409,9 @@ def test_the_page_for_a_team_prints_what_it_shows_and_is_short(
     if TEAMS[name] is not None:
         folder, fixture = TEAMS[name]
         shutil.copytree(FIXTURES / fixture, night_folder / folder)
-    ran = []
-    for recipe in [recipe for some in page.sections().values() for recipe in some]:
-        if recipe.code in FOREIGN_RECIPES.values():
-            continue  # They have variables and tests of their own.
-        code = f"python - <<'EOF'\n{recipe.code}EOF" if recipe.language == "python" else recipe.code
-        ran.append((recipe, shell(code, os.environ).replace(f"{night_folder}", "/data")))
+    # The others have variables and tests of their own.
+    own = [recipe for recipe in page.recipes() if recipe.code not in FOREIGN_RECIPES.values()]
+    ran = [(recipe, ran_as_shell(recipe, night_folder)) for recipe in own]
     assert ran
     page.check(ran, update=pytestconfig.getoption("--update"))
     assert len(page.path.read_text().splitlines()) <= 150
@@ -406,9 +421,9 @@ def test_the_page_for_a_team_prints_what_it_shows_and_is_short(
 def test_the_page_runs_from_top_to_bottom_and_prints_what_it_shows(
     night_folder: Path, pytestconfig: pytest.Config
 ) -> None:
-    recipes = [recipe for some in NIGHT.sections().values() for recipe in some]
     ran = [
-        (recipe, shell(recipe.code, os.environ, errors=True).replace(f"{night_folder}", "/data")) for recipe in recipes
+        (recipe, shell(recipe.code, os.environ, errors=True).replace(f"{night_folder}", "/data"))
+        for recipe in NIGHT.recipes()
     ]
     NIGHT.check(ran, update=pytestconfig.getoption("--update"))
 

@@ -27,7 +27,7 @@ SNIPPET = r"```python\n(.*?)```(?:\s+It prints:\s+```text\n(.*?)```)?"
 """A program in Python, and what it prints where the page says that."""
 STARTS_SPARK = "local_session("
 _SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-_BLOCK = re.compile(r"```(python|bash)\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
+_BLOCK = re.compile(r"```(python|bash)\n(.*?)```\n(?:\n(?:It prints:\n\n)?```text\n(.*?)```\n)?", re.DOTALL)
 _STATUS = re.compile(r"^# exit status (\d+)$", re.MULTILINE)
 
 
@@ -50,6 +50,10 @@ def snippets(pages: Iterable[Path]) -> list[tuple[str, str, str]]:
     ]
 
 
+def _recipes(text: str) -> list[Recipe]:
+    return [Recipe(*(part or "" for part in block)) for block in _BLOCK.findall(text)]
+
+
 @dataclass(frozen=True)
 class RecipePage:
     """A page of recipes. ``same`` says whether what a recipe printed is what the page shows."""
@@ -59,11 +63,12 @@ class RecipePage:
 
     def sections(self) -> dict[str, list[Recipe]]:
         """The recipes of each section of the page, by its heading."""
-        found = {
-            heading: [Recipe(*(part or "" for part in block)) for block in _BLOCK.findall(text)]
-            for heading, text in _SECTION.findall(self.path.read_text())
-        }
+        found = {heading: _recipes(text) for heading, text in _SECTION.findall(self.path.read_text())}
         return {heading: recipes for heading, recipes in found.items() if recipes}
+
+    def recipes(self) -> list[Recipe]:
+        """All recipes of the page, in order."""
+        return _recipes(self.path.read_text())
 
     def check(self, ran: Sequence[tuple[Recipe, str]], *, update: bool) -> None:
         """Compare what recipes printed, in the page's order, with the page; or put it there."""
@@ -77,11 +82,12 @@ class RecipePage:
         page, at = self.path.read_text(), 0
         for recipe, printed in ran:
             block = f"```{recipe.language}\n{recipe.code}```\n"
-            before = block + (f"\n```text\n{recipe.shown}```\n" if recipe.shown else "")
-            after = block + (f"\n```text\n{printed}```\n" if printed else "")
-            at = page.index(before, at)
+            at = page.index(block, at)
             if not self.same(recipe, printed):
-                page = page[:at] + after + page[at + len(before) :]
+                text = f"```text\n{recipe.shown}```\n" if recipe.shown else ""
+                end = page.index(text, at + len(block)) if text else at + len(block)
+                after = f"```text\n{printed}```\n" if printed else ""
+                page = page[:end] + ("" if text else "\n") + after + page[end + len(text) :]
             at += len(block)
         self.path.write_text(page)
 
