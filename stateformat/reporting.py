@@ -163,9 +163,11 @@ def _described(checkpoint: Checkpoint, faults: list[Document], level: ReportLeve
     record["holds"] = None
     states, totals = [], {}
     try:
-        holdings = Holdings(checkpoint.record, checkpoint.outline)
+        handles = checkpoint.counted
+        holdings = Holdings(checkpoint.record, handles)
+        record["totals"]["rows"] = holdings.rows
         record["holds"] = holds_document(checkpoint.record, holdings)
-        states = states_document(checkpoint, record, holdings, checkpoint.outline)
+        states = states_document(checkpoint, record, holdings, handles)
         totals = {(state.operator, state.name): holdings.totals(state) for state in checkpoint.states}
     except (CheckpointError, ValueError, IndexError) as error:
         # The bytes are as published, but the content is wrong: validation says what is wrong.

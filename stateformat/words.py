@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -104,6 +105,31 @@ def mode_of(state: Mapping[str, Any]) -> str:
     if state.get("clock") == "processing_time":
         return f"processing-time {state['kind']}"
     return f"{state['mode']} {state['kind']}" if state.get("kind") else str(state["mode"])
+
+
+_IS_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?")
+_OF_RUNTIMES: Final = frozenset(("coordinator", "committables", "progress", "in_flight"))
+_OF_SOURCES: Final = frozenset(("SourceReaderState", "dropped", "enumerator_log", "splits"))
+
+
+def is_bookkeeping(state: Mapping[str, Any]) -> bool:
+    """Return whether a state is a runtime's own: what a source has read, barriers, commits."""
+    name = state.get("name", state.get("state"))
+    return state["mode"] in _OF_RUNTIMES or (state["mode"] != "keyed" and name in _OF_SOURCES)
+
+
+def window_of(value: Any) -> str | None:
+    """Return a window of time, which is a struct of two times, in short; None for other values."""
+    if (
+        not isinstance(value, Mapping)
+        or [*value] != ["start", "end"]
+        or not all(map(_IS_TIME.fullmatch, map(str, value.values())))
+    ):
+        return None
+    first, last = (str(time).replace("T", " ").removesuffix("Z").removesuffix(".000000") for time in value.values())
+    if first.endswith(":00") and last.endswith(":00"):
+        first, last = first[:-3], last[:-3]
+    return f"{first} to {last.removeprefix(first[:11])}"
 
 
 def field(item: Mapping[str, Any]) -> str:

@@ -1,12 +1,14 @@
 """A foreign checkpoint as users see it: whatever reads stateformat's checkpoints reads it.
 
 A part of a source is a handle. If the metadata does not give the number of rows, they are counted
-when ``handles`` is first needed: planning and import need it, reading and ``ckpt inspect`` do not.
+when ``handles`` is first needed: planning and import need it, reading does not, ``ckpt inspect``
+has it for small ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Lock
@@ -33,6 +35,8 @@ from .source import ForeignSource, Level, Note, Opened, Part, Progress, unreadab
 
 _SLICES: Final = pa.schema([field.with_nullable(True) if field.name == "rows" else field for field in SLICE_SCHEMA])
 """Of a state whose rows nobody has counted yet, ``rows`` is null."""
+COUNTED_BYTES: Final = 16 << 20
+"""With more bytes of state than these, rows are counted only where they must be."""
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
 
@@ -192,6 +196,16 @@ class ForeignCheckpoint(Checkpoint):
     def outline(self) -> pa.Table:
         """The handles without reading a data file; rows that nobody has counted are null."""
         return self._outlined(self.parts)
+
+    @property
+    def counted(self) -> pa.Table:
+        """``handles`` where the data files have at most :data:`COUNTED_BYTES` and can be read, else
+        ``outline``.
+        """
+        if self.record.totals.bytes <= COUNTED_BYTES:
+            with suppress(CheckpointError):
+                return self.handles
+        return self.outline
 
     def _outlined(self, parts: Sequence[Part]) -> pa.Table:
         known = pa.array([part.rows for part in parts], pa.int64())

@@ -83,7 +83,8 @@ def checkpoint_document(
     """
     document = record_document(checkpoint.storage.url, checkpoint.record)
     declared = dict(zip(checkpoint.states, document["states"], strict=True))
-    holdings = Holdings(checkpoint.record, checkpoint.outline)
+    holdings = Holdings(checkpoint.record, checkpoint.counted)
+    document["totals"]["rows"] = holdings.rows
     states = checkpoint.states if chosen is None else chosen
     return {
         **document,
@@ -171,6 +172,11 @@ class Holdings:
             whole = integers(handles["size_bytes"])
             self._columns["bytes"] = np.where(self._unknown, whole, self._columns["bytes"])
         self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of all states, of all layers; None if those of one are unknown."""
+        return None if self._unknown.any() else int(self._columns["rows"].sum())
 
     def totals(self, state: State) -> tuple[int | None, int]:
         """Return the rows (None if unknown) and stored bytes of a state, of all layers."""

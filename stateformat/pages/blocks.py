@@ -200,7 +200,9 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A bar for each value, with its name; as many neighbors as needed share one."""
+    """A bar for each value, with its name; as many neighbors as needed share one. Values that
+    follow each other in time are a line.
+    """
 
     title: str
     values: Sequence[int | None]
@@ -210,6 +212,9 @@ class Chart:
     marked: Sequence[bool] = ()
     at: int | None = None
     """The value that the page is about."""
+    is_trend: bool = False
+    legend: str = ""
+    """What marked values are."""
 
     def text(self, value: int) -> str:
         """Return a value in words."""

@@ -74,6 +74,17 @@ def checkpoint_page(document: Json, now_us: int) -> Iterator[Block]:
     yield _states(document, states, is_part=is_part) if states else Note("none")
     if len(document["states"]) > len(states):
         yield Note(more(len(document["states"]) - len(states), "state", hint=MORE))
+    if document["system"] and any(state["rows"] is None for state in states):
+        yield Note(not_counted(document))
+    facts = [] if is_part else [*remarks(document)]
+    if facts:
+        yield Facts(facts)
+
+
+def not_counted(document: Json) -> str:
+    """Return which command counts the rows of another system's checkpoint, if it is large."""
+    address = shlex.quote(f"{document['store']}@{document['checkpoint_id']}")
+    return f"Its rows are not counted here: `ckpt top {address}` counts them."
 
 
 def dataflow_page(document: Json) -> Iterator[Block]:
@@ -123,9 +134,6 @@ def checkpoint_facts(document: Json, now_us: int) -> Iterator[Fact]:
         rows = "" if totals["rows"] is None else plural(totals["rows"], "row")
         yield "size", dotted(rows, size(totals["bytes"]), plural(totals["handles"], "handle"))
         yield "holds", _holds(document["holds"])
-        yield from _properties(document)
-        for note in document["notes"]:
-            yield note["kind"], f"{note['subject']}: {note['message']}" if note["subject"] else note["message"]
         return
     parent = document["parent"]
     yield "kind", document["kind"] + (f", parent {parent['checkpoint_id']}" if parent else ", without a parent")
@@ -150,7 +158,25 @@ def checkpoint_facts(document: Json, now_us: int) -> Iterator[Fact]:
         yield "rescaled", _rescaled(document["rescaled_from"])
     if document["given_up"]:
         yield "given up", _given_up(document["given_up"])
-    yield from _properties(document)
+
+
+def remarks(document: Json) -> Iterator[Fact]:
+    """Yield what stands at the end of a page: properties, and what reading another system did."""
+    for note in document["notes"]:
+        yield note["kind"], f"{note['subject']}: {note['message']}" if note["subject"] else note["message"]
+    shown = {f"stateformat.{name}" for name in document["written_by"]}  # By the line "written by".
+    shown |= {GIVEN_UP_PROPERTY} if document["given_up"] else set()
+    others = [
+        f"{key} = {_property(key, value)}" for key, value in sorted(document["properties"].items()) if key not in shown
+    ]
+    yield from listed("properties", others, len(others))
+
+
+def _property(key: str, value: str) -> str:
+    """Return a value, and the time that it is where its name says so."""
+    if key.endswith("_ms") and value.isascii() and value.isdigit() and 10**11 <= int(value) < 10**14:
+        return f"{value}, {words.clock(int(value) * 1000)} UTC"
+    return value
 
 
 def _holds(holds: Json | None) -> str:
@@ -187,13 +213,6 @@ def _origin(origin: Json) -> str:
         f"on {origin['host']}" if origin["host"] else "",
         f"as {origin['user']}" if origin["user"] else "",
     )
-
-
-def _properties(document: Json) -> list[Fact]:
-    shown = {f"stateformat.{name}" for name in document["written_by"]}  # By the line "written by".
-    shown |= {GIVEN_UP_PROPERTY} if document["given_up"] else set()
-    others = [f"{key} = {value}" for key, value in sorted(document["properties"].items()) if key not in shown]
-    return [*listed("properties", others, len(others))]
 
 
 def _rescaled(rescaled_from: Json) -> str:
@@ -363,12 +382,17 @@ def history_page(document: Json, now_us: int) -> Iterator[Block]:
         Column("bytes", right=True),
         Column("parent", right=True, optional=1),
     ]
+    unknown = _unknown([*checkpoints, *document["cut_off"]])
     rows = {entry["checkpoint_id"]: _entry(entry, now_us) for entry in (*checkpoints, *document["cut_off"])}
     for what in ("damaged", "lost"):
         for entry in document[what]:
             rows[entry["checkpoint_id"]] = [str(entry["checkpoint_id"]), what, *[""] * 6]
     older, hint = document.get("older", 0), "store.history() has all"
-    yield Table(columns, [rows[number] for number in sorted(rows, reverse=True)], None, "checkpoint", hint, older)
+    ordered = [
+        [cell for cell, column in zip(rows[number], columns, strict=True) if column.title not in unknown]
+        for number in sorted(rows, reverse=True)
+    ]
+    yield Table([column for column in columns if column.title not in unknown], ordered, None, "checkpoint", hint, older)
     yield from _savepoints(document["savepoints"], now_us)
     for entry in checkpoints:
         if entry["stop"]:
@@ -420,6 +444,13 @@ def below_page(document: Json, now_us: int) -> Iterator[Block]:
     address = next((place["address"] for place in places if place["whole"]), None)
     if address is not None:
         yield Note(f"`ckpt inspect {shlex.quote(address)}` shows the first that is whole.")
+
+
+def _unknown(entries: Sequence[Json]) -> list[str]:
+    """Return the columns of which nothing is known: rows of another system, times of Flink."""
+    rows = any(entry["totals"]["rows"] is not None for entry in entries)
+    times = any(entry["created_at_us"] for entry in entries)
+    return [*([] if rows or not entries else ["rows"]), *([] if times or not entries else ["published (UTC)", "age"])]
 
 
 def _place(place: Json, now_us: int) -> list[Cell]:

@@ -25,11 +25,13 @@ _PITCH: Final = 10
 
 
 def chart(found: Chart) -> Element:
-    """Return a figure with one vertical bar for each value; marked ones have another color."""
+    """Return a figure with one vertical bar for each value, or a line over an area for a trend;
+    marked ones have another color, which is told below.
+    """
     known = [value for value in found.values if value is not None]
     top = max(known, default=0)
     told = None if found.at is None else found.values[found.at]
-    bars, width = _bars(found, top)
+    bars, width = (_line if found.is_trend else _bars)(found, top)
     extent = f"{words.plural(len(known), 'value')} from {found.text(min(known))} to {found.text(top)}" if known else ""
     shape = e(
         "svg",
@@ -40,24 +42,67 @@ def chart(found: Chart) -> Element:
         preserveAspectRatio="none",
         role="img",
     )
-    stated = None if found.at is None else e("strong", "–" if told is None else found.text(told))
-    foot = (e("span", text) for text in (found.ends[0], f"up to {found.text(top)}" if known else "", found.ends[1]))
-    return e("figure", e("figcaption", e("span", found.title), stated), shape, e("div", foot, class_="axis"))
+    stated = None if told is None else e("strong", found.text(told))
+    most = e("div", f"up to {found.text(top)}" if known else "", class_="axis")
+    foot = e("div", (e("span", text) for text in found.ends), class_="axis")
+    legend = e(
+        "div", e("svg", e("rect", class_="e", width=9, height=9), width=9, height=9), found.legend, class_="legend"
+    )
+    is_marked = found.legend and any(found.marked)
+    return e(
+        "figure", e("figcaption", e("span", found.title), stated), most, shape, foot, legend if is_marked else None
+    )
+
+
+def _shared(found: Chart) -> Iterator[tuple[range, int, int | None]]:
+    """Yield, for at most :data:`BARS_MAX` places, which values share it, and the greatest of them
+    with its number.
+    """
+    values = found.values
+    count = min(len(values), BARS_MAX)
+    for i in range(count):
+        chosen = range(len(values) * i // count, len(values) * (i + 1) // count)
+        number = max(chosen, key=lambda one: -1 if (value := values[one]) is None else value)
+        yield chosen, number, values[number]
+
+
+def _line(found: Chart, top: int) -> tuple[list[Element], int]:
+    """Return a line over an area, with a mark for the value that is told; a gap where one is
+    unknown.
+    """
+    runs: list[list[str]] = [[]]
+    at, tooltips, width = [], [], _PITCH
+    for i, (chosen, number, value) in enumerate(_shared(found)):
+        if value is None:
+            runs.append([])
+            continue
+        x, y, width = i * _PITCH, 96 - 92 * value / top if top > 0 else 96.0, max(_PITCH, i * _PITCH)
+        runs[-1].append(f"{x} {y:.1f}")
+        # Within the drawing: a place is as wide as the half of it that lies there.
+        is_end = i == min(len(found.values), BARS_MAX) - 1
+        tooltips.append(_hit(found, number, value, max(0, x - _PITCH // 2), _PITCH // 2 if is_end else _PITCH))
+        if found.at in chosen:
+            at = [e("path", class_="at", d=f"M{x} {y:.1f}v.01")]
+    lines = [run if len(run) > 1 else run * 2 for run in runs if run]
+    areas = "".join(f"M{run[0].split()[0]} {_HEIGHT}L{' '.join(run)} {run[-1].split()[0]} {_HEIGHT}z" for run in lines)
+    trace = "".join(f"M{' '.join(run)}" for run in lines)
+    return [e("path", class_="area", d=areas), e("path", class_="trace", d=trace), *at, *tooltips], width
+
+
+def _hit(found: Chart, number: int, value: int, x: int, width: int = _PITCH) -> Element:
+    """Return where a pointer is told a value."""
+    name = found.names[number] if found.names else number
+    return e("rect", e("title", f"{name}: {found.text(value)}"), class_="hit", x=x, width=width, height=_HEIGHT)
 
 
 def _bars(found: Chart, top: int) -> tuple[list[Element], int]:
     """Return the bars, and their total width in units of the drawing."""
-    values = found.values
-    count = min(len(values), BARS_MAX) or 1
-    bounds = [len(values) * i // count for i in range(count + 1)]
+    slots = [*_shared(found)]
     # A few bars do not grow as wide as the page.
-    broad = 0.8 * _PITCH * min(1.0, max(count, 2) / 12)
+    broad = 0.8 * _PITCH * min(1.0, max(len(slots), 2) / 12)
     paths: dict[str, list[str]] = {}
     tooltips = []
-    for i in range(count if values else 0):
-        chosen = range(bounds[i], bounds[i + 1])
-        place = max(chosen, key=lambda one: -1 if (value := values[one]) is None else value)
-        value = values[place]
+    for i, (chosen, number, value) in enumerate(slots):
         if value is None:
             continue
         height = max(1.5, _HEIGHT * value / top) if top > 0 and value > 0 else 1.0
@@ -65,22 +110,19 @@ def _bars(found: Chart, top: int) -> tuple[list[Element], int]:
         tone = "z" if value <= 0 else "e" if is_hot else "n" if found.at in chosen else "b"
         left = i * _PITCH + (_PITCH - broad) / 2
         paths.setdefault(tone, []).append(f"M{left:g} {_HEIGHT}v{-height:.1f}h{broad:g}v{height:.1f}z")
-        name = found.names[place] if found.names else place
-        tooltip = e("title", f"{name}: {found.text(value)}")
-        tooltips.append(e("rect", tooltip, class_="hit", x=i * _PITCH, width=_PITCH, height=_HEIGHT))
+        tooltips.append(_hit(found, number, value, i * _PITCH))
     shapes = [e("path", class_=tone, d="".join(parts)) for tone, parts in paths.items()]
-    return [*shapes, *tooltips], count * _PITCH
+    return [*shapes, *tooltips], max(1, len(slots)) * _PITCH
 
 
 def spark(cell: Spark) -> Element:
-    """Return bars as high as text, or an area for a trend."""
+    """Return bars as high as text, or a line for a trend."""
     points = [(i, value) for i, value in enumerate(cell.values) if value is not None]
     top = max((value for _, value in points), default=0) or 1
     step = 96 / max(1, len(cell.values) - cell.is_trend)
     if cell.is_trend:
-        path = " ".join(f"{i * step:.1f},{20 - 18 * value / top:.1f}" for i, value in points)
-        area = f"{points[0][0] * step:.1f},22 {path} {points[-1][0] * step:.1f},22" if points else ""
-        shape = e("polygon", class_="b", points=area) if len(points) > 1 else None
+        path = "L".join(f"{i * step:.1f} {20 - 18 * value / top:.1f}" for i, value in points)
+        shape = e("path", class_="trace", d=f"M{path}") if len(points) > 1 else None
     else:
         heights = [(i * step, max(1, 20 * value / top)) for i, value in points]
         bars = "".join(f"M{x:.1f} 22v{-high:.1f}h{0.8 * step:.2f}v{high:.1f}z" for x, high in heights)

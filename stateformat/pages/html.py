@@ -40,8 +40,6 @@ from .blocks import (
 )
 from .elements import Children, Element, Node, document, element as e, fragment
 
-_DASH: Final = "–"
-"""Shown for what is unknown."""
 _NAME_MAX: Final = 100
 _TEXT_MAX: Final = 1_000
 """Characters of a name, and of a fact or paragraph; a tooltip has more."""
@@ -166,7 +164,7 @@ def inline(cell: Cell, length: int = _NAME_MAX) -> Children:
         case Spark():
             return [drawings.spark(cell), " ", cell.after]
         case None:
-            return _DASH
+            return None
     return short(cell, length)
 
 
@@ -193,8 +191,14 @@ def _table(table: Table) -> Iterator[Element]:
         titles = e("div", (e("span", column.title) for column in table.columns), class_=f"{_grid(table)} titles")
         yield e("div", titles, _lines(table, shown), class_="states")
     else:
-        heads = (e("th", column.title, scope="col", class_=_look(column)) for column in table.columns)
-        yield e("table", e("thead", e("tr", heads)), e("tbody", _rows(table.columns, shown)), class_="stack")
+        # A column of which nothing is known is left out.
+        known = [
+            i for i in range(len(table.columns)) if not shown or any(row.cells[i] not in (None, "") for row in shown)
+        ]
+        columns = [table.columns[i] for i in known]
+        cells = [Row([row.cells[i] for i in known]) for row in shown]
+        heads = (e("th", column.title, scope="col", class_=_look(column)) for column in columns)
+        yield e("table", e("thead", e("tr", heads)), e("tbody", _rows(columns, cells)), class_="stack")
     left = len(rows) - len(shown) + table.left
     if left > 0:
         yield e("p", more(left, table.noun, hint=table.hint), class_="quiet")
@@ -218,7 +222,7 @@ def _rows(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[Element]:
 
 
 def _grid(table: Table) -> str:
-    return "line" if len(table.columns) > 5 else "line few"
+    return {7: "line", 6: "line six"}.get(len(table.columns), "line few")
 
 
 def _lines(table: Table, rows: Sequence[Row]) -> Iterator[Element]:
@@ -252,7 +256,7 @@ def draw_graph(operators: Sequence[Json], edges: Sequence[Json], notes: Mapping[
     """Return the drawing of a job graph, and the same content in words."""
     ordered = in_order(operators, edges)
     drawing, listed = drawings.drawn(ordered, edges, notes), _words(ordered, edges)
-    title = f"All {words.plural(len(ordered), 'operator')} and their edges in words"
+    title = "Operators and edges in words"
     return e("div", drawing, draw([Details(title, [listed])] if drawing else [listed]))
 
 

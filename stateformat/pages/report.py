@@ -37,7 +37,7 @@ from .blocks import (
     plain,
     some,
 )
-from .checkpoint import checkpoint_facts, freed, graph_summary, state_facts
+from .checkpoint import checkpoint_facts, freed, graph_summary, not_counted, remarks, state_facts
 
 FINDINGS_SHOWN: Final = 30
 HISTORY_SHOWN: Final = 200
@@ -45,11 +45,15 @@ SHOWN: Final = 40
 """Entries of other lists on a page; the rest is counted."""
 CHARTED: Final = 20
 """States that have charts: the largest."""
-OPEN: Final = 3
+OPEN: Final = 1
 """States whose charts are open at first: the largest."""
 EMPTY_SHOWN: Final = 12
-HOT_MIN: Final = 10
-"""Values below this many rows or bytes are never marked, however few the others have."""
+HOT_MIN: Final = {"rows": 100, "bytes": 64 << 10}
+"""Parts with fewer are never marked, however few the others have: a handful of rows is no load."""
+FLAT: Final = 0.05
+"""A figure that changes by less than this share says so in words."""
+PLAIN_FOLDERS: Final = ("checkpoint", "checkpoints", "savepoint", "savepoints")
+"""Folders whose names say nothing without the one above."""
 SKEWED: Final = 2.0
 """A state counts as skewed from this ratio of the greatest part to the mean."""
 _CHECKED: Final = {
@@ -63,10 +67,16 @@ def report_page(report: Json) -> Iterator[str]:
     """Return the page as pieces of HTML."""
     newest = report["history"]["checkpoints"][:1]
     known = report["checkpoint"] or (newest[0] if newest else {"job_id": "", "job_name": ""})
-    job = known["job_name"] or known["job_id"] or "Checkpoints"
+    job = known["job_name"] or _folder(report) or known["job_id"] or "Checkpoints"
     number = f": checkpoint {report['checkpoint']['checkpoint_id']}" if report["checkpoint"] else ""
     foot = f"Made by {report['made_by']} on {words.clock(report['made_at_us'])} UTC. Times are in UTC."
     return html.whole_page(f"{words.label(job)[:120]}{number}", report_head(report, job), report_blocks(report), foot)
+
+
+def _folder(report: Json) -> str:
+    """Return the last folders of another system's checkpoint, whose job has an id for a name."""
+    parts = report["store"].rstrip("/").split("/")[-2:] if report["system"] else []
+    return "/".join(parts if parts and parts[-1].startswith(PLAIN_FOLDERS) else parts[-1:])
 
 
 def report_head(report: Json, job: str) -> Iterator[Block]:
@@ -76,8 +86,7 @@ def report_head(report: Json, job: str) -> Iterator[Block]:
     yield Note(report["store"])
     if not checkpoint:
         return
-    age = words.age(checkpoint["created_at_us"], report["made_at_us"])
-    made = f"{words.clock(checkpoint['created_at_us'])} UTC{age and f', {age} old'}"
+    made = f"{words.clock(checkpoint['created_at_us'])} UTC"
     about = dotted(
         f"Checkpoint {checkpoint['checkpoint_id']}",
         made if checkpoint["created_at_us"] > 0 else "",
@@ -112,7 +121,7 @@ def report_blocks(report: Json) -> Iterator[Block]:
     if is_sound:
         yield from _findings(report["validation"])
     if checkpoint:
-        facts = [*checkpoint_facts(checkpoint, report["made_at_us"])]
+        facts = [*checkpoint_facts(checkpoint, report["made_at_us"]), *remarks(checkpoint)]
         yield Heading(f"About checkpoint {checkpoint['checkpoint_id']}")
         yield Facts(facts[:SHOWN])
         if len(facts) > SHOWN:
@@ -140,14 +149,14 @@ def _cards(report: Json, checkpoint: Json) -> Iterator[tuple[str, str, str]]:
     apart = None if place is None else history[place]["since_parent_us"]
     if apart is not None:
         yield (
-            "Since the one before",
+            "Interval",
             words.elapsed(apart / 1e6),
             plural(len(history), "checkpoint") + (f" and {count(older)} older" if older else ""),
         )
     garbage, keep = report["sizes"]["garbage"], report["sizes"]["keep"]
     if garbage is not None and not garbage["stopped"]:
-        one = f"{size(keep['bytes'] - keep['shared_bytes'])} by keeping one" if keep and keep["records"] else ""
-        yield "Would be freed", size(garbage["bytes"] - garbage["shared_bytes"]), one
+        one = f"keeping one frees {size(keep['bytes'] - keep['shared_bytes'])}" if keep and keep["records"] else ""
+        yield "Garbage", size(garbage["bytes"] - garbage["shared_bytes"]), one
 
 
 def _change(unit: str, now: int, before: Json | None, name: str) -> str:
@@ -194,21 +203,44 @@ def _history(report: Json) -> Iterator[Block]:
         checkpoint = report["checkpoint"] or newest_first[0]
         ids = [entry["checkpoint_id"] for entry in entries]
         at = ids.index(checkpoint["checkpoint_id"]) if checkpoint["checkpoint_id"] in ids else None
-        ends = (f"checkpoint {ids[0]}", f"{ids[-1]}")
+        ends = (_end(entries[0], entries[-1]), _end(entries[-1], entries[0]))
         rows = [entry["totals"]["rows"] for entry in entries]
         if any(value is not None for value in rows):
-            yield Chart("Rows", rows, names, ends=ends, at=at)
-        yield Chart("Stored bytes", [entry["totals"]["bytes"] for entry in entries], names, "bytes", ends, at=at)
+            yield Chart(f"Rows{_since(rows, ids)}", rows, names, ends=ends, at=at, is_trend=True)
+        stored = [entry["totals"]["bytes"] for entry in entries]
+        yield Chart(f"Stored bytes{_since(stored, ids)}", stored, names, "bytes", ends, at=at, is_trend=True)
         apart = [entry["since_parent_us"] for entry in entries]
-        yield Chart("Time since the checkpoint before", apart, names, "us", ends, at=at)
+        if any(value is not None for value in apart):
+            yield Chart("Time since the checkpoint before", apart, names, "us", ends, at=at, is_trend=True)
     else:
-        yield Note(Said("There is one checkpoint.", "dim"))
+        kind = "" if entries[0]["kind"] == "checkpoint" else f", a {entries[0]['kind']}"
+        yield Note(Said(f"There is one checkpoint{kind}.", "dim"))
     special = [entry for entry in newest_first if entry["kind"] != "checkpoint" or entry["stop"]]
-    if special:
-        yield Note(Said("; ".join(map(_special, special[:8])) + ".", "dim"))
+    if special and (len(entries) > 1 or special[0]["stop"]):
+        yield Note(Said(words.sentence("; ".join(map(_special, special[:8]))), "dim"))
     if report["history"]["older"]:
         yield Note(more(report["history"]["older"], "older checkpoint", hint="--limit N reads more"))
     yield Details(f"{plural(len(entries), 'checkpoint')} as a table", [_history_table(newest_first)])
+
+
+def _end(entry: Json, other: Json) -> str:
+    """Return the checkpoint at one end of a chart, with its time; its day where that differs."""
+    if entry["created_at_us"] <= 0:
+        return f"checkpoint {entry['checkpoint_id']}"
+    day, clock = words.clock(entry["created_at_us"]).split(" ")
+    return f"{entry['checkpoint_id']} · {clock if words.clock(other['created_at_us']).startswith(day) else day}"
+
+
+def _since(values: Sequence[int | None], ids: Sequence[int]) -> str:
+    """Return how much a figure has changed since the first that is known."""
+    first, last = (
+        next(((value, number) for value, number in zip(values, ids, strict=True) if value), (0, 0)),
+        values[-1],
+    )
+    if not first[0] or last is None:
+        return ""
+    change = last / first[0] - 1
+    return f", {'about the same' if abs(change) < FLAT else f'{change:+.0%}'} since {first[1]}".replace("-", "−")
 
 
 def _special(entry: Json) -> str:
@@ -257,38 +289,47 @@ def _states(report: Json) -> Iterator[Block]:
     ids = report["trend"]["checkpoint_ids"]
     trends = {(item["operator"], item["state"]): item["bytes"] for item in report["trend"]["states"]}
     held = [state for state in states if state["bytes"]] or states[:1]
-    columns = [
-        Column("state"),
-        Column("mode"),
-        Column("rows", right=True),
-        Column("bytes", right=True),
-        Column("share"),
-        Column(f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else "trend"),
-        Column("skew", right=True),
-    ]
-    rows = []
-    for i, state in enumerate(held[:SHOWN]):
-        trend = trends.get((state["operator"], state["name"])) if len(ids) > 1 else None
-        cells: tuple[Cell, ...] = (
-            (state["operator"], " / ", Said(state["name"], "name")),
-            words.mode_of(state).replace("_", " "),
-            None if state["rows"] is None else count(state["rows"]),
-            size(state["bytes"]),
-            Bar(state["bytes"], held[0]["bytes"], f"{size(state['bytes'])}; the greatest has {size(held[0]['bytes'])}"),
-            Spark(trend, about=f"{_ends(trend)} at checkpoints {ids[0]} to {ids[-1]}", is_trend=True)
-            if trend
-            else None,
-            _skew(state),
-        )
-        charts = [*_charts(state, trend, report)] if i < CHARTED else []
-        rows.append(Row(cells, [*charts, Facts([*_facts(state)])]))
-    yield Table(
-        columns, rows, None, "state", "ckpt inspect --format json lists all", len(held) - len(rows), opened=OPEN
-    )
+    main = [state for state in held if not words.is_bookkeeping(state)] or held
+    kept = [state for state in held if state not in main]
+    yield _table(main, trends if len(ids) > 1 else {}, report, OPEN)
+    if kept:
+        title = f"{plural(len(kept), 'state')} of the runtime, {size(sum(state['bytes'] for state in kept))}"
+        yield Details(title, [_table(kept, {}, report, 0)])
+    if report["system"] and any(state["rows"] is None for state in states):
+        yield Note(not_counted(report["checkpoint"]))
     empty = [words.label(f"{state['operator']} / {state['name']}")[:60] for state in states[len(held) :]]
     if empty:
         left = f" and {count(len(empty) - EMPTY_SHOWN)} more" if len(empty) > EMPTY_SHOWN else ""
         yield Note(Said(f"Empty: {', '.join(empty[:EMPTY_SHOWN])}{left}.", "dim"))
+
+
+def _table(
+    states: Sequence[Json], trends: Mapping[tuple[str, str], Sequence[int | None]], report: Json, opened: int
+) -> Table:
+    """Make a line for each state, which opens; columns of which nothing is known are left out."""
+    ids, top = report["trend"]["checkpoint_ids"], max(state["bytes"] for state in states)
+    columns = [
+        *(Column("state"), Column("mode"), Column("rows", right=True), Column("bytes", right=True)),
+        *(Column("share"), *([Column("trend")] if trends else []), Column("skew", right=True)),
+    ]
+    rows = []
+    for i, state in enumerate(states[:SHOWN]):
+        trend = trends.get((state["operator"], state["name"]))
+        about = f"{_ends(trend)} at checkpoints {ids[0]} to {ids[-1]}" if trend else ""
+        cells: tuple[Cell, ...] = (
+            (state["operator"], " / ", Said(state["name"], "name")),
+            words.mode_of(state).replace("_", " "),
+            "" if state["rows"] is None else count(state["rows"]),
+            size(state["bytes"]),
+            Bar(state["bytes"], top, f"{size(state['bytes'])}; the greatest has {size(top)}"),
+            *([Spark(trend, about=about, is_trend=True) if trend else ""] if trends else []),
+            _skew(state),
+        )
+        charts = [*_charts(state, trend, report)] if i < CHARTED else []
+        rows.append(Row(cells, [*charts, Facts([*_facts(state)])]))
+    return Table(
+        columns, rows, None, "state", "ckpt inspect --format json lists all", len(states) - len(rows), opened=opened
+    )
 
 
 def _ends(trend: Sequence[int | None]) -> str:
@@ -298,15 +339,19 @@ def _ends(trend: Sequence[int | None]) -> str:
 
 def _skew(state: Json) -> Cell:
     if state["subtasks"] is None or not state["bytes"]:
-        return None
-    return Said(f"{state['skew']:g} ×", "some" if state["skew"] >= SKEWED else "")
+        return ""
+    parts, unit = state["subtasks"], state["subtasks"]["measure"]
+    greatest = max((item[unit] for item in parts["greatest"]), default=0)
+    is_skewed = state["skew"] >= SKEWED and greatest >= HOT_MIN[unit]
+    return Said(f"{state['skew']:g} ×", "some" if is_skewed else "")
 
 
 def _charts(state: Json, trend: Sequence[int | None] | None, report: Json) -> Iterator[Chart]:
     ids, number = report["trend"]["checkpoint_ids"], report["checkpoint"]["checkpoint_id"]
     if trend:
         names, at = [f"checkpoint {each}" for each in ids], ids.index(number) if number in ids else None
-        yield Chart("Bytes over the history", trend, names, "bytes", (str(ids[0]), str(ids[-1])), at=at)
+        ends = (f"checkpoint {ids[0]}", str(ids[-1]))
+        yield Chart(f"Bytes{_since(trend, ids)}", trend, names, "bytes", ends, at=at, is_trend=True)
     measured, groups = state["subtasks"], state["key_groups"]
     if measured and measured["count"] > 1:
         yield _spread(f"{measured['measure'].capitalize()} by subtask", "subtask", measured, measured["measure"])
@@ -322,9 +367,10 @@ def _spread(title: str, noun: str, found: Json, unit: str) -> Chart:
         for first in range(0, len(values) * per, per)
     ]
     known = [value for value in values if value is not None]
-    hot = max(HOT_MIN, SKEWED * sum(known) / max(1, len(known)))
+    hot = max(HOT_MIN[unit], SKEWED * sum(known) / max(1, len(known)))
     marked = [value is not None and value > hot for value in values]
-    return Chart(title, values, names, "bytes" if unit == "bytes" else "count", ("0", str(total - 1)), marked)
+    ends, legend = (f"{noun} 0", str(total - 1)), f"more than {SKEWED:g} × the mean"
+    return Chart(title, values, names, "bytes" if unit == "bytes" else "count", ends, marked, legend=legend)
 
 
 def _facts(state: Json) -> Iterator[tuple[Cell, Cell]]:

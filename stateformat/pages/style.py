@@ -60,11 +60,14 @@ font-variant-numeric:tabular-nums}
 .sf .axis{display:flex;justify-content:space-between;gap:8px;font-size:12px;color:var(--quiet);
 font-variant-numeric:tabular-nums}
 .sf svg{display:block}
-.sf svg.plot{width:100%;height:80px;border-bottom:1px solid var(--line)}
+.sf svg.plot{width:100%;height:72px;border-bottom:1px solid var(--line);overflow:visible}
 .sf svg.spark{width:96px;height:22px;display:inline-block;vertical-align:middle}
 .sf svg.share{width:100%;min-width:64px;height:8px;border-radius:4px;background:var(--soft)}
 .sf .b{fill:var(--bar)}.sf .n{fill:var(--accent)}.sf .e{fill:var(--hot)}.sf .z{fill:var(--line)}
-.sf .hit{fill:transparent}
+.sf .hit{fill:transparent}.sf .area{fill:var(--bar);opacity:.18}
+.sf .trace{fill:none;stroke:var(--accent);stroke-width:1.8;stroke-linejoin:round;vector-effect:non-scaling-stroke}
+.sf .at{fill:none;stroke:var(--accent);stroke-width:8;stroke-linecap:round;vector-effect:non-scaling-stroke}
+.sf .legend{display:flex;gap:6px;align-items:center;font-size:12px;color:var(--quiet)}
 .sf table{border-collapse:collapse;width:100%;font-size:14px}
 div.sf table{font-size:13px}
 .sf caption{text-align:left;color:var(--quiet);font-size:13px;padding:2px 0}
@@ -85,6 +88,7 @@ background:none;color:inherit;overflow-wrap:anywhere}
 .sf .line{display:grid;grid-template-columns:minmax(0,1fr) 104px 84px 84px 110px 100px 62px;gap:0 14px;
 align-items:center;font-size:14px;color:var(--text);flex:1;min-width:0}
 .sf .few{grid-template-columns:minmax(0,1fr) 104px 84px 84px 190px}
+.sf .six{grid-template-columns:minmax(0,1fr) 160px 84px 84px 120px 62px}.sf .six>:nth-child(6){text-align:right}
 .sf .group{font-weight:600;margin-top:8px}
 div.sf>.spread:not(:first-of-type),.sf dl+table,.sf dl+.states,.sf table+div{margin-top:12px}
 .sf .titles{color:var(--quiet);font-size:13px;font-weight:600;padding:0 0 4px 20px;border-bottom:1px solid var(--line)}
@@ -135,13 +139,16 @@ body.sf{padding:14px 10px 32px}
 .sf .line>span:not(.name){text-align:left!important;font-size:13px}
 .sf .line>span:not(.name):not(.share)::before{content:attr(data-label) " ";color:var(--quiet)}
 .sf .line>.share{align-self:center}
-.sf .line>.trend svg{display:inline-block;vertical-align:middle}
+.sf .states>details>summary{align-items:flex-start}
+.sf .states>details>summary::before{margin-top:6px}
+.sf .states .charts figure+figure{display:none}
 .sf table.stack,.sf .stack tbody,.sf .stack tr,.sf .stack td{display:block}
 .sf .stack thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .sf .stack tr{border-bottom:1px solid var(--line);padding:8px 0}
 .sf .stack td{border:0;padding:1px 0;display:flex;justify-content:space-between;gap:14px;text-align:right;
 white-space:normal}
 .sf .stack td::before{content:attr(data-label);color:var(--quiet);font-size:13px;text-align:left;flex:none}
+.sf .stack td:empty{display:none}
 .sf .stack td:first-child{display:block;text-align:left}
 .sf .stack td:first-child::before{content:none}
 .sf .stack svg.share{width:120px}

@@ -97,6 +97,11 @@ class Checkpoint(ABC):
         """``handles``, but rows are null where another system's metadata does not count them."""
         return self.handles
 
+    @property
+    def counted(self) -> pa.Table:
+        """``handles`` where counting reads few bytes, else ``outline``."""
+        return self.outline
+
     @abstractmethod
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
         """Return a task that reads one state, or one subtask's part of it, as it was written.

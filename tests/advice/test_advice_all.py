@@ -23,6 +23,8 @@ ELSEWHERE: dict[str, str] = {
     "test_a_report_comes_from_s3_and_goes_there",
     "Give {}: `ckpt inspect {}`": "tests/ckpt/test_ckpt_below.py::test_every_command_names_what_lies_below_its_folder",
     "In it {} {}{}. {}": "tests/ckpt/test_ckpt_below.py::test_every_command_names_what_lies_below_its_folder",
+    "Its rows are not counted here": "tests/ckpt/test_ckpt_report.py::"
+    "test_rows_of_a_large_checkpoint_of_another_system_are_left_to_top",
     "it is a place in": "tests/ckpt/test_ckpt_below.py::"
     "test_a_path_into_a_checkpoint_is_refused_with_the_address_of_that",
     "shows the first that is whole": "tests/ckpt/test_ckpt_below.py::"

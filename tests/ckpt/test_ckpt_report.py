@@ -14,9 +14,11 @@ import pyarrow as pa
 import pytest
 
 from stateformat import paths as layout, reporting
+from stateformat.backends.foreign import checkpoint as foreign
 from stateformat.backends.storage import MemoryStorage
 from stateformat.graph import JobGraph, Partitioner
-from stateformat.pages.report import report_page
+from stateformat.pages import drawings
+from stateformat.pages.report import _spread, report_page
 from stateformat.reporting import collect_report
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
@@ -224,9 +226,49 @@ def test_of_another_system_what_is_known_is_shown(folder: str) -> None:
     page("report", FIXTURES / folder)
     text = Path("report.html").read_text()
     assert "read as it is" in text
-    assert "–" in text
+    assert ">–<" not in text
+    assert f"<h1>{folder.split('/')[1]}/{folder.split('/')[2]}</h1>" in text
+    assert all(state["rows"] is not None for state in found["states"])
+    assert found["checkpoint"]["totals"]["rows"] == sum(state["rows"] for state in found["states"])
     told = failure("report", FIXTURES / folder, "--to", FIXTURES / folder / "page.html", status=2)
     assert "stays as it is" in told["message"]
+
+
+def test_rows_of_a_large_checkpoint_of_another_system_are_left_to_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "COUNTED_BYTES", 0)
+    folder = FIXTURES / "spark-4.3.0/window/checkpoint"
+    assert document("report", folder)["checkpoint"]["totals"]["rows"] is None
+    page("report", folder)
+    text = unescape(Path("report.html").read_text())
+    advice = f"`ckpt top file://{folder}@10` counts them."
+    assert advice in text
+    assert "<span>Rows</span>" not in text
+    assert advice in " ".join(page("inspect", folder, COLUMNS="120").split()).replace("/ ", "/")
+    assert document("top", f"{folder}@10")["states"][0]["rows"] == 31
+
+
+def test_a_report_shows_trends_as_lines_and_marks_no_handful_of_rows(own_flights: Path) -> None:
+    page("report", own_flights)
+    text = Path("report.html").read_text()
+    head, states = text.split("<h2>States</h2>")
+    assert head.count('class="trace"') == 3
+    assert 'class="b"' not in head.split("<h2>Job graph</h2>")[0]
+    assert "since 1</span>" in head
+    assert "badge some" not in states.split("<h2>On the storage</h2>")[0]
+    assert "states of the runtime" in states
+    assert states.count("<details open>") == 1
+    assert " old<" not in text
+
+
+def test_what_has_more_than_twice_the_mean_is_marked_and_the_mark_is_told() -> None:
+    found = {"measure": "rows", "count": 4, "per_bar": 1, "values": [1000, 90, 90, 90]}
+    [hot, even] = [
+        drawings.chart(_spread("Rows", "subtask", {**found, "values": values}, "rows"))
+        for values in (found["values"], [99, 1, 1, 1])
+    ]
+    assert "more than 2 × the mean" in str(hot)
+    assert 'class="e"' in str(hot)
+    assert 'class="e"' not in str(even)
 
 
 def test_pins_stand_with_the_storage(own_flights: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import stateformat
 from stateformat import formats
+from stateformat.backends.foreign import checkpoint as foreign
 from stateformat.backends.foreign.checkpoint import ForeignCheckpoint, ForeignFormat
 from stateformat.backends.foreign.source import Note, Opened
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
@@ -207,7 +208,23 @@ def test_nothing_is_ever_written_there(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ours").exists()
 
 
-def test_inspect_shows_it_without_counting_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_counts_the_rows_of_a_small_one(folder: Path) -> None:
+    document = json.loads(run("inspect", folder, "--format", "json").out)
+    (state,) = (one for one in document["states"] if (one["operator"], one["name"]) == WORD_COUNTS)
+    assert state["rows"] == sum(entry["rows"] for entry in state["subtasks"]) == len(WORDS)
+    assert document["totals"]["rows"] == sum(one["rows"] for one in document["states"])
+
+
+def test_what_cannot_be_counted_is_shown_without_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: object, part: object) -> None:
+        raise DamagedCheckpoint("a file is cut", kind=ErrorKind.DAMAGED_SEGMENT)
+
+    monkeypatch.setattr(FakeSource, "group_rows", damaged)
+    assert "rows are not counted here" in " ".join(run("inspect", folder).out.split())
+
+
+def test_inspect_shows_a_large_one_without_counting_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "COUNTED_BYTES", 0)
     monkeypatch.setattr(FakeSource, "group_rows", lambda self, part: pytest.fail("rows were counted"))
     monkeypatch.setattr(FakeSource, "read", lambda self, *some: pytest.fail("a data file was read"))
     page = " ".join(run("inspect", folder).out.split())

@@ -155,10 +155,14 @@ def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
     return amount + (f" {unit}" if unit != "bytes" else "") + rate + left
 
 
-def complain(text: str) -> None:
-    """Write text to standard error, with every unprintable character but line ends spelled out."""
+def complain(message: str) -> None:
+    """Write text to standard error, with every unprintable character but line ends spelled out. On
+    a terminal no word is broken at its edge.
+    """
     encoding = sys.stderr.encoding or "ascii"
-    said = words.lines_label(text).encode(encoding, "backslashreplace").decode(encoding)
+    said = words.lines_label(message).encode(encoding, "backslashreplace").decode(encoding)
+    if sys.stderr.isatty():
+        said = "\n".join(part for line in said.split("\n") for part in text.hanging(line, look_of(sys.stderr).width))
     # A progress bar may stand on the line.
     click.echo((_ERASED if _shows_progress() else "") + said, err=True)
 

@@ -321,10 +321,21 @@ def top_page(document: Json) -> Iterator[Block]:
     yield Heading(f"Most {document['by']}")
     yield Facts([("store", document["store"]), ("checkpoint", _checkpoint(document))])
     states = document["states"]
-    for state in states[:STATES_SHOWN]:
+    main = [
+        state for state in states if not words.is_bookkeeping(state) and (state["rows"] or state["bytes"])
+    ] or states
+    for state in main[:STATES_SHOWN]:
         yield from _state(state, document["by"])
-    if len(states) > STATES_SHOWN:
-        yield Margin([Note(more(len(states) - STATES_SHOWN, "state"))])
+    others = [state for state in states if state not in main]
+    if others:
+        columns = [Column("state", flexible=True), *(Column(name, right=True) for name in ("rows", "bytes"))]
+        rows = [
+            (f"{state['operator']} / {state['state']}", count(state["rows"]), size(state["bytes"])) for state in others
+        ]
+        title = f"{plural(len(others), 'state')} of the runtime, or without rows"
+        yield Under(title, [Table(columns, rows, STATES_SHOWN, "state")], top=True)
+    if len(main) > STATES_SHOWN:
+        yield Margin([Note(more(len(main) - STATES_SHOWN, "state"))])
     command = next(_commands(document), "")
     if command:
         yield Margin([Note(f"`{command}` shows its rows.")])
@@ -354,12 +365,14 @@ def _keys(keys: Json, by: str) -> Block:
     if not keys["count"]:
         return Note("no keys")
     amount = plural(keys["rows"], "row") if by == "rows" else size(keys["bytes"])
-    columns = [Column("key", flexible=True), Column("group", right=True), Column("rows", right=True)]
+    names = [*keys["greatest"][0]["key"]]
+    columns = [Column(name if len(names) > 1 else "key", flexible=True) for name in names]
+    columns += [Column("group", right=True), Column("rows", right=True)]
     columns += [Column("bytes", right=True)] if by == "bytes" else []
     top = keys["greatest"][0][by]
     rows: list[Sequence[Cell]] = [
         (
-            key_text(entry["key"]),
+            *(words.window_of(value) or json.dumps(value, ensure_ascii=False) for value in entry["key"].values()),
             str(entry["key_group"]),
             count(entry["rows"]),
             *([size(entry["bytes"])] if by == "bytes" else []),

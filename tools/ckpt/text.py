@@ -68,6 +68,8 @@ _CUTTABLE: Final = ("binary", "list", "map", "string", "struct")
 _NUMBERS: Final = ("int", "uint", "float", "double", "decimal", "halffloat")
 
 _ESCAPE: Final = re.compile(r"(\x1b\[[\d;]*m)")
+_SIGN: Final = re.compile(r"[/._=&?,:;-](?=[^/._=&?,:;-])")
+"""Where a long word, such as a path, may be broken."""
 _RESET: Final = "\x1b[0m"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BARS_ASCII: Final = "12345678"
@@ -146,7 +148,8 @@ def shorten(text: str, width: int, ellipsis: str = ELLIPSIS) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return the text on lines of at most ``width`` columns; longer words (paths) are broken.
+    """Return the text on lines of at most ``width`` columns; longer words (paths) are broken behind
+    a sign where there is one.
 
     A text that would fill pages is cut, and the last line says how much is left out.
     """
@@ -154,10 +157,29 @@ def wrap(text: str, width: int) -> list[str]:
     bare = click.unstyle(text)
     if len(bare) > _WRAPPED_MAX:
         bare = f"{bare[:_WRAPPED_MAX]} (and {words.count(len(bare) - _WRAPPED_MAX)} more characters)"
-    found = textwrap.wrap(bare, width, break_on_hyphens=False) or [""]
+    found = _Wrapper(width, break_on_hyphens=False).wrap(bare) or [""]
     # textwrap counts characters, which is wrong for those that take two columns.
     found = found if all(text_width(line) <= width for line in found) else _wrap_wide(bare, width)
     return _painted_as(text, found)
+
+
+def hanging(line: str, width: int) -> list[str]:
+    """Return a line on several, each of which begins with the spaces that it begins with."""
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    return [indent + part for part in wrap(line, width - len(indent))] if text_width(line) > width else [line]
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks a word that is longer than a line behind the last of its signs that fits."""
+
+    def _handle_long_word(self, reversed_chunks: list[str], cur_line: list[str], cur_len: int, width: int) -> None:
+        word, room = reversed_chunks[-1], max(1, width - cur_len)
+        signs = [match.end() for match in _SIGN.finditer(word, 0, room)]
+        if not signs and cur_line:
+            return  # The word goes to the next line.
+        end = signs[-1] if signs else room
+        cur_line.append(word[:end])
+        reversed_chunks[-1] = word[end:]
 
 
 def _painted_as(text: str, parts: list[str]) -> list[str]:
