@@ -31,6 +31,28 @@ ELSEWHERE: dict[str, str] = {
     "test_the_page_fits_a_terminal_and_ends_with_a_command_that_works",
     "give the target once": "tests/foreign/test_spark_copy.py::"
     "test_the_command_tells_how_the_query_goes_on_and_proves_the_copy",
+    **dict.fromkeys(
+        (
+            "it is the only source of the query",
+            "of letters, digits and underscores. Give one that is not there",
+            "so a new one has a number of 0 to",
+            "it is no offset in JSON",
+            "Give one of the same form",
+            "a source that has none begins at",
+            "(latest, earliest) are known to the option",
+            "Another table begins at",
+            "Spark fails on an offset that is still to come",
+            "so there are no files for it. Give 0 to",
+            "the keys are dealt by it; `ckpt rescale",
+            "the files are that store's; `ckpt rescale",
+            "set it where the query starts",
+            "What can be set is",
+            "it is one of {}",
+            "--offsets, --source and --conf are for",
+            "a source can be dropped or added",
+        ),
+        "tests/foreign/test_spark_offsets.py::test_what_does_not_fit_is_refused_by_name_and_what_is_advised_fits",
+    ),
     "and a savepoint is a folder": "tests/foreign/test_flink_written.py::"
     "test_a_checkpoint_of_flinks_becomes_a_canonical_savepoint_without_an_import",
     "keys are hashed anew, so what Flink needs": "tests/foreign/test_flink_written.py::"

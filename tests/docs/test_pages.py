@@ -277,7 +277,7 @@ def run_recipe(recipe: str, folder: Path, **variables: Path | int) -> str:
 
 
 def test_every_recipe_is_run() -> None:
-    assert set(FOREIGN_RECIPES) == {"back", "partitions", "query"}
+    assert set(FOREIGN_RECIPES) == {"back", "move", "partitions", "query"}
 
 
 def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None:
@@ -312,6 +312,15 @@ def test_a_spark_query_goes_back_to_an_older_batch(tmp_path: Path) -> None:
     # A checksum of Hadoop's beside which its file is gone keeps Spark from writing that file again.
     orphans = [path for path in (tmp_path / "copy").rglob(".*.crc") if not (path.parent / path.name[1:-4]).exists()]
     assert not orphans
+
+
+def test_a_topic_of_a_spark_query_is_moved(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query"))
+    for log in (query / "offsets").iterdir():
+        log.write_text(log.read_text().rpartition("\n")[0] + '\n{"events":{"0":70,"1":90}}')
+    run_recipe(FOREIGN_RECIPES["move"], tmp_path, QUERY=query, COPY=tmp_path / "copy")
+    properties = stateformat.open(tmp_path / "copy").open().record.properties
+    assert properties["spark.offsets.0"] == '{"events":{"0":0,"1":0}}'
 
 
 @pytest.mark.parametrize("form", ["core-hashmap-canonical", "core-rocksdb-canonical"])

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Final
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
@@ -21,14 +22,14 @@ from ..framing import damaged
 from ..source import Progress
 from .checks import check_source
 from .edits import moved_operators
-from .logs import UNFINISHED, OffsetLog, batches, begun_path, is_begun, read_offsets
+from .logs import LOG_OFFSET, UNFINISHED, OffsetLog, batches, begun_path, is_begun, read_offsets
+from .offsets import Moved, SourceEdits, apply_edits
 from .rocksdb_store import read_snapshot
 from .source import SparkSource
 from .stores import Store
 
 _NUMBERED: Final = re.compile(r"(?:offsets|commits|state/\d+/_metadata/v2)/\.?(\d+)(?:\.crc)?")
 _IN_PARTITION: Final = re.compile(r"state/\d+/\d+/(?!(?:[^/]+/)?_metadata/).*")
-_LOG_OFFSET: Final = re.compile(r'^\{"logOffset":(\d{1,12})\}$')
 _SOURCE_LOG: Final = re.compile(r"sources/([^/]+)/([0-9]{1,18})(\.compact)?")
 _PIECE_BYTES: Final = 8 * 2**20
 _WRITERS: Final = 4
@@ -48,7 +49,13 @@ class CopyPlan:
     """Whether the batch after ``batch`` had begun: it gets the same input again."""
     copies: tuple[ObjectInfo, ...]
     edits: tuple[tuple[str, bytes], ...]
-    """Files that change, whole: operators' metadata, which name schema files by absolute paths."""
+    """Files that change, whole: operators' metadata, which name schema files by absolute paths, and
+    logs of what goes on elsewhere.
+    """
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    """Files that have another name in the copy."""
+    moved: Sequence[Moved] = ()
+    """The sources that go on elsewhere."""
 
     @property
     def size_bytes(self) -> int:
@@ -56,12 +63,16 @@ class CopyPlan:
         return sum(item.size_bytes for item in self.copies) + sum(len(data) for _, data in self.edits)
 
 
-def plan_copy(source: SparkSource, target_url: str) -> CopyPlan:
+def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None = None) -> CopyPlan:
     """Plan the copy of a batch: its logs, the files that make up its state, and all of the sources.
 
-    Raises ``UnsupportedFormat`` for state that cannot be read, and ``DamagedCheckpoint`` for files
-    that are missing.
+    Where ``changes`` moves a source, the batch after it gets other input, and its offsets are not
+    copied.
+
+    Raises ``UnsupportedFormat`` for state that cannot be read, ``DamagedCheckpoint`` for files that
+    are missing, and ``InvalidInput`` for changes that do not fit the query.
     """
+    changes = changes or SourceEdits()
     refused = [note for note in source.notes if note.kind == "refused"]
     if refused:
         raise UnsupportedFormat(
@@ -70,23 +81,29 @@ def plan_copy(source: SparkSource, target_url: str) -> CopyPlan:
         )
     listed = source.folder.list("")
     there = {item.path for item in listed}
-    runs_again = source.batch + 1 in batches(source.folder, "offsets")
-    for one in (source.offsets, read_offsets(source.folder, source.batch + 1)) if runs_again else (source.offsets,):
-        _check_sources(one, there)
+    runs_again = source.batch + 1 in batches(source.folder, "offsets") and not changes.moves
+    sources = apply_edits(source, listed, changes)
+    begun = (source.offsets, read_offsets(source.folder, source.batch + 1)) if runs_again else (source.offsets,)
+    for one in begun:
+        _check_sources(one, there, {moved.before for moved in sources.moved if moved.new != moved.old})
     state = set(_state_files(source))
     edits = {
         path: data
         for path, data in moved_operators(source, listed, (source.offsets.partitions,) * 2, target_url)
         if _is_of(path, source.batch)
     }
+    edits |= sources.edits
+    names = dict(sources.names)
+    if changes.moves:
+        names |= {f"offsets/{source.batch + 1}": None, f"offsets/.{source.batch + 1}.crc": None}
 
     def is_copied(path: str) -> bool:
         folder, _, name = path.rpartition("/")
         if name.startswith(".") and name.endswith(".crc"):
             # Hadoop's checksum of a file. One that changes has none.
             of = f"{folder}/{name[1:-4]}".lstrip("/")
-            return of in there and of not in edits and is_copied(of)
-        if path in edits or (name.startswith(".") and name.endswith(".tmp")):
+            return of in there and is_copied(of)
+        if names.get(path, path) in (None, *edits) or (name.startswith(".") and name.endswith(".tmp")):
             return False
         return path in state if _IN_PARTITION.fullmatch(path) else _is_of(path, source.batch)
 
@@ -98,18 +115,19 @@ def plan_copy(source: SparkSource, target_url: str) -> CopyPlan:
         runs_again=runs_again,
         copies=tuple(item for item in listed if is_copied(item.path)),
         edits=tuple(edits.items()),
+        names=names,
+        moved=sources.moved,
     )
 
 
-def _check_sources(offsets: OffsetLog, there: Set[str]) -> None:
+def _check_sources(offsets: OffsetLog, there: Set[str], elsewhere: Set[str | None]) -> None:
     """Raise ``DamagedCheckpoint`` if a file source's log does not reach as far as its offset.
 
-    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before. How
-    offset logs of version 2, which name their sources, name these folders is not known.
+    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before.
     """
-    for number, text in offsets.offsets.items() if offsets.version == 1 else ():
-        found = _LOG_OFFSET.search(text or "")
-        if found is None:
+    for number, text in offsets.offsets.items():
+        found = LOG_OFFSET.search(text or "")
+        if found is None or number in elsewhere:
             continue
         last = int(found[1])
         logs = [match for path in there if (match := _SOURCE_LOG.fullmatch(path)) and match[1] == number]
@@ -171,7 +189,7 @@ def copy_query(
     check_target(folder, target)
     check_whole(plan.source, share(0))
     begin(target, plan.batch)
-    copied = write_files(folder, target, plan.copies, plan.edits, share(1))
+    copied = write_files(folder, target, plan.copies, plan.edits, share(1), plan.names)
     check_whole(SparkSource(_Finished(target, plan.batch), plan.batch + 1), share(2))
     finish(target, plan.batch)
     return copied
@@ -260,21 +278,24 @@ def write_files(
     copies: Sequence[ObjectInfo],
     edits: Sequence[tuple[str, bytes]],
     progress: Progress = lambda *_: None,
+    names: Mapping[str, str | None] = MappingProxyType({}),
 ) -> tuple[int, int]:
-    """Copy files, and write others; returns their number and bytes. ``metadata`` is the first, so
-    that a query which is started on the folder meanwhile does not write its own.
+    """Copy files, some under other ``names``, and write others; returns their number and bytes.
+
+    ``metadata`` is the first, so that a query which is started on the folder meanwhile does not
+    write its own.
     """
-    made: Mapping[str, bytes] = dict(edits)
-    sizes = {item.path: item.size_bytes for item in copies} | {path: len(data) for path, data in edits}
+    made: dict[str, ObjectInfo | bytes] = {names.get(item.path) or item.path: item for item in copies}
+    made |= edits
+    sizes = {path: len(one) if isinstance(one, bytes) else one.size_bytes for path, one in made.items()}
 
     def write(path: str) -> int:
-        whole = sizes[path]
+        one, whole = made[path], sizes[path]
         with target.open_output(path) as output:
-            if path in made:
-                return output.write(memoryview(made[path]))
+            if isinstance(one, bytes):
+                return output.write(memoryview(one))
             for at in range(0, whole, _PIECE_BYTES):
-                piece = memoryview(_piece(folder, path, at, min(_PIECE_BYTES, whole - at)))
-                output.write(piece)
+                output.write(memoryview(_piece(folder, one.path, at, min(_PIECE_BYTES, whole - at))))
         return whole
 
     done, whole = 0, sum(sizes.values())

@@ -35,6 +35,8 @@ _TIMES_MS: Final = 1 << 52
 MAX_PARTITIONS: Final = 32768
 """The limit for stateformat's key groups; Spark's number of partitions is not limited."""
 
+LOG_OFFSET: Final = re.compile(r'^\{"logOffset":(\d{1,12})\}$')
+"""The offset of a file source: the newest number in its own log."""
 UNFINISHED: Final = "this copy was begun and not ended: remove the folder and copy again"
 """What :func:`begun_path` holds."""
 

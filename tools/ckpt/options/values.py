@@ -119,13 +119,14 @@ class StorageOptionType(click.ParamType[tuple[str, Any]]):
 
 
 class PairType(click.ParamType[tuple[str, Any]]):
-    """Parses ``NAME=VALUE``. The last ``=`` divides, since a uid may contain one."""
+    """Parses ``NAME=VALUE``. The last ``=`` divides, as a uid may contain one; or the ``first``."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, *, first: bool = False) -> None:
         self.name = form
+        self._first = first
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        name, _, given = str(value).rpartition("=")
+        name, _, given = str(value).partition("=") if self._first else str(value).rpartition("=")
         if not name or not given:
             self.fail(f"{value!r} is not of the form {self.name}", param, ctx)
         return name, given

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from stateformat import words
-from stateformat.pages.blocks import Block, Facts, Heading, Note, Page
+from stateformat.pages.blocks import Block, Column, Facts, Heading, Note, Page, Table
 
-from ...options import Address, AddressType, Session, command, other_store
+from ...options import Address, AddressType, PairType, Session, command, other_store
 from ...output import Document
 from ...published import (
     Moved,
@@ -30,6 +30,7 @@ from ...published import (
 from ...repartitioned import ONE_QUERY
 
 if TYPE_CHECKING:
+    from stateformat.backends.foreign.spark.offsets import SourceEdits
     from stateformat.reading import Checkpoint
     from stateformat.store import CheckpointStore
 
@@ -37,8 +38,37 @@ if TYPE_CHECKING:
 @command("copy")
 @click.argument("target", type=AddressType("never"), required=False)
 @click.option("--to", type=AddressType("never"), metavar="TARGET", help="The same as TARGET.")
+@click.option(
+    "--offsets",
+    multiple=True,
+    type=PairType("I=JSON", first=True),
+    help="Of a Spark query: let source I go on at this offset, or at '-' from its beginning; repeatable.",
+)
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    type=PairType("I=drop|add"),
+    help="Of a Spark query: take source I out, or make room for one; before --offsets; repeatable.",
+)
+@click.option(
+    "--conf",
+    multiple=True,
+    type=PairType("NAME=VALUE", first=True),
+    help="Of a Spark query: a setting that its first batch has fixed; repeatable.",
+)
 @prove_option
-def copy(session: Session, address: Address, *, target: Address | None, to: Address | None, prove: bool) -> int:
+def copy(
+    session: Session,
+    address: Address,
+    *,
+    target: Address | None,
+    to: Address | None,
+    offsets: tuple[tuple[str, str], ...],
+    sources: tuple[tuple[str, str], ...],
+    conf: tuple[tuple[str, str], ...],
+    prove: bool,
+) -> int:
     """Copy a checkpoint into a store of its own: a savepoint.
 
     TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
@@ -51,6 +81,10 @@ def copy(session: Session, address: Address, *, target: Address | None, to: Addr
     empty folder, and gets all that Spark needs to go on after the batch of @ID, or after the newest
     one: so a query goes back to any batch that `ckpt history` lists. The copy is validated in full
     before Spark can start on it; the original stays as it is.
+
+    Its sources can go on elsewhere: I counts the sources of the query from 0, and `ckpt inspect`
+    shows their offsets. JSON has the form that the source's offset has now. What the state has
+    counted stays counted.
     """
     from stateformat.documents import published_document
     from stateformat.model import Capability
@@ -61,7 +95,10 @@ def copy(session: Session, address: Address, *, target: Address | None, to: Addr
     assert target is not None
     store, checkpoint = session.checkpoint(address, target.url)
     if Capability.CARRY not in checkpoint.capabilities:
-        return _copy_query(session, address, store, checkpoint, target, prove=prove)
+        wanted = _edits(sources, offsets, conf)
+        return _copy_query(session, address, store, checkpoint, target, wanted, prove=prove)
+    if offsets or sources or conf:
+        raise click.UsageError("--offsets, --source and --conf are for the checkpoints of Structured Streaming queries")
     there = session.target(target, address.url)
     session.changes("run it again to complete the copy: what is there is not copied twice")
     with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
@@ -87,8 +124,32 @@ def copy(session: Session, address: Address, *, target: Address | None, to: Addr
     return show_proved(session, document, copied_page)
 
 
+def _edits(
+    sources: tuple[tuple[str, str], ...], offsets: tuple[tuple[str, str], ...], conf: tuple[tuple[str, str], ...]
+) -> SourceEdits:
+    from stateformat.backends.foreign.spark.offsets import SourceEdits
+
+    for name, what in sources:
+        if what not in ("drop", "add"):
+            raise click.UsageError(
+                f"--source {name}={what:.40}: a source can be dropped or added: {name}=drop, {name}=add"
+            )
+    for option, pairs in (("--offsets", offsets), ("--conf", conf)):
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            raise click.UsageError(f"{option}: {max(names, key=names.count)} is given twice")
+    return SourceEdits(sources, dict(offsets), dict(conf))
+
+
 def _copy_query(
-    session: Session, address: Address, store: CheckpointStore, checkpoint: Checkpoint, target: Address, *, prove: bool
+    session: Session,
+    address: Address,
+    store: CheckpointStore,
+    checkpoint: Checkpoint,
+    target: Address,
+    changes: SourceEdits,
+    *,
+    prove: bool,
 ) -> int:
     from stateformat.backends.foreign.spark.copying import copy_query, plan_copy
     from stateformat.backends.foreign.spark.edits import location_like
@@ -97,7 +158,7 @@ def _copy_query(
     folder = checkpoint.storage
     source = query_of(getattr(checkpoint, "source", None), folder.url, str(checkpoint.system), "copy")
     there = session.folder(target, address.url)
-    plan = plan_copy(source, there.url)
+    plan = plan_copy(source, there.url, changes)
     session.changes(
         f"{there.url} holds a part of the copy, if anything, on which Spark refuses to start: remove the folder and "
         "run it again"
@@ -114,13 +175,16 @@ def _copy_query(
         "runs_again": plan.runs_again,
         "files": files,
         "bytes": size,
+        "sources": [one._asdict() for one in plan.moved],
+        "conf": dict(changes.conf),
         "proof": None,
     }
     if prove:
         from stateformat.inspecting import prove_checkpoints
 
         result = session.checkpoint(replace(target, format="spark"))[1]
-        document["proof"] = proof(session, lambda step: prove_checkpoints(checkpoint, result, progress=step))
+        own = [f"spark.offsets.{name}" for one in plan.moved for name in (one.before, one.after) if name is not None]
+        document["proof"] = proof(session, lambda step: prove_checkpoints(checkpoint, result, progress=step), own=own)
     return show_proved(session, document, query_page)
 
 
@@ -138,6 +202,27 @@ def query_page(document: Document) -> Iterator[Block]:
             ("size", f"{words.plural(document['files'], 'file')}, {words.size(document['bytes'])}"),
         ]
     )
+    if document["sources"]:
+        yield Table(
+            [
+                Column("source"),
+                Column("in the copy"),
+                Column("was at", flexible=True),
+                Column("goes on at", flexible=True),
+            ],
+            [
+                (
+                    *("-" if one[name] is None else one[name] for name in ("before", "after")),
+                    "" if one["old"] is None else one["old"],
+                    "" if one["after"] is None else "its beginning" if one["new"] is None else one["new"],
+                )
+                for one in document["sources"]
+            ],
+        )
+        for one in document["sources"]:
+            if one["note"]:
+                yield Note(f"Source {one['before'] if one['after'] is None else one['after']}: {one['note']}.")
+        yield Note("What the state has counted stays counted: of input that is read again, it is counted twice.")
     again = ", with the same input as before; later batches may divide the input differently"
     yield Note(f"Spark goes on from the copy with batch {batch + 1}{again if document['runs_again'] else ''}.")
     if batch < newest:
