@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -541,15 +542,23 @@ class PendingCheckpoint:
 
     def _spilled(self, handles: pa.Table) -> pa.Table:
         """Write the largest inline segments as objects until the rest fits into a manifest."""
-        new_paths = {}
-        for path in manifests.spill_inline(handles):
-            row = handles.slice(pc.index(handles["path"], path).as_py(), 1)
-            label = f"{row['operator'][0].as_py()}-{row['state'][0].as_py()}"
-            # A new name even for what the parent kept inline: a rival may spill the same bytes.
-            new_paths[path] = layout.segment_path(self.checkpoint_id, model.new_write_id(), label=label)
-            with self._storage.open_output(new_paths[path]) as output:
-                output.write(row["inline"][0].as_buffer())
-        return manifests.with_spilled(handles, new_paths) if new_paths else handles
+        if not (spilled := manifests.spill_inline(handles)):
+            return handles
+        rows = pc.index_in(pa.array(spilled, pa.string()), value_set=handles["path"].combine_chunks())
+        found = handles.take(rows)
+        # New names even for what the parent kept inline: a rival may spill the same bytes.
+        names = [
+            layout.segment_path(self.checkpoint_id, model.new_write_id(), label=f"{operator}-{state}")
+            for operator, state in zip(found["operator"].to_pylist(), found["state"].to_pylist(), strict=True)
+        ]
+
+        def write(name: str, data: pa.Buffer) -> None:
+            with self._storage.open_output(name) as output:
+                output.write(data)
+
+        with ThreadPoolExecutor(max(1, min(len(names), self._storage.reads_at_once))) as pool:
+            list(pool.map(write, names, (value.as_buffer() for value in found["inline"])))
+        return manifests.with_spilled(handles, dict(zip(spilled, names, strict=True)))
 
     def _write_manifest(self, handles: pa.Table) -> model.ManifestRef:
         data = manifests.encode_manifest(handles)

@@ -37,6 +37,7 @@ from stateformat.publication import CommitPermit, CopyProgress, PendingCheckpoin
 from stateformat.reading import Checkpoint, load_record
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
+from stateformat.storage import InFront
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
 from tests.worlds.stepping import Driver
@@ -532,6 +533,34 @@ def test_inline_segments_beyond_four_mebibytes_become_objects_of_this_checkpoint
         1_800_000,
         3_000_000,
     ]
+
+
+class Slow(InFront):
+    """Four writers of segments go on only together, as a storage answers that is far away."""
+
+    reads_at_once = 4
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        super().__init__(inner)
+        self.together = threading.Barrier(4, timeout=60)
+
+    def open_output(self, path: str) -> Any:
+        if path.startswith(layout.SEGMENTS):
+            self.together.wait()
+        return super().open_output(path)
+
+
+def test_what_does_not_fit_inline_is_written_side_by_side(storage: MemoryStorage) -> None:
+    blobs = declare.broadcast_state("count", "blob", columns={"data": pa.binary()})
+    options = WriteOptions(inline_bytes_max=2**22, codec="none")
+    pending = begin(CheckpointStore(Slow(storage)), None, graph=graph(12), states=(blobs,), options=options)
+    for subtask in range(12):
+        with pending.context.subtask("count", subtask) as writer:
+            writer.write("blob", pa.table({"data": [bytes([subtask]) * 900_000]}))
+        pending.add(writer)
+    pending.publish()
+    assert len(storage.list(layout.SEGMENTS)) == 8, "four of them fit"
+    assert validate(CheckpointStore(storage), level="full").problems == ()
 
 
 # --- other stores ---------------------------------------------------------------------------------
