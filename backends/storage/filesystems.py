@@ -367,6 +367,10 @@ class FsspecFolder(FsspecStorage):
     def list(self, prefix: str) -> list[ObjectInfo]:
         return self._listed(prefix)
 
+    def names(self, folder: str) -> builtins.list[str]:
+        with self._translated("list", folder):
+            return sorted(path for path, is_file, _ in self._entries(folder.rstrip("/")) if is_file)
+
     def look(self) -> Look:
         with self._translated("list", ""):
             found = self._entries("")

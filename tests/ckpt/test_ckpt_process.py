@@ -521,7 +521,7 @@ def test_a_request_with_one_is_refused_by_the_run_and_its_url_goes_no_further(ca
 
 
 def test_a_staging_place_is_named_without_it(tmp_path: Path) -> None:
-    staging = staging_at(f"ftp://user:{SECRET}@localhost:1/{tmp_path.name}", {}, durable=False)
+    staging = staging_at(f"http://user:{SECRET}@localhost:1/{tmp_path.name}", {}, durable=False)
     assert SECRET not in str(staging)
     with pytest.raises((StorageError, CheckpointError)) as caught:
         staging.read("x")

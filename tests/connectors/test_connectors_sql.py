@@ -13,13 +13,14 @@ import random
 import sqlite3
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import stateformat as sf
 from stateformat.backends.connectors import (
@@ -39,6 +40,7 @@ from stateformat.backends.runtime import JobOutcome, RunDiscarded
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
 from tests.connectors.sink_steps import PERMIT, SCHEMA, batch_of, prepared, prepared_of, subtask_of
 from tests.connectors.sql_suite import SqlSuite
+from tests.servers.server import BUCKET, S3Server
 
 SECRET = "p@ss/w:rd%"
 QUOTED = "p%40ss%2Fw%3Ard%25"
@@ -173,18 +175,30 @@ def test_closing_throws_away_what_no_checkpoint_holds(tmp_path: Path) -> None:
     ]
 
 
+class Elsewhere(MemoryFileSystem):
+    """A filesystem that only fsspec knows."""
+
+    protocol = "elsewhere"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("elsewhere://"))
+
+
 def test_rows_are_staged_on_any_file_system_of_fsspec(tmp_path: Path) -> None:
-    place = f"memory://{uuid.uuid4().hex}"
+    fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
+    name = uuid.uuid4().hex
     url = f"sqlite:///{tmp_path}/data.db"
-    sink = SqlSink(url, "t", staging=place, object_bytes=1)
-    system = fsspec.filesystem("memory")
-    folder = f"/{place.removeprefix('memory://')}/out"
+    sink = SqlSink(url, "t", staging=f"elsewhere://{name}", object_bytes=1)
+    system, folder = fsspec.filesystem("elsewhere"), f"/{name}/out"
     assert sink.clean("out", 1) == []
     opened = subtask_of(sink)
     opened.process(batch_of(1), 0)
     opened.process(batch_of(2), 0)
     table = prepared(opened, 2)
-    assert sorted(system.ls(folder, detail=False)) == [f"/{place[9:]}/{name}" for name in table["object"].to_pylist()]
+    assert sorted(system.ls(folder, detail=False)) == [f"/{name}/{path}" for path in table["object"].to_pylist()]
     old = prepared_of(sink, 5)
     assert sink.clean("out", 1) == old["object"].to_pylist()
     for _ in range(2):
@@ -192,17 +206,31 @@ def test_rows_are_staged_on_any_file_system_of_fsspec(tmp_path: Path) -> None:
         connection = sqlite3.connect(tmp_path / "data.db")
         assert connection.execute("SELECT n FROM t ORDER BY n").fetchall() == [(1,), (2,)]
         connection.close()
-    assert system.ls(folder, detail=False) == []
+    assert system.find("/") == []
     with pytest.raises(StorageError, match=f"{old['object'][0].as_py()} .*is not there"):
         sink.commit(PERMIT, old)
-    system.rm(f"/{place[9:]}", recursive=True)
+
+
+def test_rows_are_not_staged_where_only_a_store_could_lie(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="takes only the objects of stores"):
+        SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging="memory://here")
+
+
+def test_rows_are_staged_on_an_object_store_with_the_options_of_a_store(tmp_path: Path, moto: S3Server) -> None:
+    place, options = f"s3a://{BUCKET}/{uuid.uuid4().hex}", moto.options()
+    sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging=place, staging_options=options)
+    staging = sink._staging  # type: ignore[attr-defined]
+    staging.put("out/a", b"rows")
+    staging.rename("out/a", "out/b")
+    assert (staging.read("out/a"), staging.read("out/b")) == (None, b"rows")
+    assert (staging.names("out"), staging.names("none")) == (["b"], [])
+    with pytest.raises(StorageError, match=f"out/a in s3://{BUCKET}/.* is gone"):
+        staging.rename("out/a", "out/c")
 
 
 def test_a_staging_place_that_fails_is_told(tmp_path: Path) -> None:
-    opened = subtask_of(SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging="nonsense://place"))
-    opened.process(batch_of(1), 0)
-    with pytest.raises(StorageError, match=r"cannot put nonsense://place/out/.*ValueError"):
-        prepared(opened)
+    with pytest.raises(InvalidInput, match="no storage for nonsense://"):
+        SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging="nonsense://place")
     (tmp_path / "file").write_text("")
     opened = subtask_of(SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging=f"file://{tmp_path}/file"))
     opened.process(batch_of(1), 0)

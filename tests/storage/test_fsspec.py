@@ -6,6 +6,7 @@ import functools
 import os
 import pickle
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler
@@ -194,7 +195,7 @@ def test_a_store_of_ours_is_read_and_its_savepoints_too(recorded: type[Recorded]
     assert recorded.written == []
 
 
-@pytest.mark.parametrize("command", ["pin", "copy", "rescale", "gc", "rollback"])
+@pytest.mark.parametrize("command", ["pin", "copy", "rescale", "gc", "rollback", "import", "rewrite"])
 def test_nothing_is_published_where_a_create_may_not_refuse(
     command: str, recorded: type[Recorded], tmp_path: Path
 ) -> None:
@@ -206,6 +207,8 @@ def test_nothing_is_published_where_a_create_may_not_refuse(
         "rescale": (url, "--parallelism", 3),
         "gc": (url, "--keep", 1, "--delete"),
         "rollback": (f"{url}@1",),
+        "import": (FLINK, "--to", target),
+        "rewrite": (store.url, "--to", target),
     }
     found = run(command, *arguments[command])
     assert found.status != 0
@@ -223,6 +226,45 @@ def test_a_folder_is_written_once_where_no_store_could_be(recorded: type[Recorde
     page(*export)
     assert recorded().exists("/rows/all.parquet")
     assert "exists" in run(*export).err
+
+
+@pytest.fixture(params=["recorded", "file", "gs", "az"])
+def target(request: pytest.FixtureRequest, tmp_path: Path, recorded: type[Recorded]) -> tuple[str, list[str]]:
+    """The address of a new folder, and the options of its storage for a command."""
+    if request.param == "recorded":
+        return "recorded://new", []
+    if request.param == "file":
+        return f"file:{tmp_path}/made%20here", []
+    server: Any = request.getfixturevalue({"gs": "gcs", "az": "azurite"}[request.param])
+    given = [part for name, value in server.options().items() for part in ("--option", f"{name}={value}")]
+    return f"{request.param}://{BUCKET}/{uuid.uuid4().hex}", given
+
+
+def test_every_command_that_writes_a_folder_writes_it_anywhere(
+    target: tuple[str, list[str]], tmp_path: Path, recorded: type[Recorded]
+) -> None:
+    place, given = target
+    job = FIXTURES / "flink-2.3.0/core-hashmap-canonical/savepoint"
+    page("import", job, "--to", tmp_path / "ours", "--key-hash", "keep")
+    rows = document("export", tmp_path / "ours", "--as", "parquet", "--to", f"{place}/rows", *given)["rows"]
+    assert rows > 0
+    document("export", tmp_path / "ours", "--as", "flink-savepoint", "--to", f"{place}/savepoint", *given)
+    document("rescale", SPARK, "--parallelism", 3, "--to", f"{place}/query", *given)
+    document("copy", SPARK, "--to", f"{place}/copy", *given)
+    page("report", tmp_path / "ours", "--to", f"{place}/page.html", *given)
+    for name, states in (("savepoint", job), ("copy", SPARK), ("query", SPARK)):
+        assert document("validate", f"{place}/{name}", "--level", "full", *given)["problems"] == []
+        totals = [
+            document("inspect", where, *more)["totals"] for where, more in ((f"{place}/{name}", given), (states, ()))
+        ]
+        assert totals[0]["rows"] == totals[1]["rows"]
+    options = dict(pair.split("=", 1) for pair in given[1::2])
+    folder = open_storage(place, **options).folder()
+    assert folder is not None
+    assert b"<html" in bytes(folder.read("page.html"))
+    assert any(item.path.startswith("rows/") for item in folder.list("rows/"))
+    again = failure("copy", SPARK, "--to", f"{place}/copy", *given, status=2)
+    assert "empty" in again["message"]
 
 
 def test_a_file_of_a_folder_is_whole_or_absent_and_never_replaced(recorded: type[Recorded]) -> None:

@@ -138,7 +138,9 @@ def ckpt() -> None:
     """Inspect, validate, rescale and rewrite checkpoints of stateful dataflows.
 
     STORE is a path or URL (/data/store, s3://bucket/store). STORE@ID is one of its checkpoints;
-    without an id, the newest. STORE@NAME is a pin, or another savepoint below the store.
+    without an id, the newest. STORE@NAME is a pin, or another savepoint below the store. Commands
+    that have --allow-outside also take the checkpoint folder of a Spark query, and a checkpoint or
+    savepoint of Flink.
 
     Exit status: 0 fine; 1 the checkpoint has problems, or a restore, publication or stop was
     refused; 2 misuse; 3 not found, or the storage failed.

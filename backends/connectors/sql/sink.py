@@ -63,7 +63,7 @@ class SqlSink(TwoPhaseCommitSink):
     connects, and workers get no password. ``table``: a table, or for PostgreSQL ``schema.table``,
     created if missing. ``key``: the columns of a unique constraint; a row replaces an older one
     with the same key. Send all rows of a key to one subtask (``key_by``). Without it rows are
-    added. ``staging``: a path or an fsspec URL that the driver and all workers can reach, with
+    added. ``staging``: a path or a URL that the driver and all workers can reach, with
     ``staging_options``; beside the file by default for SQLite. ``marks_days``: for how many days
     the database remembers that a checkpoint was committed; None: for ever. ``object_bytes``: how
     much a subtask buffers in memory. ``durable=False`` syncs nothing: for tests and benchmarks.

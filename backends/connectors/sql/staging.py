@@ -8,16 +8,15 @@ An object has two names. Each holds a random write id, so none ever means two co
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, StorageError
-from stateformat.storage import without_secrets
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.storage import as_url, local_path, open_storage, without_secrets
 
 from ..sinks.local_directory import LocalFiles
 
@@ -67,78 +66,54 @@ class LocalStaging(LocalFiles):
 
 
 class RemoteStaging:
-    """A folder of any file system that fsspec knows. ``options`` go to it, and to the workers."""
+    """A folder of any storage that takes files of any name, pickled with its options."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._url = url.rstrip("/")
-        self._options = dict(options)
+        folder = open_storage(url, **options).folder()
+        if folder is None:
+            raise InvalidInput(
+                f"{without_secrets(url)} takes only the objects of stores, and rows are staged under other names. Give "
+                "a directory, or the URL of a bucket",
+                kind=ErrorKind.INVALID_URL,
+            )
+        self._folder = folder
 
     def __str__(self) -> str:
-        return without_secrets(self._url)
-
-    def _at(self, name: str) -> tuple[Any, str]:
-        # fsspec caches file systems by their options.
-        import fsspec
-
-        system, root = fsspec.core.url_to_fs(self._url, **self._options)
-        return system, f"{root.rstrip('/')}/{name}"
+        return self._folder.url
 
     def put(self, name: str, body: Any) -> None:
-        with self._translated("put", name):
-            system, path = self._at(name)
-            system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            system.pipe_file(path, bytes(body))
+        with self._folder.open_output(name) as out:
+            out.write(body)
 
     def read(self, name: str) -> bytes | None:
-        with self._translated("read", name):
-            system, path = self._at(name)
-            try:
-                return bytes(system.cat_file(path))
-            except FileNotFoundError:
-                return None
+        try:
+            return bytes(self._folder.read(name))
+        except FileNotFoundError:
+            return None
 
     def rename(self, old: str, new: str) -> None:
         """Copy and remove: object stores have no rename."""
-        with self._translated("rename", old):
-            system, path = self._at(old)
-            system.cp_file(path, self._at(new)[1])
-            system.rm_file(path)
+        body = self.read(old)
+        if body is None:
+            raise StorageError(
+                f"{old} in {self} is gone, and was to become {new}. See that nobody else removes what is there",
+                kind=ErrorKind.OBJECT_MISSING,
+                path=old,
+            )
+        self.put(new, body)
+        self._folder.delete([old])
 
     def names(self, folder: str) -> list[str]:
-        with self._translated("list", folder):
-            system, path = self._at(folder)
-            system.invalidate_cache()
-            try:
-                return sorted(each.rstrip("/").rpartition("/")[2] for each in system.ls(path, detail=False))
-            except FileNotFoundError:
-                return []
+        return [path.rpartition("/")[2] for path in self._folder.names(f"{folder}/")]
 
     def remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            with self._translated("remove", name), contextlib.suppress(FileNotFoundError):
-                system, path = self._at(name)
-                system.rm_file(path)
-
-    @contextlib.contextmanager
-    def _translated(self, what: str, name: str) -> Iterator[None]:
-        # Each client has errors of its own.
-        try:
-            yield
-        except Exception as error:
-            raise StorageError(
-                f"cannot {what} {self}/{name}: {type(error).__name__}: {error}. See that the place is there and can be "
-                "written from the workers and the driver",
-                kind=ErrorKind.STORAGE_FAILED,
-                path=name,
-            ) from error
+        self._folder.delete(names)
 
 
 def staging_at(url: str | os.PathLike[str], options: Mapping[str, Any], *, durable: bool) -> Staging:
-    """The place under a URL, or a path."""
-    text = os.fspath(url)
-    if text.startswith("file://"):
-        return LocalStaging(text.removeprefix("file://"), durable=durable)
-    return RemoteStaging(text, options) if "://" in text else LocalStaging(text, durable=durable)
+    """The place at an address. Raises ``InvalidInput``."""
+    place = local_path(as_url(url))
+    return RemoteStaging(os.fspath(url), options) if place is None else LocalStaging(place, durable=durable)
 
 
 def stage(staging: Staging, name: str, rows: pa.Table) -> Staged:

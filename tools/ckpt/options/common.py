@@ -261,7 +261,7 @@ def command(
                     session.explain(name, address, error)
                 raise
 
-        made: click.Command = click.command(name)(run)
+        made: click.Command = click.command(name, epilog=_OF_OTHERS if foreign else None)(run)
         own = [*made.params, *([_WITH_EXPIRED] if expired else []), *([_ALLOW_OUTSIDE] if foreign else [])]
         first = [one for one in own if one.name == behind]
         address = click.Argument(["address"], type=kind, metavar=kind.name)
@@ -302,6 +302,7 @@ def _leave_pandas_out() -> None:
         sys.meta_path.remove(_NoPandas)
 
 
+_OF_OTHERS: Final = "STORE may also be the checkpoint folder of a Spark query, or a checkpoint or savepoint of Flink."
 STORAGE_OPTIONS: Final = (
     click.Option(["--endpoint-url"], metavar="URL", help="The S3 server, if it is not Amazon's."),
     click.Option(

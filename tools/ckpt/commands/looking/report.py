@@ -71,7 +71,7 @@ def report(
         target = PAGE
     if target == "-" and session.output.as_json:
         raise click.UsageError("--to - and --format json both take standard output; leave one of them out")
-    store = session.store(address)
+    store = session.store(address, *(() if target is None else (target,)))
     place = None
     if target is not None:
         check_outside(target, store.url, None)
