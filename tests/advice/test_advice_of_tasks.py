@@ -89,9 +89,9 @@ def test_the_page_begins_with_the_table() -> None:
 
 RECIPES = re.findall(r"^\| [^|]* \| `ckpt (sql .*)` \|$", FOREIGN_PAGE.read_text(), re.MULTILINE)
 QUERIES = {
-    "stateStoreSave.default group": FIXTURES / "spark-4.3.0/aggregate/checkpoint",
-    '"window"': FIXTURES / "spark-4.3.0/window/checkpoint",
-    "symmetricHashJoin": FIXTURES / "spark-4.3.0/join-inner/checkpoint",
+    "from default group": FIXTURES / "spark-4.3.0/aggregate/checkpoint",
+    "window.start": FIXTURES / "spark-4.3.0/window/checkpoint",
+    "left-keyWithIndexToValue": FIXTURES / "spark-4.3.0/join-inner/checkpoint",
     "sql PATH": FOLDERS[FLINK],
 }
 """Of a recipe, by a piece of it, the folder that it is for."""

@@ -109,6 +109,20 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not broken
 
 
+def test_a_long_page_begins_with_its_contents() -> None:
+    long = [page for page in PAGES if len(page.read_text().splitlines()) > 600]
+    assert len(long) >= 6
+    missing = []
+    for page in long:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        begins = text[: text.index("\n## ")]
+        for heading in re.findall(r"^## (.*)$", text, re.MULTILINE):
+            anchor = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+            if f"(#{anchor})" not in begins:
+                missing.append(f"{page.name}: {heading}")
+    assert not missing, "a page of more than 600 lines has a link to each of its sections above the first"
+
+
 def test_every_make_target_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z-]+)", (ROOT / "README.md").read_text()))
