@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, TextIO
@@ -11,7 +12,7 @@ from typing import Final, TextIO
 from stateformat.errors import CheckpointError, ErrorKind
 from stateformat.graph import brief
 from stateformat.model import FAILURES_PROPERTY, Stop
-from stateformat.words import age, label, precise_moment
+from stateformat.words import age, label, plural, precise_moment, size
 
 from ..dataflow.chained_operator import OperatorError, chain_of, is_for_good, may_pass, signature
 from ..dataflow.source_reader import Holder
@@ -287,8 +288,9 @@ class Progress:
     def line(self) -> str:
         checkpoint = "no checkpoint yet" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
         return (
-            f"{self.job_id}: {self.elapsed_us / 1e6:.1f} s, {self.rows_read:,} rows read, {checkpoint} "
-            f"({self.state_rows:,} rows, {self.state_bytes / 1e6:.1f} MB), {self.running} tasks run{self._rest}"
+            f"{self.job_id}: {self.elapsed_us / 1e6:.1f} s, {plural(self.rows_read, 'row')} read, {checkpoint} "
+            f"({plural(self.state_rows, 'row')}, {size(self.state_bytes)}), "
+            f"{plural(self.running, 'task')} run{self._rest}"
         )
 
     @property
@@ -327,24 +329,17 @@ class EpochProgress(Progress):
 
     def line(self) -> str:
         checkpoint = "no checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
-        tasks = "task" if self.running == 1 else "tasks"
         took = (self.planning_us + self.spark_us + self.publish_us + self.commit_us) / 1e6
         return (
-            f"{self.job_id}: epoch {self.epoch}, {self.rows_epoch:,} rows in {took:.1f} s, {checkpoint} "
-            f"({self.state_rows:,} rows, +{_size(self.written_bytes)}), {self.running} {tasks}{self._rest}"
+            f"{self.job_id}: epoch {self.epoch}, {plural(self.rows_epoch, 'row')} in {took:.1f} s, {checkpoint} "
+            f"({plural(self.state_rows, 'row')}, +{size(self.written_bytes)}), "
+            f"{plural(self.running, 'task')}{self._rest}"
         )
 
 
 def late_words(count: int) -> str:
     """Return the number of late rows in words."""
     return f"{count:,} late {'row' if count == 1 else 'rows'} dropped"
-
-
-def _size(size_bytes: int) -> str:
-    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes} B"
 
 
 class ProgressLog:
@@ -375,10 +370,10 @@ class ProgressLine:
 
     def __call__(self, progress: Progress) -> None:
         start = "\r\x1b[K" if self._live else ""
-        for warning in progress.warnings:
-            self._stream.write(f"{start}warning: {warning}\n")
-        for sentence in progress.news:
-            self._stream.write(f"{start}{progress.job_id}: {sentence}\n")
+        said = [f"warning: {warning}" for warning in progress.warnings]
+        for sentence in [*said, *(f"{progress.job_id}: {news}" for news in progress.news)]:
+            lines = textwrap.wrap(sentence, COLUMNS, break_long_words=False, break_on_hyphens=False)
+            self._stream.write(start + "\n".join(lines if self._live else [sentence]) + "\n")
         if self._live:
             line = progress.line()
             self._stream.write("\r\x1b[K" + (line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"))

@@ -383,6 +383,24 @@ def test_lines_are_wrapped_by_the_columns_that_their_characters_take() -> None:
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
+def test_a_word_longer_than_a_line_is_broken_behind_a_sign() -> None:
+    assert render.wrap("in file:///data/2026/orders-by-day/part.parquet now", 24) == [
+        "in file:///data/2026/",
+        "orders-by-day/part.",
+        "parquet now",
+    ]
+    assert render.wrap("see " + "x" * 30, 20) == ["see", "x" * 20, "x" * 10]
+    assert render.hanging("  a long line with words", 20) == ["  a long line with", "  words"]
+
+
+def test_a_column_in_which_nothing_stands_is_left_out_unless_more_rows_come() -> None:
+    rows = [["a", "", None, "1"]]
+    found = drawn(
+        Table([Column("x"), Column("y"), Column("z", least=3), Column("n", right=True)], rows), look=Look(width=60)
+    )
+    assert found == ["  x  z    n", "  a       1"]
+
+
 def test_a_text_of_millions_of_characters_takes_fifty_lines_and_says_what_is_left_out() -> None:
     lines = render.wrap("x" * 7_000_000, 80)
     assert len(lines) < 55

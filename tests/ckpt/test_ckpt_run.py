@@ -204,6 +204,11 @@ def test_a_job_that_fails_ends_with_status_1_and_the_frames_of_its_own_code(plac
     assert (found.status, found.out) == (1, "")
     assert says in found.err.splitlines()[-1]
     assert 'raise ValueError("no such luck")' in found.err
+    assert "\nerror: job 'failing': process of 'unlucky'" in found.err
+    frames = re.findall(r'^  File "(.*)", line', found.err, re.MULTILINE)
+    assert frames == [str(place.file)]
+    whole = run(*arguments, "-v", traces=True).err
+    assert len(re.findall(r'^  File "', whole, re.MULTILINE)) > 3
     found = run(*arguments, "--progress", "json", traces=True, COLUMNS="80")
     *log, end = [json.loads(line) for line in found.out.splitlines()]
     assert {each["kind"] for each in log} <= {"Log", "Progress"}

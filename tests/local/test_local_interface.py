@@ -242,7 +242,7 @@ def test_progress_is_one_line_that_changes_on_a_terminal_with_warnings_above_it(
     line(progress(checkpoint_id=3, finished=0, warnings=("look out",)))
     line.end()
     written = terminal.getvalue()
-    assert written.startswith("\r\x1b[Kjob: 12.3 s, 1,234,567 rows read, checkpoint 3 (1,000 rows, 2.5 MB), 4 tasks")
+    assert written.startswith("\r\x1b[Kjob: 12.3 s, 1,234,567 rows read, checkpoint 3 (1,000 rows, 2.4 MiB), 4 tasks")
     assert written.count("\n") == 1
     assert "\r\x1b[Kwarning: look out\n" in written
     assert written.endswith("\r\x1b[K")
@@ -271,7 +271,7 @@ def test_progress_is_a_line_for_each_checkpoint_elsewhere() -> None:
         line(progress(checkpoint_id=number, finished=2, warnings=("look out",) if number == 2 else ()))
     line.end()
     one, two = (
-        f"job: 12.3 s, 1,234,567 rows read, checkpoint {number} (1,000 rows, 2.5 MB), 4 tasks run, 2 finished"
+        f"job: 12.3 s, 1,234,567 rows read, checkpoint {number} (1,000 rows, 2.4 MiB), 4 tasks run, 2 finished"
         for number in (1, 2)
     )
     assert file.getvalue().splitlines() == [one, "warning: look out", two]

@@ -180,7 +180,7 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert re.fullmatch(
-        r"numbers: epoch 1, [1-9]\d* rows in \d+\.\d s, checkpoint 1 \(\d+ rows, \+\d+\.\d kB\), "
+        r"numbers: epoch 1, [1-9]\d* rows in \d+\.\d s, checkpoint 1 \(\d+ rows, \+\d+\.\d KiB\), "
         r"\d+ tasks(, \d+ finished)?",
         lines[0],
     )

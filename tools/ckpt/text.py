@@ -166,7 +166,7 @@ def wrap(text: str, width: int) -> list[str]:
 def hanging(line: str, width: int) -> list[str]:
     """Return a line on several, each of which begins with the spaces that it begins with."""
     indent = line[: len(line) - len(line.lstrip(" "))]
-    return [indent + part for part in wrap(line, width - len(indent))] if text_width(line) > width else [line]
+    return [indent + part for part in wrap(line.lstrip(" "), width - len(indent))] if text_width(line) > width else [line]
 
 
 class _Wrapper(textwrap.TextWrapper):
@@ -501,7 +501,13 @@ class _Laid:
         self, drawing: _Drawing, columns: Sequence[Column], titles: Sequence[str], rows: Sequence[Row], width: int
     ) -> None:
         self._columns, ellipsis = columns, drawing.look.text(ELLIPSIS)
-        self._kept = kept = list(range(len(columns)))
+        every = range(len(columns))
+        # A column in which nothing stands is left out, but where more rows will come.
+        self._kept = kept = [
+            i
+            for i in every
+            if not i or columns[i].least or not rows or any(row.cells[i] not in (None, "") for row in rows)
+        ]
         drawn = [i for i in kept if any(_is_drawn(row.cells[i]) for row in rows)]
         self._body = body = [
             ["" if _is_drawn(cell) else drawing.inline("" if cell is None else cell) for cell in row.cells]
@@ -509,7 +515,7 @@ class _Laid:
         ]
         self._titles = titles
         widths = [
-            max([columns[i].least, text_width(self._titles[i]), *(text_width(row[i]) for row in body)]) for i in kept
+            max([columns[i].least, text_width(self._titles[i]), *(text_width(row[i]) for row in body)]) for i in every
         ]
         self._widths = widths
         # Bars take what is left; the words after them do not.

@@ -53,7 +53,7 @@ class Watch:
 
         self.level, self._command, self.stats = level, command, Stats()
         LOGGER.removeHandler(self._handler)
-        self._handler = _OnStandardError()
+        self._handler = OnStandardError()
         self._handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
         self._listen(logging.INFO if level == 1 else logging.DEBUG)
 
@@ -74,7 +74,7 @@ class Watch:
         LOGGER.setLevel(level)
 
 
-class _OnStandardError(logging.Handler):
+class OnStandardError(logging.Handler):
     """Writes to what standard error is at that moment: above a progress bar, while there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -67,7 +67,7 @@ def command(
     **chosen: Any,
 ) -> int:
     """Run it; returns the exit status."""
-    reporter = Reporter(progress, "error")
+    reporter = Reporter(progress, "error", whole_traces=True)
     logging.basicConfig(level=logging.WARNING, handlers=[reporter.handler])
     storage = storage_options(endpoint_url, option)
     others = () if start_from is None else (start_from.url,)
