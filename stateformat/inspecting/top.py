@@ -148,7 +148,7 @@ def _keys(checkpoint: Checkpoint, state: State, by: str, limit: int, seen: Seen 
     rows, measure = checkpoint.state(state), _MEASURES[by]
     even = even_keys(rows, measure)
     if even is not None:
-        return {"each": even, "count": None, "rows": None, "bytes": None, "skew": 1.0, "greatest": []}
+        return {"each": even, "count": None, "rows": None, "bytes": None, "sum": None, "skew": 1.0, "greatest": []}
     by_group = Capability.KEY_GROUPS in checkpoint.capabilities
     found = hot_keys(rows, measure, limit, by_group=by_group, seen=seen)
     greatest = found.keys.select(list(state.key_columns))
@@ -161,9 +161,10 @@ def _keys(checkpoint: Checkpoint, state: State, by: str, limit: int, seen: Seen 
         "count": found.key_count,
         "rows": found.rows,
         "bytes": found.size_bytes if measure == BYTES else None,
+        "sum": None,
         "skew": round(values[0] * found.key_count / total, 2) if total else 1.0,
         "greatest": [
-            {"key": key, "key_group": group, "rows": count, "bytes": size if measure == BYTES else None}
+            {"key": key, "key_group": group, "rows": count, "bytes": size if measure == BYTES else None, "sum": None}
             for key, group, count, size in zip(keys, groups, row_counts, sizes, strict=True)
         ],
     }

@@ -23,6 +23,8 @@ ELSEWHERE: dict[str, str] = {
     "test_a_report_comes_from_s3_and_goes_there",
     "Give {}: `ckpt inspect {}`": "tests/ckpt/test_ckpt_below.py::test_every_command_names_what_lies_below_its_folder",
     "In it {} {}{}. {}": "tests/ckpt/test_ckpt_below.py::test_every_command_names_what_lies_below_its_folder",
+    "--by takes a column of numbers": "tests/ckpt/test_ckpt_du.py::test_what_no_state_can_be_ranked_by_is_a_sentence",
+    "--by COLUMN and --per are sums": "tests/ckpt/test_ckpt_du.py::test_what_no_state_can_be_ranked_by_is_a_sentence",
     "Its rows are not counted here": "tests/ckpt/test_ckpt_report.py::"
     "test_rows_of_a_large_checkpoint_of_another_system_are_left_to_top",
     "it is a place in": "tests/ckpt/test_ckpt_below.py::"

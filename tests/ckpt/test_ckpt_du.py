@@ -141,6 +141,40 @@ def test_the_keys_with_most_and_the_skew(log: Path) -> None:
     assert state["subtasks"]["skew"] == document("inspect", log)["states"][0]["skew"]
 
 
+def test_keys_are_ranked_by_the_sum_of_a_column_and_by_a_part_of_them() -> None:
+    query = SAVEPOINTS / "spark-4.3.0/window/checkpoint"
+    counts: Counter[tuple[str, ...]] = Counter()
+    rows = document("sql", query, "select window, k, count from default", "--rows", "1000")["rows"]
+    for row in rows:
+        for key in ((json.dumps(row["window"]), json.dumps(row["k"])), (json.dumps(row["k"]),)):
+            counts[key] += row["count"]
+    for per, width in (((), 2), (("--per", "k"), 1)):
+        wanted = {key: number for key, number in counts.items() if len(key) == width}
+        found = document("top", query, "--by", "count", *per, "--limit", "1000")
+        keys = found["states"][0]["keys"]
+        assert (found["by"], found["per"], keys["count"], keys["rows"]) == ("count", [*per[1:]], len(wanted), len(rows))
+        assert {tuple(map(json.dumps, one["key"].values())): one["sum"] for one in keys["greatest"]} == wanted
+        assert keys["sum"] == sum(wanted.values())
+        assert [one["sum"] for one in keys["greatest"]] == sorted(wanted.values(), reverse=True)
+    shown = page("top", query, "--by", "count", "--limit", "1")
+    assert re.search(r"^    2026-03-01 10:\d\d to 10:\d\d  .* {2,}\d+  █+$", shown, re.MULTILINE)
+    per_key = document("top", query, "--per", "k")["states"][0]["keys"]
+    assert per_key["greatest"][0]["rows"] == max(Counter(json.dumps(row["k"]) for row in rows).values())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--by", "cnt"), "has the column 'cnt'; did you mean 'count'"),
+        (("--by", "k"), "--by takes a column of numbers, and 'k' has none"),
+        (("--per", "shop"), "has the column 'shop'"),
+        (("--by", "count", "--no-keys"), "leave --no-keys and --by bytes out"),
+    ],
+)
+def test_what_no_state_can_be_ranked_by_is_a_sentence(options: tuple[str, ...], sentence: str) -> None:
+    assert sentence in failure("top", SAVEPOINTS / "spark-4.3.0/window/checkpoint", *options, status=2)["message"]
+
+
 def test_the_page_ends_with_the_command_that_shows_the_first_key(log: Path) -> None:
     found = " ".join(page("top", log, COLUMNS="200").split())
     (command,) = re.findall(r"`(ckpt get .*)` shows its rows", found)

@@ -336,7 +336,7 @@ def top_page(document: Json) -> Iterator[Block]:
         yield Under(title, [Table(columns, rows, STATES_SHOWN, "state")], top=True)
     if len(main) > STATES_SHOWN:
         yield Margin([Note(more(len(main) - STATES_SHOWN, "state"))])
-    command = next(_commands(document), "")
+    command = "" if document["per"] else next(_commands(document), "")
     if command:
         yield Margin([Note(f"`{command}` shows its rows.")])
 
@@ -348,7 +348,7 @@ def _state(state: Json, by: str) -> Iterator[Block]:
     yield Under(name, [Note(dotted(kind, rows, size(state["bytes"])))], top=True)
     if not (state["rows"] or state["bytes"]):
         return
-    measure = "bytes" if state["rows"] is None else by
+    measure = "bytes" if state["rows"] is None or by == "bytes" else "rows"
     if state["keys"] is not None:
         yield _keys(state["keys"], by)
     groups, subtasks = state["key_groups"], state["subtasks"]
@@ -364,25 +364,29 @@ def _keys(keys: Json, by: str) -> Block:
         return Note(f"Every key has {each}{'; --by bytes tells their size' if by == 'rows' else ''}.")
     if not keys["count"]:
         return Note("no keys")
-    amount = plural(keys["rows"], "row") if by == "rows" else size(keys["bytes"])
-    names = [*keys["greatest"][0]["key"]]
-    columns = [Column(name if len(names) > 1 else "key", flexible=True) for name in names]
+    first = keys["greatest"][0]
+    columns = [Column(name if len(first["key"]) > 1 else "key", flexible=True) for name in first["key"]]
     columns += [Column("group", right=True), Column("rows", right=True)]
-    columns += [Column("bytes", right=True)] if by == "bytes" else []
-    top = keys["greatest"][0][by]
+    columns += [] if by == "rows" else [Column(by, right=True)]
+    measure = by if by in ("rows", "bytes") else "sum"
+    text = {"rows": count, "bytes": size, "sum": _sum}[measure]
     rows: list[Sequence[Cell]] = [
         (
             *(words.window_of(value) or json.dumps(value, ensure_ascii=False) for value in entry["key"].values()),
-            str(entry["key_group"]),
+            "" if entry["key_group"] is None else str(entry["key_group"]),
             count(entry["rows"]),
-            *([size(entry["bytes"])] if by == "bytes" else []),
-            Bar(entry[by], top),
+            *([] if by == "rows" else [text(entry[measure])]),
+            Bar(max(0, entry[measure] or 0), first[measure] or 0),
         )
         for entry in keys["greatest"]
     ]
-    return Under(
-        f"{plural(keys['count'], 'key')} with {amount}{_skew(keys)}", [Table([*columns, Column(optional=1)], rows)]
-    )
+    amount = plural(keys["rows"], "row") if by == "rows" else text(keys[measure])
+    with_what = f"{plural(keys['count'], 'key')} with {amount}{f' of {by}' if measure == 'sum' else ''}"
+    return Under(f"{with_what}{_skew(keys)}", [Table([*columns, Column(optional=1)], rows)])
+
+
+def _sum(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
 def _ranking(noun: str, found: Json, measure: str) -> Under:

@@ -166,7 +166,9 @@ def wrap(text: str, width: int) -> list[str]:
 def hanging(line: str, width: int) -> list[str]:
     """Return a line on several, each of which begins with the spaces that it begins with."""
     indent = line[: len(line) - len(line.lstrip(" "))]
-    return [indent + part for part in wrap(line.lstrip(" "), width - len(indent))] if text_width(line) > width else [line]
+    return (
+        [indent + part for part in wrap(line.lstrip(" "), width - len(indent))] if text_width(line) > width else [line]
+    )
 
 
 class _Wrapper(textwrap.TextWrapper):
